@@ -23,7 +23,10 @@ function cut(page) {
   for (const part of page.querySelectorAll("pre > code, pre, table, img, svg")) {
     const room = part.closest(".md-typeset__scrollwrap, .tabbed-block, article, main, body");
     if (part.offsetParent === null && part.tagName !== "svg") continue;
-    if (part.scrollWidth > part.clientWidth + 1 && part.clientWidth > 0
+    // Output of the command line scrolls where it is wider: a wrapped row cannot be read.
+    const scrolls = part.matches(".language-text pre > code")
+        && getComputedStyle(part).overflowX === "auto";
+    if (part.scrollWidth > part.clientWidth + 1 && part.clientWidth > 0 && !scrolls
         || part.getBoundingClientRect().right > %d + 1
         || (room && part.getBoundingClientRect().right > room.getBoundingClientRect().right + 1))
       wide.push(part.tagName.toLowerCase() + ": " + part.textContent.trim().slice(0, 60));

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import pytest
+
 Test = Callable[..., None]
 Decorator = Callable[[Test], Test]
 
@@ -45,3 +47,8 @@ def over(name: str, things: Iterable[Any], called: Callable[[Any], object] = str
         return run
 
     return decorate
+
+
+def more(*things: Any) -> list[Any]:
+    """Further parameters of a test, which show at length what the others show in short."""
+    return [pytest.param(thing, marks=pytest.mark.slow) for thing in things]

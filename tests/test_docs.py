@@ -14,14 +14,14 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-from over_all import over
+from over_all import more, over
 
 import wavecast
 
@@ -45,10 +45,12 @@ LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 every_page = over("page", PAGES, called=lambda page: page.relative_to(ROOT))
 
 
-def pages_with(content: re.Pattern[str]) -> pytest.MarkDecorator:
-    """A test for each page that has such content."""
+def pages_with(content: re.Pattern[str], quick: Sequence[str] = ()) -> pytest.MarkDecorator:
+    """A test for each page that has such content, a slow one but for the pages named `quick`."""
     pages = [page for page in PAGES if content.search(page.read_text(encoding="utf-8"))]
-    return pytest.mark.parametrize("page", pages, ids=lambda p: str(p.relative_to(ROOT)))
+    first = [page for page in pages if page.name in quick]
+    rest = more(*(page for page in pages if page.name not in quick))
+    return pytest.mark.parametrize("page", [*first, *rest], ids=lambda p: str(p.relative_to(ROOT)))
 
 
 def commands() -> Iterator[str]:
@@ -95,7 +97,6 @@ def printed(command: str) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip().splitlines()) + "\n"
 
 
-@pytest.mark.slow
 @pages_with(RUNNABLE)
 def test_runnable_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = RUNNABLE.findall(page.read_text(encoding="utf-8"))
@@ -109,7 +110,7 @@ def test_runnable_examples_run(page: Path, monkeypatch: pytest.MonkeyPatch) -> N
         exec(compile(block, str(page), "exec"), vars(example))
 
 
-@pages_with(SHOWN)
+@pages_with(SHOWN, quick=["README.md", "tutorial.md", "will-it-fit.md"])
 def test_shown_output_is_what_the_command_prints(
     page: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

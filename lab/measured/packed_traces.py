@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, TypeVar
@@ -22,7 +23,9 @@ from wavecast.traces.step import (
     Scalar,
     TensorSpec,
     Trace,
+    Value,
 )
+from wavecast.traces.value_columns import decode_values
 
 T = TypeVar("T")
 
@@ -46,8 +49,9 @@ class PackedTraces(Mapping[str, Trace]):
     def __getitem__(self, key: str) -> Trace:
         head, (calls, kernels, allocations) = self._heads[key], self._spans[key]
         capability, measurement = head["capability"], head["measurement"]
+        called, values = _with_values(list(self._calls(key, calls, kernels)), head)
         return Trace(
-            calls=tuple(self._calls(key, calls, kernels)),
+            calls=called,
             allocations=tuple(self._allocations(allocations)),
             framework=head["framework"],
             capability=capability and (capability[0], capability[1]),
@@ -56,6 +60,7 @@ class PackedTraces(Mapping[str, Trace]):
             notes=tuple(head["notes"]),
             asks_capability=bool(head.get("asks_capability", False)),
             measurement=measurement and Measurement(**measurement),
+            values=values,
         )
 
     @cached_property
@@ -199,6 +204,30 @@ class PackedTraces(Mapping[str, Trace]):
         for nbytes, born, lifetime, role, module in zip(*columns, strict=True):
             freed = _or_none(born + lifetime)
             yield Allocation(nbytes, _or_none(born), freed, ROLES[role], modules[module])
+
+
+def _with_values(
+    calls: list[Call], head: Mapping[str, Any]
+) -> tuple[tuple[Call, ...], tuple[Value, ...]]:
+    """The calls with their lines, graphs and values, and the values, where these were recorded."""
+    names = head.get("names", ())
+    values: tuple[Value, ...] = ()
+    for name, column in (
+        ("line", [names[i] for i in head.get("lines", ())]),
+        ("graph", head.get("graphs")),
+    ):
+        if column:
+            calls = [
+                replace(call, **{name: item}) for call, item in zip(calls, column, strict=True)
+            ]
+    if "values" in head:
+        ops = [call.op for call in calls]
+        uses, values = decode_values(head["values"], ops, head["allocations"], names)
+        calls = [
+            replace(call, reads=reads, writes=writes)
+            for call, (reads, writes) in zip(calls, uses, strict=True)
+        ]
+    return tuple(calls), values
 
 
 def _attributes(text: str) -> tuple[tuple[str, Scalar], ...]:

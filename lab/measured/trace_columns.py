@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.measured.exact_times import ExactTimes, compress
+from wavecast.traces.columns import DistinctItems
 from wavecast.traces.step import (
     Call,
     Kernel,
@@ -31,6 +32,7 @@ from wavecast.traces.step import (
     TensorSpec,
     Trace,
 )
+from wavecast.traces.value_columns import encode_values
 
 Column = NDArray[Any]
 PHASES, ROLES = tuple(Phase), tuple(Role)
@@ -98,19 +100,25 @@ class _Writer:
             )
         kernels = [kernel for call in trace.calls for kernel in call.kernels]
         fields = {field.name: getattr(trace, field.name) for field in dataclasses.fields(trace)}
-        del fields["values"]  # packed traces have columns of calls and memory only
+        del fields["values"]
         if not trace.asks_capability:  # campaigns that were packed before do not have it
             del fields["asks_capability"]
-        return fields | {
-            "calls": len(trace.calls),
-            "allocations": len(trace.allocations),
-            "measurement": trace.measurement and dataclasses.asdict(trace.measurement),
-            "times": {
-                "call.host": self._add_times("call.host", [c.host_s for c in trace.calls]),
-                "kernel.duration": self._add_times("kernel.duration", [k.seconds for k in kernels]),
-                "kernel.start": self._add_times("kernel.start", [k.start_s for k in kernels]),
-            },
-        }
+        return (
+            fields
+            | _recorded_since(trace)
+            | {
+                "calls": len(trace.calls),
+                "allocations": len(trace.allocations),
+                "measurement": trace.measurement and dataclasses.asdict(trace.measurement),
+                "times": {
+                    "call.host": self._add_times("call.host", [c.host_s for c in trace.calls]),
+                    "kernel.duration": self._add_times(
+                        "kernel.duration", [k.seconds for k in kernels]
+                    ),
+                    "kernel.start": self._add_times("kernel.start", [k.start_s for k in kernels]),
+                },
+            }
+        )
 
     def _add_call(self, call: Call) -> None:
         self.add(
@@ -195,6 +203,18 @@ def encode(traces: Mapping[str, Trace]) -> Tables:
     """The tables of some traces."""
     writer = _Writer()
     return writer.tables([{"key": key, **writer.add_trace(trace)} for key, trace in traces.items()])
+
+
+def _recorded_since(trace: Trace) -> dict[str, Any]:
+    """What traces have had since values were recorded, without what this one does not have."""
+    names = DistinctItems()
+    columns = {
+        "lines": [names.add(call.line) for call in trace] if any(c.line for c in trace) else [],
+        "graphs": [c.graph for c in trace] if any(c.graph is not None for c in trace) else [],
+        "values": encode_values(trace, names) if trace.values else [],
+    }
+    known = {name: column for name, column in columns.items() if column}
+    return known | {"names": list(names)} if known else {}
 
 
 def _or_minus_one(value: int | None) -> int:

@@ -56,6 +56,7 @@ def test_the_files_have_what_was_timed() -> None:
         assert all(step.seconds > 0 and step.gpu_s > 0 and step.asked for step in machine.steps)
 
 
+@pytest.mark.slow
 def test_machines_that_judge_are_in_no_fit() -> None:
     unseen = unseen_machines()
     assert [(m.name, len(m.steps), m.profiled) for m in unseen] == [

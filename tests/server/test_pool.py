@@ -72,6 +72,7 @@ async def equal_questions_are_asked_once(pool: WorkerPool) -> None:
     assert (await running)["answer"]["rows"][0]["gpu"] == "t4"
 
 
+@pytest.mark.slow
 def test_a_question_that_takes_too_long_costs_one_worker(tmp_path: Path) -> None:
     async def use(pool: WorkerPool) -> None:
         await pool.ask("first", "", predict(["l4"]))

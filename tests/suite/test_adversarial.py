@@ -93,6 +93,7 @@ def test_the_gradient_of_the_gradient_is_in_the_trace() -> None:
     assert convolutions(2) - convolutions(1) > 4 + 3 * 4
 
 
+@pytest.mark.slow
 def test_the_generator_learns_the_brightness_of_the_real_images() -> None:
     step = small("wgan-gp", critic_steps=3, learning_rate=1e-3)
     noise = torch.randn(64, 8)

@@ -149,6 +149,7 @@ def test_images_that_are_too_small_are_refused(name: str, least: int) -> None:
         small(name, image=least - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "steps", "learning_rate", "sizes", "heads"),
     [

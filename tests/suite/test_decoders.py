@@ -23,6 +23,7 @@ def _traced(make: Any, precision: str = "bf16", **options: Any) -> Trace:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["fp32", "bf16"])
 @pytest.mark.parametrize("make", [gpt, partial(llama, kv_heads=2, ffn=48)])
 def test_a_decoder_learns(make: Any, weights: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from over_all import more  # noqa: E402
 from small_models import count, losses_of, small  # noqa: E402
 
 import wavecast  # noqa: E402
@@ -74,7 +75,7 @@ def test_the_first_layers_are_left_as_they_are() -> None:
     assert same == {name for name in before if name.startswith(("body.0.", "body.1."))}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", *more("bf16", "fp16")])
 def test_its_ops_do_not_depend_on_the_data_and_do_not_wait_for_it(precision: str) -> None:
     traced = wavecast.trace(lambda: benchmark("faster-rcnn").make_step(1, precision))
     assert totals(traced).unknown == {}
@@ -187,6 +188,7 @@ def test_regions_are_means_of_interpolated_points() -> None:
 # What it learns
 
 
+@pytest.mark.slow
 def test_it_learns_where_an_object_is_and_whether_it_is_bright_or_dark() -> None:
     step = small("faster-rcnn", batch=8, learning_rate=0.02)
     model = step.model

@@ -93,6 +93,7 @@ def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], message: str) 
         small("latent-diffusion", **sizes)
 
 
+@pytest.mark.slow
 def test_it_learns_to_tell_noise_from_even_latents() -> None:
     sizes: dict[str, Any] = {"latent": 4, "multipliers": (1, 1)}
     step = small("latent-diffusion", batch=8, learning_rate=2e-3, **sizes)

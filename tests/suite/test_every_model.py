@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+from over_all import more
 from small_models import SMALL, assert_learned, count, losses_of, small
 
 torch = pytest.importorskip("torch")
@@ -148,7 +149,7 @@ def test_a_step_trains_every_parameter_in_each_precision(model: Benchmark, preci
 
 
 @every_benchmark
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", *more("bf16", "fp16")])
 def test_it_traces_without_a_gpu_and_every_op_has_a_cost(model: Benchmark, precision: str) -> None:
     traced = wavecast.trace(lambda: model.make_step(2, precision, **SMALL[model.name]))
     assert [call.op.name for call in traced.calls if cost_of(call.op) is None] == []
@@ -382,6 +383,7 @@ def test_a_translator_sees_all_of_the_source_and_the_past_of_the_target(name: st
 # The loss must fall below half of that, which it also does with other seeds than ours.
 
 
+@pytest.mark.slow
 def test_resnet_learns_which_colour_is_brightest() -> None:
     step = small("resnet50")
 
@@ -395,6 +397,7 @@ def test_resnet_learns_which_colour_is_brightest() -> None:
     assert_learned(losses, guessing=math.log(3))
 
 
+@pytest.mark.slow
 def test_inception_learns_which_colour_is_brightest_with_both_heads() -> None:
     step = small("inception-v3", batch=9, dropout=0.0)
     # Every batch has as many images of each colour, because the norms see only the batch.
@@ -409,6 +412,7 @@ def test_inception_learns_which_colour_is_brightest_with_both_heads() -> None:
     assert_learned(losses, guessing=1.4 * math.log(3))
 
 
+@pytest.mark.slow
 def test_bert_learns_hidden_words_and_whether_the_sentences_are_the_same() -> None:
     step = small("bert", width=64, vocabulary=8, dropout=0.0, learning_rate=3e-3)
     _, segments, masked, _, _ = (held.clone() for held in step.inputs)
@@ -424,6 +428,7 @@ def test_bert_learns_hidden_words_and_whether_the_sentences_are_the_same() -> No
     assert_learned(losses, guessing=math.log(7) + math.log(2))
 
 
+@pytest.mark.slow
 def test_gpt2_learns_to_count() -> None:
     step = small("gpt2", learning_rate=3e-3)
 
@@ -435,6 +440,7 @@ def test_gpt2_learns_to_count() -> None:
     assert_learned(losses, guessing=math.log(20))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "learning_rate"), [("gnmt", 1e-2), ("transformer", 1e-3)])
 def test_a_translator_learns_to_read_backwards(name: str, learning_rate: float) -> None:
     sizes: dict[str, Any] = {"layers": 2, "width": 64, "vocabulary": 6, "sequence": 3}
@@ -449,6 +455,7 @@ def test_a_translator_learns_to_read_backwards(name: str, learning_rate: float) 
     assert_learned(losses, guessing=math.log(6))
 
 
+@pytest.mark.slow
 def test_dcgan_learns_the_brightness_of_the_real_images() -> None:
     step = small("dcgan", image=8, width=32)
     noise = torch.randn(64, 10, 1, 1)

@@ -49,6 +49,7 @@ def test_a_single_node_is_refused() -> None:
         small("graphsage", batch=1)
 
 
+@pytest.mark.slow
 def test_it_learns_the_class_that_most_neighbours_have_as_a_feature() -> None:
     step = small("graphsage", batch=200, layers=2, dropout=0.0)
     _, (sources, targets), labelled, _ = (held.clone() for held in step.inputs)

@@ -116,6 +116,7 @@ def test_heads_that_do_not_fit_are_refused(sizes: dict[str, Any]) -> None:
         small("llama-1b", **sizes)
 
 
+@pytest.mark.slow
 def test_it_learns_to_count() -> None:
     step = small("llama-1b", learning_rate=3e-3)
 

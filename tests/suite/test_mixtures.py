@@ -123,6 +123,7 @@ def test_the_router_is_taught_to_spread_words_evenly() -> None:
     torch.testing.assert_close(layer.router.weight.grad, wanted, rtol=1e-3, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"recompute": "full"}, {"kv_rank": 16, "q_rank": 24}, {"shared_experts": 1}],

@@ -58,6 +58,7 @@ def test_tables_without_rows_are_refused(tables: tuple[int, ...]) -> None:
         small("dlrm", tables=tables)
 
 
+@pytest.mark.slow
 def test_it_learns_that_two_categories_must_agree() -> None:
     step = small("dlrm", batch=64, tables=(3, 3, 3), learning_rate=0.3)
 

@@ -74,6 +74,7 @@ def test_the_actors_play_on_where_they_stopped() -> None:
     assert set(after[:, 1:].unique().tolist()) == {0, 255}
 
 
+@pytest.mark.slow
 def test_it_learns_to_follow_the_light() -> None:
     step = small("a3c", discount=0.5, learning_rate=3e-3)
 

@@ -71,6 +71,7 @@ def test_longer_sentences_beside_it_change_nothing() -> None:
     torch.testing.assert_close(together[1:], alone)
 
 
+@pytest.mark.slow
 def test_it_learns_to_say_sentences_backwards() -> None:
     step = small("nmt", batch=32, dropout=0.0)
     source, _, following = (held > 0 for held in step.inputs)

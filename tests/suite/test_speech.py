@@ -82,6 +82,7 @@ def test_it_hears_no_more_than_its_utterance_and_that_both_ways() -> None:
     assert not torch.equal(model(changed, [60])[0][10], alone[10])
 
 
+@pytest.mark.slow
 def test_it_learns_to_spell_the_bands_that_it_hears() -> None:
     step = small("deep-speech-2", batch=8)
     spectrograms, text = (held.clone() for held in step.inputs)

@@ -62,6 +62,7 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         benchmark("vit").make_step(device="cpu", width=100)
 
 
+@pytest.mark.slow
 def test_it_learns_which_half_is_bright() -> None:
     step = small("vit", classes=2, dropout=0.0)
 

@@ -1,8 +1,8 @@
-"""The trace of a step that accumulates the gradients of two batches, made from that of one batch.
+"""The trace of a step that accumulates the gradients of two batches, from the trace of one batch.
 
 The gradients of the first batch stay while the second runs forward and backward. Each gradient of
-the second is a tensor of its own until it is added to the first. The first is copied where an op
-made it in another layout than its weight's; the second is added as it is.
+the second is a tensor of its own until it is added to the first. A gradient of the first batch is
+copied if its layout differs from its weight's; one of the second is added as it is.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ _CLEARING = ("aten.zero_", "aten._foreach_zero_")
 
 
 def accumulate_twice(trace: Trace) -> Trace | None:
-    """The step with two batches like the traced one before its update, None if it has several.
+    """The step with two batches before its update; None if it cannot be accumulated.
 
-    All calls up to the end of the backward pass run twice; the update runs once.
+    All calls up to the end of the backward pass run twice; the update runs once. A step without a
+    backward pass, or with an update before the end of it, cannot be accumulated.
     """
     backward = [i for i, call in enumerate(trace) if call.phase is Phase.BACKWARD]
     if not backward:
@@ -92,12 +93,15 @@ class _SecondBatch:
         return self._edit.trace()
 
     def _lay_out(self) -> int:
-        """Find where the calls of the second batch run: at which of them, and before which."""
+        """Number the calls of the second batch, and return how many there are.
+
+        A traced call begins at `_begins`, and what it frees is gone at `_ends`.
+        """
         count = 0
         for position in range(self._end):
             self._begins.append(count)
             count += position not in self._skipped
-            # What an op leaves is freed before the gradients that it computed are added.
+            # What an op frees is gone before the gradients that it computed are added.
             self._ends.append(count)
             for added in self._after[position]:
                 self._added[added.gradient] = count
@@ -213,10 +217,10 @@ def _spec(allocation: Allocation, op: Op) -> TensorSpec:
 
 
 def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
-    """The last call of the autograd node that makes a gradient, as far as the trace shows.
+    """The last call of the autograd node that computes a gradient, as far as the trace shows.
 
-    A linear layer makes the gradient of its weight, then that of its bias, with views between and
-    after them. A cast is a node of its own.
+    A linear layer computes the gradient of its weight, then that of its bias, with views between
+    and after them. A cast is a node of its own.
     """
     is_cast = trace.calls[born].op.base == "aten._to_copy"
     last = born

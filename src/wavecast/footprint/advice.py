@@ -1,8 +1,8 @@
 """Advice on how to make a step need less memory, with the bytes that each change saves.
 
 Checkpointing, an 8-bit optimizer and a fused optimizer are computed from the trace (`edits`) and
-replayed through the allocator. Half the batch, or autocast, needs another trace; the gradients that
-stay while half batches are accumulated are computed from it (`accumulation`).
+replayed through the allocator. Half the batch, or autocast, needs another trace. From the trace of
+half a batch, `accumulation` computes the step that accumulates the gradients of two.
 """
 
 from __future__ import annotations

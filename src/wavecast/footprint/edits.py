@@ -1,7 +1,7 @@
 """Traces of steps that were changed to use less memory, made from the trace of the step as it is.
 
 Only the lifetimes and sizes of allocations are edited: checkpointing frees the activations of a
-block and makes them again, an 8-bit optimizer stores one byte per value, and a fused optimizer has
+block and recomputes them, an 8-bit optimizer stores one byte per value, and a fused optimizer has
 no temporaries.
 """
 
@@ -40,7 +40,7 @@ def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
     """The step with each repeated block checkpointed, if it has at least the `fewest`.
 
     The activations that a block keeps for its backward pass are freed when its forward pass ends,
-    except for its output. They are made again when its backward pass begins.
+    except for its output. They are recomputed when its backward pass begins.
     """
     blocks = blocks_of(trace)
     spans = _spans(trace, blocks)

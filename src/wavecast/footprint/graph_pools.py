@@ -16,7 +16,7 @@ from wavecast.traces.step import Allocation, Role, Trace
 
 @dataclass(frozen=True)
 class Pools:
-    """The allocations of a step by where they are."""
+    """The allocations of a step, by torch's memory pool."""
 
     ordinary: tuple[Allocation, ...]
     first_uses: tuple[int, ...]
@@ -25,7 +25,7 @@ class Pools:
 
 
 def pools(trace: Trace) -> Pools:
-    """The allocations of a step, divided among torch's pools.
+    """The allocations of a step, each in the pool from which torch takes it.
 
     A library's buffer that a graph needs is allocated for this graph, and lives as long as it.
     """

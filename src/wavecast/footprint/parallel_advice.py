@@ -1,7 +1,8 @@
 """Advice on how to make a rank of a parallel step need less memory.
 
-The changes of one GPU (`advice`) are made to what each rank runs, since a pipeline also holds the
-activations of other micro-batches. Strategies that divide more among the same GPUs come on top.
+The changes for one GPU (`advice`) are applied to the trace of each rank, since a pipeline also
+holds the activations of other micro-batches. Strategies that shard more over the same GPUs are
+tried, too.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def _changed_ranks(step: ParallelStep) -> Iterator[tuple[str, str, ParallelStep]
 
 
 def _other_strategies(strategy: Parallel) -> Iterator[tuple[str, str, Parallel]]:
-    """Strategies for the same GPUs that divide more of the memory among them."""
+    """Strategies for the same GPUs that shard more of the memory over them."""
     shared = {1: "the optimizer's states", 2: "gradients too", 3: "weights too (FSDP)"}
     if strategy.data > 1:
         for stage in range(strategy.shard + 1, 4):
@@ -101,7 +102,7 @@ def _other_strategies(strategy: Parallel) -> Iterator[tuple[str, str, Parallel]]
     if strategy.shard == 3 and not strategy.reshard:
         yield "reshard", "weights are freed after the forward pass", replace(strategy, reshard=True)
     if strategy.tensor > 1 and not strategy.sequence:
-        how = "the tensor ranks also divide what is between their products"
+        how = "the tensor ranks also shard the activations between their matmuls"
         yield "sequence", how, replace(strategy, sequence=True)
     if strategy.pipeline > 1 and strategy.schedule == "gpipe":
         how = "fewer micro-batches are in flight"

@@ -22,16 +22,16 @@ from wavecast.traces.step import Trace
 LARGEST_TRIED = 1 << 16
 """No larger batch is tried."""
 _FAR = 1.25
-"""A batch is not traced if it needs this many times the memory of the GPU, by a straight line."""
+"""A batch is not traced if smaller ones, extrapolated, need this many times the GPU's memory."""
 _UNPREDICTED = "too many of its ops cannot be predicted"
 
 TraceFor = Callable[[Device, int | None], Trace]
-"""Gives the trace of the step at a batch, for a GPU. None asks for the step as the user gave it."""
+"""A function that traces the step for a GPU at a batch size; None asks for the user's own batch."""
 
 
 @dataclass(frozen=True)
 class TrainingQuestion:
-    """The training for which GPUs are looked for."""
+    """The training for which GPUs are searched."""
 
     plan: TrainingPlan
     counts: tuple[int, ...] = (1,)
@@ -47,11 +47,11 @@ class TrainingQuestion:
     that fits is taken."""
     host: str | None = None
     predictor: Predictor | Scaler | None = None
-    """What predicts ops or scales measured ones on one GPU. None for the default."""
+    """The predictor of ops, or the scaler of measured ones, on one GPU. None for the default."""
     only_priced: bool = True
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
-    """Whether the largest batch of each GPU is looked for."""
+    """Whether to search for the largest batch of each GPU."""
 
 
 def find_candidates(
@@ -90,7 +90,7 @@ def _machine_size(device: Device) -> int:
 
 
 class _CandidateFinder:
-    """Looks for the way in which a training runs on one model of GPU."""
+    """Finds the batch and the parallel strategy of a training on one model of GPU, and its cost."""
 
     def __init__(
         self, device: Device, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
@@ -146,14 +146,14 @@ class _CandidateFinder:
         return Candidate(device, count, batch, memory=needed, reason=_too_large(needed))
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
-        """The plan, in which a batch smaller than the given one is accumulated to that."""
+        """The plan; a batch smaller than the given one is accumulated to the given one."""
         plan, wanted = self._wanted.plan, self._wanted
         if plan.global_batch is not None or wanted.batch is None or trace.samples is None:
             return plan
         return replace(plan, global_batch=wanted.batch * wanted.each * count)
 
     def _tried(self, count: int) -> Iterator[tuple[int | None, Trace]]:
-        """The batches of one GPU that are tried, with their traces: smaller and smaller ones.
+        """The batch sizes to try on one GPU, with their traces, largest first.
 
         Raises:
             InvalidInput: the global batch cannot be divided among the GPUs.
@@ -182,7 +182,7 @@ class _CandidateFinder:
         return share
 
     def _largest(self, batch: int | None, needed: Memory) -> int | None:
-        """The largest batch that fits, among the doubles of one that does."""
+        """The largest batch that fits, found by doubling one that does."""
         if not self._wanted.find_largest or batch is None or self._wanted.batch is None:
             return None
         needs = [needed.needed_bytes]
@@ -196,7 +196,7 @@ class _CandidateFinder:
 
 
 def _far_too_large(needs: list[int], device: Device) -> bool:
-    """Whether the next double needs far more than there is, by the line through the last two."""
+    """Whether twice the batch needs far more memory than there is, extrapolated from two."""
     if len(needs) < 2:
         return False
     return needs[-1] + 2 * (needs[-1] - needs[-2]) > _FAR * device.memory_bytes

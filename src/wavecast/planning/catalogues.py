@@ -1,4 +1,4 @@
-"""Catalogues of cloud prices: which of their rows are offers of which of our GPUs.
+"""Catalogues of cloud prices, read as offers of GPUs that we know.
 
 A catalogue is a CSV file of SkyPilot's price catalogue, one for each provider
 (`catalogs/v8/<provider>/vms.csv`), or the table that docs/sources.md describes, which has the
@@ -30,9 +30,9 @@ SKYPILOT_PROVIDERS = (
     *("cudo", "hyperstack", "vast", "verda"),
 )
 AUCTIONS = ("mithril",)
-"""Providers whose prices are where an auction begins, and no offers."""
+"""Providers whose prices are starting bids of auctions, and no offers."""
 _LEAST_HOST_GB = 16
-"""A machine with less memory for each GPU is no machine to train on."""
+"""A machine with less host memory for each GPU is not considered."""
 _HOST_GB = re.compile(r"_(\d+)x\d+v(\d+)gb$")
 _SKYPILOT_COLUMNS = ("InstanceType", "AcceleratorName", "AcceleratorCount", "Price", "Region")
 _TABLE_COLUMNS = ("provider", "accelerator", "count", "on_demand_usd_per_gpu_hour", "data_date")
@@ -40,7 +40,7 @@ _TABLE_COLUMNS = ("provider", "accelerator", "count", "on_demand_usd_per_gpu_hou
 
 @dataclass(frozen=True)
 class CatalogueName:
-    """Which GPU an accelerator is, at some providers and in some machines."""
+    """The GPU that a catalogue's name of an accelerator means, by provider and type of machine."""
 
     accelerator: str
     gpu: str
@@ -49,7 +49,7 @@ class CatalogueName:
     instance: str = "*"
 
     def matches(self, offer: Price) -> bool:
-        """Whether this is the line for an offer, whose `device_id` is the catalogue's name."""
+        """Whether an offer, whose `device_id` is still the catalogue's name, has this name."""
         pairs = (
             (offer.device_id, self.accelerator),
             (offer.provider, self.provider),
@@ -60,7 +60,7 @@ class CatalogueName:
 
 @cache
 def catalogue_names() -> tuple[CatalogueName, ...]:
-    """The shipped lines of names (data/price_names.toml)."""
+    """The shipped names of accelerators (data/price_names.toml)."""
     return tuple(CatalogueName(**line) for line in shipped_toml("price_names.toml")["names"])
 
 
@@ -126,7 +126,7 @@ def named(rows: Iterable[Price]) -> Iterator[Price]:
 
 
 def _is_usable(row: Price) -> bool:
-    """Whether the name of the machine shows no lack of memory."""
+    """Whether the machine has enough host memory, as far as its name says."""
     memory = _HOST_GB.search(row.instance)
     return memory is None or int(memory[2]) >= _LEAST_HOST_GB * int(memory[1])
 
@@ -165,7 +165,7 @@ def _of_skypilot(
 
 
 def _with_hosts(rows: list[Price]) -> Iterator[Price]:
-    """The rows, where a provider lists GPU and machine apart, with both prices added up.
+    """The rows, with the price of the machine added where it is listed apart from its GPUs.
 
     Google's catalogue has a row for the machine, and one without a machine for its GPUs.
     """

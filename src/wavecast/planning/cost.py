@@ -252,7 +252,7 @@ def _step(prediction: Prediction, accumulated: int) -> Ranged:
 
 
 def _share(prediction: Prediction, phase: Phase) -> float:
-    """The share of a phase in the GPU's time, which is taken for its share of the step."""
+    """The share of a phase in the GPU's time. It stands for the phase's share of the step."""
     return prediction.by_phase()[phase] / prediction.gpu_s if prediction.gpu_s else 0.0
 
 
@@ -306,7 +306,7 @@ def _all_samples(plan: TrainingPlan, unit: str) -> float:
 def _times(
     steps: int, every: float | None, plan: TrainingPlan, samples: float | None, what: str
 ) -> int:
-    """How often something happens that is done every so many steps, or in every epoch."""
+    """How many validations or checkpoints there are: one every so many steps, else one an epoch."""
     if every is not None:
         return int(steps // every)
     if plan.epochs is not None:

@@ -36,7 +36,7 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, _written: int) -> PriceBook:
-    """The offers of a file, which is read again only after it was written again."""
+    """The offers of a file; cached until the file changes."""
     table = read_toml(path)
     _refuse_unknown(table, ("source", "snapshot", "currency", "prices", "offers"), "")
     currency = table.get("currency", "USD")

@@ -77,17 +77,17 @@ class Price(Shown):
 
 @dataclass(frozen=True)
 class PriceFilter:
-    """Which offers are looked at."""
+    """Which offers are considered."""
 
     providers: tuple[str, ...] = ()
     """The names of the providers. Empty for all."""
     spot: bool = False
-    """Whether machines that may be taken away are looked at, too."""
+    """Whether machines that may be taken away are considered, too."""
     stale: bool = False
-    """Whether offers are looked at that were old when the table was made."""
+    """Whether offers that were old when the table was made are considered, too."""
 
     def admits(self, offer: Price, on: datetime.date) -> bool:
-        """Whether an offer is looked at, in a table of a date."""
+        """Whether an offer in a table of a date is considered."""
         return (
             (not self.providers or offer.provider.lower() in self.providers)
             and (self.spot or not offer.is_spot)
@@ -115,18 +115,18 @@ class PriceBook:
     """The date of the table; single offers may be older."""
     source: str = ""
     which: PriceFilter = ON_DEMAND
-    """The offers that are looked at."""
+    """The offers that are considered."""
 
     def looking_at(self, which: PriceFilter) -> PriceBook:
-        """The same table, of which other offers are looked at."""
+        """The same table with other offers considered."""
         return replace(self, which=which)
 
     def seen(self) -> tuple[Price, ...]:
-        """All offers that are looked at."""
+        """All offers that are considered."""
         return tuple(offer for offer in self.offers if self.which.admits(offer, self.date))
 
     def of(self, device_id: str) -> tuple[Price, ...]:
-        """The offers of a GPU that are looked at, cheapest per GPU first."""
+        """The considered offers of a GPU, cheapest per GPU first."""
         found = [offer for offer in self.seen() if offer.device_id == device_id]
         return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
 

@@ -87,7 +87,9 @@ def scale(
 
 
 def doubled_counts(strategy: Parallel, up_to: int) -> list[int]:
-    """The numbers of GPUs: one replica, or as many as share the experts, and its doubles.
+    """The numbers of GPUs to try: the smallest possible one, then twice as many each time.
+
+    The smallest holds one replica, or all replicas that share the experts.
 
     Raises:
         InvalidInput: even the first is too large.

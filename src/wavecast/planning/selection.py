@@ -1,6 +1,6 @@
 """Which GPUs to choose for a training: what is fastest, what is cheapest, and what is as good.
 
-The rule by which two choices are told apart: both come from the same trace, so part of their errors
+How two choices are told apart: both come from the same trace, so part of their errors
 is the same and cancels when they are compared. For times a < b, the distance of their logarithms
 must exceed sqrt(u^2 + d^2 - 2 r u d), where u is the distance from a to its high end, d that from b
 to its low end, and r the correlation of the errors of one step on two GPUs. Below that, the order
@@ -183,9 +183,9 @@ def _with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def is_better(first: Candidate, other: Candidate, aim: Aim) -> bool:
-    """Whether the first can be told to be better than the other.
+    """Whether the first is better than the other beyond the error of the predictions.
 
-    By both means that it is better in one, and not told to be worse in the other.
+    By both means that it is better in one, and not known to be worse in the other.
     """
     if aim is Aim.TIME:
         return tells_apart(first, other, first.seconds, other.seconds)

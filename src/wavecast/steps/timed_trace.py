@@ -103,7 +103,10 @@ class TimedTrace:
         issue_s, busy_s = self._issue_s, self.call_s + self._gap_s
         queue = self.trace.calls, issue_s, busy_s, self._syncs, self.host.trip_s, self.slowdown
         table = play_streams(*queue, one_stream=self._is_one_stream)
-        return replace(table, gpu_s=self.call_s) if self._is_one_stream else table
+        if not self._is_one_stream:
+            return table
+        # The sums of both players differ in their last digit; a step has one time.
+        return replace(table, gpu_s=self.call_s, seconds=self.play().seconds)
 
     @cached_property
     def _issue_s(self) -> Seconds:

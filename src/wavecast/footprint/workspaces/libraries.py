@@ -10,8 +10,8 @@ from wavecast.traces.step import Trace
 def first_uses(trace: Trace) -> tuple[int, ...]:
     """The position of the call that first needs each buffer, in the order of `kept_bytes`."""
     noise = recurrent.noise_position(trace)
-    products = (buffer.position for buffer in blas.buffers(trace))
-    return (*products, *(() if noise is None else (noise,)))
+    matmuls = (buffer.position for buffer in blas.buffers(trace))
+    return (*matmuls, *(() if noise is None else (noise,)))
 
 
 def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:

@@ -99,7 +99,7 @@ class Assumptions:
         self.notes.setdefault(text)
 
     def note_answer(self, question: str, answer: str) -> None:
-        """The user's code asks about the GPU, and may take another branch on another one."""
+        """Note that the user's code asked about the GPU: it may branch on the answer."""
         self._answers.setdefault(
             f"{question} is asked for at {user_line()}; {answer} was answered, and on other GPUs "
             "another answer may lead to other code"
@@ -147,7 +147,7 @@ class Assumptions:
         return self._assumed("reads a GPU value", _ASSUMED_NUMBER)
 
     def _split_with_sizes(self, tensor: Any, sizes: list[int], dim: int = 0) -> Any:
-        """The parts of a tensor. If the step read their sizes from the GPU, they are alike."""
+        """The parts of a tensor. If the step read their sizes from the GPU, they are equal."""
         total = tensor.shape[dim]
         if sum(sizes) != total and sizes == [_ASSUMED_NUMBER] * len(sizes) and self._read_numbers:
             self.note(
@@ -215,7 +215,7 @@ class Assumptions:
         return_inverse: bool = False,
         return_counts: bool = False,
     ) -> Any:
-        """The values as a list. Without the inverse or the counts, those are empty."""
+        """The unique values, inverse and counts; what the step does not ask for is empty."""
         values = self._upper(tensor, (tensor.numel(),))
         count = values.shape[0]
         return values, *_numbered(tensor, return_inverse, tensor.shape, return_counts, count)
@@ -239,7 +239,7 @@ class Assumptions:
         return_inverse: bool = False,
         return_counts: bool = False,
     ) -> Any:
-        """The slices along one dimension, each once. The inverse has a number for each slice."""
+        """The unique slices along one dimension, with a number for each slice, and the counts."""
         slices, shape = tensor.shape[dim], list(tensor.shape)
         count = self._size("the size of a result", "depends on data; its", slices)
         shape[dim] = count

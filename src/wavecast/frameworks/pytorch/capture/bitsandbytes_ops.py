@@ -144,7 +144,7 @@ def _gemm_4bit(
     absmax_code: Any = None,
     absmax_offset: Any = None,
 ) -> Any:
-    """A matmul with a 4-bit weight, (n, k): fused for a few rows, else with a copy in full."""
+    """A matmul with a 4-bit weight (n, k): fused for few rows, else dequantised first."""
     ops = torch.ops.bitsandbytes
     if source.numel() // source.shape[-1] <= LARGEST_FUSED:
         with torch._C._AutoDispatchBelowAutograd():
@@ -164,8 +164,8 @@ def _int8_scaled_mm(
 ) -> Any:
     """An int8 matmul, and its scaling back to floating point."""
     ops = torch.ops.bitsandbytes
-    product = ops.int8_linear_matmul(a, b)
-    return ops.int8_mm_dequant(product, row_stats, col_stats, dtype or torch.float16, bias)
+    matmul = ops.int8_linear_matmul(a, b)
+    return ops.int8_mm_dequant(matmul, row_stats, col_stats, dtype or torch.float16, bias)
 
 
 def _int8_mixed_scaled_mm(

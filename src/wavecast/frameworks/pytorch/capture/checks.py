@@ -1,7 +1,7 @@
 """Checks of a traced step: it trains, its calls agree, and its tensors have elements.
 
 A step that does nothing useful can be traced without an error, and its prediction looks like any
-other. What cannot be meant is an error; what may be meant is a note in the trace.
+other. What can only be a mistake is an error; what may be intended is a note in the trace.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _needs_elements(func: Any) -> bool:
 
 
 def check(recorded: StepWatch, before: StepWatch | None) -> list[str]:
-    """The notes about a step. What cannot be meant is an error.
+    """The notes about a step. What can only be a mistake is an error.
 
     Args:
         recorded: the call that was recorded.

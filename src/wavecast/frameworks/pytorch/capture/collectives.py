@@ -1,4 +1,4 @@
-"""Collectives of a traced step, recorded as what NCCL runs: what, how much, for whom, and when.
+"""Collectives of a traced step, recorded as NCCL runs them: kind, bytes, ranks and stream.
 
 A collective with `async_op=True` runs on a stream of its process group, which first waits for the
 present stream; whoever waits for the result makes the present stream wait. One without it runs on
@@ -142,7 +142,7 @@ class TracedCollectives:
             return sent
 
     def _making(self, op: Any, name: str, shape: Any) -> Callable[..., Any]:
-        """A functional op, which makes its result and is waited for with `wait_tensor`."""
+        """A functional op, which allocates its result and is waited for with `wait_tensor`."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             given = _arguments(op, args, kwargs)
@@ -187,7 +187,7 @@ class TracedCollectives:
         return tensor
 
     def _between_two(self, op: Any) -> Callable[..., Any]:
-        """A tensor that is sent to another rank, or received from one."""
+        """A send to another rank, or a receive from one."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             given = _arguments(op, args, kwargs)

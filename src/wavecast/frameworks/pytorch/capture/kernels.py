@@ -181,7 +181,7 @@ class Softmax:
     kernel: Any
 
     def __call__(self, source: Any, dim: int, dtype: Any = None) -> Any:
-        """Call the kernel. CUDA's can turn float16 into float32; other types are cast first."""
+        """Call the kernel. CUDA's can cast float16 to float32; other types are cast before."""
         if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
             return self.kernel(source, dim, True)
         return self.kernel(source if dtype is None else source.to(dtype), dim, False)

@@ -138,7 +138,7 @@ def _properties(capability: tuple[int, int], known: Mapping[str, Any]) -> Any:
 def _answers(
     capability: tuple[int, int], properties: Any, assumptions: Assumptions
 ) -> dict[str, Any]:
-    """Functions that tell about the GPU. What the user's own code asks is noted."""
+    """The functions of `torch.cuda` that describe the GPU. Calls by the user's code are noted."""
     memory, name = properties.total_memory, "{}.{}".format(*capability)
 
     def telling(question: str, shown: str, answer: Any) -> Callable[..., Any]:
@@ -364,7 +364,7 @@ def _legacy_type(dtype: Any) -> Any:
 def _padded(forward: Any) -> Any:
     """The forward pass of `nn.TransformerEncoder`, which computes padding as well.
 
-    In evaluation it would turn a batch with a padding mask into a nested tensor.
+    In evaluation it would convert a batch with a padding mask to a nested tensor.
     """
 
     def encode(encoder: Any, *args: Any, **kwargs: Any) -> Any:

@@ -15,8 +15,8 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
-def pipeline_exchanges(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each class of torch's pipelines with functions that ask other ranks, and replacements."""
+def pipeline_replacements(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Each class of torch's pipelines that asks other ranks, with replacements of its functions."""
     from torch.distributed.pipelining.schedules import _PipelineSchedule
     from torch.distributed.pipelining.stage import PipelineStage
 
@@ -47,7 +47,7 @@ def _warmup(schedule: Any, stages: list[Any], has_backward: bool, p2p_done: bool
 
 
 class _Shapes:
-    """The shapes that stages of this rank tell their neighbours, and what they are told."""
+    """The shapes that stages of this rank send to their neighbours and receive from them."""
 
     def __init__(self, assumptions: Assumptions) -> None:
         self._assumptions = assumptions

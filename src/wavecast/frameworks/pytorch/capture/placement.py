@@ -140,7 +140,7 @@ class Placement(TorchDispatchMode):
         self.collectives: dict[Any, Callable[..., Any]] = {}
         """The functions that answer collectives, if the step runs on one rank of many."""
         self.wrappers: tuple[type, ...] = ()
-        """Classes of tensors that turn their ops into ops on the tensors inside, as DTensor."""
+        """Classes of tensors that run their ops on the tensors inside, as DTensor does."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -195,7 +195,7 @@ class Placement(TorchDispatchMode):
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
         place, kwargs = self._placed(func, tensors, dict(kwargs))
         is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
-        # An op of C++ code may turn out to be one of the GPU.
+        # An op of C++ code may later prove to run on the GPU.
         is_recorded = not is_of_host or place is None
         if is_of_host:
             out = self.host.run(func, args, kwargs, tensors)

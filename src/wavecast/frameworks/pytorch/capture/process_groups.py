@@ -1,7 +1,7 @@
 """Process groups of one process that stands for a rank of many, while a step is traced.
 
 Torch's own `fake` backend answers every collective at once. While tracing, a group of any backend
-gets that backend, and the environment says what `torchrun` would say to the rank.
+gets that backend, and the environment has the variables that `torchrun` would set for the rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from wavecast.errors import InvalidInput
 
 _LARGEST_MACHINE = 8
-"""How many GPUs a machine has at most, for the answers that the step gets."""
+"""How many GPUs a machine is assumed to have at most."""
 
 
 _OWN = "_wavecast_own"

@@ -13,21 +13,21 @@ from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.capture.object_exchanges import object_exchanges
-from wavecast.frameworks.pytorch.capture.pipelines import pipeline_exchanges
+from wavecast.frameworks.pytorch.capture.object_collectives import object_collectives
+from wavecast.frameworks.pytorch.capture.pipelines import pipeline_replacements
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _NCCL_VERSION = (2, 27, 5)
-"""The version that code is told. Torch writes it into its logs."""
+"""The version of NCCL that code sees. Torch writes it into its logs."""
 
 
 def forget_shardings() -> None:
-    """Let DTensor forget what it found out for meshes, whose process groups may be gone.
+    """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
 
-    It knows a mesh by its shape. A later mesh of the same shape would get the groups of this one.
+    Its keys are shapes of meshes. A later mesh of the same shape would get the groups of this one.
     """
     from torch.distributed.tensor import debug
 
@@ -89,8 +89,8 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         # DTensor of torch 2.9 would try ops in a mode of its own, which our tensors do not fit.
         replace(_sharding_prop, FakeTensorMode=lambda: detect_fake_mode() or FakeTensorMode())
         for module in (torch.distributed, torch.distributed.distributed_c10d):
-            replace(module, **object_exchanges(placement.assumptions))
-        for owner, functions in pipeline_exchanges(placement.assumptions):
+            replace(module, **object_collectives(placement.assumptions))
+        for owner, functions in pipeline_replacements(placement.assumptions):
             replace(owner, **functions)
         replace(torch.UntypedStorage, resize_=_resizing(recorder, torch.UntypedStorage.resize_))
         engine = _Engine(torch.autograd.Variable._execution_engine, recorder)
@@ -125,9 +125,9 @@ def _modules_with(name: str) -> list[Any]:
 
 
 def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
-    """FSDP's ops that copy weights and gradients, which are Python code and are recorded as such.
+    """FSDP's ops that copy weights and gradients, recorded as the aten ops that they run on a GPU.
 
-    On a GPU they run the aten ops of that code.
+    They are written in Python.
     """
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 

@@ -1,4 +1,4 @@
-"""The reducer of DistributedDataParallel: gradients copied into buckets, and reduced on the way.
+"""The reducer of DistributedDataParallel: gradients in buckets, reduced during the backward pass.
 
 Torch's own (`c10d/reducer.cpp`) needs the memory of gradients. This one does the same to fake
 tensors: buckets are reduced in order, each when its last gradient is ready; after the first
@@ -250,7 +250,7 @@ class TracedReducer:
         param.grad.copy_(bucket.view(number))
 
     def _reduce_used(self) -> None:
-        """Tell the other ranks which parameters were used."""
+        """All-reduce the flags that say which parameters were used."""
         used = torch.ones(len(self._params), dtype=torch.int32)
         on_gpu = used.to(self._params[0].device, non_blocking=True)
         dist.all_reduce(on_gpu, group=self.group, async_op=True).wait()

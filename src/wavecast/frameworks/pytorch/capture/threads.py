@@ -1,4 +1,4 @@
-"""The threads of a traced step, which share its fake tensors and its record.
+"""The threads of a traced step, which share its fake tensors and its recorder.
 
 Torch's dispatch modes belong to one thread. A step may have more: a thread that prefetches the next
 batch, or a pool that runs forward or backward passes. While tracing, threads and pool tasks that

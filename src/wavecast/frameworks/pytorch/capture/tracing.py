@@ -235,7 +235,7 @@ def pretending(
 
 @contextmanager
 def explaining(what: str = "the step") -> Iterator[None]:
-    """Turn any error in the user's code into a CaptureError that names the line."""
+    """Raise any error in the user's code as a CaptureError that names the line."""
     try:
         yield
     except (WavecastError, KeyboardInterrupt):

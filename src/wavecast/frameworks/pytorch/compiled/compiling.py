@@ -30,12 +30,12 @@ _OPTIMIZERS = "/torch/optim/"
 """The folder of torch's optimizers: a graph whose code is all from there is an update."""
 
 _AUTOTUNED = (
-    "torch.compile: max-autotune would try Triton's kernels for products on the GPU; those of "
+    "torch.compile: max-autotune would try Triton's kernels for matmuls on the GPU; those of "
     "cuBLAS are assumed"
 )
 
 _PADDED = (
-    "torch.compile: products whose sizes are not aligned are padded where this is estimated to be "
+    "torch.compile: matmuls whose sizes are not aligned are padded where this is estimated to be "
     "faster; torch would try it on the GPU"
 )
 
@@ -137,7 +137,7 @@ class _Session:
 
     @contextmanager
     def outside(self, frame: Any = None) -> Iterator[None]:
-        """The compiler's own world: no modes, no hooks, and all tensors on the GPU.
+        """Run the block as the compiler's code: without modes and hooks, all tensors on the GPU.
 
         `frame` is the frame that is compiled. None if it is known already.
         """
@@ -149,7 +149,7 @@ class _Session:
         self._depth += 1
         try:
             with ExitStack() as stack:
-                # What the compiler has to say about the code, it will say on the GPU.
+                # The compiler's warnings about the code will appear when it runs on the GPU.
                 stack.enter_context(warnings.catch_warnings())
                 warnings.simplefilter("ignore")
                 stack.enter_context(dynamo.without_traces())

@@ -157,9 +157,9 @@ def without_traces() -> Iterator[None]:
 
 
 def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
-    """The making of guards that ask nothing of torch itself.
+    """The constructor of guards, without guards on torch's own state.
 
-    Its hooks and some of its functions are others while a frame is compiled.
+    Torch's hooks and some of its functions differ while a frame is compiled.
     """
     signature = inspect.signature(init)
     if _FILTER not in signature.parameters:

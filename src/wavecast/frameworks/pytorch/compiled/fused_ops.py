@@ -33,7 +33,7 @@ _INNER_MOST, _OTHER_MOST = 1024, 64
 _MOST_ARGUMENTS = 250
 """A kernel over a list has at most this many pointers (`combo_kernel_max_num_args`)."""
 _SPLITS_PER_SM, _FEWEST_ROWS, _MOST_ROWS = 8, 16, 128
-"""How Inductor divides the rows of two reductions in different orders among blocks."""
+"""How Inductor splits the rows over blocks when two reductions go in different directions."""
 _RANDOM = ("rand", "randn", "randint64", "rand_eager")
 _FREE = frozenset(
     "load store load_seed constant index_expr value_expr get_index to_dtype to_dtype_bitcast "
@@ -92,7 +92,7 @@ def fused_op(node: Any, graph: Any) -> Op:
 
 
 def list_kernel(nodes: Sequence[Any], graph: Any) -> PlannedOp:
-    """One kernel over a list of nodes of equal shape or not, which are independent."""
+    """One kernel over a list of independent nodes, whose shapes may differ."""
     hint = hint_of(graph)
     accesses: list[Access] = []
     points, operations = 0, _Operations()
@@ -183,13 +183,13 @@ def _work(attrs: Attributes) -> int:
 
 
 class _Operations(NamedTuple):
-    """What all points of a kernel do together."""
+    """The work of a kernel, summed over all its points."""
 
     loads: float = 0.0
     random: float = 0.0
     arithmetic: float = 0.0
     divisions: float = 0.0
-    """Divisions of whole numbers, which find the place of an element."""
+    """Integer divisions that compute the indices of elements."""
 
     def plus(self, other: _Operations) -> _Operations:
         return _Operations(*(a + b for a, b in zip(self, other, strict=True)))
@@ -260,7 +260,7 @@ def _is_symbolic(nodes: Sequence[Any]) -> bool:
 
 
 def _hint_of_kernel(nodes: Sequence[Any], work: int, hint: Hint) -> str:
-    """The direction in which all reductions of a kernel go, by Inductor's own rules."""
+    """The direction of all reductions of a kernel (inner or outer), by Inductor's own rules."""
     hints = {_direction(node) for node in nodes if node.is_reduction()}
     if len(hints) != 1:
         return "DEFAULT"
@@ -290,7 +290,7 @@ def _is_strided(node: Any) -> bool:
 
 
 def _in_two_orders(node: Any, graph: Any, sm_count: int) -> NodeKernels:
-    """One kernel that also sums over parts of the rows; then a sum over these, by torch."""
+    """One kernel that reduces rows and sums blocks of rows; then torch's sum over the blocks."""
     hint = hint_of(graph)
     rows, width = (hint(n) for n in node.node1.group[1])
     by_columns = [n for n in node.node2.get_nodes() if n.is_reduction()]

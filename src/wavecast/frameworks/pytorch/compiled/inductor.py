@@ -47,7 +47,7 @@ _CUDA = "12.8"
 _aten = torch.ops.aten
 
 InnerCompile = Callable[..., Any]
-"""The function that compiles one graph: its module and inputs, and what torch says about it."""
+"""The function that compiles one graph: its module, its inputs and torch's options."""
 
 
 @contextmanager
@@ -94,9 +94,9 @@ def compiler_on(
             get_device_tflops=lambda dtype: target.flops_of(_precision(dtype)) / 1e12,
             get_gpu_dram_gbps=lambda: target.memory_bytes_per_s / 1e9,
         )
-        for module in (scheduler, pad_mm):  # each has a name of its own for it
+        for module in (scheduler, pad_mm):  # both have imported it
             replace(module, has_triton=lambda *_: True)
-        replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean AMD's
+        replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean an AMD GPU
         _replace_passes(replace, target, on_padded)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())
@@ -115,8 +115,8 @@ def _replace_passes(
     for name in ("_should_pad", "should_pad_bench"):
         if hasattr(pad_mm, name):
             replace(pad_mm, **{name: _padding(target, on_padded)})
-    # What is computed again draws the same random numbers again: the GPU's generator, which there
-    # is none of, would be put back before. It is the same kernels without.
+    # Recomputed ops draw the same random numbers again, for which torch would restore the state of
+    # the GPU's generator. There is no generator here, and the kernels are the same without it.
     replace(partitioners, functionalize_rng_ops=lambda joint, ahead, back, *_: (ahead, back))
     # A pass copies fake tensors of the GPU, for which torch's CPU build has no code. Torch
     # finds the function under both names, and compares what it finds.
@@ -138,7 +138,7 @@ def _written(written: Any, _values: Any, _views: Any) -> Any:
 
 
 def _on_cpu(init: Callable[..., Any], *_device: Any, **_named: Any) -> Any:
-    """Torch's making of patterns, with tensors of the CPU. Older releases ask for no device."""
+    """Torch's constructor of patterns, on the CPU. Older releases ask for no device."""
     if inspect.signature(init).parameters:
         return init(CPU)
     with ExitStack() as stack:
@@ -236,7 +236,7 @@ _TUNING = ("max_autotune", "max_autotune_gemm", "coordinate_descent_tuning")
 
 
 def untuned(options: dict[str, Any]) -> tuple[dict[str, Any], bool]:
-    """The options without what is tried out on the GPU, and whether there was any."""
+    """The options without autotuning on the GPU, and whether there was any."""
     patches = dict(options.get("config_patches") or {})
     is_tuned = any(patches.get(n, getattr(inductor_config, n, False)) for n in _TUNING)
     if is_tuned:

@@ -13,7 +13,7 @@ _ATOMIC = "atomic_add"
 WARP = 32
 """Threads that run together."""
 FEW_PLACES = 1024
-"""Atomic additions of the whole GPU into so few places wait for each other."""
+"""Up to this many addresses, atomic additions of the whole GPU wait for each other."""
 _REPEATING = "ModularIndexing"
 
 Hint = Callable[[Any], int]
@@ -30,10 +30,10 @@ class Access(NamedTuple):
     strided: bool
     """Whether neighbours in the loop are not neighbours in memory."""
     indirect: bool
-    """Whether places are read from another buffer, as in a lookup."""
+    """Whether the indices are read from another buffer, as in a lookup."""
     atomic: bool
     collides: bool = False
-    """Whether atomic additions of neighbours go to the same place, one after the other."""
+    """Whether neighbouring threads add to the same address, one after the other."""
     stage: int = 0
     """How many reductions must be complete before: a looped kernel reads again in each stage."""
 
@@ -65,7 +65,7 @@ class BufferUse(NamedTuple):
     """Bytes that a looped kernel reads again after a reduction."""
     indirect: bool
     atomic_bytes: int
-    """Bytes that are added with atomic operations; several additions may meet in one place."""
+    """Bytes that are added with atomic operations; several additions may go to one address."""
     colliding_bytes: int
 
 
@@ -110,7 +110,7 @@ def _access(dep: Any, spec: TensorSpec, written: bool, node: Any, hint: Hint) ->
     for variable, size in zip(dep.var_names, dep.size, strict=True):
         if str(variable) in free:
             elements *= hint(size)
-    if indirect:  # places that are read depend on all loops
+    if indirect:  # indices that are read depend on all loops
         elements = _points(node, hint) if reduces and written else extent(node, hint)
     strided = not indirect and not is_contiguous(dep, any_variable=reduces)
     atomic = getattr(dep, "mode", None) == _ATOMIC
@@ -126,7 +126,7 @@ def _points(node: Any, hint: Hint) -> int:
 
 
 def _moves_with_last(dep: Any) -> bool:
-    """Whether neighbours in the fastest loop go to neighbouring places, whatever the others."""
+    """Whether neighbours in the fastest loop have adjacent addresses, whatever the other loops."""
     terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
     steps = [_step(term) for term in terms]
     return any(factor == 1 and not _INDIRECT.search(variable) for variable, factor in steps)
@@ -171,7 +171,7 @@ def _use(group: Sequence[Access]) -> BufferUse:
 
 
 def _collisions(group: Sequence[Access], places: int) -> int:
-    """Atomic additions that wait for others, since all of the GPU adds to a few places."""
+    """Atomic additions that wait for others, since the whole GPU adds to a few addresses."""
     adds = sum(access.elements for access in group if access.collides)
     return adds if adds >= WARP * places and places <= FEW_PLACES else 0
 

@@ -17,7 +17,7 @@ TENSOR_CORES = ("tf32", "float16", "bfloat16")
 _MUST_GAIN = 1.1
 """Torch's own factor (`is_padded_faster`)."""
 
-# From vocabularies of 30,522 and 50,257 words on an H200: in bf16 140, 242 and about 830 TFLOP/s
+# From vocabularies of 30,522 and 50,257 tokens on an H200: in bf16 140, 242 and about 830 TFLOP/s
 # with alignments of 1, 2 and 8 elements; in TF32 120 and 366 with 1 or 2, and 4.
 _SLOWDOWN_ODD = {"tf32": 3.0, "float16": 6.0, "bfloat16": 6.0}
 _SLOWDOWN_EVEN = {"tf32": 3.0, "float16": 3.4, "bfloat16": 3.4}
@@ -52,11 +52,11 @@ def is_faster_padded(
     """
     if precision not in TENSOR_CORES:
         return False
-    product_s = 2 * math.prod(sizes) / target.flops_of(precision)
+    matmul_s = 2 * math.prod(sizes) / target.flops_of(precision)
     is_odd = any(size % 2 for size in sizes[-3:] if size > 1)
     slowdown = (_SLOWDOWN_ODD if is_odd else _SLOWDOWN_EVEN)[precision]
     copies_s = sum(_copy_s(target, operand) for operand in padded if not operand.is_planned)
-    return slowdown * product_s > _MUST_GAIN * (product_s + copies_s)
+    return slowdown * matmul_s > _MUST_GAIN * (matmul_s + copies_s)
 
 
 def _copy_s(target: CompileTarget, operand: Operand) -> float:

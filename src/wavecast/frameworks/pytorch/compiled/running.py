@@ -64,7 +64,7 @@ class GraphRun:
 
     def __call__(self, args: list[Any]) -> list[Any]:
         """Record the kernels of the graph, and return its results as fake tensors."""
-        # Torch calls a forward pass without gradients, which by themselves tell of its phase.
+        # The gradient mode shows the recorder which phase runs, but torch turns gradients off here.
         with torch.set_grad_enabled(torch.is_grad_enabled() or self._is_forward):
             return self._run_all(args)
 

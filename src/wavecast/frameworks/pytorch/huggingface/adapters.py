@@ -38,7 +38,7 @@ def with_adapters(
             peft.tuners.tuners_utils.cast_adapter_dtype(model, "default")
             return model
         with warnings.catch_warnings():
-            # peft tells that it notices the transposed weights of GPT-2 by itself.
+            # peft warns that it handles the transposed weights of GPT-2 by itself.
             warnings.filterwarnings("ignore", "fan_in_fan_out")
             adapted: nn.Module = peft.get_peft_model(model, config)
     except ValueError as error:

@@ -41,7 +41,7 @@ def calibrate(seconds_each: float = 1.0) -> tuple[str, dict[str, Fact]]:
         ),
     }
     for unit, dtype, precision in _PRODUCTS:
-        flops = _product_flops(dtype, precision, properties.total_memory, seconds_each)
+        flops = _matmul_flops(dtype, precision, properties.total_memory, seconds_each)
         if flops is not None:
             facts[f"{unit}_flops"] = Fact(flops, source)
     return str(properties.name), facts
@@ -55,7 +55,7 @@ def _copy_bytes_per_s(memory_bytes: int, seconds: float) -> float:
     return 2 * count / _run_s(lambda: target.copy_(source), seconds)
 
 
-def _product_flops(
+def _matmul_flops(
     dtype: torch.dtype, precision: str, memory_bytes: int, seconds: float
 ) -> float | None:
     """The sustained FLOP rate of a square matmul. None if this GPU has no unit for it."""

@@ -132,7 +132,7 @@ class OpRecorder:
         self._remember(tensor)
 
     def adopt(self, written: Any, tensor: Any) -> None:
-        """Record that a tensor is what calls have written, before it had memory."""
+        """Give a tensor the values that calls wrote to another one, which had no memory."""
         self._values.adopt(written, tensor, self._live)
 
     def take_inside(self, nbytes: int) -> None:
@@ -356,7 +356,7 @@ class OpRecorder:
         self._live.pop(key)[0].freed = len(self._entries)
 
     def resize(self, storage: Any, nbytes: int) -> None:
-        """Follow a storage whose memory is freed or made while its tensors live on."""
+        """Follow a storage whose memory is freed or allocated while its tensors live on."""
         known = self._live.get(storage._cdata)
         if known is None or known[0].nbytes == nbytes:
             return
@@ -385,7 +385,7 @@ class OpRecorder:
                 value.parameter = held.parameter
 
     def assign_roles(self) -> None:
-        """Find out what each piece of memory holds, while the user's objects still exist."""
+        """Give each piece of memory its role, while the user's objects still exist."""
         for held in self.structure.held():
             self.meet([held.tensor])
             self._claim(held)

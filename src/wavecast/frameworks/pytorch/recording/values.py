@@ -137,7 +137,7 @@ class ValueTable:
         return [] if known is None else [self.rows[n] for n in known.numbers.values()]
 
     def renew(self, key: int) -> None:
-        """Give new numbers to the tensors of a storage, whose memory was freed or made anew."""
+        """Give new numbers to the tensors of a storage, whose memory was freed or reallocated."""
         if key in self._storages:
             self._storages[key].numbers.clear()
 

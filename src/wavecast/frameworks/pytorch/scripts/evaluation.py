@@ -1,7 +1,7 @@
 """Evaluation that repeats itself, which is not run again.
 
 A script may evaluate its model on hundreds of batches before it trains. All but the first of these
-forward passes tell nothing new, so they are not run: their results are made from the shapes of an
+forward passes add nothing new, so they are not run: their results are made from the shapes of an
 earlier one.
 """
 

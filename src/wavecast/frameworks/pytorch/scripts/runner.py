@@ -225,7 +225,7 @@ class _Loop:
             self.recorder.assign_roles()
 
     def notes(self, period: Period) -> list[str]:
-        """What the reader should know about a step. What cannot be meant is an error."""
+        """The notes about a step. What can only be a mistake is an error."""
         whole = StepWatch()
         notes: list[str] = []
         for boundary, watch, own in zip(self.boundaries, self._watches, self._notes, strict=True):
@@ -235,7 +235,7 @@ class _Loop:
         return notes + check(whole, None)
 
     def _close(self, end: Boundary) -> None:
-        """A step is over."""
+        """Note that a step is over."""
         self.boundaries.append(replace(end, position=len(self.recorder)))
         self._ended = None
         self._watches.append(self._watch.restart())
@@ -243,7 +243,7 @@ class _Loop:
         self.assumptions.notes.clear()
 
     def _end_step(self, optimizer: int, line: str) -> None:
-        """An optimizer has stepped. What follows until the next batch belongs to the step."""
+        """Note an optimizer's step. What follows until the next batch belongs to the step."""
         self._begin_step()
         self._ended = Boundary(len(self.recorder), optimizer, line)
 
@@ -252,7 +252,7 @@ class _Loop:
         self._begin_step()
 
     def _begin_step(self) -> None:
-        """The next step begins: a batch is drawn, or the forward pass runs."""
+        """Note that the next step begins: a batch is drawn, or the forward pass runs."""
         if threading.get_ident() != self._thread:
             return  # a thread that loads batches ahead; the exception would not end the script
         if self.stopped:  # the script caught the exception

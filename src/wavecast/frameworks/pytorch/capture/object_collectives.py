@@ -1,4 +1,4 @@
-"""Python objects that ranks exchange: here every rank has what the traced one has."""
+"""Collectives of Python objects: every rank is assumed to have what the traced one has."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 
-def object_exchanges(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
-    """The functions of `torch.distributed` that exchange objects, by name."""
+def object_collectives(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
+    """The functions of `torch.distributed` that send or gather objects, by name."""
 
     def note() -> None:
         assumptions.note(
-            f"the step exchanges Python objects at {user_line()}; all ranks were assumed to have "
-            "what the traced one has"
+            f"the step sends Python objects between ranks at {user_line()}; all ranks were assumed "
+            "to have what the traced one has"
         )
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
@@ -50,6 +50,6 @@ def object_exchanges(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
 def _refuse(action: str) -> None:
     raise CaptureError(
         f"the step {action} at {user_line()}, which cannot be traced, because no other rank runs; "
-        "make them without an exchange; for a pipeline, trace the whole model and predict it with "
+        "make them on this rank; for a pipeline, trace the whole model and predict it with "
         "parallel=Parallel(pipeline=4)"
     )
