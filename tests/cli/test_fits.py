@@ -13,7 +13,7 @@ from shell import run, run_process
 
 import wavecast
 from wavecast.footprint.advice import advise
-from wavecast.footprint.limits import usable_bytes
+from wavecast.footprint.replay import usable_bytes
 from wavecast.hardware.contexts import context_bytes
 from wavecast.traces.step import Allocation, Role, Trace
 

@@ -10,8 +10,7 @@ from made import relu
 import wavecast
 from wavecast.footprint.allocator import AllocatorFull
 from wavecast.footprint.largest_batch import largest_batch
-from wavecast.footprint.limits import RESERVE
-from wavecast.footprint.replay import Replay
+from wavecast.footprint.replay import RESERVE, Replay
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -75,7 +74,7 @@ def test_a_smaller_batch_that_gaps_keep_out_does_not_end_the_search(
             raise AllocatorFull("no gap is large enough")
         return Replay(allocated // 2, allocated)
 
-    for place in ("largest_batch", "limits"):
+    for place in ("largest_batch", "replay"):
         monkeypatch.setattr(f"wavecast.footprint.{place}.replay", played)
     answer = largest_batch(traced, H200, 8 * GIB, start=176)
     assert (answer.batch, answer.too_large) == (175, 176)

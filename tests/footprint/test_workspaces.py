@@ -9,9 +9,9 @@ import pytest
 from wavecast import Device, device
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.replay import replay
-from wavecast.footprint.workspaces.blas import kept_bytes
 from wavecast.footprint.workspaces.convolution import Convolution
 from wavecast.footprint.workspaces.estimate import Constants, with_workspaces, workspaces_of
+from wavecast.footprint.workspaces.libraries import blas_bytes
 from wavecast.footprint.workspaces.recurrent import recurrent_algorithm
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
 
@@ -315,12 +315,12 @@ def product(phase: Phase, name: str = "aten.mm.default", stream: int = 0) -> Cal
 def test_each_thread_and_stream_keeps_a_buffer() -> None:
     forward, backward = product(Phase.FORWARD), product(Phase.BACKWARD)
     with_bias = product(Phase.FORWARD, "aten.addmm.default")
-    assert kept_bytes(Trace((forward,)), H200) == (32 * MIB,)
-    assert kept_bytes(Trace((forward, backward)), H200) == (32 * MIB, 32 * MIB)
-    assert kept_bytes(Trace((with_bias, backward)), H200) == (32 * MIB, MIB, 32 * MIB)
-    assert len(kept_bytes(Trace((forward, product(Phase.FORWARD, stream=1))), H200)) == 2
-    assert kept_bytes(Trace((forward,)), device("a100-sxm-80gb")) == (8519680,)
-    assert kept_bytes(Trace(()), H200) == ()
+    assert blas_bytes(Trace((forward,)), H200) == (32 * MIB,)
+    assert blas_bytes(Trace((forward, backward)), H200) == (32 * MIB, 32 * MIB)
+    assert blas_bytes(Trace((with_bias, backward)), H200) == (32 * MIB, MIB, 32 * MIB)
+    assert len(blas_bytes(Trace((forward, product(Phase.FORWARD, stream=1))), H200)) == 2
+    assert blas_bytes(Trace((forward,)), device("a100-sxm-80gb")) == (8519680,)
+    assert blas_bytes(Trace(()), H200) == ()
 
 
 def step() -> Trace:

@@ -16,8 +16,8 @@ from made import call, copy_to_gpu, mm, relu, step, trace, unknown, view
 import wavecast
 from lab.measured import campaigns
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.footprint.limits import usable_bytes
 from wavecast.footprint.memory import memory
+from wavecast.footprint.replay import usable_bytes
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device

@@ -34,3 +34,26 @@ def test_an_equal_op_of_a_gradient_is_not_computed_again() -> None:
     again = _call("aten.gelu", Phase.BACKWARD, "a")
     after = _call("aten.gelu_backward", Phase.BACKWARD, "a")
     assert recomputed([gelu, _call("aten.mm", Phase.BACKWARD, "b"), again, after]) == {2}
+
+
+def test_gradients_of_views_that_cancel_are_not_computed_again() -> None:
+    rows, columns = TensorSpec((4, 6), "float32"), TensorSpec((6, 4), "float32")
+    flat = TensorSpec((24,), "float32")
+    there = [Op("aten.t", (rows,), (columns,)), Op("aten.view", (columns,), (flat,))]
+    back = [Op("aten.view", (flat,), (columns,)), Op("aten.t", (columns,), (rows,))]
+    inner = Op("aten.convolution", (flat,), (flat,))
+    gradient = Op("aten.convolution_backward", (flat,), (flat,))
+
+    def calls(phase: Phase, middle: Op) -> list[Call]:
+        within = Call(middle, phase, "a.inner")
+        return [
+            *(Call(op, phase, "a") for op in there),
+            within,
+            *(Call(o, phase, "a") for o in back),
+        ]
+
+    once = calls(Phase.FORWARD, inner)
+    # The backward pass reshapes the gradient as the forward pass did the activation.
+    assert recomputed([*once, *calls(Phase.BACKWARD, gradient)]) == set()
+    twice = [*once, *calls(Phase.BACKWARD, inner), *calls(Phase.BACKWARD, gradient)]
+    assert recomputed(twice) == {5, 6, 7, 8, 9}

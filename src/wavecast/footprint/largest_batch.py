@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
-from wavecast.footprint.limits import replay_within, usable_bytes
-from wavecast.footprint.replay import replay
+from wavecast.footprint.replay import replay, replay_within, usable_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
 from wavecast.showing import Shown

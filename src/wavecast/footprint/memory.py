@@ -13,8 +13,7 @@ from functools import cached_property, lru_cache
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
-from wavecast.footprint.limits import replay_within, usable_bytes
-from wavecast.footprint.replay import Replay, replay
+from wavecast.footprint.replay import Replay, replay, replay_within, usable_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
@@ -95,7 +94,7 @@ class Memory(Shown):
         """Whether the step fits in the GPU's memory. None when no GPU was named.
 
         What the context leaves to the allocator must hold the step, and 0.5% of it must stay free:
-        the allocator's model is not exact (`limits.RESERVE`).
+        the allocator's model is not exact (`replay.RESERVE`).
         """
         if self.device is None:
             return None

@@ -8,7 +8,7 @@ million, and a fit of a million runs needs little more memory than their feature
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -22,6 +22,8 @@ from wavecast.errors import InvalidInput, MissingExtra
 Array = NDArray[np.float64]
 
 _DRAWS = 2000
+_TAILS = ((1 - 0.9) / 2, (1 + 0.9) / 2)
+"""The quantiles between which nine in ten values lie."""
 _SEED = 20190502  # of the random draws, so that the same data give the same range
 _RANK_TOLERANCE = 1e-9
 _PART = 50_000
@@ -83,11 +85,11 @@ class LinearFit:
         """The time of each row."""
         return rows @ self.values
 
-    def coefficient_ranges(self, level: float = 0.9) -> Array:
+    def coefficient_ranges(self) -> Array:
         """The low and high end of each coefficient's range: (2, columns)."""
-        return np.quantile(self._drawn[0], _tails(level), axis=0)
+        return np.quantile(self._drawn[0], _TAILS, axis=0)
 
-    def ranges(self, rows: Array, level: float = 0.9) -> Array:
+    def ranges(self, rows: Array) -> Array:
         """The range of the time of one more run, for each of these rows: (2, rows)."""
         drawn, noise = self._drawn
         rng = np.random.default_rng(_SEED + 1)
@@ -96,7 +98,7 @@ class LinearFit:
             means = drawn @ row
             size = np.abs(means) if self.method.relative else 1.0
             times = means + size * noise * rng.standard_normal(len(means))
-            ends[:, index] = np.quantile(times, _tails(level))
+            ends[:, index] = np.quantile(times, _TAILS)
         return np.maximum(ends, 0.0)
 
     @cached_property
@@ -229,9 +231,3 @@ def needing_scipy(what: str, module: str) -> Any:
 def _non_negative(rows: Array, target: Array) -> Array:
     coefficients: Array = needing_scipy("fitting", "scipy.optimize").nnls(rows, target)[0]
     return coefficients
-
-
-def _tails(level: float) -> Sequence[float]:
-    if not 0 < level < 1:
-        raise InvalidInput(f"a level is between 0 and 1, not {level}")
-    return (1 - level) / 2, (1 + level) / 2

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.planning.cost import Ranged, TrainingCost, TrainingPlan
-from wavecast.planning.prices import Price
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.prices import seen, seller
 from wavecast.report.tables import fitting, left_out, remarks, table, titled
@@ -44,11 +43,6 @@ def long_range(value: Ranged) -> str:
 def money_range(value: Ranged | None) -> str:
     """A range of money: `$12.30 - $20.10`, or `?`."""
     return UNKNOWN if value is None else span(value.low, value.high, money)
-
-
-def offer_name(offer: Price | None) -> str:
-    """Who sells what, or `?`."""
-    return UNKNOWN if offer is None else seller(offer)
 
 
 describe(

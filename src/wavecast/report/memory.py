@@ -10,8 +10,8 @@ from rich.console import RenderableType
 from wavecast.footprint.advice import Advice
 from wavecast.footprint.kinds import KINDS
 from wavecast.footprint.largest_batch import LargestBatch
-from wavecast.footprint.limits import RESERVE
 from wavecast.footprint.memory import Held, Memory
+from wavecast.footprint.replay import RESERVE
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.device import Device
 from wavecast.report.fields import Described, Field, columns, describe, some

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from wavecast.traces.step import Call, Phase
 
@@ -19,7 +20,9 @@ def recomputed(calls: Sequence[Call]) -> set[int]:
 
     Where no values were recorded, all calls of a module must come back, since a gradient may run an
     equal op by chance; and one of them must have a gradient that is an op of its own, or come
-    beside such a call.
+    beside such a call. Neighbours that may be the gradients of other neighbours do not count: a
+    module that reshapes its input and, at its end, shapes it back has a backward pass of just the
+    same calls.
     """
     forward: dict[str, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
@@ -45,20 +48,42 @@ def recomputed(calls: Sequence[Call]) -> set[int]:
         if call.phase is Phase.BACKWARD:
             gradients.add(call)
     whole = {name for name, places in repeated.items() if len(places) == len(forward[name])}
-    in_order = {
-        name for name, places in repeated.items() if any(_in_order(p, first) for p in places)
-    }
+    derived = {c.op.name.partition("_backward")[0] for c in calls if "_backward" in c.op.name}
+    pairs = _neighbours(first)
+    if pairs and not gradients.are_known:
+        pairs -= _by_chance(pairs, calls, derived)
+    beside = {at for position in pairs for at in (position, position + 1)}
+    in_order = {name for name, places in repeated.items() if not beside.isdisjoint(places)}
     if gradients.are_known:
         return {p for name in whole | in_order for p in repeated[name]}
-    derived = {c.op.name.partition("_backward")[0] for c in calls if "_backward" in c.op.name}
     apart = {name for name in whole if any(calls[p].op.base in derived for p in repeated[name])}
     return {p for name in whole & in_order | apart for p in repeated[name]}
 
 
-def _in_order(position: int, first: dict[int, int]) -> bool:
-    """Whether a neighbour of a repeated call was its neighbour in the forward pass, too."""
-    at = first[position]
-    return first.get(position - 1) == at - 1 or first.get(position + 1) == at + 1
+def _neighbours(first: dict[int, int]) -> set[int]:
+    """The repeated calls whose next call came next in the forward pass, too."""
+    return {position for position, at in first.items() if first.get(position + 1) == at + 1}
+
+
+def _by_chance(pairs: set[int], calls: Sequence[Call], derived: set[str]) -> set[int]:
+    """The pairs of neighbours that may be the gradients of another pair of the forward pass.
+
+    A backward pass runs the gradients of a pair in reverse. Unless it is an op of its own
+    (`derived`), the gradient of an op reads the output's shape and writes the input's.
+    """
+    gradients = {
+        (_kind(other, reverse=True), _kind(one, reverse=True))
+        for one, other in pairwise(calls)
+        if one.phase is other.phase is Phase.FORWARD
+        and derived.isdisjoint((one.op.base, other.op.base))
+    }
+    return {p for p in pairs if (_kind(calls[p]), _kind(calls[p + 1])) in gradients}
+
+
+def _kind(call: Call, reverse: bool = False) -> tuple[object, ...]:
+    """The module, op and shapes of a call; in reverse, those that its gradient may have."""
+    read, written = frozenset(call.op.inputs), frozenset(call.op.outputs)
+    return call.module, call.op.base, *((written, read) if reverse else (read, written))
 
 
 class _Gradients:

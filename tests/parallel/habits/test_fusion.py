@@ -48,6 +48,18 @@ def test_a_group_is_one_kernel_forward_and_one_backward(
     assert [tensor.shape for tensor in calls[0].op.outputs] == shapes
 
 
+def test_results_of_experts_on_other_ranks_are_added_up_in_one_kernel() -> None:
+    strategy = Parallel(data=4, expert=4, fused_experts=True)
+    (part,) = spread(wavecast.trace(MIXTRAL), strategy).groups[0].parts
+    calls = _of(part.plain, "blocks.1.feed_forward.combine")
+    kernels = [c.phase for c in calls if ops.kind(c.op) is not ops.Kind.COLLECTIVE]
+    # The order of the tokens is no kernel of its own, though the results arrive after it.
+    assert kernels == [Phase.FORWARD, Phase.BACKWARD]
+    # The weights of the experts have 32 bits, but a fused kernel converts them for nothing.
+    read = {t.dtype for c in calls for t in c.op.inputs if "float" in t.dtype}
+    assert read == {"bfloat16"}
+
+
 def test_a_gate_reads_and_writes_each_tensor_once() -> None:
     forward, backward = _of(
         with_fused(wavecast.trace(LLAMA), GATES), "blocks.1.feed_forward.activation"

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.parallel.editing import flat
 from wavecast.parallel.habits.flow import ACTIVATIONS, Flow
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import recomputed
-from wavecast.traces.step import Call, Op, Phase, Trace
+from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+
+_FLOATS = {"float16", "bfloat16", "float32"}
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,16 @@ def _is_kernel(flow: Flow, kernel: FusionRule, group: Sequence[int]) -> bool:
 
 
 def _runs(flow: Flow, kernel: FusionRule) -> Iterator[list[int]]:
-    """The kernels of a block that can be members, by pass; in a row, unless they may be apart."""
+    """The kernels of a block that can be members, by pass; in a row, unless they may be apart.
+
+    Collectives may run between: results of experts arrive after the order of tokens is computed.
+    """
     block_of = block_finder(flow.trace)
     again = recomputed(flow.trace.calls)
     run: list[int] = []
     before: tuple[Phase, str, bool] | None = None
     for position, call in enumerate(flow.trace):
-        if not ops.launches(call.op):
+        if not ops.launches(call.op) or ops.kind(call.op) is ops.Kind.COLLECTIVE:
             continue
         place = (call.phase, block_of(call.module), position in again)
         is_member = _is_member(flow, position, kernel)
@@ -177,7 +183,7 @@ class _Fusing:
             inputs, outputs = self._inputs(group), self._outputs(group)
             last = trace.calls[group[-1]]
             read, written = (tuple(self._specs[v] for v in some) for some in (inputs, outputs))
-            op = Op("aten.mul.Tensor", read, written)
+            op = Op("aten.mul.Tensor", _in_one_type(read), written)
             call = Call(op, last.phase, last.module, reads=tuple(inputs), writes=tuple(outputs))
             edit.remove(group)
             edit.insert(self._place(group, inputs), [call])
@@ -262,3 +268,17 @@ class _Fusing:
         kept = {flow.base(v) for group in self._groups for v in self._outputs(group)}
         numbers = (flow.trace.values[value].allocation for value in written - kept)
         return {number for number in numbers if number is not None}
+
+
+def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The bytes that a fused kernel reads, in the type of its largest tensor.
+
+    It converts numbers in registers. PyTorch's own kernels for operands of two types are slower.
+    """
+    largest = max(tensors, key=lambda tensor: tensor.nbytes).dtype
+    return tuple(
+        flat(tensor.nbytes, largest)
+        if tensor.dtype != largest and {tensor.dtype, largest} <= _FLOATS
+        else tensor
+        for tensor in tensors
+    )

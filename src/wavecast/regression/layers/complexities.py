@@ -65,10 +65,6 @@ class Category(StrEnum):
     SUM = "Sum"
 
 
-PUBLISHED = tuple(Category)[:5]
-"""The categories that have published coefficients."""
-
-
 class Pass(StrEnum):
     """The forward or backward pass of a layer."""
 

@@ -40,17 +40,14 @@ def linear_axis(high: float, label: Callable[[float], str], *, binary: bool = Fa
     return PlotAxis(0.0, max(high, marks[-1]), tuple((mark, label(mark)) for mark in marks))
 
 
-def log_axis(
-    low: float, high: float, label: Callable[[float], str], base: float = 10.0
-) -> PlotAxis:
-    """A logarithmic axis with marks at powers of its base, all or every second, third, ... one."""
-    first = math.floor(math.log(low, base) + 1e-9)
-    last = math.ceil(math.log(high, base) - 1e-9)
-    last = max(last, first + 1)
+def log_axis(low: float, high: float, label: Callable[[float], str]) -> PlotAxis:
+    """A logarithmic axis with marks at powers of ten, all or every second, third, ... one."""
+    first = math.floor(math.log10(low) + 1e-9)
+    last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     every = max(1, math.ceil((last - first) / 7))
-    marks = [base**power for power in range(first, last + 1, every)]
+    marks = [10.0**power for power in range(first, last + 1, every)]
     ticks = tuple((mark, label(mark)) for mark in marks)
-    return PlotAxis(base**first, base**last, ticks, is_log=True)
+    return PlotAxis(10.0**first, 10.0**last, ticks, is_log=True)
 
 
 def _round_step(step: float, binary: bool) -> float:

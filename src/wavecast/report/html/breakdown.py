@@ -195,9 +195,9 @@ def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
     return [names.position(f"{len(nodes)} smaller ones"), round(seconds * 1e9), calls, 9, []]
 
 
-def modules(table_of: Timetable, depth: int = 3) -> Html:
+def modules(table_of: Timetable) -> Html:
     """The modules with most GPU time, as a table for those who cannot use the tree."""
-    every, whole = _longest(table_of, lambda work: ".".join(_path(work.module, work.phase)[:depth]))
+    every, whole = _longest(table_of, lambda work: ".".join(_path(work.module, work.phase)[:3]))
     cells = [(name, *_cells(time, whole)) for name, time in every[:_ROWS]]
     columns = from_rows(cells, "<module", "time", "share", "calls")
     return table(columns, caption="The modules with most GPU time")

@@ -10,14 +10,20 @@ import pytest
 import sympy  # type: ignore[import-untyped]
 
 from wavecast import ops
-from wavecast.frameworks.pytorch.compiled.fused_ops import fused_op, kernels_of, list_kernel
+from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of, list_kernel
 from wavecast.frameworks.pytorch.compiled.node_accesses import is_contiguous
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline
+from wavecast.traces.step import Op
 
 D0, D1 = sympy.symbols("d0 d1")
+
+
+def fused_op(node: Any, graph: Any) -> Op:
+    """The first kernel of a node, as an op."""
+    return kernels_of(node, graph, sm_count=1).planned[0].op
 
 
 class Dep:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from wavecast.frameworks.pytorch.capture.places import is_cuda
-from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
+from wavecast.frameworks.pytorch.capture.replacements import aten_kernels
 
 
 def _words(text: str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.attention import AttentionCall
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
-from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
+from wavecast.frameworks.pytorch.capture.replacements import aten_kernels
 from wavecast.frameworks.pytorch.capture.rnn import RecurrentLayer, gru_cell, lstm_cell
 from wavecast.frameworks.pytorch.capture.rnn_weights import CUDNN_MODES
 from wavecast.frameworks.pytorch.capture.sequences import sequence_kernels

@@ -30,11 +30,11 @@ from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
 from wavecast.frameworks.pytorch.capture.refusals import refused_functions
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.replacing import replacing
 from wavecast.frameworks.pytorch.recording.user_lines import is_users, user_line
 
 

@@ -18,6 +18,7 @@ from wavecast.frameworks.pytorch.capture.pipelines import pipeline_replacements
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import gpu_numbers
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_process_groups
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 _NCCL_VERSION = (2, 27, 5)
@@ -56,14 +57,7 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         stack.enter_context(fake_process_groups(place))
         stack.enter_context(gpu_numbers({0, place.gpu}))
 
-        def replace(owner: Any, **values: Any) -> None:
-            for name, value in values.items():
-                if name in vars(owner):
-                    stack.callback(setattr, owner, name, vars(owner)[name])
-                else:
-                    stack.callback(delattr, owner, name)
-                setattr(owner, name, value)
-
+        replace = replacing(stack)
         replace(torch.cuda, device_count=lambda: place.machine)
         replace(torch.accelerator, device_count=lambda: place.machine)
         replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)

@@ -28,9 +28,9 @@ from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device, tried
 from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
-from wavecast.frameworks.pytorch.recording.replacing import replacing
 
 _HOOKS = (
     *((module_hooks, f"_global_{name}") for name in ("forward_pre_hooks", "forward_hooks")),

@@ -24,7 +24,7 @@ from wavecast.frameworks.pytorch.capture.places import (
     put,
     tensors_in,
 )
-from wavecast.frameworks.pytorch.recording.replacing import replacing
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 
 REAL_DEVICES = "_wavecast_real_devices"
 """The mark of a fake-tensor mode whose tensors have their true devices, as Inductor needs them."""

@@ -86,11 +86,6 @@ def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
     return NodeKernels((_kernel(node.get_nodes(), points, reduction, graph),))
 
 
-def fused_op(node: Any, graph: Any) -> Op:
-    """The first, and mostly the only, kernel of a node as an op."""
-    return kernels_of(node, graph, sm_count=1).planned[0].op
-
-
 def list_kernel(nodes: Sequence[Any], graph: Any) -> PlannedOp:
     """One kernel over a list of independent nodes, whose shapes may differ."""
     hint = hint_of(graph)

@@ -37,11 +37,10 @@ from torch.utils._mode_utils import no_dispatch
 from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
-from wavecast.frameworks.pytorch.capture.replaced_kernels import aten_kernels
+from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
-from wavecast.frameworks.pytorch.recording.replacing import replacing
 
 _CUDA = "12.8"
 _aten = torch.ops.aten

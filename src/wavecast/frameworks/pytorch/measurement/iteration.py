@@ -34,8 +34,8 @@ import torch
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.measurement import profiling, reruns
+from wavecast.frameworks.pytorch.measurement.machine_load import processor_s
 from wavecast.frameworks.pytorch.measurement.memory import record_memory
-from wavecast.frameworks.pytorch.measurement.processor_time import processor_s
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder

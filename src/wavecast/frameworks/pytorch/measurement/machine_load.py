@@ -1,15 +1,20 @@
-"""How busy a machine is with other programs, from the CPU times that Linux counts."""
+"""The CPU time of this process and its workers, and how busy other programs keep the machine.
+
+Both come from the CPU times that Linux counts.
+"""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 _STAT = Path("/proc/stat")
+_PROCESSES = Path("/proc")
 _COUNTED = 8
 """user, nice, system, idle, iowait, irq, softirq and steal; guests are counted in user and nice."""
 _IDLE = (3, 4)
@@ -76,3 +81,37 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float | Non
         return None
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return min(max(others_s / (after.total_s - before.total_s), 0.0), 1.0)
+
+
+def processor_s(processes: Path = _PROCESSES) -> float:
+    """The CPU seconds that this process and its descendants have used so far.
+
+    Descendants that have ended count once their parent has waited for them. Those that still run
+    are read from /proc, so they count on Linux only.
+
+    Args:
+        processes: the folder that describes the running processes.
+    """
+    ended = os.times()
+    return time.process_time() + ended.children_user + ended.children_system + _running_s(processes)
+
+
+def _running_s(processes: Path) -> float:
+    """The CPU seconds of the descendants that run now, and of those that they waited for."""
+    children: dict[int, list[int]] = defaultdict(list)
+    used_ticks: dict[int, int] = {}
+    for place in processes.glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold spaces and parentheses of its own.
+            fields = place.read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it ended meanwhile
+        pid = int(place.parent.name)
+        children[int(fields[1])].append(pid)
+        used_ticks[pid] = sum(map(int, fields[11:15]))
+    waiting, ticks = list(children[os.getpid()]), 0
+    while waiting:
+        pid = waiting.pop()
+        ticks += used_ticks[pid]
+        waiting += children[pid]
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks else 0.0

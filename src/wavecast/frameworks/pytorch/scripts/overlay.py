@@ -119,10 +119,6 @@ class Overlay:
         else:
             os.symlink(source, self.to_write(path, keep=False))
 
-    def is_link(self, path: str) -> bool:
-        """Whether a path is a link to a folder that the script made."""
-        return path in self._links
-
     def make_folder(self, path: str) -> None:
         """Make a folder."""
         if os.path.lexists(self.to_read(path)):

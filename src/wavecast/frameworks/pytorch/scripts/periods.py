@@ -1,4 +1,4 @@
-"""The step that repeats, found among the optimizer steps of a script."""
+"""The step that repeats, found among the optimizer steps of a script and cut out of a recording."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, pairwise
 
+from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.scripts.boundaries import Boundary
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
-from wavecast.traces.step import Op
+from wavecast.traces.editing import Edit
+from wavecast.traces.step import Allocation, Op, Role, Trace
+from wavecast.traces.values import compacted
 
 LONGEST_PATTERN = 64
 """How many optimizer steps to wait for an optimizer that has not stepped yet."""
+_MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)
 
 
 @dataclass(frozen=True)
@@ -154,3 +158,25 @@ def _work(ops: Sequence[Op]) -> tuple[float, float]:
         float(sum(cost.flops * times for cost, times in costs)),
         float(sum(cost.bytes * times for cost, times in costs)),
     )
+
+
+def window(recording: Recording, begin: int, end: int) -> Recording:
+    """The calls from `begin` to before `end`, and the memory that exists while they run."""
+
+    def cut(memory: Allocation) -> Allocation | None:
+        born = -1 if memory.born is None else memory.born
+        if born >= end or (memory.freed is not None and memory.freed <= begin):
+            return None
+        before = born < begin
+        return replace(
+            memory,
+            born=None if before else born,
+            freed=None if memory.freed is None or memory.freed >= end else memory.freed,
+            role=Role.INPUT if before and memory.role in _MADE_IN_A_STEP else memory.role,
+        )
+
+    edit = Edit(Trace(recording.calls, recording.allocations, values=recording.values))
+    edit.remove(chain(range(begin), range(end, len(recording.calls))))
+    edit.change_memory(cut)
+    part = compacted(edit.trace())
+    return Recording(part.calls, part.allocations, part.values)

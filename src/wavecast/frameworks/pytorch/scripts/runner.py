@@ -49,10 +49,10 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     outline,
     pattern_length,
     periods_of,
+    window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
-from wavecast.frameworks.pytorch.scripts.windows import window
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of

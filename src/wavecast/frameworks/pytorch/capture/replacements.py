@@ -1,7 +1,8 @@
-"""Kernels of torch's dispatcher that are replaced while tracing.
+"""Kernels of torch's dispatcher, and attributes of its objects, that are replaced while tracing.
 
-When a replacement is withdrawn, torch does not always go back to the one before it. So each kernel
-is replaced once, by a function that calls the innermost of the traces that are under way.
+When the replacement of a kernel is withdrawn, torch does not always go back to the one before
+it. So each kernel is replaced once, by a function that calls the innermost of the traces that are
+under way.
 """
 
 from __future__ import annotations
@@ -44,3 +45,17 @@ def _register(library: Any, name: str, key: str, kernel: Kernel) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
         library.impl(name, kernel if is_fallthrough else call, key)
+
+
+def replacing(stack: ExitStack) -> Callable[..., None]:
+    """A function that replaces attributes of an object, by name, until the stack is closed."""
+
+    def replace(owner: Any, **values: Any) -> None:
+        for name, value in values.items():
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, value)
+
+    return replace
