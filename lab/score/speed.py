@@ -1,43 +1,51 @@
-"""How much time and memory do importing, tracing and predicting take?
+"""How much time and memory do importing, tracing, predicting and searching take?
 
     python -m lab score speed
+    python -m lab score speed --only parallelize
 
-Each case runs in a new process. Tracing is timed after torch has been imported, once cold and once
-warm.
+Each case runs in a new process. Times are CPU seconds of the process, since machines are shared.
+Tracing is timed after torch has been imported, once cold and once warm; commands are timed whole.
 """
 
 from __future__ import annotations
 
 import json
 import platform
+import resource
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
+from time import process_time
 from typing import Any
 
 from lab import needs
 from lab.markdown import heading
 
 CASES = (
-    *("import", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
-    *("predict-all", "predict-many"),
+    *("import", "import-numpy", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
+    *("predict-all", "predict-llama", "predict-many", "parallelize", "choose"),
     *("compiled gpt2", "compiled gpt2-medium", "compiled llama-1b"),
 )
+COMMANDS = {
+    "parallelize": "parallelize hf:llama-3.1-8b --gpu h100-sxm-80gb --gpus 512 --global-batch 1024 "
+    "--precision bf16",
+    "choose": "choose hf:llama-3.1-8b --qlora",
+}
 _RESULT = "RESULT "
 
 
 def main(given: Sequence[str] = ()) -> None:
     """Run every case, each in a process of its own, and print a table in Markdown."""
     parser = needs.parser(__doc__)
-    parser.add_argument("--case", choices=CASES)
+    parser.add_argument("--case", choices=CASES, help="run one case in this process")
+    parser.add_argument("--only", choices=CASES, nargs="+", default=CASES)
     args = parser.parse_args(given)
     if args.case is not None:
         print(_RESULT + json.dumps(measure(args.case)))
         return
-    print(f"Python {platform.python_version()}, {platform.machine()}, best of 3\n")
+    print(f"Python {platform.python_version()}, {platform.machine()}, CPU seconds, best of 3\n")
     print(*heading("case | time and memory", "ll"), sep="\n")
-    for case in CASES:
+    for case in args.only:
         runs = [_run(case) for _ in range(3)]
         best = min(runs, key=lambda run: run["seconds"])
         print(f"| {best['what']} | {_show(best)} |", flush=True)
@@ -62,10 +70,14 @@ def _show(run: dict[str, Any]) -> str:
 
 def measure(case: str) -> dict[str, Any]:
     """The result of one case, run in this process."""
-    if case == "import":
-        return _import()
+    if case.startswith("import"):
+        return _import("numpy" if case == "import-numpy" else "wavecast")
+    if case in COMMANDS:
+        return _command(COMMANDS[case])
     if case == "predict-all":
-        return _predict_all()
+        return _predict_all("BERT-base", _suite_step)
+    if case == "predict-llama":
+        return _predict_all("Llama of 6.7 billion parameters", lambda: _llama_step(32))
     if case == "predict-many":
         return _predict_many()
     if case == "memory-70b":
@@ -78,30 +90,35 @@ def measure(case: str) -> dict[str, Any]:
     return _trace(f"Llama-like step, {layers} layers", lambda: _llama_step(layers))
 
 
-def _import() -> dict[str, Any]:
-    start = time.perf_counter()
-    import wavecast
-
-    seconds = time.perf_counter() - start
-    loaded = "torch" in sys.modules
+def _import(name: str) -> dict[str, Any]:
+    subprocess.run([sys.executable, "-c", f"import {name}"], check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
-        "what": "`import wavecast`",
-        "seconds": seconds,
-        "more": [f"torch imported: {'yes' if loaded else 'no'}", f"v{wavecast.__version__}"],
+        "what": f"`import {name}`, with Python's own start",
+        "seconds": used.ru_utime + used.ru_stime,
+    }
+
+
+def _command(command: str) -> dict[str, Any]:
+    arguments = [sys.executable, "-m", "wavecast", *command.split(), "--json"]
+    subprocess.run(arguments, check=True, stdout=subprocess.DEVNULL)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "what": f"`wavecast {command}`",
+        "seconds": used.ru_utime + used.ru_stime,
+        "rss_gb": used.ru_maxrss / 1e6,
     }
 
 
 def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
-    import resource
-
     import wavecast.frameworks.pytorch  # importing torch is not timed
     from wavecast import Trace
     from wavecast.traces.step import Role
 
     def timed() -> tuple[float, Trace]:
-        start = time.perf_counter()
+        start = process_time()
         trace = wavecast.trace(make_step)
-        return time.perf_counter() - start, trace
+        return process_time() - start, trace
 
     cold_s, trace = timed()
     warm_s, _ = timed()
@@ -117,34 +134,30 @@ def _trace(what: str, make_step: Callable[[], Any]) -> dict[str, Any]:
 
 def _compile(name: str) -> dict[str, Any]:
     """A model of the suite as torch.compile would run it; loading the compiler is counted apart."""
-    import resource
-
     import wavecast.frameworks.pytorch  # importing torch is not timed
     from wavecast import suite
 
-    start = time.process_time()
+    start = process_time()
     import torch._inductor.compile_fx  # noqa: F401
 
-    loading_s = time.process_time() - start
-    start = time.process_time()
+    loading_s = process_time() - start
+    start = process_time()
     trace = wavecast.trace(lambda: suite.benchmark(name).make_step(4, "bf16"), compiled=True)
     return {
         "what": f"trace a compiled {name} step, batch 4, bf16",
-        "seconds": time.process_time() - start,
+        "seconds": process_time() - start,
         "rss_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         "more": [f"{len(trace)} ops", f"loading the compiler {loading_s:.1f} s"],
     }
 
 
 def _memory_70b() -> dict[str, Any]:
-    import resource
-
     import wavecast.frameworks.pytorch  # importing torch is not timed
 
-    start = time.perf_counter()
+    start = process_time()
     memory = wavecast.memory(wavecast.trace(_llama_70b_step, gpu="b200-sxm"), "b200-sxm")
     kinds = {kind: nbytes for kind, nbytes in memory.by_kind.items() if nbytes}
-    seconds = time.perf_counter() - start
+    seconds = process_time() - start
     largest = sorted(kinds.items(), key=lambda item: -item[1])[:4]
     return {
         "what": "memory of a step of 70 billion parameters, by kind",
@@ -154,17 +167,17 @@ def _memory_70b() -> dict[str, Any]:
     }
 
 
-def _predict_all() -> dict[str, Any]:
+def _predict_all(name: str, make_step: Callable[[], Any]) -> dict[str, Any]:
     import wavecast
 
-    trace = wavecast.trace(_suite_step)
+    trace = wavecast.trace(make_step)
     gpus = wavecast.devices()
-    start = time.perf_counter()
+    start = process_time()
     for gpu in gpus:
         _ = wavecast.predict(trace, gpu).seconds
     return {
-        "what": "predict a traced BERT-base on every GPU",
-        "seconds": time.perf_counter() - start,
+        "what": f"predict a traced {name} on every GPU",
+        "seconds": process_time() - start,
         "more": [f"{len(gpus)} GPUs", f"{len(trace)} ops, {len(trace.counts)} distinct"],
     }
 
@@ -182,12 +195,12 @@ def _predict_many() -> dict[str, Any]:
     ops = tuple(product(64 * m, 64 * k) for m in range(1, 41) for k in range(1, 26))
     gpus = [gpu for gpu in wavecast.devices() if gpu.sm_count and gpu.vendor == "NVIDIA"][:70]
     learned = Learned.shipped()
-    start = time.perf_counter()
+    start = process_time()
     for gpu in gpus:
         learned.predict_all(ops, gpu)
     return {
         "what": "predict 1,000 distinct ops on 70 GPUs",
-        "seconds": time.perf_counter() - start,
+        "seconds": process_time() - start,
         "more": [f"{len(ops)} products", f"{len(gpus)} GPUs"],
     }
 

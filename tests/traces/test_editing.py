@@ -8,7 +8,8 @@ from drawn_traces import operators, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wavecast.traces.editing import Edit, cut
+from wavecast.traces.cutting import cut
+from wavecast.traces.editing import Edit
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace, Value
 from wavecast.traces.values import compacted, without_values
 
@@ -139,10 +140,17 @@ def test_a_part_of_a_trace_is_counted_from_its_beginning() -> None:
     part = cut(chain(), [1, 2], [2, 3])
     assert names(part) == "bc"
     assert lifetimes(part) == [(0, 2), (1, None)]
-    assert [value.allocation for value in part.values] == [None, None, 0, 1]
-    compact = compacted(part)
-    assert [each.reads for each in compact] == [(0,), (1,)]
-    assert [value.allocation for value in compact.values] == [None, 0, 1]
+    assert [each.reads for each in part] == [(0,), (1,)]
+    assert [value.allocation for value in part.values] == [None, 0, 1]
+    assert compacted(part) is part
+
+
+def test_a_part_of_a_trace_keeps_the_bases_of_its_views() -> None:
+    whole = chain()
+    shown = replace(whole.values[3], view_of=0)
+    part = cut(replace(whole, values=(*whole.values[:3], shown)), [2], [3])
+    assert [value.view_of for value in part.values] == [None, None, 0]
+    assert part.calls[0].writes == (2,)
 
 
 def check(trace: Trace) -> None:

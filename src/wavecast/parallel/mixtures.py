@@ -8,6 +8,8 @@ from wavecast.traces.step import Phase, Trace
 
 def expert_weights(trace: Trace) -> dict[str, int]:
     """The parameters that are stacked weights of experts, with the number of experts."""
+    if not any(op.base in GROUPED for op in trace.counts):
+        return {}
     found: dict[str, int] = {}
     source: dict[int, int] = {}
     """The value of which another one is a view or a copy."""

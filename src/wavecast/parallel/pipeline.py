@@ -11,7 +11,8 @@ from wavecast.ops.fused import FUSED, shared_attrs
 from wavecast.parallel.compiled_graphs import with_parts_of_graphs
 from wavecast.parallel.gradients import parameters
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.editing import Edit, cut
+from wavecast.traces.cutting import cut, with_own_values
+from wavecast.traces.editing import Edit
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 
@@ -151,7 +152,7 @@ def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
         for position in range(first, len(positions)):
             op = whole.calls[position].op
             edit.replace_op(position, _owned(op, len(weights), mine, share))
-        made.append(edit.trace())
+        made.append(with_own_values(edit.trace()))
     return made
 
 

@@ -95,6 +95,11 @@ class _Weights:
                 name = trace.values[source.value].parameter
                 self.by_name.setdefault(name, []).append(source)
         self.groups = self._grouped()
+        self._group_of = {id(s): group for group in self.groups for s in group.sources}
+        normalized = (units.classes.find(own)[:1] for own in units.normalized)
+        self._losses = {int(number) for own in normalized for number in own}
+        """The classes over which losses normalise."""
+        self._even: dict[int, bool] = {}
 
     def name(self, source: Source) -> str:
         return self.trace.values[source.value].parameter
@@ -106,12 +111,14 @@ class _Weights:
         size = 1 + max((int(r[-1]) for r in roots), default=0)
         group_of = np.full(size, -1)
         members: dict[int, list[int]] = {}
+        joined: dict[int, int] = {}
+        """The group that each group is in now."""
         for index, own in enumerate(roots):
-            known = [int(g) for g in np.unique(group_of[own]) if g >= 0]
-            merged = [index, *(i for g in known for i in members.pop(g))]
-            members[index] = merged
-            for i in merged:
-                group_of[roots[i]] = index
+            known = {int(g) for g in np.unique(group_of[own]) if g >= 0}
+            now = sorted({joined[group] for group in known})
+            members[index] = [index, *(i for group in now for i in members.pop(group))]
+            joined.update((member, index) for member in members[index])
+            group_of[own] = index
         groups = []
         for own_members in members.values():
             units = np.unique(np.concatenate([roots[i] for i in own_members]))
@@ -124,7 +131,7 @@ class _Weights:
         return groups
 
     def group_of(self, source: Source) -> _UnitGroup:
-        return next(group for group in self.groups if any(s is source for s in group.sources))
+        return self._group_of[id(source)]
 
     def layout(self, source: Source, units: Numbers) -> ShardLayout:
         """The ranks of a dimension's elements: units in order, in pieces of equal size."""
@@ -133,11 +140,13 @@ class _Weights:
 
     def is_even(self, group: _UnitGroup) -> bool:
         """Whether all units of a dimension have as many elements of it."""
-        for source in group.sources:
-            counts = np.unique(self.units.classes.find(source.numbers), return_counts=True)[1]
-            if counts.min() != counts.max():
-                return False
-        return len(group.units) > 1
+        if id(group) not in self._even:
+            roots = (self.units.classes.find(source.numbers) for source in group.sources)
+            counts = (np.unique(own, return_counts=True)[1] for own in roots)
+            self._even[id(group)] = len(group.units) > 1 and all(
+                own.min() == own.max() for own in counts
+            )
+        return self._even[id(group)]
 
     def found(self) -> Plan:
         """The plan that the units give."""
@@ -199,12 +208,14 @@ class _Weights:
             if "lookup" in source.roles and self.name(source) not in taken
         ]
         rows = {len(source.numbers) for source in tables}
-        normalized = self.units.normalized
-        losses = {int(n) for own in normalized for n in self.units.classes.find(own)[:1]}
         for group in sorted(self.groups, key=lambda group: -len(group.units)):
             heads = [s for s in group.sources if "out" in s.roles]
             size = len(heads[0].numbers) if heads else 0
-            if size not in rows or group.names & taken.keys() or losses.isdisjoint(group.units):
+            if (
+                size not in rows
+                or group.names & taken.keys()
+                or self._losses.isdisjoint(group.units)
+            ):
                 continue
             shards = self._shards(group)
             for table in tables:
@@ -291,13 +302,9 @@ class _Weights:
         group = self.group_of(source)
         if not self.is_even(group):  # gathered before what needs all of it
             return Shard(source.dim, even(len(source.numbers), self.ranks, "features"))
-        if not group.has("lookup") and not self._ends_in_loss(group):
+        if not group.has("lookup") and self._losses.isdisjoint(group.units):
             self._check(group)
         return Shard(source.dim, self.layout(source, group.units))
-
-    def _ends_in_loss(self, group: _UnitGroup) -> bool:
-        roots = {int(n) for own in self.units.normalized for n in self.units.classes.find(own)[:1]}
-        return not roots.isdisjoint(group.units)
 
 
 def _fits(pattern: str, parameter: str) -> bool:

@@ -147,7 +147,7 @@ def _layers_key(strategy: Parallel) -> tuple[object, ...]:
 
 def exchanging_ranks(trace: Trace) -> int:
     """The ranks of the largest collective of a trace. 0 if it has none."""
-    ranks = (call.op.attr("ranks", 0) for call in trace if call.op.name.startswith("nccl."))
+    ranks = (op.attr("ranks", 0) for op in trace.counts if op.name.startswith("nccl."))
     return max((n for n in ranks if isinstance(n, int)), default=0)
 
 

@@ -88,7 +88,7 @@ class TimedTrace:
         """The times of the calls from one position to another, repeated as in a training."""
         part = slice(begin, len(self.trace) if end is None else end)
         # Of the whole trace, since a forward pass alone would count as one without a backward pass.
-        issue_s = (issue_times(self.arrays, self.host) * host_factor)[part]
+        issue_s = (self._issue_s * host_factor)[part]
         gpu_s = (self.call_s * gpu_factor + self._gap_s)[part]
         syncs = [at - begin for at in self._syncs if part.start <= at < part.stop]
         trip_s = self.host.trip_s
@@ -100,13 +100,18 @@ class TimedTrace:
     @cached_property
     def timetable(self) -> Timetable:
         """When each call is issued by the host and runs on the GPU."""
-        issue_s, busy_s = issue_times(self.arrays, self.host), self.call_s + self._gap_s
+        issue_s, busy_s = self._issue_s, self.call_s + self._gap_s
         queue = self.trace.calls, issue_s, busy_s, self._syncs, self.host.trip_s, self.slowdown
         table = play_streams(*queue, one_stream=self._is_one_stream)
         if not self._is_one_stream:
             return table
         # The sums of both players differ in their last digit; a step has one time.
         return replace(table, gpu_s=self.call_s, seconds=self.play().seconds)
+
+    @cached_property
+    def _issue_s(self) -> Seconds:
+        """The host's time for each call, in seconds; kept, since passes are played one by one."""
+        return issue_times(self.arrays, self.host)
 
     @property
     def _is_one_stream(self) -> bool:

@@ -144,7 +144,7 @@ class Edit:
             self._times[allocation] = born, freed
             return
         self._times.pop(allocation, None)
-        self._allocations[allocation] = _living(self._allocations[allocation], born, freed)
+        self._allocations[allocation] = living(self._allocations[allocation], born, freed)
 
     def resize(self, allocation: int, nbytes: int) -> None:
         """Give memory another size."""
@@ -176,7 +176,7 @@ class Edit:
         if len(numbers) != self._allocated or list(numbers) != list(range(self._allocated)):
             values = [_in_memory(value, numbers) for value in values]
         allocations = [
-            _living(allocation, *layout.lifetime(*self._times.get(n, _lifetime(allocation))))
+            living(allocation, *layout.lifetime(*self._times.get(n, _lifetime(allocation))))
             for n, allocation in self._allocations.items()
         ]
         if values:
@@ -328,14 +328,14 @@ def _cover(
             memory = allocations[index]
             born = None if memory.born is None else min(memory.born, position)
             freed = None if memory.freed is None else max(memory.freed, position + 1)
-            allocations[index] = _living(memory, born, freed)
+            allocations[index] = living(memory, born, freed)
 
 
 def _lifetime(allocation: Allocation) -> tuple[int | None, int | None]:
     return allocation.born, allocation.freed
 
 
-def _living(allocation: Allocation, born: int | None, freed: int | None) -> Allocation:
+def living(allocation: Allocation, born: int | None, freed: int | None) -> Allocation:
     """An allocation with another lifetime."""
     if born == allocation.born and freed == allocation.freed:
         return allocation
@@ -367,17 +367,3 @@ def with_op(call: Call, op: Op, reads: tuple[int, ...], writes: tuple[int, ...])
         writes,
         call.graph,
     )
-
-
-def cut(trace: Trace, positions: Iterable[int], allocations: Iterable[int] = ()) -> Trace:
-    """The trace of some of the calls, in order, with some of the memory.
-
-    Args:
-        trace: the whole trace.
-        positions: the calls that stay.
-        allocations: the numbers of the allocations that stay, in their new order.
-    """
-    edit = Edit(trace)
-    edit.remove(set(range(len(trace))).difference(positions))
-    edit.keep_memory(allocations)
-    return edit.trace()

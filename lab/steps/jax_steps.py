@@ -1,0 +1,161 @@
+"""The JAX training steps that are measured: those of the fit, and those of the blind test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+
+from lab.steps import jax_loops as loops
+from lab.steps import jax_nets as nets
+from lab.steps import jax_other_nets as other
+from wavecast.suite import jax_models as suite
+from wavecast.suite.jax_training import JaxTraining
+
+
+@dataclass(frozen=True)
+class JaxCase:
+    """A step by name, with the family that a fit leaves out as one."""
+
+    name: str
+    family: str
+    make: Callable[[], JaxTraining]
+
+
+def _steps(family: str, **makes: Callable[[], JaxTraining]) -> list[JaxCase]:
+    return [JaxCase(name, family, make) for name, make in makes.items()]
+
+
+FIT = [
+    *_steps(
+        "dense",
+        mlp_wide_bf16=partial(nets.mlp, 4096, 4096, 4, "bf16"),
+        mlp_fp32=partial(nets.mlp, 2048, 2048, 4, "fp32", normed=True),
+        mlp_dropout=partial(nets.mlp, 8192, 1024, 6, "bf16", dropout=0.1, normed=True),
+        mlp_small=partial(nets.mlp, 256, 512, 6, "fp32", optimizer="momentum"),
+        mlp_tanh=partial(nets.mlp, 1024, 3072, 3, "bf16", activation=jax.nn.gelu, optimizer="sgd"),
+    ),
+    *_steps(
+        "residual",
+        resnet50_bf16=partial(suite.resnet50, 32, "bf16"),
+        basic_bf16=partial(nets.basic_resnet, 256, 32, (64, 128, 256), 2, "bf16"),
+        basic_fp32=partial(nets.basic_resnet, 64, 64, (64, 128, 256), 2, "fp32"),
+        basic_group=partial(nets.basic_resnet, 32, 96, (64, 128), 2, "bf16", norm="group"),
+        basic_layer=partial(nets.basic_resnet, 32, 64, (96, 192), 2, "fp32", norm="layer"),
+    ),
+    *_steps(
+        "plain_conv",
+        vgg_bf16=partial(nets.plain_convnet, 64, 128, (64, 128, 256, 512), "bf16"),
+        vgg_fp32=partial(nets.plain_convnet, 128, 64, (64, 128, 256), "fp32", optimizer="adamw"),
+    ),
+    *_steps(
+        "depthwise",
+        convnext_bf16=partial(nets.depthwise_net, 64, 128, 192, 4, "bf16"),
+        convnext_fp32=partial(nets.depthwise_net, 32, 128, 128, 4, "fp32", kernel=3),
+    ),
+    *_steps(
+        "decoder",
+        gpt_bf16=partial(suite.gpt2, 8, "bf16", layers=4),
+        gpt_fp32=partial(suite.gpt2, 4, "fp32", layers=3, sequence=512),
+        gpt_long=partial(suite.gpt2, 2, "bf16", layers=2, sequence=2048, width=1024, heads=16),
+        llama_bf16=partial(nets.llama, 4, 1024, 1024, 3, 16, "bf16"),
+        llama_cudnn=partial(nets.llama, 4, 2048, 1024, 3, 8, "bf16", attention="cudnn"),
+        llama_scan=partial(nets.llama, 4, 1024, 768, 8, 12, "bf16", scanned=True),
+        llama_remat=partial(nets.llama, 8, 512, 1024, 6, 8, "bf16", scanned=True, remat=True),
+        llama_small=partial(nets.llama, 2, 256, 256, 4, 4, "fp32", vocabulary=4000),
+    ),
+    *_steps(
+        "encoder",
+        vit_bf16=partial(nets.encoder, 64, 224, 16, 384, 4, 6, "bf16"),
+        vit_fp32=partial(nets.encoder, 32, 224, 16, 384, 3, 6, "fp32"),
+        vit_dropout=partial(nets.encoder, 32, 128, 8, 512, 4, 8, "bf16", dropout=0.1),
+        vit_sgd=partial(nets.encoder, 16, 224, 14, 768, 3, 12, "bf16", optimizer="sgd"),
+    ),
+    *_steps("mixer", mixer_bf16=partial(nets.mixer, 64, 196, 512, 6, "bf16")),
+    *_steps(
+        "recurrent",
+        lstm_fp32=partial(loops.recurrent, 64, 128, 1024, 1, "fp32"),
+        lstm_bf16=partial(loops.recurrent, 128, 96, 768, 2, "bf16"),
+        gru_fp32=partial(loops.recurrent, 32, 128, 512, 2, "fp32", cell="gru"),
+    ),
+    *_steps(
+        "diffusion",
+        unet_bf16=partial(loops.denoiser, 32, 64, (64, 128, 256), "bf16"),
+        unet_fp32=partial(loops.denoiser, 16, 32, (64, 128, 256), "fp32"),
+    ),
+    *_steps(
+        "mixture",
+        moe_bf16=partial(other.mixture, 4, 512, 512, 3, 8, "bf16"),
+        moe_fp32=partial(other.mixture, 2, 256, 512, 2, 16, "fp32", top=1),
+    ),
+    *_steps(
+        "recommender",
+        dlrm_sgd=partial(other.recommender, 8192, 16, 100000, 64, "fp32"),
+        dlrm_adam=partial(other.recommender, 4096, 8, 100000, 128, "bf16", optimizer="adamw"),
+    ),
+    *_steps("graph", graph_fp32=partial(other.graph_net, 50000, 400000, 128, 3, "fp32")),
+    *_steps("state_space", ssm_bf16=partial(other.state_space, 8, 1024, 768, 2, "bf16")),
+    *_steps("sound", wavenet_bf16=partial(other.sound_net, 8, 8192, 128, 6, "bf16")),
+    *_steps("volume", volume_bf16=partial(other.volume_net, 4, 48, 64, 4, "bf16")),
+    *_steps("contrastive", towers_bf16=partial(other.two_towers, 4096, 1024, 4, "bf16")),
+]
+"""The steps whose kernels are fitted."""
+
+BLIND = [
+    *_steps(
+        "residual",
+        blind_resnet50=partial(suite.resnet50, 48, "fp32"),
+        blind_wide_resnet=partial(nets.basic_resnet, 128, 32, (160, 320), 2, "bf16"),
+        blind_group_resnet=partial(
+            nets.basic_resnet, 48, 64, (64, 128, 256), 1, "fp32", norm="group"
+        ),
+    ),
+    *_steps(
+        "plain_conv", blind_vgg=partial(nets.plain_convnet, 96, 96, (64, 128, 256, 256), "bf16")
+    ),
+    *_steps("depthwise", blind_convnext=partial(nets.depthwise_net, 48, 160, 256, 3, "bf16")),
+    *_steps(
+        "decoder",
+        blind_gpt2=partial(suite.gpt2, 4, "bf16", layers=6),
+        blind_gpt_wide=partial(
+            suite.gpt2, 4, "bf16", layers=2, width=1536, heads=16, sequence=1024
+        ),
+        blind_llama=partial(nets.llama, 8, 512, 1280, 3, 20, "bf16"),
+        blind_llama_cudnn=partial(nets.llama, 2, 4096, 1024, 3, 16, "bf16", attention="cudnn"),
+        blind_llama_scan=partial(
+            nets.llama, 4, 768, 1024, 10, 16, "bf16", scanned=True, remat=True
+        ),
+    ),
+    *_steps(
+        "encoder",
+        blind_vit=partial(nets.encoder, 48, 224, 16, 512, 5, 8, "bf16"),
+        blind_vit_fp32=partial(nets.encoder, 16, 192, 16, 512, 3, 8, "fp32", dropout=0.1),
+    ),
+    *_steps("mixer", blind_mixer=partial(nets.mixer, 48, 256, 640, 4, "bf16")),
+    *_steps(
+        "recurrent",
+        blind_lstm=partial(loops.recurrent, 96, 160, 896, 1, "bf16"),
+        blind_gru=partial(loops.recurrent, 64, 100, 768, 1, "fp32", cell="gru"),
+    ),
+    *_steps(
+        "diffusion",
+        blind_unet=partial(loops.denoiser, 24, 64, (96, 192, 384), "bf16"),
+        blind_unet_small=partial(loops.denoiser, 64, 32, (64, 128), "fp32", attended=False),
+    ),
+    *_steps("mixture", blind_moe=partial(other.mixture, 4, 384, 768, 2, 12, "bf16")),
+    *_steps("recommender", blind_dlrm=partial(other.recommender, 6144, 12, 200000, 96, "fp32")),
+    *_steps("contrastive", blind_towers=partial(other.two_towers, 6144, 768, 5, "bf16")),
+]
+"""The steps of the blind test, which no fit has seen."""
+
+
+def steps_of(group: str) -> list[JaxCase]:
+    """The steps of "fit" or "blind"."""
+    return {"fit": FIT, "blind": BLIND}[group]
+
+
+def step_named(name: str) -> JaxCase:
+    """The step of a name, of either group."""
+    return next(step for step in (*FIT, *BLIND) if step.name == name)

@@ -1,0 +1,232 @@
+"""Models of the suite in plain JAX: ResNet-50, GPT-2 and an LSTM language model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from wavecast.suite.jax_training import (
+    JaxTraining,
+    Tree,
+    compute_type,
+    cross_entropy,
+    dense_init,
+    layer_norm,
+    make_training,
+)
+
+_NHWC = ("NHWC", "HWIO", "NHWC")
+
+
+def convolve(
+    x: jax.Array, weight: jax.Array, stride: int = 1, groups: int = 1, padding: str = "SAME"
+) -> jax.Array:
+    """A 2D convolution in NHWC, with the weight in the type of the activations."""
+    return jax.lax.conv_general_dilated(
+        x,
+        weight.astype(x.dtype),
+        (stride, stride),
+        padding,
+        dimension_numbers=_NHWC,
+        feature_group_count=groups,
+    )
+
+
+def batch_norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+    """Batch norm with the statistics of the batch, in float32."""
+    wide = x.astype(jnp.float32)
+    mean = wide.mean((0, 1, 2))
+    variance = jnp.square(wide).mean((0, 1, 2)) - jnp.square(mean)
+    return ((wide - mean) * jax.lax.rsqrt(variance + 1e-5) * scale + bias).astype(x.dtype)
+
+
+def _norm_init(width: int) -> Tree:
+    return {"scale": jnp.ones((width,)), "bias": jnp.zeros((width,))}
+
+
+def resnet50(batch: int, precision: str, *, image: int = 224) -> JaxTraining:
+    """ResNet-50 (He et al., 2015) on images in NHWC, with momentum."""
+    stages = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
+
+    def init(key: jax.Array) -> Tree:
+        keys = iter(jax.random.split(key, 64))
+        params: Tree = {"stem": dense_init(next(keys), 7, 7, 3, 64), "stem_norm": _norm_init(64)}
+        blocks, width_in = [], 64
+        for count, width, _ in stages:
+            for position in range(count):
+                block = {
+                    "conv1": dense_init(next(keys), 1, 1, width_in, width),
+                    "conv2": dense_init(next(keys), 3, 3, width, width),
+                    "conv3": dense_init(next(keys), 1, 1, width, 4 * width),
+                    **{f"norm{n}": _norm_init(w) for n, w in enumerate((width, width, 4 * width))},
+                }
+                if position == 0:
+                    block["shortcut"] = dense_init(next(keys), 1, 1, width_in, 4 * width)
+                    block["shortcut_norm"] = _norm_init(4 * width)
+                blocks.append(block)
+                width_in = 4 * width
+        head = {"weight": dense_init(next(keys), 2048, 1000), "bias": jnp.zeros((1000,))}
+        return {**params, "blocks": blocks, "head": head}
+
+    def block_of(x: jax.Array, p: Tree, stride: int) -> jax.Array:
+        shortcut = x
+        if "shortcut" in p:
+            shortcut = batch_norm(convolve(x, p["shortcut"], stride), **p["shortcut_norm"])
+        x = jax.nn.relu(batch_norm(convolve(x, p["conv1"]), **p["norm0"]))
+        x = jax.nn.relu(batch_norm(convolve(x, p["conv2"], stride), **p["norm1"]))
+        x = batch_norm(convolve(x, p["conv3"]), **p["norm2"])
+        return jax.nn.relu(x + shortcut)
+
+    def loss(params: Tree, data: Tree) -> jax.Array:
+        x = data["image"].astype(compute_type(precision))
+        with jax.named_scope("stem"):
+            x = jax.nn.relu(batch_norm(convolve(x, params["stem"], 2), **params["stem_norm"]))
+            window = (1, 3, 3, 1), (1, 2, 2, 1), "SAME"
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, *window)
+        strides = [s if n == 0 else 1 for count, _, s in stages for n in range(count)]
+        for number, (p, stride) in enumerate(zip(params["blocks"], strides, strict=True)):
+            with jax.named_scope(f"blocks.{number}"):
+                x = block_of(x, p, stride)
+        with jax.named_scope("head"):
+            pooled = x.mean((1, 2))
+            weight = params["head"]["weight"].astype(pooled.dtype)
+            return cross_entropy(pooled @ weight + params["head"]["bias"], data["label"])
+
+    def batch_of(key: jax.Array) -> Tree:
+        images = jax.random.normal(key, (batch, image, image, 3))
+        return {"image": images, "label": jax.random.randint(key, (batch,), 0, 1000)}
+
+    return make_training(init, batch_of, loss, optimizer="momentum")
+
+
+def _gpt_block(keys: Any, width: int) -> Tree:
+    sizes = {"qkv": (width, 3 * width), "out": (width, width)}
+    sizes |= {"up": (width, 4 * width), "down": (4 * width, width)}
+    weights = {name: dense_init(next(keys), *size) for name, size in sizes.items()}
+    biases = {f"{name}_bias": jnp.zeros(size[1:]) for name, size in sizes.items()}
+    return {"norm1": _norm_init(width), "norm2": _norm_init(width), **weights, **biases}
+
+
+def gpt2(
+    batch: int,
+    precision: str,
+    *,
+    sequence: int = 1024,
+    width: int = 768,
+    layers: int = 12,
+    heads: int = 12,
+    vocabulary: int = 50257,
+) -> JaxTraining:
+    """GPT-2 small (Radford et al., 2019): layers written out, attention in plain JAX, AdamW."""
+
+    def init(key: jax.Array) -> Tree:
+        keys = iter(jax.random.split(key, 4 * layers + 2))
+        blocks = [_gpt_block(keys, width) for _ in range(layers)]
+        tokens = dense_init(next(keys), vocabulary, width)
+        positions = dense_init(next(keys), sequence, width)
+        return {
+            "tokens": tokens,
+            "positions": positions,
+            "blocks": blocks,
+            "norm": _norm_init(width),
+        }
+
+    def linear(x: jax.Array, p: Tree, name: str) -> jax.Array:
+        return x @ p[name].astype(x.dtype) + p[f"{name}_bias"].astype(x.dtype)
+
+    def attend(x: jax.Array, p: Tree) -> jax.Array:
+        shape = (*x.shape[:2], heads, width // heads)
+        q, k, v = (part.reshape(shape) for part in jnp.split(linear(x, p, "qkv"), 3, axis=-1))
+        return linear(causal_attention(q, k, v).reshape(x.shape), p, "out")
+
+    def loss(params: Tree, data: Tree) -> jax.Array:
+        dtype = compute_type(precision)
+        with jax.named_scope("embedding"):
+            x = (params["tokens"][data["tokens"]] + params["positions"]).astype(dtype)
+        for number, p in enumerate(params["blocks"]):
+            with jax.named_scope(f"blocks.{number}"):
+                with jax.named_scope("attention"):
+                    x = x + attend(layer_norm(x, **p["norm1"]), p)
+                with jax.named_scope("mlp"):
+                    hidden = jax.nn.gelu(linear(layer_norm(x, **p["norm2"]), p, "up"))
+                    x = x + linear(hidden, p, "down")
+        with jax.named_scope("head"):
+            logits = layer_norm(x, **params["norm"]) @ params["tokens"].astype(dtype).T
+            return cross_entropy(logits, data["labels"])
+
+    def batch_of(key: jax.Array) -> Tree:
+        tokens = jax.random.randint(key, (batch, sequence + 1), 0, vocabulary)
+        return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    return make_training(init, batch_of, loss)
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """Causal attention of (batch, sequence, heads, width), with its scores in memory."""
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) * q.shape[-1] ** -0.5
+    mask = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+    weights = jax.nn.softmax(jnp.where(mask, scores.astype(jnp.float32), -1e9))
+    return jnp.einsum("bhqk,bkhd->bqhd", weights.astype(q.dtype), v)
+
+
+def lstm(
+    batch: int,
+    precision: str,
+    *,
+    sequence: int = 256,
+    width: int = 1024,
+    layers: int = 2,
+    vocabulary: int = 10000,
+) -> JaxTraining:
+    """An LSTM language model (Zaremba et al., 2014): a scan over time for each layer, AdamW."""
+
+    def init(key: jax.Array) -> Tree:
+        keys = iter(jax.random.split(key, 2 * layers + 2))
+        cells = [
+            {
+                "input": dense_init(next(keys), width, 4 * width),
+                "hidden": dense_init(next(keys), width, 4 * width),
+                "bias": jnp.zeros((4 * width,)),
+            }
+            for _ in range(layers)
+        ]
+        table, head = (
+            dense_init(next(keys), vocabulary, width),
+            dense_init(next(keys), width, vocabulary),
+        )
+        return {"table": table, "cells": cells, "head": head}
+
+    def loss(params: Tree, data: Tree) -> jax.Array:
+        dtype = compute_type(precision)
+        x = params["table"][data["tokens"]].astype(dtype).swapaxes(0, 1)
+        for number, p in enumerate(params["cells"]):
+            with jax.named_scope(f"cells.{number}"):
+                x = lstm_layer(x, p)
+        with jax.named_scope("head"):
+            logits = x @ params["head"].astype(dtype)
+            return cross_entropy(logits, data["labels"].T)
+
+    def batch_of(key: jax.Array) -> Tree:
+        tokens = jax.random.randint(key, (batch, sequence + 1), 0, vocabulary)
+        return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:]}
+
+    return make_training(init, batch_of, loss)
+
+
+def lstm_layer(x: jax.Array, p: Tree) -> jax.Array:
+    """One layer of an LSTM over (time, batch, width)."""
+    gates_in = x @ p["input"].astype(x.dtype) + p["bias"].astype(x.dtype)
+    weight = p["hidden"].astype(x.dtype)
+
+    def cell(state: tuple[jax.Array, jax.Array], gates: jax.Array) -> Any:
+        hidden, memory = state
+        i, f, g, o = jnp.split(gates + hidden @ weight, 4, axis=-1)
+        memory = jax.nn.sigmoid(f) * memory + jax.nn.sigmoid(i) * jnp.tanh(g)
+        hidden = jax.nn.sigmoid(o) * jnp.tanh(memory)
+        return (hidden, memory), hidden
+
+    zeros = jnp.zeros((x.shape[1], weight.shape[0]), x.dtype)
+    _, outputs = jax.lax.scan(cell, (zeros, zeros), gates_in)
+    return outputs
