@@ -35,7 +35,7 @@ class Pair:
     """The samples of one step before and after; times are compared for each sample."""
 
 
-class Attention(nn.Module):
+class EitherAttention(nn.Module):
     """Causal attention, written by hand as in nanoGPT, or by torch's own function."""
 
     def __init__(self, width: int, heads: int, context: int, by_hand: bool) -> None:
@@ -67,7 +67,7 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, context: int, by_hand: bool) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, context, by_hand)
+        self.attention = EitherAttention(width, heads, context, by_hand)
         self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
         )
@@ -78,7 +78,7 @@ class Block(nn.Module):
         return x + self.mlp(self.norm2(x))
 
 
-class Decoder(nn.Module):
+class SmallDecoder(nn.Module):
     """A GPT of a few layers."""
 
     def __init__(
@@ -123,7 +123,7 @@ def decoder_step(
 ) -> Step:
     """The training step of a decoder."""
     torch.backends.cuda.matmul.allow_tf32 = tf32
-    model = Decoder(**sizes).cuda()
+    model = SmallDecoder(**sizes).cuda()
     update = torch.optim.AdamW(model.parameters(), lr=1e-4, **(optimizer or {"fused": True}))
     vocabulary = model.head.out_features
     text = torch.randint(min(vocabulary, VOCABULARY), (batch, length + 1), device="cuda")
