@@ -25,6 +25,7 @@ def run_script(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
+    changes: Sequence[str] = (),
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
@@ -51,6 +52,8 @@ def run_script(
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
+        changes: changes to its code while it runs, by name, as `wavecast.advise` tries them:
+            "bf16", "channels_last", "sdpa", "fused_optimizer", ...
 
     Raises:
         CaptureError: the script failed, ended with an error code, or has no step. The error of the
@@ -71,4 +74,5 @@ def run_script(
         progress=progress,
         assume=assume,
         ranks=ranks,
+        changes=tuple(changes),
     )

@@ -21,6 +21,7 @@ from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     compiler_for,
     followed,
@@ -81,6 +82,7 @@ def run(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
+    changes: tuple[str, ...] = (),
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -96,6 +98,7 @@ def run(
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
+        changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -112,12 +115,12 @@ def run(
         loop = _Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        _repeat(program, loop, pretence, line)
+        _repeat(program, loop, pretence, line, changes)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples)
 
-    if not program.mentions("compile"):
+    if not program.mentions("compile") and "compile" not in changes:
         try:
             return attempt(None, stops=True)
         except CompilesCode:
@@ -132,6 +135,7 @@ def _repeat(
     loop: _Loop,
     pretence: AbstractContextManager[Any],
     line: LineOfCode | None,
+    changes: tuple[str, ...],
 ) -> None:
     """Run a script until its loop has repeated itself."""
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
@@ -143,6 +147,7 @@ def _repeat(
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
+            stack.enter_context(changing(changes))
             loop.run(program)
             loop.finish()
 

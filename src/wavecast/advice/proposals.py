@@ -1,0 +1,188 @@
+"""Proposals: a step with changes beside the step as it is, and what that gains."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+from wavecast.advice.catalogue import CHANGES, StepChange
+from wavecast.planning.prices import Price
+from wavecast.showing import Shown
+from wavecast.steps.prediction import Prediction
+
+SHARED_ERROR = 0.8
+"""The correlation of the errors of one step before and after a change on one GPU. The steps of
+`lab.steps.advice`, measured on an H200, lie in ranges of gains that are made with it."""
+_WORTH_SAYING = 0.01
+"""The least gain that counts."""
+
+
+class Verdict(StrEnum):
+    """What a change is good for."""
+
+    FASTER = "faster"
+    SMALLER = "smaller"
+    """It saves memory, and costs time or gains none."""
+    NO_USE = "no use here"
+    IMPOSSIBLE = "not possible"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One or more changes, and the step before and after them."""
+
+    changes: tuple[StepChange, ...]
+    before: Prediction
+    after: Prediction | None = None
+    """None if the step cannot be changed so."""
+    reason: str = ""
+    """Why it cannot, or why it is of no use."""
+    lines: tuple[str, ...] = ()
+    """The lines of the user's code that are concerned, where they are known."""
+
+    @property
+    def title(self) -> str:
+        """The changes in words."""
+        return " + ".join(change.title for change in self.changes)
+
+    @property
+    def name(self) -> str:
+        """The names of the changes."""
+        return "+".join(change.name for change in self.changes)
+
+    @property
+    def code(self) -> str:
+        """The lines of code that make the changes."""
+        where = f"   ({', '.join(self.lines)})" if self.lines else ""
+        return "; ".join(change.code for change in self.changes) + where
+
+    @property
+    def price(self) -> str:
+        """What the changes cost: numerics, memory, effort."""
+        return "; ".join(dict.fromkeys(change.price for change in self.changes))
+
+    @property
+    def time_ratio(self) -> float | None:
+        """The time for a sample after, divided by that before; of a step if samples are unknown."""
+        if self.after is None:
+            return None
+        return self.after.seconds / self.before.seconds / self._more_samples
+
+    @property
+    def gain(self) -> float | None:
+        """The share of the time that is saved; negative if the step becomes slower."""
+        return None if self.time_ratio is None else 1 - self.time_ratio
+
+    @property
+    def gain_low(self) -> float | None:
+        """The low end of the range of `gain`; None where the predictions have no range."""
+        return self._end(1)
+
+    @property
+    def gain_high(self) -> float | None:
+        """The high end of the range of `gain`."""
+        return self._end(-1)
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """The memory that is saved at the peak; negative if more is needed. None when unknown."""
+        if self.after is None or self.before.memory is None or self.after.memory is None:
+            return None
+        return self.before.memory.needed_bytes - self.after.memory.needed_bytes
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the changed step fits; None when unknown."""
+        return None if self.after is None else self.after.fits
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the changes are good for."""
+        if self.gain is None:
+            return Verdict.IMPOSSIBLE
+        if self.gain > _WORTH_SAYING and (self.fits is not False or self.before.fits is False):
+            return Verdict.FASTER
+        memory = self.before.memory
+        if memory is not None and (self.saved_bytes or 0) > _WORTH_SAYING * memory.needed_bytes:
+            return Verdict.SMALLER
+        return Verdict.NO_USE
+
+    @property
+    def _more_samples(self) -> float:
+        old, new = self.before.samples, None if self.after is None else self.after.samples
+        return new / old if old and new else 1.0
+
+    def _end(self, sign: int) -> float | None:
+        if self.after is None or self.time_ratio is None:
+            return None
+        ends = [step.high_s if sign > 0 else step.low_s for step in (self.after,)]
+        others = [step.low_s if sign > 0 else step.high_s for step in (self.before,)]
+        if not ends[0] or not others[0]:
+            return None
+        after = abs(math.log(ends[0] / self.after.seconds))
+        before = abs(math.log(others[0] / self.before.seconds))
+        doubt = math.sqrt(max(after**2 + before**2 - 2 * SHARED_ERROR * after * before, 0.0))
+        return 1 - self.time_ratio * math.exp(sign * doubt)
+
+
+@dataclass(frozen=True)
+class StepAdvice(Shown):
+    """What would make a step faster or smaller; `wavecast.advise` makes it.
+
+    ```python
+    advice = wavecast.advise(make_step, "l4")
+    advice.best.title, advice.best.gain, advice.faster[0].code
+    ```
+    """
+
+    name: str
+    """The step."""
+    before: Prediction
+    proposals: tuple[Proposal, ...]
+    """All single changes."""
+    together: Proposal | None = None
+    """The changes that help together, traced and predicted as one. None if none helps."""
+    offer: Price | None = None
+    """The cheapest offer of the GPU. None when unknown."""
+
+    @property
+    def faster(self) -> tuple[Proposal, ...]:
+        """The changes that make the step faster, the greatest gain first."""
+        return self._of(Verdict.FASTER)
+
+    @property
+    def smaller(self) -> tuple[Proposal, ...]:
+        """The changes that only save memory, the greatest saving first."""
+        found = self._of(Verdict.SMALLER)
+        return tuple(sorted(found, key=lambda one: -(one.saved_bytes or 0)))
+
+    @property
+    def useless(self) -> tuple[Proposal, ...]:
+        """The changes that were tried or looked at, and are of no use here."""
+        return self._of(Verdict.NO_USE)
+
+    @property
+    def impossible(self) -> tuple[Proposal, ...]:
+        """The changes that could not be tried, with the reason."""
+        return self._of(Verdict.IMPOSSIBLE)
+
+    @property
+    def best(self) -> Proposal | None:
+        """What to do: the changes together, or the best single one."""
+        return self.together or (self.faster[0] if self.faster else None)
+
+    def _of(self, verdict: Verdict) -> tuple[Proposal, ...]:
+        found = [one for one in self.proposals if one.verdict is verdict]
+        return tuple(sorted(found, key=lambda one: -(one.gain or 0.0)))
+
+
+def proposal(
+    names: tuple[str, ...],
+    before: Prediction,
+    after: Prediction | None = None,
+    reason: str = "",
+    lines: tuple[str, ...] = (),
+) -> Proposal:
+    """The proposal of some changes by their names."""
+    return Proposal(tuple(CHANGES[name] for name in names), before, after, reason, lines)
