@@ -9,14 +9,13 @@ from typing import Any
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.proposals import Proposal, StepAdvice, Verdict, proposal
 from wavecast.advice.suitability import why_not
-from wavecast.advice.trace_changes import waiting_lines
+from wavecast.advice.trace_changes import is_read, waiting_lines
 from wavecast.advice.variants import GRAPHED, StepVariants, TargetVariants, variant
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import Price, price
-from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import predict
 from wavecast.traces.step import Trace
 
@@ -84,7 +83,8 @@ def advise_on(
     if unknown:
         raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
     search = _Search(variants, gpu, progress)
-    tried = tuple(CHANGES if changes is None else (n for n in CHANGES if n in changes))
+    wanted = (name for name in CHANGES if changes is None or name in changes)
+    tried = [name for name in wanted if name not in variants.unsuitable]
     singles = tuple(search.single(name) for name in tried)
     together = search.together(singles)
     return StepAdvice(variants.name, search.before, singles, together, offer)
@@ -111,6 +111,8 @@ class _Search:
         reason = why_not(name, self.trace, self.gpu)
         if not reason and name == "compile_graphs" and not self._is_bound_by_host(("compile",)):
             reason = "compiled code keeps the GPU busy without graphs"
+        if not reason and name == GRAPHED and any(map(is_read, self.trace)):
+            return self.tried(("fewer_waits", GRAPHED))
         if not reason:
             return self.tried((name,))
         return proposal((name,), self.before, self.before, reason)
@@ -159,14 +161,11 @@ class _Search:
 
     def _in_order(self, singles: Sequence[Proposal]) -> Iterator[str]:
         """The changes that help, the greatest gain first; those that take long to trace last."""
-        helping = [
-            one
-            for one in singles
-            if one.verdict is Verdict.FASTER and one.changes[0].same_training
-        ]
+        helping = [one for one in singles if one.verdict is Verdict.FASTER]
         ordered = sorted(helping, key=lambda one: -(one.gain or 0.0))
-        yield from (one.name for one in ordered if one.name not in _SLOW_TO_TRACE)
-        yield from (one.name for one in ordered if one.name in _SLOW_TO_TRACE)
+        names = [c.name for one in ordered for c in one.changes if c.same_training]
+        yield from (name for name in dict.fromkeys(names) if name not in _SLOW_TO_TRACE)
+        yield from (name for name in dict.fromkeys(names) if name in _SLOW_TO_TRACE)
 
     def _added(self, current: Proposal, name: str) -> tuple[str, ...]:
         """The names with one more; none if the new one excludes one of them."""

@@ -16,7 +16,7 @@ class StepChange:
     code: str
     """The line of code that makes it."""
     price: str
-    """What it costs: numerics, memory, effort."""
+    """What it costs: numerics, memory, effort; empty for nothing."""
     same_training: bool = True
     """Whether the same weights are trained in the same way; adapters and larger batches are not."""
     saves_memory: bool = False
@@ -78,7 +78,7 @@ CHANGES = {
             "fused_optimizer",
             "fused optimizer",
             "optimizer = ...(model.parameters(), ..., fused=True)",
-            "none",
+            "",
         ),
         StepChange(
             "foreach_optimizer",

@@ -60,7 +60,8 @@ class Proposal:
     @property
     def price(self) -> str:
         """What the changes cost: numerics, memory, effort."""
-        return "; ".join(dict.fromkeys(change.price for change in self.changes))
+        prices = dict.fromkeys(change.price for change in self.changes if change.price)
+        return "; ".join(prices) or "nothing"
 
     @property
     def time_ratio(self) -> float | None:
@@ -113,16 +114,25 @@ class Proposal:
         old, new = self.before.samples, None if self.after is None else self.after.samples
         return new / old if old and new else 1.0
 
+    @property
+    def _same_share(self) -> float:
+        """The share of the calls that both steps have in common; their errors are the same."""
+        if self.after is None:
+            return 0.0
+        old, new = self.before.trace.counts, self.after.trace.counts
+        same = sum(min(times, new.get(op, 0)) for op, times in old.items())
+        return same / max(len(self.before.trace), len(self.after.trace), 1)
+
     def _end(self, sign: int) -> float | None:
         if self.after is None or self.time_ratio is None:
             return None
-        ends = [step.high_s if sign > 0 else step.low_s for step in (self.after,)]
-        others = [step.low_s if sign > 0 else step.high_s for step in (self.before,)]
-        if not ends[0] or not others[0]:
+        worst, other = (self.after, self.before) if sign > 0 else (self.before, self.after)
+        if not worst.high_s or not other.low_s:
             return None
-        after = abs(math.log(ends[0] / self.after.seconds))
-        before = abs(math.log(others[0] / self.before.seconds))
-        doubt = math.sqrt(max(after**2 + before**2 - 2 * SHARED_ERROR * after * before, 0.0))
+        after = math.log(worst.high_s / worst.seconds)
+        before = math.log(other.seconds / other.low_s)
+        shared = SHARED_ERROR + (1 - SHARED_ERROR) * self._same_share
+        doubt = math.sqrt((1 - shared) * (after**2 + before**2))
         return 1 - self.time_ratio * math.exp(sign * doubt)
 
 
@@ -171,6 +181,17 @@ class StepAdvice(Shown):
     def best(self) -> Proposal | None:
         """What to do: the changes together, or the best single one."""
         return self.together or (self.faster[0] if self.faster else None)
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """What a million samples cost with the step as it is; None without samples or offer."""
+        return self.usd_of(self.before)
+
+    def usd_of(self, step: Prediction) -> float | None:
+        """What a million samples cost with a step."""
+        if self.offer is None or not step.samples:
+            return None
+        return step.seconds / step.samples * 1e6 * self.offer.usd_per_hour / 3600
 
     def _of(self, verdict: Verdict) -> tuple[Proposal, ...]:
         found = [one for one in self.proposals if one.verdict is verdict]

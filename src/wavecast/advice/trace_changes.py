@@ -120,9 +120,7 @@ def _padded(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
     return replace(spec, shape=shape, strides=strides)
 
 
-def _grown(
-    trace: Trace, padded: Callable[[TensorSpec], TensorSpec]
-) -> tuple[Allocation, ...]:
+def _grown(trace: Trace, padded: Callable[[TensorSpec], TensorSpec]) -> tuple[Allocation, ...]:
     """The memory of the step, with that of padded tensors grown in proportion."""
     factors: dict[int, float] = {}
     for value in trace.values:
@@ -147,5 +145,3 @@ EDITS = {
     "eight_bit_optimizer": with_eight_bit_states,
 }
 """The changes that are made to a trace, by name; each gives None where it has nothing to change."""
-
-

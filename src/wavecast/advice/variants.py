@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.scripts import run_script
@@ -16,6 +17,7 @@ from wavecast.traces.step import Trace
 
 GRAPHED = "cuda_graph"
 """The change that concerns the host alone: the trace stays as it is."""
+_ADAPTERS = ("lora", "qlora")
 _PRECISIONS = ("bf16", "fp16", "tf32")
 _MODES: dict[str, bool | str] = {"compile": True, "compile_graphs": "reduce-overhead"}
 
@@ -23,7 +25,15 @@ _MODES: dict[str, bool | str] = {"compile": True, "compile_graphs": "reduce-over
 class StepVariants(Protocol):
     """The traces of a step with changes."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The title of reports."""
+        ...
+
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """The changes that have no meaning for such a step."""
+        ...
 
     def traced(self, names: Sequence[str]) -> Trace:
         """The trace with changes to the code.
@@ -46,11 +56,19 @@ class TargetVariants:
         """The title of reports."""
         return self.target.name
 
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """All that need code for a trace; adapters for all but Hugging Face models."""
+        if self.target.trace is not None:
+            return frozenset(CHANGES) - {*EDITS, GRAPHED}
+        is_model = self.target.text.startswith("hf:")
+        if not is_model or self.target.options.lora or self.target.options.qlora:
+            return frozenset(_ADAPTERS)
+        return frozenset()
+
     def traced(self, names: Sequence[str]) -> Trace:
         """The trace with changes to the code."""
         if self.target.trace is not None:
-            if names:
-                raise InvalidInput("it is a trace, which is fixed; name the step itself")
             return self.target.trace
         step = self.target
         for name in names:
@@ -68,14 +86,12 @@ def _changed(target: Target, name: str) -> Target:
             raise InvalidInput("its batch is not known; give --batch, which the step then takes")
         return target.changed(batch=2 * target.batch)
     is_model = target.text.startswith("hf:")
-    if name in ("lora", "qlora") or (name == "checkpointing" and is_model):
+    if name in _ADAPTERS or (name == "checkpointing" and is_model):
         return _with_options(target, name)
     return replace(target, changes=(*target.changes, name))
 
 
 def _with_options(target: Target, name: str) -> Target:
-    if not target.text.startswith("hf:"):
-        raise InvalidInput("adapters are tried for hf: models only")
     options = {
         "lora": replace(target.options, lora="r=16"),
         "qlora": replace(target.options, qlora=True, weights=None, checkpointing=True),
@@ -92,22 +108,25 @@ class ScriptVariants:
     script: str
     arguments: tuple[str, ...]
     gpu: Device
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """The title of reports."""
         return self.script
 
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """Adapters, and a mode of the compiler."""
+        return frozenset((*_ADAPTERS, "compile_graphs"))
+
     def traced(self, names: Sequence[str]) -> Trace:
         """The trace of the repeated step, with changes to the code."""
-        if not set(names).isdisjoint(("lora", "qlora", "compile_graphs")):
-            raise InvalidInput("this is not tried for scripts")
         changes = ["twice_the_batch" if name == "batch" else name for name in names]
-        run: Callable[..., object] = run_script
-        done = run(self.script, self.arguments, gpu=self.gpu, changes=changes, **self.options)
-        trace: Trace = done.trace  # type: ignore[attr-defined]
-        return trace
+        done = run_script(
+            self.script, self.arguments, gpu=self.gpu, changes=changes, **self.options
+        )
+        return done.trace
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:

@@ -172,7 +172,8 @@ def _attend(scores: _Scores, values: Any) -> Any:
     mask = scores.mask
     if mask is not None and mask.dtype is not torch.bool:
         mask = mask.to(parts[0].dtype)
+    query, key, value = parts
     out = F.scaled_dot_product_attention(
-        *parts, mask, scores.dropout, scores.causal, scale=scores.scale
+        query, key, value, mask, scores.dropout, scores.causal, scale=scores.scale
     )
     return out.squeeze(0) if is_flat else out
