@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.tables import Column, line, notes, shown
 from wavecast.report.units import duration, percent
-from wavecast.steps.evaluation import Evaluation, MeanError, OpError, PairError, StepError
+from wavecast.steps.evaluation import MeanError, OpError, PairError, PairEvaluation, StepError
 
 OPS_SHOWN = 12
 """How many ops the table lists."""
@@ -79,14 +79,14 @@ describe(
     Field("share", title="share of time", text=_size),
 )
 describe(
-    Evaluation,
+    PairEvaluation,
     *map(Field, ("overall", "by_model", "by_origin", "by_target", "by_op")),
     *map(Field, ("pairs", "steps", "notes")),
     parts="pairs",
 )
 
 
-def means(evaluation: Evaluation) -> dict[str, Sequence[MeanError]]:
+def means(evaluation: PairEvaluation) -> dict[str, Sequence[MeanError]]:
     """The mean errors by what the pairs are grouped by, with those of all pairs."""
     overall = (evaluation.overall,)
     return {
@@ -96,12 +96,12 @@ def means(evaluation: Evaluation) -> dict[str, Sequence[MeanError]]:
     }
 
 
-def op_columns(evaluation: Evaluation, limit: int = OPS_SHOWN) -> list[Column]:
+def op_columns(evaluation: PairEvaluation, limit: int = OPS_SHOWN) -> list[Column]:
     """The errors of the ops that take most of the measured time."""
     return columns(evaluation.by_op[:limit])
 
 
-def evaluation_text(evaluation: Evaluation, width: int) -> RenderableType:
+def evaluation_text(evaluation: PairEvaluation, width: int) -> RenderableType:
     """The errors of all pairs as tables.
 
     Args:

@@ -141,7 +141,7 @@ class OpError(Shown):
 
 
 @dataclass(frozen=True)
-class Evaluation(Shown):
+class PairEvaluation(Shown):
     """All pairs of measured steps, and their errors by model, origin, target and op."""
 
     pairs: tuple[PairError, ...]
@@ -242,7 +242,7 @@ def _identity(trace: Trace) -> object:
     return frozenset(shapes.items())
 
 
-def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> Evaluation:
+def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
     """Every measured step, taken to the GPU of every other one of its model and compared.
 
     Args:
@@ -269,7 +269,7 @@ def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> Evalua
             "name traces of the same model alike (MODEL=FILE)"
         )
     own = tuple(_own_error(step) for step in steps)
-    return Evaluation(tuple(pairs), own, _op_errors(op_times), tuple(dict.fromkeys(notes)))
+    return PairEvaluation(tuple(pairs), own, _op_errors(op_times), tuple(dict.fromkeys(notes)))
 
 
 def _has_partner(step: StepOnGpu, steps: Sequence[StepOnGpu]) -> bool:

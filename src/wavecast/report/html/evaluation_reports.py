@@ -12,13 +12,13 @@ from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.tables import Column
 from wavecast.report.units import percent
-from wavecast.steps.evaluation import Evaluation, MeanError
+from wavecast.steps.evaluation import MeanError, PairEvaluation
 
 _COLORS = dict(zip(texts.METHODS.values(), ("c0", "c2", "c4", "c7"), strict=True))
 """The color of each method."""
 
 
-def evaluation_report(evaluation: Evaluation) -> Report:
+def evaluation_report(evaluation: PairEvaluation) -> Report:
     """All pairs of measured steps: errors by model, GPU and op."""
     sections = [_means(heading, rows) for heading, rows in texts.means(evaluation).items() if rows]
     if evaluation.pairs:
@@ -39,7 +39,7 @@ def evaluation_report(evaluation: Evaluation) -> Report:
     return Report("Predictions beside measurements", _verdict(evaluation), tuple(sections))
 
 
-def _verdict(evaluation: Evaluation) -> Html:
+def _verdict(evaluation: PairEvaluation) -> Html:
     overall = evaluation.overall
     if overall.error is None or overall.worst is None:
         return joined(["No model was measured on two GPUs, so there is no pair to compare."])
@@ -76,7 +76,7 @@ def _bar(value: float, largest: float, class_: str) -> Html:
     return bar([(value / largest if largest else 0.0, class_, percent(value, 1))], "")
 
 
-def _ops(evaluation: Evaluation) -> Section:
+def _ops(evaluation: PairEvaluation) -> Section:
     """Bars of the error of each op and of its share of the time, as in Habitat's figure 4."""
     rows = evaluation.by_op[: texts.OPS_SHOWN]
     largest = {
@@ -97,7 +97,7 @@ def _ops(evaluation: Evaluation) -> Section:
     return Section("ops", "Errors by op", shown, lead, "by op")
 
 
-def _pairs(evaluation: Evaluation) -> Section:
+def _pairs(evaluation: PairEvaluation) -> Section:
     shown = table(columns(evaluation.pairs), caption="Each model from one GPU to another")
     lead = "Errors are (predicted - measured) / measured: below 0 is too short."
     return Section("pairs", "Each model from one GPU to another", shown, lead, "pairs")
