@@ -84,10 +84,13 @@ def _style(loading: Loading, step_s: float | None) -> str:
 
 def _loading(loading: Loading, step_s: float | None) -> str:
     """How long loading took, and whether the GPU would wait for it."""
-    took = f"loading: a batch took {units.duration(loading.seconds)} here, in one process"
+    took = (
+        f"loading: a batch took {units.duration(loading.seconds)} here, while tracing, in one "
+        "process"
+    )
     if loading.workers:
         took += f"; with the script's {loading.workers} workers, one is ready every "
         took += units.duration(loading.seconds / loading.workers)
     if _is_slow(loading, step_s):
-        return f"{took}: longer than the predicted step, so the GPU would wait for data"
+        return f"{took}: longer than the predicted step, so the GPU may wait for data"
     return f"{took} (not a part of the predicted step)"

@@ -135,7 +135,7 @@ train(DataLoader(Slow(), batch_size=4, num_workers=2))
     assert run.loading.seconds >= 0.08
     assert run.loading.step_s == pytest.approx(run.loading.seconds / 2)
     done = shell_run("run", "--gpu", "l4", path)
-    assert "so the GPU would wait for data" in " ".join(done.out.split())
+    assert "so the GPU may wait for data" in " ".join(done.out.split())
 
 
 def test_whole_numbers_that_an_op_computes_with_make_no_difference(script: MakeScript) -> None:

@@ -1,4 +1,4 @@
-"""The batches that a script draws from its data loaders: how many samples, and how long they take."""
+"""The batches that a script draws from its data loaders: their samples, and how long they took."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Loop:
         self.boundaries: list[Boundary] = []
         self.optimizers = OptimizerSteps(self._end_step)
         self.backwards = BackwardPasses(recorder, self._begin_step)
-        self.updates = WeightUpdates(recorder, self._update)
+        self.updates = WeightUpdates(recorder, self._update, lambda: self.optimizers.built == 0)
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
         self.stopped = False
@@ -182,8 +182,7 @@ class Loop:
 
     def _update(self, line: str) -> None:
         """Note that weights were changed by hand, which ends a step as an optimizer does."""
-        if self.optimizers.built == 0:
-            self._ended = Boundary(len(self.recorder), 0, line)
+        self._ended = Boundary(len(self.recorder), 0, line)
 
     def _at_line(self, line: str) -> None:
         self._ended = Boundary(len(self.recorder), 0, line)

@@ -58,12 +58,16 @@ class WeightUpdates:
 
     Args:
         recorder: the recording.
-        notify: called with the line of the first such op after each backward pass.
+        notify: called with the line of each such op.
+        wanted: whether to look for them now.
     """
 
-    def __init__(self, recorder: OpRecorder, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self, recorder: OpRecorder, notify: Callable[[str], None], wanted: Callable[[], bool]
+    ) -> None:
         self._recorder = recorder
         self._notify = notify
+        self._wanted = wanted
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -73,7 +77,9 @@ class WeightUpdates:
         def seen(func: Any, args: tuple[Any, ...], returned: list[Any]) -> None:
             if watch is not None:
                 watch(func, args, returned)
-            if func is not None and args and func._schema.is_mutable and self._writes(args[0]):
+            if func is None or not args or not func._schema.is_mutable or not self._wanted():
+                return
+            if self._writes(args[0]):
                 self._notify(user_line())
 
         self._recorder.on_op = seen
@@ -84,9 +90,7 @@ class WeightUpdates:
 
     def _writes(self, written: Any) -> bool:
         """Whether what an op writes is a parameter that has a gradient, outside of autograd."""
-        if torch._C._current_autograd_node() is not None or torch.is_grad_enabled() and not (
-            isinstance(written, torch.Tensor) and not written.requires_grad
-        ):
+        if torch._C._current_autograd_node() is not None:
             return False
         tensors = written if isinstance(written, list | tuple) else (written,)
         keys = {key_of(local_part(t)) for t in tensors if isinstance(t, torch.Tensor)}

@@ -49,6 +49,7 @@ from wavecast.traces.step import Op, Trace
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
 
+
 def run(
     program: Program,
     *,
@@ -181,9 +182,7 @@ def _result(
     )
 
 
-def _largest(
-    loop: Loop, period: Period, periods: Sequence[Period], trace: Trace
-) -> Trace | None:
+def _largest(loop: Loop, period: Period, periods: Sequence[Period], trace: Trace) -> Trace | None:
     """The step that needs most memory; None if it is the chosen one."""
     peaks = loop.peak_bytes(periods)
     if not peaks or max(peaks.values()) <= peaks[period]:
