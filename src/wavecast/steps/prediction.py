@@ -85,8 +85,7 @@ class Prediction(Shown):
     ranks: Ranks | None = field(default=None, repr=False)
     """What each group of ranks runs. None on one GPU."""
     largest: Trace | None = field(default=None, repr=False)
-    """A step of the same loop that needs more memory, as a script was seen to run. None if there
-    is none."""
+    """A step of the same loop that needs more memory. None if there is none."""
 
     def __repr__(self) -> str:
         ends = "" if self._range is None else ", low_s={:.4g}, high_s={:.4g}".format(*self._range)
@@ -226,8 +225,7 @@ class Prediction(Shown):
     def efficiency(self) -> float:
         """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
         replicas = 1 if self.parallel is None else self.parallel.data
-        if exchanging_ranks(self.trace):  # the step's own code is parallel: one rank alone
-            replicas = self.gpus
+        replicas = self.gpus if exchanging_ranks(self.trace) else replicas  # one rank alone
         return self.single_s * self.microbatches * replicas / self.gpus / self.seconds
 
     @property

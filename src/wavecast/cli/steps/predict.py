@@ -129,11 +129,8 @@ def predict(
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         refuse_beside_several(given | {"--origin": origin}, issuing)
         traces, shown = step_source(wanted).families(gpus), replace(shown, several=True)
-        strategy = (
-            own_strategy(traces.traces[0], step.ranks or 1)
-            if parallel is None
-            else strategy_of(parallel, target, step.options)
-        )
+        own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
+        strategy = own or strategy_of(parallel or "", target, step.options)
         rows = predict_spread(traces, gpus, strategy, plan, issuing)
     else:
         chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)

@@ -130,10 +130,7 @@ def run(
     elif devices:
         rows = _predictions(runs, devices, strategy, shown.plan, issuing)
         rows = rows if shown.several else listed(rows, ranked=ALL in (gpu or ()))
-        fastest_s = min(row.seconds for row in rows)
-        before = script_report.script_run(runs.first, fastest_s)
-        heading = f"step {runs.first.step}, predicted"
-        record["predicted"] = print_predictions(runs.first.script, rows, shown, heading, before)
+        record["predicted"] = _show_predictions(runs.first, rows, shown)
     else:
         record["trace"] = runs.source.on()
         if not as_json:
@@ -258,6 +255,14 @@ def _show_memory(
         table = memory_tables.memories(f"memory of step {runs.first.step}", memories, width())
         show(script_report.script_run(runs.first), table)
     return memory_tables.advised(memories)
+
+
+def _show_predictions(
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions
+) -> dict[str, Any]:
+    before = script_report.script_run(run, min(row.seconds for row in rows))
+    heading = f"step {run.step}, predicted"
+    return print_predictions(run.script, rows, shown, heading, before)
 
 
 def _predictions(
