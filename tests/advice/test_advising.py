@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import wavecast
 from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.proposals import Verdict
+from wavecast.advice.proposals import Use
 from wavecast.advice.trace_changes import EDITS
 from wavecast.advice.variants import GRAPHED
 from wavecast.errors import InvalidInput
@@ -82,9 +82,9 @@ def test_advice_names_what_helps_and_what_does_not() -> None:
     wanted = ["sdpa", "fused_optimizer", "fewer_waits", "cuda_graph", "channels_last", "padding"]
     advice = wavecast.advise(lambda: attention_step(True), GPU, samples=4, changes=wanted)
     by_name = {one.changes[-1].name: one for one in advice.proposals}
-    assert by_name["sdpa"].verdict is Verdict.FASTER
-    assert by_name["fused_optimizer"].verdict is Verdict.FASTER
-    assert by_name["channels_last"].verdict is Verdict.NO_USE
+    assert by_name["sdpa"].verdict is Use.FASTER
+    assert by_name["fused_optimizer"].verdict is Use.FASTER
+    assert by_name["channels_last"].verdict is Use.NO_USE
     assert by_name["channels_last"].reason
     waits = by_name["fewer_waits"]
     assert any(line.startswith("tests/advice/test_advising.py:") for line in waits.lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.proposals import Proposal, StepAdvice, Verdict, proposal
+from wavecast.advice.proposals import Proposal, StepAdvice, Use, proposal
 from wavecast.advice.suitability import why_not
 from wavecast.advice.trace_changes import is_read, waiting_lines
 from wavecast.advice.variants import GRAPHED, StepVariants, TargetVariants, variant
@@ -82,7 +82,7 @@ def advise_on(
     unknown = sorted(set(changes or ()) - set(CHANGES))
     if unknown:
         raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
-    search = _Search(variants, gpu, progress)
+    search = _ChangeSearch(variants, gpu, progress)
     wanted = (name for name in CHANGES if changes is None or name in changes)
     tried = [name for name in wanted if name not in variants.unsuitable]
     singles = tuple(search.single(name) for name in tried)
@@ -91,7 +91,7 @@ def advise_on(
 
 
 @dataclass
-class _Search:
+class _ChangeSearch:
     variants: StepVariants
     gpu: Device
     progress: Progress
@@ -161,7 +161,7 @@ class _Search:
 
     def _in_order(self, singles: Sequence[Proposal]) -> Iterator[str]:
         """The changes that help, the greatest gain first; those that take long to trace last."""
-        helping = [one for one in singles if one.verdict is Verdict.FASTER]
+        helping = [one for one in singles if one.verdict is Use.FASTER]
         ordered = sorted(helping, key=lambda one: -(one.gain or 0.0))
         names = [c.name for one in ordered for c in one.changes if c.same_training]
         yield from (name for name in dict.fromkeys(names) if name not in _SLOW_TO_TRACE)

@@ -18,7 +18,7 @@ _WORTH_SAYING = 0.01
 """The least gain that counts."""
 
 
-class Verdict(StrEnum):
+class Use(StrEnum):
     """What a change is good for."""
 
     FASTER = "faster"
@@ -98,16 +98,16 @@ class Proposal:
         return None if self.after is None else self.after.fits
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Use:
         """What the changes are good for."""
         if self.gain is None:
-            return Verdict.IMPOSSIBLE
+            return Use.IMPOSSIBLE
         if self.gain > _WORTH_SAYING and (self.fits is not False or self.before.fits is False):
-            return Verdict.FASTER
+            return Use.FASTER
         memory = self.before.memory
         if memory is not None and (self.saved_bytes or 0) > _WORTH_SAYING * memory.needed_bytes:
-            return Verdict.SMALLER
-        return Verdict.NO_USE
+            return Use.SMALLER
+        return Use.NO_USE
 
     @property
     def _more_samples(self) -> float:
@@ -159,23 +159,23 @@ class StepAdvice(Shown):
     @property
     def faster(self) -> tuple[Proposal, ...]:
         """The changes that make the step faster, the greatest gain first."""
-        return self._of(Verdict.FASTER)
+        return self._of(Use.FASTER)
 
     @property
     def smaller(self) -> tuple[Proposal, ...]:
         """The changes that only save memory, the greatest saving first."""
-        found = self._of(Verdict.SMALLER)
+        found = self._of(Use.SMALLER)
         return tuple(sorted(found, key=lambda one: -(one.saved_bytes or 0)))
 
     @property
     def useless(self) -> tuple[Proposal, ...]:
         """The changes that were tried or looked at, and are of no use here."""
-        return self._of(Verdict.NO_USE)
+        return self._of(Use.NO_USE)
 
     @property
     def impossible(self) -> tuple[Proposal, ...]:
         """The changes that could not be tried, with the reason."""
-        return self._of(Verdict.IMPOSSIBLE)
+        return self._of(Use.IMPOSSIBLE)
 
     @property
     def best(self) -> Proposal | None:
@@ -193,7 +193,7 @@ class StepAdvice(Shown):
             return None
         return step.seconds / step.samples * 1e6 * self.offer.usd_per_hour / 3600
 
-    def _of(self, verdict: Verdict) -> tuple[Proposal, ...]:
+    def _of(self, verdict: Use) -> tuple[Proposal, ...]:
         found = [one for one in self.proposals if one.verdict is verdict]
         return tuple(sorted(found, key=lambda one: -(one.gain or 0.0)))
 

@@ -29,8 +29,8 @@ def run_script(
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in this process as on a machine with a GPU. It is stopped when two steps in a
-    row did the same. What it writes goes to a scratch folder, which is removed at the end.
+    It runs in this process as on a machine with a GPU, until two steps in a row did the same. What
+    it writes goes to a scratch folder, which is removed at the end.
 
     Example:
         ```python
@@ -52,12 +52,10 @@ def run_script(
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
-        changes: changes to its code while it runs, by name, as `wavecast.advise` tries them:
-            "bf16", "channels_last", "sdpa", "fused_optimizer", ...
+        changes: changes to its code while it runs, by the names that `wavecast.advise` has.
 
     Raises:
-        CaptureError: the script failed, ended with an error code, or has no step. The error of the
-            script is its `__cause__`.
+        CaptureError: the script failed (`__cause__` is its error), or has no step.
         InvalidInput: there is no such script or line.
     """
     if isinstance(arguments, str):

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from wavecast.frameworks.pytorch.changes.placeholders import (
     CASTS,
     VIEWS,
-    Learned,
     LearningMode,
+    SeenUses,
     name_of,
     placeholder,
     returns_tensors,
@@ -58,7 +58,7 @@ class _Scores:
     is_probability: bool = False
 
 
-class FusedAttention(Learned):
+class FusedAttention(SeenUses):
     """What is known of the attention of one step: which matmuls are scores."""
 
     def __init__(self) -> None:

@@ -19,8 +19,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from wavecast.frameworks.pytorch.changes.placeholders import (
     CASTS,
     VIEWS,
-    Learned,
     LearningMode,
+    SeenUses,
     name_of,
     placeholder,
     returns_tensors,
@@ -43,7 +43,7 @@ class _Logits:
     bias: Any
 
 
-class ChunkedLoss(Learned):
+class ChunkedLoss(SeenUses):
     """What is known of the loss of one step: which output layers feed only the loss."""
 
     @contextmanager
@@ -54,7 +54,7 @@ class ChunkedLoss(Learned):
 
 
 class _ChunkingMode(LearningMode):
-    def __init__(self, learned: Learned) -> None:
+    def __init__(self, learned: SeenUses) -> None:
         super().__init__(learned)
         self._logits: Any = WeakTensorKeyDictionary()
 

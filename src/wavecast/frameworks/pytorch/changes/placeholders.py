@@ -44,7 +44,7 @@ def placeholder(like: Any, shape: Any) -> Any:
         return like.detach().new_empty(1).expand(tuple(shape))
 
 
-class Learned:
+class SeenUses:
     """What the runs of one step have shown: the shapes whose results are used in one way only."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class Learned:
 class LearningMode(TorchFunctionMode):
     """Looks at each call of a function of torch, and counts what begins and ends as expected."""
 
-    def __init__(self, learned: Learned) -> None:
+    def __init__(self, learned: SeenUses) -> None:
         super().__init__()
         self._learned = learned
         self._begun: Counter[Any] = Counter()
