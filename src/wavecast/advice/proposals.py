@@ -13,7 +13,8 @@ from wavecast.steps.prediction import Prediction
 
 SHARED_ERROR = 0.8
 """The correlation of the errors of one step before and after a change on one GPU. The steps of
-`lab.steps.advice`, measured on an H200, lie in ranges of gains that are made with it."""
+`lab.steps.advice`, measured on an H200, show how many ranges that are made with it hold
+(`lab/score/advice.py`)."""
 _WORTH_SAYING = 0.01
 """The least gain that counts."""
 
@@ -115,13 +116,14 @@ class Proposal:
         return new / old if old and new else 1.0
 
     @property
-    def _same_share(self) -> float:
-        """The share of the calls that both steps have in common; their errors are the same."""
-        if self.after is None:
-            return 0.0
-        old, new = self.before.trace.counts, self.after.trace.counts
-        same = sum(min(times, new.get(op, 0)) for op, times in old.items())
-        return same / max(len(self.before.trace), len(self.after.trace), 1)
+    def _is_same(self) -> bool:
+        """Whether both steps run the same ops on the same host, so that their errors are equal."""
+        after = self.after
+        return (
+            after is not None
+            and after.trace.counts == self.before.trace.counts
+            and (after.seconds == self.before.seconds)
+        )
 
     def _end(self, sign: int) -> float | None:
         if self.after is None or self.time_ratio is None:
@@ -131,7 +133,7 @@ class Proposal:
             return None
         after = math.log(worst.high_s / worst.seconds)
         before = math.log(other.seconds / other.low_s)
-        shared = SHARED_ERROR + (1 - SHARED_ERROR) * self._same_share
+        shared = 1.0 if self._is_same else SHARED_ERROR
         doubt = math.sqrt((1 - shared) * (after**2 + before**2))
         return 1 - self.time_ratio * math.exp(sign * doubt)
 

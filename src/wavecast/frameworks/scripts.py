@@ -45,10 +45,8 @@ def run_script(
         gpu: the GPU for which to choose kernels; a recent data-centre GPU if None.
         capability: the compute capability of the GPU, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
-        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
-            of an optimizer step.
-        samples: how many samples one step takes, for throughput. None to count those that a data
-            loader gives.
+        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
+        samples: the samples of one step. None to count those that a data loader gives.
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
