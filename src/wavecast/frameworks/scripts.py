@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.script_process import ScriptRequest, run_in_process
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.traces.script import ScriptRun
+
+PATIENCE_S = 120.0
+"""How many seconds a script may take to a step."""
 
 
 def run_script(
@@ -25,11 +30,15 @@ def run_script(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
+    patience: float | None = PATIENCE_S,
+    offline: bool = False,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in this process as on a machine with a GPU. It is stopped when two steps in a
-    row did the same. What it writes goes to a scratch folder, which is removed at the end.
+    The script runs in a process of its own, as on a machine with a GPU. It is stopped when two
+    steps in a row did the same. What it writes goes to a scratch folder, which is removed at the
+    end; the kernel refuses it to write anything else, where it can (`ScriptRun.confined`). What it
+    prints goes to the standard error. After Ctrl-C, what is known so far comes back.
 
     Example:
         ```python
@@ -51,24 +60,37 @@ def run_script(
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
+        patience: how many seconds the script may take to a step, not counting compilation. None
+            for any number.
+        offline: whether to refuse the network to the script.
 
     Raises:
-        CaptureError: the script failed, ended with an error code, or has no step. The error of the
-            script is its `__cause__`.
-        InvalidInput: there is no such script or line.
+        CaptureError: the script failed, ended with an error code, or comes to no step. Its
+            `__cause__` is the script's own traceback as text, its `script_code` the exit code.
+        InvalidInput: there is no such script or line, or the network cannot be refused.
+        KeyboardInterrupt: the user interrupted the script before a step was over.
     """
     if isinstance(arguments, str):
         raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
-    with needing_extra("running a script"):
-        from wavecast.frameworks.pytorch.scripts import Program, run
-    return run(
-        Program(fspath(script), tuple(map(str, arguments)), module),
-        gpu=device(gpu) if isinstance(gpu, str) else gpu,
-        capability=capability,
-        steps=steps,
-        until=until,
-        samples=samples,
-        progress=progress,
-        assume=assume,
-        ranks=ranks,
+    if patience is not None and not patience > 0:
+        raise InvalidInput(f"patience is {patience}; it must be more than 0 s")
+    if importlib.util.find_spec("torch") is None:
+        with needing_extra("running a script"):
+            raise ModuleNotFoundError(name="torch")
+    options = {
+        "capability": capability,
+        "steps": steps,
+        "until": until,
+        "samples": samples,
+        "assume": None if assume is None else dict(assume),
+        "ranks": ranks,
+    }
+    request = ScriptRequest(
+        (fspath(script), *map(str, arguments)),
+        module,
+        options,
+        device(gpu) if isinstance(gpu, str) else gpu,
+        patience,
+        offline,
     )
+    return run_in_process(request, progress)

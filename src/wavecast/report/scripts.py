@@ -19,7 +19,7 @@ describe(
     Field("calls", title="calls"),
     Field("flops", title="FLOPs"),
 )
-_NAMES = ("line", "step", "steps", "equal", "choice", "once")
+_NAMES = ("line", "step", "steps", "equal", "choice", "once", "confined")
 _SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
 """The fields of a script's run without those of its trace."""
 describe(
@@ -31,6 +31,11 @@ describe(
     parts="once",
 )
 
+
+_WEAKER = (
+    "this kernel cannot confine the script (Linux 6.2 can): Python's functions on files were "
+    "redirected, but programs and libraries in C may have written files"
+)
 
 RESULT = output(
     "The step of a script, and its prediction, its memory (--memory) or its work.",
@@ -48,5 +53,7 @@ def result_record(run: ScriptRun, **result: Any) -> dict[str, Any]:
 
 def script_run(run: ScriptRun) -> RenderableType:
     """Which step was traced and why, and what ran outside of it."""
-    step = line(f"{run.script}: {run.summary}", "bold")
-    return Group(step, "", table(columns(run.once)), "") if run.once else Group(step, "")
+    parts = [line(f"{run.script}: {run.summary}", "bold"), ""]
+    if not run.confined:
+        parts[1:1] = [line(_WEAKER, "yellow")]
+    return Group(*parts, *([table(columns(run.once)), ""] if run.once else []))

@@ -46,6 +46,9 @@ class ScriptRun(Shown):
     """How the step was chosen, in words: "steps 2 and 3 are equal"."""
     once: tuple[ScriptPart, ...] = ()
     """What ran outside of the repeated step."""
+    confined: bool = True
+    """Whether the kernel kept the script from writing anything outside of its scratch folder. If
+    not, as on macOS, only Python's functions on files were redirected."""
 
     @property
     def summary(self) -> str:

@@ -35,6 +35,7 @@ from wavecast.cli.steps.predicted import (
     refuse_beside_several,
 )
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.scripts import PATIENCE_S
 from wavecast.frameworks.step_source import StepSource
 from wavecast.frameworks.strategies import parse_parallel
 from wavecast.hardware.device import Device
@@ -72,6 +73,15 @@ SamplesOption = Annotated[
     int | None,
     typer.Option("--batch", "-b", help="The samples of one step, if no data loader tells."),
 ]
+PatienceOption = Annotated[
+    float,
+    typer.Option(
+        "--patience",
+        metavar="SECONDS",
+        help="End a script that takes longer than this to a step, and say where it was.",
+    ),
+]
+OfflineOption = Annotated[bool, typer.Option("--offline", help="Refuse the network to the script.")]
 _SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -93,6 +103,8 @@ def run(
     batch: SamplesOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
+    patience: PatienceOption = PATIENCE_S,
+    offline: OfflineOption = False,
     parallel: ParallelOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
@@ -109,8 +121,9 @@ def run(
     wavecast run --gpu all -m package.train --epochs 3
     wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
 
-    The script is stopped when its step repeats itself. Nothing of yours is written. Options of
-    wavecast come before the script; all that follows belongs to the script.
+    The script is stopped when its step repeats itself. Nothing of yours is written. Ctrl-C gives
+    what is known so far. Options of wavecast come before the script; all that follows belongs to
+    the script.
     """
     devices, strategy = named_or_all_gpus(gpu or []), _strategy(parallel, ranks)
     shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
@@ -119,7 +132,8 @@ def run(
     if parallel is not None and not (memory or devices):
         raise InvalidInput("--parallel spreads a prediction or the memory; add --gpu or --memory")
     given = {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks}
-    runs = _Runs([script, *(arguments or ())], given | {"assume": given_values(assume or [])})
+    given |= {"assume": given_values(assume or []), "patience": patience, "offline": offline}
+    runs = _Runs([script, *(arguments or ())], given)
     rows: list[wavecast.Prediction] = []
     record: dict[str, Any] = {}
     if memory:
@@ -220,17 +234,12 @@ class _Runs:
 
 
 def _pass_on(error: CaptureError) -> None:
-    """Show the script's own traceback, or end with its own message and exit code."""
-    cause = error.__cause__
-    if isinstance(cause, SystemExit):
-        if isinstance(cause.code, str):
-            tell(cause.code)
+    """Show the script's own traceback, and end with its own exit code."""
+    if error.__cause__ is not None and str(error.__cause__):
+        tell(str(error.__cause__))
+    if error.script_code is not None:
         print_error(str(error))
-        raise typer.Exit(cause.code if isinstance(cause.code, int) else 1) from error
-    if cause is not None:
-        from wavecast.frameworks.pytorch.scripts import own_traceback
-
-        tell("".join(own_traceback(cause)).rstrip("\n"))
+        raise typer.Exit(error.script_code) from error
 
 
 def _show_memory(

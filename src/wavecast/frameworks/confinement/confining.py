@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import glob
 import os
-import stat
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.confinement import landlock, namespaces, system_calls
@@ -75,16 +74,16 @@ def _is_done(restrict: partial[None]) -> bool:
 
 
 def _devices() -> tuple[str, ...]:
-    found = [path for name in _DEVICES for path in glob.glob(f"/dev/{name}")]
-    return tuple(path for path in found if stat.S_ISCHR(os.stat(path).st_mode))
+    found = [path for name in _DEVICES for path in Path("/dev").glob(name)]
+    return tuple(str(path) for path in found if path.is_char_device())
 
 
 def _shared_memory() -> tuple[str, ...]:
     """The folder of shared memory, if nothing in it could be changed that is there already."""
-    folder = namespaces.SHARED_MEMORY
-    if not os.path.isdir(folder):
+    folder = Path(namespaces.SHARED_MEMORY)
+    if not folder.is_dir():
         return ()
-    inside = (os.path.join(at, name) for at, _, names in os.walk(folder) for name in names)
-    if any(os.access(path, os.W_OK) for path in inside) and not namespaces.own_shared_memory():
+    is_used = any(os.access(path, os.W_OK) for path in folder.iterdir())
+    if is_used and not namespaces.own_shared_memory():
         return ()
-    return (folder,)
+    return (str(folder),)

@@ -80,9 +80,7 @@ def restrict(writable: Writable, known: int) -> None:
     rights = _sum(_FIRST) | _sum(right for since, right in _SINCE.items() if known >= since)
     ruleset = _Ruleset(rights, 0, _SIGNALS if known >= _SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.
-    rules = call(
-        "syscall", _CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0
-    )
+    rules = call("syscall", _CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0)
     try:
         for folder in writable.folders:
             _allow(rules, folder, rights & ~_DEVICES)

@@ -6,7 +6,7 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from wavecast.frameworks.pytorch.compiled.tracing import (
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
-from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line, programs_forgotten
 from wavecast.frameworks.pytorch.scripts.batches import Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
@@ -53,6 +53,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -81,6 +82,7 @@ def run(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
+    watcher: Watcher | None = None,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -96,6 +98,7 @@ def run(
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
+        watcher: looks at the script while it runs, and may cut it short. None if nobody does.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -112,7 +115,8 @@ def run(
         loop = _Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        _repeat(program, loop, pretence, line)
+        with nullcontext() if watcher is None else watcher.watching(loop):
+            _repeat(program, loop, pretence, line)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples)
@@ -147,6 +151,15 @@ def _repeat(
             loop.finish()
 
 
+def _reason_of(ended: SystemExit) -> str:
+    """The error because of which a script ended itself, as the end of a message."""
+    error = ended.__cause__ or ended.__context__
+    if error is None:
+        return ""
+    message = str(error).strip().split("\n")[0]
+    return f", after {type(error).__name__} at {failing_line(error)}: {message}"
+
+
 class _Loop:
     """The training loop of a script while it runs."""
 
@@ -158,6 +171,10 @@ class _Loop:
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
         self.stopped = False
+        self.running = False
+        """Whether the script's own code is running."""
+        self.cut_short = ""
+        """Why the script was stopped before its step repeated; empty if it was not."""
         self._steps = steps
         self._thread = threading.get_ident()
         self._watch = StepWatch()
@@ -181,6 +198,7 @@ class _Loop:
 
     def run(self, program: Program) -> None:
         """Run the script until it ends or enough of its steps were seen."""
+        self.running = True
         try:
             program.run()
         except EnoughSteps:
@@ -189,11 +207,23 @@ class _Loop:
             if error.code not in (None, 0) and not self.stopped:
                 raise CaptureError(
                     f"{program.shown} ended with sys.exit({error.code!r}) before its step repeated"
+                    f"{_reason_of(error)}"
                 ) from error
         except Exception:
             # Code that stopped the script on its way out may fail on what it did not finish.
             if not self.stopped:
                 raise
+        finally:
+            self.running = False
+
+    def cut(self, why: str) -> None:
+        """Stop the script here, although its step has not repeated; its own thread calls this."""
+        self.running = False
+        if not self.stopped:
+            self.stopped, self.cut_short = True, why
+            self.recorder.assign_roles()
+        self.running = True
+        raise EnoughSteps
 
     def length(self) -> int | None:
         """The number of optimizer steps that make one step of the loop; None if not known yet."""
@@ -288,6 +318,8 @@ def _result(
     program: Program, loop: _Loop, capability: tuple[int, int], samples: int | None
 ) -> ScriptRun:
     if not loop.boundaries:
+        if loop.cut_short:
+            raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise CaptureError(
             f"{program.shown} ended without an optimizer step (torch.optim); name the line that "
             "ends a step of its loop with --until FILE:LINE (until=), or write a make_step function"
@@ -329,7 +361,7 @@ def _result(
         step=period.number,
         steps=len(periods) + 1,
         equal=choice.equal,
-        choice=choice.reason,
+        choice=choice.reason + (f"; the script {loop.cut_short}" if loop.cut_short else ""),
         once=_parts(loop, choice),
     )
 
