@@ -77,8 +77,10 @@ def read_result(folder: Path) -> ScriptRun | Failure | None:
         return None
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        kind = {"ScriptRun": ScriptRun, "Failure": Failure}[content["kind"]]
-        return _read(kind, content["fields"], folder)
+        kinds: dict[str, type] = {"ScriptRun": ScriptRun, "Failure": Failure}
+        kind = kinds[content["kind"]]
+        result: ScriptRun | Failure = _read(kind, content["fields"], folder)
+        return result
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InvalidInput(f"the process of the script left a damaged result: {error}") from None
 

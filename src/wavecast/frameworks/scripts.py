@@ -36,9 +36,8 @@ def run_script(
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
     The script runs in a process of its own, as on a machine with a GPU. It is stopped when two
-    steps in a row did the same. What it writes goes to a scratch folder, which is removed at the
-    end; the kernel refuses it to write anything else, where it can (`ScriptRun.confined`). What it
-    prints goes to the standard error. After Ctrl-C, what is known so far comes back.
+    steps in a row did the same. It can write to a scratch folder only (`ScriptRun.confined`), which
+    is removed at the end. What it prints goes to the standard error.
 
     Example:
         ```python
@@ -68,15 +67,7 @@ def run_script(
         CaptureError: the script failed, ended with an error code, or comes to no step. Its
             `__cause__` is the script's own traceback as text, its `script_code` the exit code.
         InvalidInput: there is no such script or line, or the network cannot be refused.
-        KeyboardInterrupt: the user interrupted the script before a step was over.
     """
-    if isinstance(arguments, str):
-        raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
-    if patience is not None and not patience > 0:
-        raise InvalidInput(f"patience is {patience}; it must be more than 0 s")
-    if importlib.util.find_spec("torch") is None:
-        with needing_extra("running a script"):
-            raise ModuleNotFoundError(name="torch")
     options = {
         "capability": capability,
         "steps": steps,
@@ -85,12 +76,19 @@ def run_script(
         "assume": None if assume is None else dict(assume),
         "ranks": ranks,
     }
-    request = ScriptRequest(
-        (fspath(script), *map(str, arguments)),
-        module,
-        options,
-        device(gpu) if isinstance(gpu, str) else gpu,
-        patience,
-        offline,
-    )
+    _check(arguments, patience)
+    program = fspath(script), *map(str, arguments)
+    on = device(gpu) if isinstance(gpu, str) else gpu
+    request = ScriptRequest(program, module, options, on, patience, offline)
     return run_in_process(request, progress)
+
+
+def _check(arguments: Sequence[str], patience: float | None) -> None:
+    """Refuse wrong arguments, and to go on without torch."""
+    if isinstance(arguments, str):
+        raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
+    if patience is not None and not patience > 0:
+        raise InvalidInput(f"patience is {patience}; it must be more than 0 s")
+    if importlib.util.find_spec("torch") is None:
+        with needing_extra("running a script"):
+            raise ModuleNotFoundError(name="torch")
