@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from shell import run_in_terminal
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
@@ -209,3 +210,11 @@ def test_a_damaged_result_is_refused(script: Callable[[str], str], tmp_path: Pat
     failure = read_result(folder)
     assert isinstance(failure, Failure)
     assert str(failure.raised()) == "no"
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_what_is_being_done(script: Callable[[str], str]) -> None:
+    script("update()\nupdate()\ntime.sleep(2)\nupdate()\nupdate()\n")
+    shown = run_in_terminal("run", "train.py")
+    assert "importing torch" in shown
+    assert "running step 2 of the loop at train.py:8, at train.py:11" in shown

@@ -64,7 +64,7 @@ def run_in_process(
     with _one_script, _scratch() as scratch:
         worker = _present_worker()
         try:
-            with stages.stage(f"running {request.program[0]}"):
+            with stages.stage("importing torch"):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
         except BaseException:
             worker.end()
@@ -240,7 +240,9 @@ class _Run:
                 self._note(json.loads(line))
 
     def _note(self, message: dict[str, Any]) -> None:
-        self._pid = message.get("pid", self._pid)
+        if "pid" in message:
+            self._pid = int(message["pid"])
+            stages.say(f"running {self._request.program[0]}")
         self._ended = message.get("ended", self._ended)
         if "failed" in message:
             self.failure = Failure(**message["failed"])

@@ -79,7 +79,8 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
         options["gpu"] = read_device(request["gpu"])
     if options["capability"] is not None:
         options["capability"] = tuple(options["capability"])
-    program = Program(*request["program"][:1], tuple(request["program"][1:]), request["module"])
+    name, *arguments = request["program"]
+    program = Program(name, tuple(arguments), request["module"])
     watcher = Watcher(
         program.shown,
         request["patience_s"],
