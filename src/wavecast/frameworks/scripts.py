@@ -68,7 +68,12 @@ def run_script(
             `__cause__` is the script's own traceback as text, its `script_code` the exit code.
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
-    options = {"capability": capability, "steps": steps, "until": until, "samples": samples}
+    options: dict[str, Any] = {
+        "capability": capability,
+        "steps": steps,
+        "until": until,
+        "samples": samples,
+    }
     options |= {"assume": None if assume is None else dict(assume), "ranks": ranks}
     _check(arguments, patience)
     program = fspath(script), *map(str, arguments)
