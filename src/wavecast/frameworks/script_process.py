@@ -163,7 +163,7 @@ class _Worker:
             "environment": dict(os.environ),
             "path": sys.path,
         }
-        self._control.sendall(json.dumps(message).encode() + b"\n")
+        self._control.sendall(json.dumps(message, default=float).encode() + b"\n")
 
 
 class _Run:

@@ -15,6 +15,7 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
+_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks")
 
 
 def run_script(
@@ -50,7 +51,7 @@ def run_script(
         arguments: what it finds in `sys.argv` after its own name.
         module: whether `script` is the name of a module, as in `python -m package.train`.
         gpu: the GPU for which to choose kernels; a recent data-centre GPU if None.
-        capability: the compute capability of the GPU, instead of `gpu`.
+        capability: its compute capability, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
             of an optimizer step.
@@ -68,17 +69,14 @@ def run_script(
             `__cause__` is the script's own traceback as text, its `script_code` the exit code.
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
-    options: dict[str, Any] = {
-        "capability": capability,
-        "steps": steps,
-        "until": until,
-        "samples": samples,
-    }
-    options |= {"assume": None if assume is None else dict(assume), "ranks": ranks}
+    given = None if assume is None else dict(assume)
+    options = (capability, steps, until, samples, given, ranks)
     _check(arguments, patience)
     program = fspath(script), *map(str, arguments)
     on = device(gpu) if isinstance(gpu, str) else gpu
-    request = ScriptRequest(program, module, options, on, patience, offline)
+    request = ScriptRequest(
+        program, module, dict(zip(_OPTIONS, options, strict=True)), on, patience, offline
+    )
     return run_in_process(request, progress)
 
 
