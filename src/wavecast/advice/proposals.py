@@ -15,6 +15,8 @@ SHARED_ERROR = 0.8
 """The correlation of the errors of one step before and after a change on one GPU. The steps of
 `lab.steps.advice`, measured on an H200, show how many ranges that are made with it hold
 (`lab/score/advice.py`)."""
+_MOST_SHARED = 0.97
+"""The same for steps with the same ops, in which the host still issues and waits otherwise."""
 _WORTH_SAYING = 0.01
 """The least gain that counts."""
 
@@ -116,14 +118,17 @@ class Proposal:
         return new / old if old and new else 1.0
 
     @property
-    def _is_same(self) -> bool:
-        """Whether both steps run the same ops on the same host, so that their errors are equal."""
-        after = self.after
-        return (
-            after is not None
-            and after.trace.counts == self.before.trace.counts
-            and (after.seconds == self.before.seconds)
+    def _same_share(self) -> float:
+        """The share of the GPU's time that the same ops take before and after."""
+        if self.after is None:
+            return 0.0
+        old, new = (
+            {share.name: share.gpu_s for share in step.by_op()}
+            for step in (self.before, self.after)
         )
+        longest = max(sum(old.values()), sum(new.values()))
+        same = sum(min(seconds, new.get(name, 0.0)) for name, seconds in old.items())
+        return same / longest if longest else 1.0
 
     def _end(self, sign: int) -> float | None:
         if self.after is None or self.time_ratio is None:
@@ -133,7 +138,7 @@ class Proposal:
             return None
         after = math.log(worst.high_s / worst.seconds)
         before = math.log(other.seconds / other.low_s)
-        shared = 1.0 if self._is_same else SHARED_ERROR
+        shared = min(SHARED_ERROR + (1 - SHARED_ERROR) * self._same_share, _MOST_SHARED)
         doubt = math.sqrt((1 - shared) * (after**2 + before**2))
         return 1 - self.time_ratio * math.exp(sign * doubt)
 
