@@ -34,9 +34,14 @@ def replace_accelerator(replace: Callable[..., None]) -> None:
         "get_memory_info": lambda device=None: torch.cuda.mem_get_info(),
         "get_device_capability": lambda device=None: {"supported_dtypes": set()},
     }
-    functions |= {name: getattr(torch.cuda, name) for name in _SAME}
+    functions |= {name: _as_cuda(name) for name in _SAME}
     known = {name: f for name, f in functions.items() if hasattr(torch.accelerator, name)}
     replace(torch.accelerator, **known)
     memory = getattr(torch.accelerator, "memory", None)
     if memory is not None:
         replace(memory, **{name: f for name, f in known.items() if hasattr(memory, name)})
+
+
+def _as_cuda(name: str) -> Callable[..., Any]:
+    """A function that answers as that of `torch.cuda`. Dynamo knows each function by itself."""
+    return lambda *args, **kwargs: getattr(torch.cuda, name)(*args, **kwargs)
