@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -62,6 +63,7 @@ def run(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
+    watcher: Watcher | None = None,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -77,6 +79,7 @@ def run(
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
+        watcher: looks at the script while it runs, and may cut it short. None if nobody does.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -94,7 +97,8 @@ def run(
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
         try:
-            _repeat(program, loop, pretence, line)
+            with nullcontext() if watcher is None else watcher.watching(loop):
+                _repeat(program, loop, pretence, line)
         except CaptureError as error:
             raise explained(error, assumptions, ranks) from error.__cause__
         if line is not None and not loop.boundaries:
@@ -139,6 +143,8 @@ def _result(
     ranks: int | None,
 ) -> ScriptRun:
     if not loop.boundaries:
+        if loop.cut_short:
+            raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
@@ -180,7 +186,7 @@ def _result(
         step=period.number,
         steps=len(periods) + 1,
         equal=choice.equal,
-        choice=choice.reason,
+        choice=choice.reason + (f"; the script {loop.cut_short}" if loop.cut_short else ""),
         once=_parts(loop, choice),
         holds=contents(trace, loop.backwards.count(period.begin, period.end)),
         left_out=left_out,
