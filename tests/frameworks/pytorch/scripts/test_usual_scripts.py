@@ -10,6 +10,7 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch import scripts
 from wavecast.frameworks.pytorch.scripts import batches
 
 MakeScript = Callable[..., Path]
@@ -263,6 +264,6 @@ while True:
         model(x.cuda()).sum().backward()
         optimizer.step()
 """
-    run = wavecast.run_script(script(body))
+    run = scripts.run(scripts.Program(str(script(body))))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
@@ -13,6 +15,15 @@ _SEVERAL_GPUS = re.compile(
     re.IGNORECASE,
 )
 """What messages say that ask for more GPUs, or for what torchrun sets."""
+
+
+@contextmanager
+def explaining_assumed(assumptions: Assumptions, ranks: int | None) -> Iterator[None]:
+    """Explain the errors of the block, as `explained` does."""
+    try:
+        yield
+    except CaptureError as error:
+        raise explained(error, assumptions, ranks) from error.__cause__
 
 
 def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) -> CaptureError:

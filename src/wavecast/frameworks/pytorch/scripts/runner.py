@@ -30,7 +30,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
 from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
-from wavecast.frameworks.pytorch.scripts.failures import explained
+from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
@@ -96,11 +96,9 @@ def run(
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        try:
-            with nullcontext() if watcher is None else watcher.watching(loop):
-                _repeat(program, loop, pretence, line)
-        except CaptureError as error:
-            raise explained(error, assumptions, ranks) from error.__cause__
+        watching = nullcontext() if watcher is None else watcher.watching(loop)
+        with explaining_assumed(assumptions, ranks), watching:
+            _repeat(program, loop, pretence, line)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks)
