@@ -27,7 +27,10 @@ describe(
     Field("workers", title="workers"),
     Field("step_s", title="a step's batches"),
 )
-_NAMES = ("line", "step", "steps", "equal", "choice", "once", "holds", "left_out", "loading")
+_NAMES = (
+    *("line", "step", "steps", "equal", "choice", "once", "holds", "left_out", "loading"),
+    "confined",
+)
 _SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
 """The fields of a script's run without those of its trace."""
 describe(
@@ -39,6 +42,11 @@ describe(
     parts="once",
 )
 
+
+_WEAKER = (
+    "this kernel cannot confine the script (Linux 6.2 can): Python's functions on files were "
+    "redirected, but programs and libraries in C may have written files"
+)
 
 RESULT = output(
     "The step of a script, and its prediction, its memory (--memory) or its work.",
@@ -66,6 +74,8 @@ def script_run(run: ScriptRun, step_s: float | None = None) -> RenderableType:
         line(f"one step: {run.holds}"),
     ]
     parts += [line(f"left out: {text}") for text in run.left_out]
+    if not run.confined:
+        parts.append(line(_WEAKER, "yellow"))
     if run.largest is not None:
         parts.append(line("memory: that of the step that needs most of those that ran"))
     if run.loading is not None:

@@ -71,6 +71,9 @@ class ScriptRun(Shown):
     """How long the batches of a step took to load. None if no data loader gave any."""
     largest: Trace | None = field(default=None, repr=False)
     """The step that ran and needs most memory. None if it is the step of the trace."""
+    confined: bool = True
+    """Whether the kernel kept the script from writing anything outside of its scratch folder. If
+    not, as on macOS, only Python's functions on files were redirected."""
 
     @property
     def summary(self) -> str:

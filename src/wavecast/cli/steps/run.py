@@ -21,6 +21,7 @@ from wavecast.cli.options.predictors import (
     host_options,
 )
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.scripts import NO_RUN_OPTIONS, RunOptions, run_options
 from wavecast.cli.options.steps import ParallelOption, RanksOption
 from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
@@ -58,18 +59,6 @@ ModuleOption = Annotated[
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
 ]
-StepsOption = Annotated[
-    int | None,
-    typer.Option("--steps", help="Run this many steps; by default until two are equal."),
-]
-UntilOption = Annotated[
-    str | None,
-    typer.Option(
-        "--until",
-        metavar="FILE:LINE",
-        help="A step ends when this line is reached, instead of at an optimizer step.",
-    ),
-]
 SamplesOption = Annotated[
     int | None,
     typer.Option("--batch", "-b", help="The samples of one step, if no data loader tells."),
@@ -82,6 +71,7 @@ _SETTINGS = {"allow_interspersed_args": False}
 @host_options
 @price_options
 @training_options
+@run_options
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
@@ -90,8 +80,6 @@ def run(
     memory: MemoryOption = False,
     by: ByOption = None,
     depth: DepthOption = 2,
-    steps: StepsOption = None,
-    until: UntilOption = None,
     batch: SamplesOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
@@ -101,6 +89,7 @@ def run(
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     issuing: HostOptions = NO_HOST_OPTIONS,
+    running: RunOptions = NO_RUN_OPTIONS,
     files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
@@ -111,8 +100,9 @@ def run(
     wavecast run --gpu all -m package.train --epochs 3
     wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
 
-    The script is stopped when its step repeats itself. Nothing of yours is written. Options of
-    wavecast come before the script; all that follows belongs to the script.
+    The script is stopped when its step repeats itself. Nothing of yours is written. Ctrl-C gives
+    what is known so far. Options of wavecast come before the script; all that follows belongs to
+    the script.
     """
     devices = named_or_all_gpus(gpu or [])
     strategy = None if parallel is None else parse_parallel(parallel)
@@ -121,8 +111,9 @@ def run(
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     if parallel is not None and not (memory or devices):
         raise InvalidInput("--parallel spreads a prediction or the memory; add --gpu or --memory")
-    given = {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks}
-    runs = _Runs([script, *(arguments or ())], given | {"assume": given_values(assume or [])})
+    given = {"module": is_module, "samples": batch, "assume": given_values(assume or [])}
+    given |= {"ranks": ranks, **running.arguments()}
+    runs = _Runs([script, *(arguments or ())], given)
     rows: list[wavecast.Prediction] = []
     record: dict[str, Any] = {}
     if memory:
@@ -223,17 +214,12 @@ class _Runs:
 
 
 def _pass_on(error: CaptureError) -> None:
-    """Show the script's own traceback, or end with its own message and exit code."""
-    cause = error.__cause__
-    if isinstance(cause, SystemExit):
-        if isinstance(cause.code, str):
-            tell(cause.code)
+    """Show the script's own traceback, and end with its own exit code."""
+    if error.__cause__ is not None and str(error.__cause__):
+        tell(str(error.__cause__))
+    if error.script_code is not None:
         print_error(str(error))
-        raise typer.Exit(cause.code if isinstance(cause.code, int) else 1) from error
-    if cause is not None:
-        from wavecast.frameworks.pytorch.scripts import own_traceback
-
-        tell("".join(own_traceback(cause)).rstrip("\n"))
+        raise typer.Exit(error.script_code) from error
 
 
 def _show_memory(

@@ -13,6 +13,7 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.batches import Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
@@ -44,6 +45,15 @@ ENOUGH_EQUAL = 3
 """How many equal steps are enough, if others are between them."""
 
 
+def _reason_of(ended: SystemExit) -> str:
+    """The error because of which a script ended itself, as the end of a message."""
+    error = ended.__cause__ or ended.__context__
+    if error is None:
+        return ""
+    message = str(error).strip().split("\n")[0]
+    return f", after {type(error).__name__} at {failing_line(error)}: {message}"
+
+
 class Loop:
     """The training loop of a script while it runs."""
 
@@ -57,6 +67,10 @@ class Loop:
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
         self.stopped = False
+        self.running = False
+        """Whether the script's own code is running."""
+        self.cut_short = ""
+        """Why the script was stopped before its step repeated; empty if it was not."""
         self._steps = steps
         self._thread = threading.get_ident()
         self._watch = StepWatch()
@@ -83,6 +97,7 @@ class Loop:
 
     def run(self, program: Program) -> None:
         """Run the script until it ends or enough of its steps were seen."""
+        self.running = True
         try:
             program.run()
         except EnoughSteps:
@@ -91,11 +106,23 @@ class Loop:
             if error.code not in (None, 0) and not self.stopped:
                 raise CaptureError(
                     f"{program.shown} ended with sys.exit({error.code!r}) before its step repeated"
+                    f"{_reason_of(error)}"
                 ) from error
         except Exception:
             # Code that stopped the script on its way out may fail on what it did not finish.
             if not self.stopped:
                 raise
+        finally:
+            self.running = False
+
+    def cut(self, why: str) -> None:
+        """Stop the script here, although its step has not repeated; its own thread calls this."""
+        self.running = False
+        if not self.stopped:
+            self.stopped, self.cut_short = True, why
+            self.recorder.assign_roles()
+        self.running = True
+        raise EnoughSteps
 
     def length(self) -> int | None:
         """The number of optimizer steps that make one step of the loop; None if not known yet."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -61,6 +62,7 @@ def run(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
+    watcher: Watcher | None = None,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -76,6 +78,7 @@ def run(
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
+        watcher: looks at the script while it runs, and may cut it short. None if nobody does.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -92,7 +95,8 @@ def run(
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        _repeat(program, loop, pretence, line)
+        with nullcontext() if watcher is None else watcher.watching(loop):
+            _repeat(program, loop, pretence, line)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples)
@@ -131,6 +135,8 @@ def _result(
     program: Program, loop: Loop, capability: tuple[int, int], samples: int | None
 ) -> ScriptRun:
     if not loop.boundaries:
+        if loop.cut_short:
+            raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise CaptureError(
             f"{program.shown} ended without an optimizer step (torch.optim); name the line that "
             "ends a step of its loop with --until FILE:LINE (until=), or write a make_step function"
@@ -173,7 +179,7 @@ def _result(
         step=period.number,
         steps=len(periods) + 1,
         equal=choice.equal,
-        choice=choice.reason,
+        choice=choice.reason + (f"; the script {loop.cut_short}" if loop.cut_short else ""),
         once=_parts(loop, choice),
         holds=contents(trace, loop.backwards.count(period.begin, period.end)),
         left_out=left_out,
