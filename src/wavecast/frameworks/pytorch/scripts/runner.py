@@ -71,12 +71,10 @@ def run(
 
     Args:
         program: the script and its arguments.
-        gpu: the GPU for which to choose kernels and to compile. None for the usual one of the
-            compute capability.
+        gpu: the GPU for which to choose kernels and to compile. None for that of the capability.
         capability: the compute capability, if no GPU is given.
         steps: how many steps to run. None to stop when two in a row are equal.
-        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
-            of an optimizer step.
+        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
         samples: how many samples a step takes. None to count those that a data loader gives.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
