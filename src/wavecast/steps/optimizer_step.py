@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from wavecast.parallel.ranks import ModelPart, ParallelStep
 from wavecast.parallel.schedules import PartTimes, Played, order_of, play_schedule
 from wavecast.parallel.strategy import Parallel
@@ -20,7 +22,9 @@ from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.player import StepTime
 from wavecast.steps.timed_trace import TimedTrace
-from wavecast.traces.step import Op, Trace
+from wavecast.traces.step import Op, Phase, Trace
+
+_OPTIMIZER = list(Phase).index(Phase.OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -189,6 +193,13 @@ class Ranks(Brief):
     predictor: ClusterPredictor
     alone: TimedTrace
     """One micro-batch with the optimizer on one GPU, as if it fitted there."""
+
+    @property
+    def passes_alone_s(self) -> float:
+        """The time of forward and backward pass of a micro-batch on one GPU."""
+        optimizer = np.flatnonzero(self.alone.arrays.phase == _OPTIMIZER)
+        end = int(optimizer[0]) if len(optimizer) else None
+        return self.alone.play(0, end).seconds
 
     def optimizer_step(self) -> OptimizerStep:
         """The step, with the times of what each group of ranks runs."""

@@ -220,9 +220,16 @@ class Prediction(Shown):
 
     @property
     def efficiency(self) -> float:
-        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
-        replicas = 1 if self.parallel is None else self.parallel.data
-        return self.single_s * self.microbatches * replicas / self.gpus / self.seconds
+        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone.
+
+        That GPU accumulates gradients, and updates all weights once, as if they fitted there. So
+        the efficiency is above 1 where ranks share the update and lose less to communication.
+        """
+        if self.ranks is None:
+            return 1.0
+        alone_s = self.single_s + (self.microbatches - 1) * self.ranks.passes_alone_s
+        assert self.parallel is not None
+        return alone_s * self.parallel.data / self.gpus / self.seconds
 
     @property
     def stages(self) -> tuple[StageTime, ...]:
@@ -231,7 +238,10 @@ class Prediction(Shown):
 
     @property
     def exposed_s(self) -> float:
-        """The time in which a rank only communicates; of the stage that does so longest."""
+        """The time in which a rank only communicates; of the stage that does so longest.
+
+        A stream of communication runs, and the compute stream waits. It is part of `seconds`.
+        """
         return max(stage.exposed_s for stage in self.stages)
 
     @property
