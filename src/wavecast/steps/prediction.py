@@ -16,7 +16,6 @@ from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.parallel.ranks import ParallelStep
-from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
 from wavecast.showing import Shown
@@ -223,17 +222,11 @@ class Prediction(Shown):
 
     @property
     def efficiency(self) -> float:
-        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone.
+        """The speed per GPU, divided by that of one GPU that does the same work alone.
 
-        That GPU accumulates gradients and updates all weights once, as if they fitted there. So it
-        is above 1 where ranks share the update and lose less to communication.
+        It accumulates gradients and updates all weights once, as if they fitted there.
         """
-        if self.ranks is None:
-            return 1.0
-        strategy = self.ranks.spread.strategy
-        replicas = self.gpus if exchanging_ranks(self.trace) else strategy.data  # one rank alone
-        alone_s = self.single_s + (self.microbatches - 1) * self.ranks.passes_alone_s
-        return alone_s * replicas / self.gpus / self.seconds
+        return 1.0 if self.ranks is None else self.ranks.alone_s(self.trace) / self.seconds
 
     @property
     def stages(self) -> tuple[StageTime, ...]:
@@ -242,10 +235,7 @@ class Prediction(Shown):
 
     @property
     def exposed_s(self) -> float:
-        """The time in which a rank only communicates; of the stage that does so longest.
-
-        A stream of communication runs, and the compute stream waits. It is part of `seconds`.
-        """
+        """The time in which a rank only communicates; of the stage that does so longest."""
         return max(stage.exposed_s for stage in self.stages)
 
     @property
