@@ -20,6 +20,7 @@ MARK = "schema"
 """The key that names the schema, in an object or in each object of a list."""
 
 _OUTPUTS = {
+    "advise": "advice:StepAdvice",
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
