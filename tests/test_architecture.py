@@ -57,7 +57,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks": (
         *("", "confinement", "stages", "script_results", "kineto", "ncu", "pytorch"),
         *("script_process", "scripts", "decoders", "strategies"),
-        *("targets", "step_source", "tracing"),
+        *("targets", "recomputing", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (
         "",

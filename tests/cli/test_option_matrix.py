@@ -64,8 +64,6 @@ WITHOUT: dict[str, dict[str, str]] = {
         "--parallel": "it looks for the strategy",
         "--host-factor": "the host is named by --host",
         "--cuda-graph": _MANY,
-        LENGTH: "choose and scale say what a training takes",
-        PRICE: "choose and scale say what a training takes",
     },
     "compare": dict.fromkeys((LENGTH, PRICE), "it shows one step"),
     "trace": dict.fromkeys(

@@ -23,6 +23,7 @@ from wavecast.errors import (
 from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
 from wavecast.frameworks.target_files import import_file
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
@@ -381,8 +382,9 @@ def _hugging_face(
 
     def make_step() -> Callable[[], Any]:
         with needing_extra(f"hf:{name}"):
-            from wavecast.frameworks.pytorch.huggingface import training
-        return training.make_step(recipe)
+            from wavecast.frameworks.pytorch.huggingface import inference, training
+        infers = recipe.task.name in INFERENCE
+        return inference.make_step(recipe) if infers else training.make_step(recipe)
 
     return Target(
         recipe.title,
