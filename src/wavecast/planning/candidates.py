@@ -150,7 +150,8 @@ class _CandidateFinder:
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
         """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
         wanted = self._wanted
-        if wanted.is_batch_fixed or wanted.plan.global_batch is not None or not wanted.find_largest:
+        is_given = wanted.batch is None or wanted.is_batch_fixed  # a saved trace has no other batch
+        if is_given or wanted.plan.global_batch is not None or not wanted.find_largest:
             return batch, trace, needed, step
         needs = [] if needed is None else [needed.needed_bytes]
         while batch and needed is not None and batch * 2 <= LARGEST_TRIED:

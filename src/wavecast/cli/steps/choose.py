@@ -59,6 +59,9 @@ DeadlineOption = Annotated[
 GpusOption = Annotated[
     int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
 ]
+UnverifiedOption = Annotated[
+    bool, typer.Option("--unverified", help="Let GPUs win on which no step was measured.")
+]
 
 
 @app.command()
@@ -72,9 +75,7 @@ def choose(
     deadline: DeadlineOption = None,
     gpus_up_to: GpusOption = 1,
     by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
-    unverified: Annotated[
-        bool, typer.Option("--unverified", help="Let GPUs win on which no step was measured.")
-    ] = False,
+    unverified: UnverifiedOption = False,
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
@@ -94,10 +95,7 @@ def choose(
 
     A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
     several GPUs with sharded weights; an hf: model also with checkpointing. Without --batch, the
-    batch grows as long as it fits and a sample gets cheaper. GPUs of vendors and generations on
-    which nothing was measured are listed apart, unless you add --unverified. With --global-batch
-    and without --batch, each GPU gets the largest batch that fits. Without an option for the length
-    of the training, the cost of a million samples is compared.
+    batch grows where a sample gets cheaper. Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
@@ -122,14 +120,13 @@ def choose(
     devices = _looked_at(named, book, question)
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
         found = find_candidates(devices, question, source.on, book, progress)
-    selection = select(found, by, *limits, with_unverified=unverified)
-    unit = source.on().unit
+    selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
         choice = {"target": wanted.name, "choice": report.chosen(selection)}
         print_json(report.CHOSEN.record(choice))
     else:
-        words = " ".join(["wavecast predict", target, *step.words()])
+        words = " ".join(("wavecast predict", target, *step.words()))
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
 
 
