@@ -69,7 +69,8 @@ def without_network(timed: TimedTrace) -> tuple[float, tuple[str, ...]]:
     are their share of the GPU time, and the names of their ops.
     """
     rows = zip(timed.arrays.works, timed.arrays.counts.tolist(), timed.answers, strict=True)
-    by_waves, total = {}, 0.0
+    by_waves: dict[str, float] = {}
+    total = 0.0
     for call, count, answer in rows:
         seconds = 0.0 if answer is None else count * answer.seconds
         total += seconds
