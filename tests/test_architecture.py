@@ -54,7 +54,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "kineto", "ncu", "pytorch", "scripts", "decoders", "strategies"),
+        *("", "jax", "kineto", "ncu", "pytorch", "scripts", "decoders", "strategies"),
         *("targets", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (

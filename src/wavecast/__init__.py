@@ -30,6 +30,7 @@ from wavecast.traces.step import Measurement, Trace, load_trace
 if TYPE_CHECKING:
     from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory, memory
+    from wavecast.frameworks.jax.steps import trace_jax
     from wavecast.frameworks.kineto import read_kineto
     from wavecast.frameworks.pytorch.layers.networks import network_of
     from wavecast.frameworks.pytorch.measurement.iteration import measure
@@ -106,6 +107,7 @@ __all__ = [
     "read_runs",
     "run_script",
     "trace",
+    "trace_jax",
     "training_cost",
 ]
 
@@ -145,6 +147,7 @@ _LAZY = {
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
     "trace": "wavecast.frameworks.tracing",
+    "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }
 
