@@ -27,9 +27,12 @@ from wavecast.hardware.device import Device
 OPTIONS: Mapping[str, int | bool] = {
     "xla_gpu_autotune_level": 0,
     "xla_gpu_enable_triton_gemm": False,
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
 }
 """Nothing can be tried without a GPU. By default every matmul would then be a Triton kernel with
-tiles that nobody chose, so matmuls stay with cuBLAS."""
+tiles that nobody chose, so matmuls stay with cuBLAS. The code of kernels is not used, so it is not
+optimized; the scheduled HLO stays the same."""
 CUDA_FOLDER = "WAVECAST_CUDA"
 """The environment variable that names a CUDA installation to use instead of stand-ins."""
 _MOST_PROCESSES = 4

@@ -14,7 +14,7 @@ from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Sha
 from wavecast.ops.fused import XLA_LOOP, XLA_REDUCTION, XLA_ROWS, XLA_SCATTER, XLA_TRANSPOSE
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
-_FREE = frozenset(
+FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast bitcast-convert convert copy broadcast "
     "reshape transpose slice dynamic-slice dynamic-update-slice concatenate pad iota gather "
     "reverse fusion call".split()
@@ -250,7 +250,7 @@ def _summed(body: Computation, shares: dict[str, float]) -> _Sums:
             ]
             sums.loads += max(wanted, default=count)
             continue
-        if one.opcode in _FREE:
+        if one.opcode in FREE:
             continue
         sums.names.add(_SHORT_NAMES.get(one.opcode, one.opcode))
         weight = _SPECIAL_OPERATIONS if one.opcode in _SPECIAL else 1

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wavecast.frameworks.jax import libraries
-from wavecast.frameworks.jax.fusions import fusion_op
-from wavecast.frameworks.jax.hlo import HloModule, Instruction, Shape
+from wavecast.frameworks.jax.fusions import FREE, fusion_op
+from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 VIEWS = frozenset(
@@ -60,11 +60,21 @@ def planned_call(
     if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
         return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
     body = module.called(instruction)
+    if body is not None and is_padding(body):
+        return None
     if body is not None and instruction.attribute("kind") == "kCustom":
         inner = libraries.nested_matmul(body, instruction)
         if inner is not None:
             return _nested(inner, instruction, inputs)
     return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
+
+
+def is_padding(body: Computation) -> bool:
+    """Whether a fusion only pads a tensor, as XLA does for cuBLAS alone.
+
+    On a GPU, XLA takes a Triton kernel there, which needs no padding.
+    """
+    return body.root.opcode == "pad" and all(one.opcode in FREE for one in body.instructions)
 
 
 def _specs(shapes: Sequence[Shape]) -> tuple[TensorSpec, ...]:

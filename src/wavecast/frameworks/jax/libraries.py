@@ -10,6 +10,7 @@ from typing import Any
 
 from wavecast.frameworks.jax.hlo import DTYPES, Computation, Instruction, Shape
 from wavecast.ops.matmul import XLA_UNALIGNED
+from wavecast.predictors.learned.autotuned import MARK
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 MATMULS = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -20,6 +21,7 @@ CONVOLUTIONS = {
     "__cudnn$convBackwardFilter": "weight",
 }
 ATTENTION = "__cudnn$fmha"
+_TUNED: tuple[tuple[str, Scalar], ...] = ((MARK, True),)
 _EXACT = ("HIGHEST", "ALG_DOT_F32_F32_F32")
 """Precisions in which float32 is not rounded to TF32."""
 
@@ -125,8 +127,8 @@ def _precision(shape: Shape, config: Mapping[str, Any]) -> tuple[tuple[str, Scal
     """TF32 for float32, unless the user asked for more: XLA's default on GPUs that have it."""
     asked = (*config.get("operand_precision", ()), config.get("algorithm", ""))
     if shape.element != "f32" or any(word in _EXACT for word in asked):
-        return ()
-    return (("precision", "tf32"),)
+        return _TUNED
+    return (("precision", "tf32"), *_TUNED)
 
 
 def convolution(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
@@ -199,7 +201,7 @@ def attention(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
     """Attention of cuDNN. Operands are (batch, length, heads, width)."""
     config = instruction.backend.get("cudnn_fmha_backend_config", {})
     causal = "CAUSAL" in str(config.get("mask_type", ""))
-    attrs: tuple[tuple[str, Scalar], ...] = (("is_causal", causal),)
+    attrs: tuple[tuple[str, Scalar], ...] = (("is_causal", causal), *_TUNED)
     name = "aten._scaled_dot_product_cudnn_attention"
     q, k, v = (_by_heads(shape) for shape in inputs[:3])
     if "Backward" in instruction.target:

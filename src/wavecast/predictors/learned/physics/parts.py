@@ -61,9 +61,6 @@ def parts_of(op: Op) -> tuple[Part, ...]:
 
 # Matmuls.
 
-_UNALIGNED_TURNS = 2
-"""How many times as long a Triton matmul takes whose rows begin at odd places: 2.0 to 2.8 times in
-bfloat16 on our H200 (GPT-2's head and its gradients, measurements/h200/jax)."""
 _LINEAR = ("aten.linear", quantization.INT8)
 """Matmuls whose right matrix is a weight, (n, k)."""
 
@@ -94,8 +91,7 @@ def _products(op: Op, cost: Cost) -> tuple[Part, ...]:
     )
     groups = _groups(op, a, b)
     if groups is None:
-        turns = _UNALIGNED_TURNS if op.base == matmul.XLA_UNALIGNED else 1
-        return (Part("product", product),) * turns
+        return (Part("product", product),)
     ragged, one_kernel = groups
     return (Part("grouped", product._replace(ragged=ragged, one_kernel=one_kernel)),)
 
