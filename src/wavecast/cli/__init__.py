@@ -18,6 +18,7 @@ from wavecast.cli.steps import (  # noqa: F401
     check,
     choose,
     compare,
+    evaluate,
     memory,
     parallel,
     predict,

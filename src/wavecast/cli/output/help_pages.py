@@ -8,7 +8,7 @@ from typing import Any
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
     "Choose": ("choose", "prices", "scale", "parallelize", "serve"),
-    "Compare and check": ("compare", "check", "doctor"),
+    "Compare and check": ("compare", "evaluate", "check", "doctor"),
     "Get a step": ("trace", "measure", "import"),
     "Hardware": ("devices", "clusters", "calibrate"),
     "Past runs, and models of layers": ("runs", "design", "layers", "collect", "fit"),
