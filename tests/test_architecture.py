@@ -137,6 +137,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "trace_jax",
     "training_cost",
 ]
 

@@ -29,6 +29,10 @@ Tracing = Callable[[Target], AbstractContextManager[Progress]]
 """What surrounds the tracing of a step; it gives what is called with the number of ops so far."""
 
 
+_Key = tuple[Family | str | None, int | None]
+"""What a trace serves: a family of GPUs, or one GPU if XLA compiled it; and the batch."""
+
+
 class StepSource:
     """The traces of one step, each made when it is first needed.
 
@@ -40,7 +44,7 @@ class StepSource:
     def __init__(self, trace_at: TraceAt, batch: int | None = None) -> None:
         self._trace_at, self._batch = trace_at, batch
         self._traced: dict[int | None, list[Trace]] = {}
-        self._served: dict[tuple[Family | str | None, int | None], Trace] = {}
+        self._served: dict[_Key, Trace] = {}
 
     def on(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
         """The trace with the kernels of a GPU, at a batch.
@@ -50,7 +54,8 @@ class StepSource:
             batch: the batch. None for the step's own.
         """
         at = None if batch == self._batch else batch
-        by_family, by_gpu = (None if gpu is None else family(gpu), at), (gpu and gpu.id, at)
+        by_family: _Key = (None if gpu is None else family(gpu), at)
+        by_gpu: _Key = (None if gpu is None else gpu.id, at)
         for key in (by_family, by_gpu):
             if key in self._served:
                 return self._served[key]

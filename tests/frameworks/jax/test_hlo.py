@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 import wavecast
@@ -15,65 +18,7 @@ from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Phase, Role
 
-MODULE = """HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
-
-FileNames
-1 "/home/me/train.py"
-
-FunctionNames
-1 "step"
-
-FileLocations
-1 {file_name_id=1 function_name_id=1 line=12 end_line=12 column=4 end_column=9}
-
-StackFrames
-1 {file_location_id=1 parent_frame_id=1}
-
-%fused_add (p.0: f32[64,128], p.1: f32[64,128]) -> f32[64,128] {
-  %p.0 = f32[64,128]{1,0} parameter(0)
-  %p.1 = f32[64,128]{1,0} parameter(1)
-  ROOT %add.1 = f32[64,128]{1,0} add(%p.0, %p.1)
-}
-
-%fused_rows (q.0: f32[10,64,128], q.1: s32[]) -> f32[64] {
-  %q.0 = f32[10,64,128]{2,1,0} parameter(0)
-  %q.1 = s32[] parameter(1)
-  %zero = s32[] constant(0)
-  %row = f32[1,64,128]{2,1,0} dynamic-slice(%q.0, %q.1, %zero, %zero), dynamic_slice_sizes={1,64,128}
-  %flat = f32[64,128]{1,0} bitcast(%row)
-  %start = f32[] constant(0)
-  ROOT %sum = f32[64]{0} reduce(%flat, %start), dimensions={1}, to_apply=%add_f32
-}
-
-%body (carried: (s32[], f32[64,128])) -> (s32[], f32[64,128]) {
-  %carried = (s32[], f32[64,128]{1,0}) parameter(0)
-  %count = s32[] get-tuple-element(%carried), index=0
-  %x.1 = f32[64,128]{1,0} get-tuple-element(%carried), index=1
-  %twice = f32[64,128]{1,0} fusion(%x.1, %x.1), kind=kLoop, calls=%fused_add, metadata={op_name="jit(step)/transpose(jvp(net))/blocks.1/add" stack_frame_id=1}
-  ROOT %next = (s32[], f32[64,128]{1,0}) tuple(%count, %twice)
-}
-
-%cond (c: (s32[], f32[64,128])) -> pred[] {
-  %c = (s32[], f32[64,128]{1,0}) parameter(0)
-  ROOT %less = pred[] constant(true)
-}
-
-ENTRY %main (weight: f32[64,128], x: f32[64,256], wide: f32[10,64,128]) -> (f32[64,128], f32[64]) {
-  %weight = f32[64,128]{1,0} parameter(0), metadata={op_name="state['params']['w'][3]"}
-  %x = f32[64,256]{1,0} parameter(1), metadata={op_name="batch['x']"}
-  %wide = f32[10,64,128]{2,1,0} parameter(2), metadata={op_name="batch['y']"}
-  %custom-call.1 = (f32[256,128]{1,0}, s8[4096]{0}) custom-call(%x, %weight), custom_call_target="__cublas$lt$matmul", metadata={op_name="jit(step)/jvp(net)/dot_general" stack_frame_id=1}, backend_config={"gemm_backend_config":{"beta":0,"epilogue":"DEFAULT","dot_dimension_numbers":{"lhs_contracting_dimensions":["0"],"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]},"precision_config":{"operand_precision":["DEFAULT","DEFAULT"]}}}
-  %product = f32[256,128]{1,0} get-tuple-element(%custom-call.1), index=0
-  %odd = f32[256,128]{1,0} custom-call(%product), custom_call_target="their$kernel"
-  %zero.1 = s32[] constant(0)
-  %rows = f32[64]{0} fusion(%wide, %zero.1), kind=kInput, calls=%fused_rows, metadata={op_name="jit(step)/jvp(net)/reduce_sum"}
-  %start.1 = (s32[], f32[64,128]{1,0}) tuple(%zero.1, %weight)
-  %while.1 = (s32[], f32[64,128]{1,0}) while(%start.1), condition=%cond, body=%body, backend_config={"known_trip_count":{"n":"5"}}
-  %updated = f32[64,128]{1,0} get-tuple-element(%while.1), index=1
-  %new = f32[64,128]{1,0} fusion(%updated, %weight), kind=kLoop, calls=%fused_add, metadata={op_name="jit(step)/sub"}
-  ROOT %out = (f32[64,128]{1,0}, f32[64]{0}) tuple(%new, %rows)
-}
-"""
+MODULE = Path(__file__).with_name("step.hlo").read_text(encoding="utf-8")
 GPU = device("h100-sxm-80gb")
 SIZES = {"argument": 425_984, "output": 33_024, "alias": 32_768, "temp": 300_000}
 
@@ -93,14 +38,18 @@ def test_a_schedule_becomes_calls_with_loops_written_out() -> None:
     assert (rows.op.attr("points"), rows.op.attr("reduction")) == (64, 128)
     # Of the ten slices one is read, and the index.
     assert rows.op.attr("read_bytes") == 64 * 128 * 4 + 4
-    assert (first.phase, first.module, first.line) == (Phase.BACKWARD, "net.blocks.1", "train.py:12")
+    assert (first.phase, first.module, first.line) == (
+        Phase.BACKWARD,
+        "net.blocks.1",
+        "train.py:12",
+    )
     assert trace.calls[-1].phase is Phase.OPTIMIZER
 
 
 def test_values_lead_from_call_to_call() -> None:
     trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
     loops = [call for call in trace if call.op.name == "xla.loop"]
-    for before, after in zip(loops, loops[1:], strict=False):
+    for before, after in pairwise(loops):
         assert before.writes[0] in after.reads
     for call in trace:
         assert [trace.values[v].spec for v in call.reads] == list(call.op.inputs)

@@ -14,7 +14,6 @@ import wavecast
 from wavecast import ops
 from wavecast.cli import app
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.frameworks.jax import driver
 from wavecast.frameworks.jax.target_config import target_config
 from wavecast.frameworks.step_source import target_source
 from wavecast.frameworks.targets import resolve
@@ -23,7 +22,7 @@ from wavecast.hardware.devices import device
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")
 
-STEP = '''
+STEP = """
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -52,7 +51,7 @@ def make_spread_step():
     params = {k: jax.ShapeDtypeStruct(v, "float32", sharding=whole) for k, v in params.items()}
     batch = jax.ShapeDtypeStruct((1024, 512), "float32", sharding=split)
     return jax.jit(train_step, donate_argnums=0), (params, batch)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +75,13 @@ def test_a_step_is_compiled_for_each_gpu(traces: wavecast.FamilyTraces) -> None:
     for trace in (hopper, ada):
         matmuls = [call for call in trace if ops.kind(call.op) is ops.Kind.MATMUL]
         assert len(matmuls) == 5  # two forward; two and one backward, since x needs no gradient
-        assert sum(ops.cost_of(c.op).flops for c in matmuls) == 5 * 2 * 256 * 512 * 1024  # type: ignore[union-attr]
+        assert sum(ops.executed_flops(c.op) or 0 for c in matmuls) == 5 * 2 * 256 * 512 * 1024
         assert {call.module for call in matmuls} == {"net"}
         assert trace.framework.startswith("jax ")
         assert "pjrt" in trace.framework
-    assert wavecast.predict(traces, "l4").seconds > wavecast.predict(traces, "h100-sxm-80gb").seconds
+    assert (
+        wavecast.predict(traces, "l4").seconds > wavecast.predict(traces, "h100-sxm-80gb").seconds
+    )
 
 
 def test_the_memory_of_weights_is_known(traces: wavecast.FamilyTraces) -> None:
@@ -129,7 +130,7 @@ def test_other_vendors_are_refused() -> None:
 
 
 def test_other_systems_are_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver.platform, "system", lambda: "Darwin")
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
     with pytest.raises(MissingExtra, match="Linux only"):
         wavecast.trace_jax(lambda x: x, 1.0)
 

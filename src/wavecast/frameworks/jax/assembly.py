@@ -23,7 +23,7 @@ _UNKNOWN_TURNS = "xla.while_of_unknown_length"
 
 
 @dataclass
-class Buffer:
+class ModuleBuffer:
     """Memory behind values: its size, when it is written first and read last."""
 
     nbytes: int
@@ -33,7 +33,7 @@ class Buffer:
 
 
 @dataclass
-class Tensor:
+class ModuleTensor:
     """A value while the schedule is walked."""
 
     shape: Shape
@@ -50,8 +50,8 @@ class Schedule:
     gpu: str = ""
     """The GPU that it was compiled for."""
     calls: list[Call] = field(default_factory=list)
-    tensors: list[Tensor] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    tensors: list[ModuleTensor] = field(default_factory=list)
+    buffers: list[ModuleBuffer] = field(default_factory=list)
     arguments: list[int] = field(default_factory=list)
     """The values of the module's arguments."""
     results: list[int] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Schedule:
             self.calls.append(Call(mark, Phase.FORWARD, graph=0))
             self.sources.append("")
         for parameter in self.module.entry.parameters:
-            buffer = Buffer(parameter.shape.nbytes, None, 0, len(self.arguments))
+            buffer = ModuleBuffer(parameter.shape.nbytes, None, 0, len(self.arguments))
             self.arguments.append(self._tensor(parameter.shape, self._buffer(buffer)))
         self.results += self._walk(self.module.entry, [[v] for v in self.arguments])
 
@@ -82,7 +82,7 @@ class Schedule:
         ops = {name: call.op for name, call in zip(self.sources, self.calls, strict=True)}
         return {name: (ops[name], count) for name, count in counts.items() if name}
 
-    def _buffer(self, buffer: Buffer) -> int:
+    def _buffer(self, buffer: ModuleBuffer) -> int:
         self.buffers.append(buffer)
         return len(self.buffers) - 1
 
@@ -93,7 +93,7 @@ class Schedule:
         view_of: int | None = None,
         spec: TensorSpec | None = None,
     ) -> int:
-        self.tensors.append(Tensor(shape, buffer, view_of, spec))
+        self.tensors.append(ModuleTensor(shape, buffer, view_of, spec))
         return len(self.tensors) - 1
 
     def _walk(self, body: Computation, given: Sequence[list[int]]) -> list[int]:
@@ -225,7 +225,7 @@ class Schedule:
             if source is not None and source < len(operands):
                 buffer = self.tensors[operands[source]].buffer
             else:
-                buffer = self._buffer(Buffer(shape.nbytes, at, at))
+                buffer = self._buffer(ModuleBuffer(shape.nbytes, at, at))
             found.append(self._tensor(shape, buffer))
             self._makers[found[-1]] = one
         return found

@@ -47,8 +47,7 @@ def memory_of(schedule: Schedule, sizes: Mapping[str, int]) -> StepMemory:
             kept = Allocation(buffer.nbytes, buffer.born, None, Role.INTERMEDIATE)
             allocations.append(kept)
         else:
-            end = min(buffer.last + 1, len(schedule.calls))
-            end = None if end == len(schedule.calls) else end
+            end = None if buffer.last + 1 >= len(schedule.calls) else buffer.last + 1
             allocations.append(Allocation(buffer.nbytes, buffer.born, end, Role.INTERMEDIATE))
     for source, target in overwritten.items():
         if target in place:

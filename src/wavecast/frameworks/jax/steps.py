@@ -179,5 +179,5 @@ def step_of(made: Any) -> JaxStep:
     if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):
         raise InvalidInput(f"the function returned {type(made).__name__}, not a JAX step; {_FORM}")
     step, *rest = made
-    arguments = rest[0] if len(rest) == 1 and isinstance(rest[0], tuple | list) else rest
-    return JaxStep(step, tuple(arguments))
+    is_one = len(rest) == 1 and isinstance(rest[0], tuple | list)
+    return JaxStep(step, tuple(rest[0] if is_one else rest))
