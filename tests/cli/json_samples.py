@@ -73,6 +73,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "suite list": ("",),
     "suite predict": ("--gpu l4 --model dcgan --scale 0.25 --precision fp32",),
     "suite run": ("-o suite-run.csv --model dcgan --scale 0.25 --precision fp32",),
+    "suite observe": ("suite.csv",),
     "suite show": ("suite.csv",),
     "suite train": ("",),
     "doctor": ("",),

@@ -180,6 +180,7 @@ _HOMES = {
         "larger_batches": "steps.larger_batch",
         "layers": "regression.layers.per_layer",
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
+        "observations": "runs.suite_observations",
         "parallel": "planning.layouts planning.scaling",
         "priced_steps": "steps.prediction steps.shares",
         "prices": "planning.prices",

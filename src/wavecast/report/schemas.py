@@ -50,6 +50,7 @@ _OUTPUTS = {
     "runs-predict": "run_models:FORECAST",
     "scale": "parallel:SCALING",
     "suite-list": "[suites:Benchmark]",
+    "suite-observe": "observations:OBSERVED",
     "suite-predict": "[suites:SuiteResult]",
     "suite-run": "[suites:SuiteResult]",
     "suite-show": "[suites:SuiteResult]",

@@ -30,6 +30,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
 from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
+from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
@@ -95,11 +96,12 @@ def run(
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        with nullcontext() if watcher is None else watcher.watching(loop):
+        watching = nullcontext() if watcher is None else watcher.watching(loop)
+        with explaining_assumed(assumptions, ranks), watching:
             _repeat(program, loop, pretence, line)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
-        return _result(program, loop, capability, samples)
+        return _result(program, loop, capability, samples, ranks)
 
     if not program.mentions("compile"):
         try:
@@ -132,15 +134,16 @@ def _repeat(
 
 
 def _result(
-    program: Program, loop: Loop, capability: tuple[int, int], samples: int | None
+    program: Program,
+    loop: Loop,
+    capability: tuple[int, int],
+    samples: int | None,
+    ranks: int | None,
 ) -> ScriptRun:
     if not loop.boundaries:
         if loop.cut_short:
             raise CaptureError(f"{program.shown} {loop.cut_short}")
-        raise CaptureError(
-            f"{program.shown} ended without an optimizer step (torch.optim); name the line that "
-            "ends a step of its loop with --until FILE:LINE (until=), or write a make_step function"
-        )
+        raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
     if periods:
@@ -164,6 +167,8 @@ def _result(
     left_out = choice.left_out
     if not loop.is_whole(period):
         left_out += ("evaluation inside of the step, as in all of its steps",)
+    if loop.batches.repeated:
+        left_out += (f"{loop.batches.repeated} slow batches: the last one was used again",)
     trace = Trace(
         **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
@@ -185,6 +190,22 @@ def _result(
         left_out=left_out,
         loading=loop.batches.loading(period.begin, period.end),
         largest=_largest(loop, period, periods, trace),
+    )
+
+
+def _no_step(program: Program, loop: Loop) -> str:
+    """Why no step was found, and what to do."""
+    line = loop.backwards.last_line
+    if line is None:
+        return (
+            f"{program.shown} ended without an optimizer step (torch.optim) and without a backward "
+            "pass; name the line that ends a step of its loop with --until FILE:LINE (until=), or "
+            "write a make_step function"
+        )
+    return (
+        f"no optimizer (torch.optim) stepped in {program.shown}, but {len(loop.backwards)} "
+        f"backward passes ran, the last at {line}; if one of them is a step, add --until {line} "
+        "(until=)"
     )
 
 
