@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "check": ("--update", "", "--target mine"),
     "clusters": ("", "dgx-h100"),
     "parallelize": (f"{GPT} --gpu h100-sxm-80gb --gpus 2 --global-batch 4 --show 2",),
+    "advise": ("b8.json.gz --gpu l4",),
     "choose": (
         "b8.json.gz --gpu l4 --gpu t4 --gpu h100-sxm-80gb --samples 1e6",
         "b8.json.gz --gpu l4 --gpu k80 --iterations 1000 --budget 5 --deadline 1h",

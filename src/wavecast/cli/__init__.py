@@ -15,6 +15,7 @@ from wavecast.cli.facts import (  # noqa: F401  (importing them registers their 
 )
 from wavecast.cli.runs import fit, layers, run_models, runs  # noqa: F401
 from wavecast.cli.steps import (  # noqa: F401
+    advise,
     check,
     choose,
     compare,

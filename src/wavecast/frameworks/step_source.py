@@ -123,6 +123,7 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         assume=target.assume,
         ranks=target.ranks,
         compiled=target.compiled,
+        changes=target.changes,
     )
 
 
@@ -131,10 +132,19 @@ def _refuse_torch_options(target: Target) -> None:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
     if target.assume:
         raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
+    if target.changes:
+        raise InvalidInput(
+            f"{target.name} is a JAX step, to whose code nothing can be done here "
+            f"({', '.join(target.changes)}); change it yourself, and compare"
+        )
 
 
-def captured(make_step: MakeStep, **options: Any) -> Trace:
-    """The trace of one step; the options are those of `wavecast.trace`, for one GPU."""
+def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
+    """The trace of one step with changes to its code.
+
+    The options are those of `wavecast.trace`, for one GPU.
+    """
     with needing_extra("tracing"):
+        from wavecast.frameworks.pytorch.changes import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture
-    return capture(make_step, **options)
+    return capture(changed(make_step, changes), **options)

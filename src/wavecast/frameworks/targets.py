@@ -23,6 +23,7 @@ from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
 from wavecast.frameworks.target_files import first_line, import_file, imports_jax, place_of
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
@@ -60,8 +61,10 @@ class Target:
     """How a Hugging Face model is trained."""
     ranks: int | None = None
     """How many ranks the step's own parallel code has, for `wavecast.trace`."""
-    compiled: bool = False
-    """Whether to trace the step as if it were compiled, for `wavecast.trace`."""
+    compiled: bool | str = False
+    """Whether to trace the step as if it were compiled, or in which mode of torch.compile."""
+    changes: tuple[str, ...] = ()
+    """Changes to the step's code, by the names of `wavecast.frameworks.pytorch.changes`."""
     jax: bool = False
     """Whether `make_step` returns a JAX step and its arguments."""
 
@@ -79,7 +82,8 @@ class Target:
         if self.make_step is None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
         step = resolve(self.text, batch or self.batch, precision or self.precision, self.options)
-        return replace(step, assume=self.assume, ranks=self.ranks, compiled=self.compiled)
+        kept = {name: getattr(self, name) for name in ("assume", "ranks", "compiled", "changes")}
+        return replace(step, **kept)
 
 
 def resolve(
@@ -375,8 +379,9 @@ def _hugging_face(
 
     def make_step() -> Callable[[], Any]:
         with needing_extra(f"hf:{name}"):
-            from wavecast.frameworks.pytorch.huggingface import training
-        return training.make_step(recipe)
+            from wavecast.frameworks.pytorch.huggingface import inference, training
+        infers = recipe.task.name in INFERENCE
+        return inference.make_step(recipe) if infers else training.make_step(recipe)
 
     return Target(
         recipe.title,

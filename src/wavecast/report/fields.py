@@ -169,6 +169,7 @@ _DESCRIBED: dict[type, Described] = {}
 _HOMES = {
     name: home
     for home, names in {
+        "advice": "advice.proposals",
         "checks": "checks.checking checks.verdicts",
         "selections": "planning.selection",
         "clusters": "hardware.cluster",

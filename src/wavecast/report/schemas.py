@@ -20,6 +20,7 @@ MARK = "schema"
 """The key that names the schema, in an object or in each object of a list."""
 
 _OUTPUTS = {
+    "advise": "advice:StepAdvice",
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
@@ -39,7 +40,7 @@ _OUTPUTS = {
     "max-batch": "[memory:GpuLargestBatch]",
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
-    "parallelize": "[parallel:Layout]",
+    "parallelize": "[layouts:Layout]",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",
     "profile": "[profiles:Profile]",
@@ -58,7 +59,7 @@ _OUTPUTS = {
     "trace": "outputs:TRACE",
 }
 """What each command prints: results by the module that describes them, lists in brackets."""
-_VERSIONS = {"calibrate": 2, "parallelize": 2, "predict": 2, "run": 2, "scale": 2}
+_VERSIONS = {"calibrate": 2, "parallelize": 3, "predict": 2, "run": 2, "scale": 2}
 """The versions of schemas that are not the first."""
 
 

@@ -19,6 +19,7 @@ from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     compiler_for,
     followed,
@@ -64,22 +65,22 @@ def run(
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
     watcher: Watcher | None = None,
+    changes: tuple[str, ...] = (),
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
     Args:
         program: the script and its arguments.
-        gpu: the GPU for which to choose kernels and to compile. None for the usual one of the
-            compute capability.
+        gpu: the GPU for which to choose kernels and to compile. None for that of the capability.
         capability: the compute capability, if no GPU is given.
         steps: how many steps to run. None to stop when two in a row are equal.
-        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
-            of an optimizer step.
+        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
         samples: how many samples a step takes. None to count those that a data loader gives.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
         watcher: looks at the script while it runs, and may cut it short. None if nobody does.
+        changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -98,12 +99,12 @@ def run(
         pretence = pretending(capability, recorder, assumptions, place, compiler)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
         with explaining_assumed(assumptions, ranks), watching:
-            _repeat(program, loop, pretence, line)
+            _repeat(program, loop, pretence, line, changes)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks)
 
-    if not program.mentions("compile"):
+    if not program.mentions("compile") and "compile" not in changes:
         try:
             return attempt(None, stops=True)
         except CompilesCode:
@@ -118,6 +119,7 @@ def _repeat(
     loop: Loop,
     pretence: AbstractContextManager[Any],
     line: LineOfCode | None,
+    changes: tuple[str, ...],
 ) -> None:
     """Run a script until its loop has repeated itself."""
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
@@ -129,6 +131,7 @@ def _repeat(
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
+            stack.enter_context(changing(changes))
             loop.run(program)
             loop.finish()
 
