@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.cli.options.durations import seconds_of
+from wavecast.planning.durations import seconds_of
 from wavecast.errors import InvalidInput
 
 

@@ -39,6 +39,7 @@ _OUTPUTS = {
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
     "parallelize": "[parallel:Layout]",
+    "plan": "plans:PLANNED",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",
     "profile": "[profiles:Profile]",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from wavecast.cli.options.durations import seconds_of
+from wavecast.planning.durations import seconds_of
 from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target

@@ -8,7 +8,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.durations import seconds_of
+from wavecast.planning.durations import seconds_of
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
