@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import RenderableType
 
 from wavecast.planning.schedule.jobs import Aims
-from wavecast.planning.schedule.planned import JobPlan, Plan
+from wavecast.planning.schedule.planned import JobPlan, JobsPlan
 from wavecast.report.fields import Field, describe, output
 from wavecast.report.gantt import GanttBar, gantt_lines
 from wavecast.report.tables import fitting, left_out, line, remarks, table, titled
-from wavecast.report.units import long_duration, money, percent, span
+from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
 
 _MOST_ROWS = 60
 
@@ -29,7 +29,7 @@ def aims_text(aims: Aims) -> str:
     return " + ".join(parts)
 
 
-def plan_verdict(plan: Plan) -> str:
+def plan_verdict(plan: JobsPlan) -> str:
     """A plan in a sentence or three."""
     schedule = plan.schedule
     count, due = len(plan.jobs), [one for one in plan.jobs if one.run.job.deadline_s is not None]
@@ -43,23 +43,30 @@ def plan_verdict(plan: Plan) -> str:
     return f"{text} {_how_good(plan)}"
 
 
-def _how_good(plan: Plan) -> str:
+def _how_good(plan: JobsPlan) -> str:
     schedule, aims = plan.schedule, aims_text(plan.schedule.aims)
     if schedule.gap < 5e-4:
         return f"No plan has less {aims}, in time units of {long_duration(schedule.unit_s)}."
     return f"It is proven to be within {percent(schedule.gap, 1)} of the least {aims}."
 
 
+def moment(seconds: float) -> str:
+    """A time from the start of a plan: `now`, `3.2 h`."""
+    return "now" if seconds < 1 else long_duration(seconds)
+
+
+def _moments(low_s: float, high_s: float) -> str:
+    return moment(low_s) if moment(low_s) == moment(high_s) else span(low_s, high_s, moment)
+
+
 def _span_of_start(one: JobPlan) -> str:
-    if one.outlook is None:
-        return "?"
-    return span(one.outlook.start_low_s, one.outlook.start_high_s, long_duration)
+    seen = one.outlook
+    return UNKNOWN if seen is None else _moments(seen.start_low_s, seen.start_high_s)
 
 
 def _span_of_end(one: JobPlan) -> str:
-    if one.outlook is None:
-        return "?"
-    return span(one.outlook.end_low_s, one.outlook.end_high_s, long_duration)
+    seen = one.outlook
+    return UNKNOWN if seen is None else _moments(seen.end_low_s, seen.end_high_s)
 
 
 JOBS = describe(
@@ -71,16 +78,22 @@ JOBS = describe(
     Field("layout", "run.option.layout"),
     Field("nodes", "run.nodes"),
     Field("submit_s", "run.job.submit_s"),
-    Field("start_s", title="start", text=long_duration),
-    Field("", _span_of_start, title="range of start", rank=3),
+    Field("start_s", title="start", text=moment, left=False),
+    Field("", _span_of_start, title="range of start", rank=3, left=False),
     Field("end_s", title="end", text=long_duration),
-    Field("", _span_of_end, title="range of end", rank=4),
-    Field("deadline_s", "run.job.deadline_s", title="deadline", rank=2, text=long_duration,
-          absent=""),
+    Field("", _span_of_end, title="range of end", rank=4, left=False),
+    Field(
+        "deadline_s", "run.job.deadline_s", title="deadline", rank=2, text=long_duration, absent=""
+    ),
     Field("in_time", "outlook.in_time", title="in time", rank=2, text=percent, absent=""),
     Field("late_s", "run.late_s"),
-    Field("usd", "run.option.usd", title="cost", text=money,
-          meaning="What it costs; 0 where the price is not known."),
+    Field(
+        "usd",
+        "run.option.usd",
+        title="cost",
+        text=money,
+        meaning="What it costs; 0 where the price is not known.",
+    ),
     Field("outlook", "outlook"),
     Field("reason", title="why", rank=5),
 )
@@ -111,7 +124,7 @@ PLANNED = output(
 )
 
 
-def planned(plan: Plan) -> Mapping[str, Any]:
+def planned(plan: JobsPlan) -> Mapping[str, Any]:
     """A plan by the keys of JSON."""
     schedule = plan.schedule
     names = ("value", "bound", "gap", "method", "unit_s", "usd", "makespan_s", "mean_completion_s")
@@ -126,7 +139,7 @@ def planned(plan: Plan) -> Mapping[str, Any]:
     } | {name: getattr(schedule, name) for name in names}
 
 
-def pool_rows(plan: Plan) -> Sequence[Mapping[str, Any]]:
+def pool_rows(plan: JobsPlan) -> Sequence[Mapping[str, Any]]:
     """The use of each pool, by the keys of JSON."""
     last = plan.schedule.makespan_s
     rows = []
@@ -138,7 +151,7 @@ def pool_rows(plan: Plan) -> Sequence[Mapping[str, Any]]:
     return rows
 
 
-def plan_bars(plan: Plan) -> list[GanttBar]:
+def plan_bars(plan: JobsPlan) -> list[GanttBar]:
     """The jobs as bars of a chart."""
     return [
         GanttBar(
@@ -153,7 +166,7 @@ def plan_bars(plan: Plan) -> list[GanttBar]:
     ]
 
 
-def plan_text(title: str, plan: Plan, width: int) -> RenderableType:
+def plan_text(title: str, plan: JobsPlan, width: int) -> RenderableType:
     """The verdict, the jobs, the chart, and what is to be known of them."""
     rows = plan.jobs[:_MOST_ROWS]
     every = JOBS.columns(rows)
@@ -167,12 +180,10 @@ def plan_text(title: str, plan: Plan, width: int) -> RenderableType:
     if len(plan.jobs) > _MOST_ROWS:
         lines.append(f"{len(plan.jobs) - _MOST_ROWS} more jobs (--json has all)")
     chart = [line(text) for text in gantt_lines(plan_bars(plan), width)]
-    return titled(
-        title, line(plan_verdict(plan)), "", table(kept), "", *chart, "", *remarks(lines)
-    )
+    return titled(title, line(plan_verdict(plan)), "", table(kept), "", *chart, "", *remarks(lines))
 
 
-def _notes(plan: Plan) -> list[str]:
+def _notes(plan: JobsPlan) -> list[str]:
     schedule = plan.schedule
     lines = [
         f"found by {schedule.method} in time units of {long_duration(schedule.unit_s)}; "
@@ -187,5 +198,9 @@ def _notes(plan: Plan) -> list[str]:
     return lines
 
 
-describe(Plan, Field("", plan_verdict, title="verdict"), Field("", planned, kind=PLANNED,
-         inline=True), parts="jobs")
+describe(
+    JobsPlan,
+    Field("", plan_verdict, title="verdict"),
+    Field("", planned, kind=PLANNED, inline=True),
+    parts="jobs",
+)

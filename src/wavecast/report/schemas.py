@@ -21,6 +21,7 @@ MARK = "schema"
 
 _OUTPUTS = {
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "capacity": "capacities:CAPACITY",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
     "clusters": "[clusters:Cluster]",
@@ -49,6 +50,7 @@ _OUTPUTS = {
     "runs-list": "[runs:Run]",
     "runs-predict": "run_models:FORECAST",
     "scale": "parallel:SCALING",
+    "simulate": "simulations:SIMULATED",
     "suite-list": "[suites:Benchmark]",
     "suite-predict": "[suites:SuiteResult]",
     "suite-run": "[suites:SuiteResult]",

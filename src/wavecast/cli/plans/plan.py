@@ -72,9 +72,7 @@ def plan(
     aims, limit_s = aims_of(by), seconds_of(time_limit, "--time-limit")
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     with waiting(f"planning {len(listed)} jobs"):
-        made = make_plan(
-            fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers)
-        )
+        made = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
     write_page(html, lambda: plan_report(str(jobs), made, _curve(fleet, listed, workers)))
     if as_json:
         print_json(report.PLANNED.record(report.planned(made)))
@@ -104,18 +102,14 @@ def aims_of(text: str) -> Aims:
     return Aims(**weights)
 
 
-def _curve(
-    fleet: Fleet, jobs: Sequence[Job], workers: int | None
-) -> list[tuple[float, float]]:
+def _curve(fleet: Fleet, jobs: Sequence[Job], workers: int | None) -> list[tuple[float, float]]:
     """The cost of the cheapest plan for some limits of the makespan."""
     effort = Effort(5.0, workers)
     fastest = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort).makespan_s
     points = []
     for factor in _CURVE_POINTS:
         due = fastest * factor * 1.001
-        limited = [
-            replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs
-        ]
+        limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
         found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
         if not found.late:
             points.append((due, found.usd))

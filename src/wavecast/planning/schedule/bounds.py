@@ -68,7 +68,7 @@ def _relaxed(
     robust: bool,
     longest_h: float = math.inf,
 ) -> Relaxation:
-    rows = _Rows(fleet, jobs, aims, robust)
+    rows = _Program(fleet, jobs, aims, robust)
     for column, (index, _) in enumerate(rows.options):
         if jobs[index].submit_s + rows.seconds[column] > longest_h * HOUR_S * (1 + 1e-9):
             rows.most[column] = 0.0
@@ -94,7 +94,7 @@ def _relaxed(
     return Relaxation(float(solved.fun), chosen)
 
 
-class _Rows:
+class _Program:
     """The program: a variable for each way to run a job, the makespan, and the delay of each."""
 
     def __init__(self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool) -> None:
@@ -159,7 +159,7 @@ class _Rows:
                 self._add([*of_job[index], delay], job.deadline_s - job.submit_s)
 
     def _loads(self) -> None:
-        """The GPU time of a pool lies before the makespan, and that of due jobs before it is due."""
+        """The GPU time of a pool lies before the makespan, that of due jobs before they are due."""
         dues = sorted({job.deadline_s for job in self._jobs if job.deadline_s is not None})
         step = max(1, math.ceil(len(dues) / _MOST_DEADLINES))
         hard = dues[step - 1 :: step] if self._aims.deadlines_are_hard else []

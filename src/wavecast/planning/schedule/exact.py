@@ -23,7 +23,7 @@ MOST_UNITS = 20_000
 
 
 @dataclass(frozen=True)
-class Search:
+class ExactSearch:
     """What came out of an exact search."""
 
     chosen: tuple[Chosen, ...]
@@ -65,7 +65,7 @@ def search(
     robust: bool = False,
     limit_s: float = 60.0,
     workers: int | None = None,
-) -> Search:
+) -> ExactSearch:
     """The best options and order that were found within a time limit.
 
     Args:
@@ -88,13 +88,13 @@ def search(
     solver.parameters.relative_gap_limit = 1e-4
     status = solver.solve(built.model)
     if status == cp_model.INFEASIBLE:
-        return Search((), math.inf, is_impossible=True)
+        return ExactSearch((), math.inf, is_impossible=True)
     bound = solver.best_objective_bound
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
-        return Search((), bound)
+        return ExactSearch((), bound)
     order = sorted(range(len(jobs)), key=lambda index: solver.value(built.starts[index]))
     chosen = tuple((jobs[i], jobs[i].options[built.taken(solver, i)]) for i in order)
-    return Search(chosen, bound)
+    return ExactSearch(chosen, bound)
 
 
 class _Model:

@@ -179,7 +179,9 @@ def _job(table: Any, where: str) -> JobSpec:
         for key, check in _CHECKS.items()
         if key in table
     }
-    stated = {key: _number()(table[key], f"{where}.{key}") for key in _PLAN if key in table}
+    stated: dict[str, Any] = {
+        key: _number()(table[key], f"{where}.{key}") for key in _PLAN if key in table
+    }
     if "name" not in known:
         raise InvalidInput(f"{where}.name is missing")
     with prefixed(f"{where} ({known['name']}): "):

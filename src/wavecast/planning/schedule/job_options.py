@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
@@ -23,7 +24,9 @@ def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple
     jobs: list[Job] = []
     for spec in specs:
         first = make_job(spec, fleet, predict)
-        names = [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
+        names = (
+            [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
+        )
         jobs += [replace(first, name=name) for name in names]
     return tuple(jobs)
 
@@ -79,8 +82,15 @@ def _predicted(
             continue
         for pool in pools:
             if pool.gpu == one.device.id:
-                layout = "" if one.strategy is None else str(one.strategy)
+                layout = "" if one.strategy is None else _layout(one.strategy)
                 yield _option(pool, one.gpus, one.cost.seconds, layout)
+
+
+def _layout(strategy: Parallel) -> str:
+    """The strategy as `--parallel` takes it: `data=8,shard=3`."""
+    given = {"data": strategy.data, "shard": strategy.shard, "microbatches": strategy.microbatches}
+    usual = {"data": 1, "shard": 0, "microbatches": 1}
+    return ",".join(f"{name}={n}" for name, n in given.items() if n != usual[name])
 
 
 def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:

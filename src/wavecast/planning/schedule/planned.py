@@ -35,7 +35,7 @@ class JobPlan:
 
 
 @dataclass(frozen=True)
-class Plan(Shown):
+class JobsPlan(Shown):
     """A schedule that can be read: what runs where and when, and why."""
 
     fleet: Fleet
@@ -58,7 +58,7 @@ def make_plan(
     *,
     robust: bool = False,
     effort: Effort | None = None,
-) -> Plan:
+) -> JobsPlan:
     """The plan of some jobs.
 
     Raises:
@@ -71,4 +71,4 @@ def make_plan(
         JobPlan(run, seen.get(run.job.name), reason(run, robust)) for run in schedule.runs
     )
     unmet = tuple(explain(fleet, jobs, schedule)) if schedule.late else ()
-    return Plan(fleet, schedule, planned, unmet)
+    return JobsPlan(fleet, schedule, planned, unmet)

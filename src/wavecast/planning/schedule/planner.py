@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.planning.schedule.bounds import Relaxation, relax
-from wavecast.planning.schedule.exact import Search, in_units, search, time_unit_s
+from wavecast.planning.schedule.exact import ExactSearch, in_units, search, time_unit_s
 from wavecast.planning.schedule.greedy import greedy, rank
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, PlannedRun, Schedule
 from wavecast.planning.schedule.seating import Chosen, seat
@@ -54,7 +54,7 @@ def make_schedule(
     effort, began = effort or Effort(), time.perf_counter()
     relaxation = relax(fleet, jobs, aims, robust)
     runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
-    planner = _Planner(fleet, jobs, aims, robust, effort)
+    planner = _SchedulePlanner(fleet, jobs, aims, robust, effort)
     unit_s, bound, impossible, method = time_unit_s(runs), relaxation.bound, False, "greedy"
     if effort.limit_s and len(jobs) <= effort.most_whole:
         found = planner.search(jobs, runs, unit_s, effort.limit_s)
@@ -69,23 +69,21 @@ def make_schedule(
     return Schedule(aims, runs, bound, unit_s, method, robust, took_s)
 
 
-def _least_late(planner: _Planner, relaxation: Relaxation) -> Schedule:
+def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> Schedule:
     """The schedule with the least tardiness, where not all deadlines can be met."""
     aims = replace(planner.aims, tardiness=1.0)
-    soft = _Planner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
+    soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
     runs = greedy(soft.fleet, soft.jobs, aims, relaxation.chosen, soft.robust)
     unit_s, method, bound = time_unit_s(runs), "greedy", 0.0
     if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
         found = soft.search(soft.jobs, runs, unit_s, soft.effort.limit_s)
         runs, method = soft.better(runs, found.chosen, "CP-SAT")
         bound = found.bound
-    return Schedule(
-        aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True
-    )
+    return Schedule(aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True)
 
 
 @dataclass(frozen=True)
-class _Planner:
+class _SchedulePlanner:
     fleet: Fleet
     jobs: Sequence[Job]
     aims: Aims
@@ -94,7 +92,7 @@ class _Planner:
 
     def search(
         self, jobs: Sequence[Job], runs: Sequence[PlannedRun], unit_s: float, limit_s: float
-    ) -> Search:
+    ) -> ExactSearch:
         """The exact search for some jobs, beginning with their runs."""
         return search(
             self.fleet,
@@ -137,9 +135,7 @@ class _Planner:
     ) -> tuple[tuple[PlannedRun, ...], str]:
         """Each pool searched by itself, with the options that the jobs have."""
         order: list[tuple[float, Chosen]] = []
-        used = [
-            [run for run in runs if run.option.pool == pool.name] for pool in self.fleet.pools
-        ]
+        used = [[run for run in runs if run.option.pool == pool.name] for pool in self.fleet.pools]
         share = self.effort.limit_s / max(1, sum(map(bool, used)))
         for inside in filter(None, used):
             fixed = {run.job.name: run for run in inside}

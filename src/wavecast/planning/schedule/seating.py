@@ -17,7 +17,7 @@ from wavecast.planning.schedule.jobs import Fleet, Job, PlannedRun, Pool, RunOpt
 Chosen = tuple[Job, RunOption]
 
 
-class Profile:
+class UseProfile:
     """How much of something is in use over time, as steps."""
 
     __slots__ = ("limit", "times", "used")
@@ -66,13 +66,13 @@ class _Seats:
     """The machines of a pool, each with its use over time."""
 
     pool: Pool
-    nodes: list[Profile]
-    whole: Profile
+    nodes: list[UseProfile]
+    whole: UseProfile
 
     @classmethod
     def of(cls, pool: Pool, until_s: float) -> _Seats:
-        nodes = [Profile(size) for size in pool.nodes]
-        whole = Profile(pool.usable)
+        nodes = [UseProfile(size) for size in pool.nodes]
+        whole = UseProfile(pool.usable)
         for begin, end in pool.closed(until_s):
             for node in nodes:
                 node.add(begin, end, node.limit)
@@ -101,9 +101,7 @@ class _Seats:
                 start = self.whole.earliest(start, seconds, gpus)
         return math.inf, ()
 
-    def _within_one(
-        self, start: float, seconds: float, gpus: int
-    ) -> tuple[float, tuple[int, ...]]:
+    def _within_one(self, start: float, seconds: float, gpus: int) -> tuple[float, tuple[int, ...]]:
         while math.isfinite(start):
             best, where, room = math.inf, -1, math.inf
             for index, node in enumerate(self.nodes):
@@ -131,7 +129,7 @@ class Seating:
     def __init__(self, fleet: Fleet, robust: bool = False) -> None:
         self._fleet, self._robust = fleet, robust
         limit = fleet.power_limit_w
-        self._power = None if limit is None else Profile(limit)
+        self._power = None if limit is None else UseProfile(limit)
         self._seats = {pool.name: _Seats.of(pool, math.inf) for pool in fleet.pools}
 
     def look(self, job: Job, option: RunOption) -> tuple[float, tuple[int, ...]]:

@@ -35,8 +35,8 @@ class Outlook:
     """The share of draws in which it meets its deadline. None without a deadline."""
 
 
-class Errors:
-    """Errors of predictions, drawn once for each kind of job and pool."""
+class DrawnErrors:
+    """DrawnErrors of predictions, drawn once for each kind of job and pool."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -58,7 +58,7 @@ class Errors:
 def outlooks(fleet: Fleet, schedule: Schedule, seed: int = 0) -> dict[str, Outlook]:
     """The outlook of each job of a schedule, by its name."""
     count = max(20, min(200, _MOST_PLACED // max(1, len(schedule.runs))))
-    drawn = [_carried_out(fleet, schedule.runs, Errors(seed + n)) for n in range(count)]
+    drawn = [_carried_out(fleet, schedule.runs, DrawnErrors(seed + n)) for n in range(count)]
     by_name: dict[str, list[PlannedRun]] = {}
     for runs in drawn:
         for run in runs:
@@ -67,7 +67,7 @@ def outlooks(fleet: Fleet, schedule: Schedule, seed: int = 0) -> dict[str, Outlo
 
 
 def _carried_out(
-    fleet: Fleet, runs: Sequence[PlannedRun], errors: Errors
+    fleet: Fleet, runs: Sequence[PlannedRun], errors: DrawnErrors
 ) -> tuple[PlannedRun, ...]:
     chosen = []
     for run in runs:

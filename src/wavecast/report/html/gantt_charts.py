@@ -26,7 +26,7 @@ def gantt_chart(bars: Sequence[GanttBar]) -> Html:
     parts = []
     for index, bar in enumerate(shown):
         y = 4 + _ROW_PX * index
-        color = f"color-{pools.index(_pool(bar)) % 12}"
+        color = f"c{pools.index(_pool(bar)) % 12}"
         parts.append(_span(plot, bar, y, color))
         if bar.deadline_s is not None and bar.deadline_s <= last:
             x = plot.x(bar.deadline_s / 3600)
@@ -45,9 +45,7 @@ def _pool(bar: GanttBar) -> str:
 
 def _span(plot: Plot, bar: GanttBar, y: float, color: str) -> Html:
     begin, end = plot.across.share(bar.start_s / 3600), plot.across.share(bar.end_s / 3600)
-    text = (
-        f"{bar.name}: {bar.gpus}, {long_duration(bar.start_s)} to {long_duration(bar.end_s)}"
-    )
+    text = f"{bar.name}: {bar.gpus}, {long_duration(bar.start_s)} to {long_duration(bar.end_s)}"
     rect = element(
         "rect",
         title_of(text),

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavecast.planning.schedule.planned import Plan
+from wavecast.planning.schedule.planned import JobsPlan
 from wavecast.report.html.axes import Plot, linear_axis, log_axis
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.gantt_charts import gantt_chart
-from wavecast.report.html.markup import NOTHING, Html, bullets, element, empty_element, escaped
-from wavecast.report.html.markup import table
+from wavecast.report.html.markup import (
+    NOTHING,
+    Html,
+    bullets,
+    element,
+    empty_element,
+    escaped,
+    table,
+)
 from wavecast.report.html.reports import sentence
 from wavecast.report.plans import JOBS, plan_bars, plan_verdict
 from wavecast.report.tables import ANY_WIDTH, fitting
@@ -23,9 +30,7 @@ _METHOD = (
 )
 
 
-def plan_report(
-    title: str, plan: Plan, curve: Sequence[tuple[float, float]] = ()
-) -> Report:
+def plan_report(title: str, plan: JobsPlan, curve: Sequence[tuple[float, float]] = ()) -> Report:
     """The verdict, the Gantt chart, the jobs with reasons, and the cost against the deadline.
 
     Args:
