@@ -54,7 +54,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "kineto", "ncu", "pytorch", "scripts", "decoders", "strategies"),
+        *("", "confinement", "stages", "script_results", "kineto", "ncu", "pytorch"),
+        *("script_process", "scripts", "decoders", "strategies"),
         *("targets", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (

@@ -46,6 +46,9 @@ class InvalidInput(WavecastError):
 class CaptureError(WavecastError):
     """A training step could not be traced; the message names the op and the line of code."""
 
+    script_code: int | None = None
+    """The code with which a script ended itself; None if it did not."""
+
 
 class MissingExtra(WavecastError):
     """An optional dependency is not installed: `pip install 'wavecast[torch]'` would install it."""

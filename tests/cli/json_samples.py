@@ -43,6 +43,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     ),
     "extrapolate": ("b8.json.gz b16.json.gz b32.json.gz --batch 64 --gpu l4",),
     "compare": ("good.json.gz b8.json.gz --gpu l4 --gpu t4", "measured.json.gz b8.json.gz -g l4"),
+    "evaluate": ("measured.json.gz", "net=measured.json.gz net=dcgan-b32.json.gz"),
     "devices": ("", "l4 mi300x k80"),
     "calibrate": ("--name here", "--list"),
     "design": (

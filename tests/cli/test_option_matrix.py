@@ -75,6 +75,7 @@ WITHOUT: dict[str, dict[str, str]] = {
 OTHERS = {
     "import": "it reads a file of torch.profiler",
     "iterate": "it is the part of measure that runs under ncu",
+    "evaluate": "it compares measured traces with each other",
     "check": "the file of checks has a key for each option",
     "suite predict": "it predicts all models of the suite",
     "suite run": "it measures all models of the suite",

@@ -20,6 +20,7 @@ from wavecast.cli.steps import (  # noqa: F401
     check,
     choose,
     compare,
+    evaluate,
     memory,
     parallel,
     predict,

@@ -25,6 +25,7 @@ from wavecast.cli.output.screen import (
     tell,
 )
 from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks.stages import last
 from wavecast.traces.file import SUFFIXES
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -59,14 +60,14 @@ class _Group(typer.core.TyperGroup):
         with standard_output.given_back_at_end():
             try:
                 return super().invoke(ctx)
-            except KeyboardInterrupt:
-                tell("interrupted")
+            except KeyboardInterrupt as error:
+                tell(_interruption(error))
                 raise typer.Exit(_INTERRUPTED) from None
             except Exception as error:
                 if _is_typers(error):
                     raise
                 if _was_interrupted(error):
-                    tell("interrupted")
+                    tell(_interruption(error))
                     raise typer.Exit(_INTERRUPTED) from error
                 if not _explained(error):
                     if _error_code(ctx) == 1:
@@ -122,6 +123,13 @@ def _explained(error: Exception) -> bool:
     else:
         return False
     return True
+
+
+def _interruption(error: BaseException) -> str:
+    """What was interrupted, as far as it is known."""
+    if isinstance(error, KeyboardInterrupt) and str(error):
+        return f"interrupted: {error}"
+    return f"interrupted while {last()}" if last() else "interrupted"
 
 
 def _was_interrupted(error: BaseException | None) -> bool:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.script_process import ScriptRequest, run_in_process
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.traces.script import ScriptRun
+
+PATIENCE_S = 120.0
+"""How many seconds a script may take to a step."""
+_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks")
 
 
 def run_script(
@@ -25,11 +31,14 @@ def run_script(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Any] | None = None,
     ranks: int | None = None,
+    patience: float | None = PATIENCE_S,
+    offline: bool = False,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in this process as on a machine with a GPU. It is stopped when two steps in a
-    row did the same. What it writes goes to a scratch folder, which is removed at the end.
+    The script runs in a process of its own, as on a machine with a GPU. It is stopped when two
+    steps in a row did the same. It can write to a scratch folder only (`ScriptRun.confined`), which
+    is removed at the end. What it prints goes to the standard error.
 
     Example:
         ```python
@@ -42,7 +51,7 @@ def run_script(
         arguments: what it finds in `sys.argv` after its own name.
         module: whether `script` is the name of a module, as in `python -m package.train`.
         gpu: the GPU for which to choose kernels; a recent data-centre GPU if None.
-        capability: the compute capability of the GPU, instead of `gpu`.
+        capability: its compute capability, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
         until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
             of an optimizer step.
@@ -51,24 +60,32 @@ def run_script(
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
+        patience: how many seconds the script may take to a step, not counting compilation. None
+            for any number.
+        offline: whether to refuse the network to the script.
 
     Raises:
-        CaptureError: the script failed, ended with an error code, or has no step. The error of the
-            script is its `__cause__`.
-        InvalidInput: there is no such script or line.
+        CaptureError: the script failed, ended with an error code, or comes to no step. Its
+            `__cause__` is the script's own traceback as text, its `script_code` the exit code.
+        InvalidInput: there is no such script or line, or the network cannot be refused.
     """
+    given = None if assume is None else dict(assume)
+    options = (capability, steps, until, samples, given, ranks)
+    _check(arguments, patience)
+    program = fspath(script), *map(str, arguments)
+    on = device(gpu) if isinstance(gpu, str) else gpu
+    request = ScriptRequest(
+        program, module, dict(zip(_OPTIONS, options, strict=True)), on, patience, offline
+    )
+    return run_in_process(request, progress)
+
+
+def _check(arguments: Sequence[str], patience: float | None) -> None:
+    """Refuse wrong arguments, and to go on without torch."""
     if isinstance(arguments, str):
         raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
-    with needing_extra("running a script"):
-        from wavecast.frameworks.pytorch.scripts import Program, run
-    return run(
-        Program(fspath(script), tuple(map(str, arguments)), module),
-        gpu=device(gpu) if isinstance(gpu, str) else gpu,
-        capability=capability,
-        steps=steps,
-        until=until,
-        samples=samples,
-        progress=progress,
-        assume=assume,
-        ranks=ranks,
-    )
+    if patience is not None and not patience > 0:
+        raise InvalidInput(f"patience is {patience}; it must be more than 0 s")
+    if importlib.util.find_spec("torch") is None:
+        with needing_extra("running a script"):
+            raise ModuleNotFoundError(name="torch")

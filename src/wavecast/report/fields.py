@@ -176,6 +176,7 @@ _HOMES = {
         "costs": "planning.cost",
         "devices": "hardware.device hardware.host_files hardware.kept_hosts",
         "doctor": "doctor",
+        "evaluations": "steps.evaluation",
         "larger_batches": "steps.larger_batch",
         "layers": "regression.layers.per_layer",
         "memory": "footprint.advice footprint.largest_batch footprint.memory",

@@ -30,6 +30,7 @@ _OUTPUTS = {
     "design": "run_models:Design",
     "devices": "[devices:Device]",
     "doctor": "doctor:EXAMINATION",
+    "evaluate": "evaluations:PairEvaluation",
     "extrapolate": "[larger_batches:GpuLargerBatch]",
     "fit": "run_models:FITTED outputs:NETWORK_CARD",
     "fits": "[memory:FITS]",

@@ -6,11 +6,12 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
+from wavecast.report import units
 from wavecast.report.fields import Described, Field, columns, describe, output, some
 from wavecast.report.memory import AdvisedMemory
 from wavecast.report.priced_steps import PREDICTED
 from wavecast.report.tables import line, table
-from wavecast.traces.script import ScriptPart, ScriptRun
+from wavecast.traces.script import Loading, ScriptPart, ScriptRun
 from wavecast.traces.step import Trace
 
 describe(
@@ -19,7 +20,17 @@ describe(
     Field("calls", title="calls"),
     Field("flops", title="FLOPs"),
 )
-_NAMES = ("line", "step", "steps", "equal", "choice", "once")
+describe(
+    Loading,
+    Field("seconds", title="one batch"),
+    Field("batches", title="batches of a step"),
+    Field("workers", title="workers"),
+    Field("step_s", title="a step's batches"),
+)
+_NAMES = (
+    *("line", "step", "steps", "equal", "choice", "once", "holds", "left_out", "loading"),
+    "confined",
+)
 _SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
 """The fields of a script's run without those of its trace."""
 describe(
@@ -31,6 +42,11 @@ describe(
     parts="once",
 )
 
+
+_WEAKER = (
+    "this kernel cannot confine the script (Linux 6.2 can): Python's functions on files were "
+    "redirected, but programs and libraries in C may have written files"
+)
 
 RESULT = output(
     "The step of a script, and its prediction, its memory (--memory) or its work.",
@@ -46,7 +62,45 @@ def result_record(run: ScriptRun, **result: Any) -> dict[str, Any]:
     return RESULT.record({"script": _SCRIPT.record(run), **result})
 
 
-def script_run(run: ScriptRun) -> RenderableType:
-    """Which step was traced and why, and what ran outside of it."""
-    step = line(f"{run.script}: {run.summary}", "bold")
-    return Group(step, "", table(columns(run.once)), "") if run.once else Group(step, "")
+def script_run(run: ScriptRun, step_s: float | None = None) -> RenderableType:
+    """Which step was traced and why, what it has, and what is not in it.
+
+    Args:
+        run: the run.
+        step_s: the shortest predicted time of a step. None if none was predicted.
+    """
+    parts: list[RenderableType] = [
+        line(f"{run.script}: {run.summary}", "bold"),
+        line(f"one step: {run.holds}"),
+    ]
+    parts += [line(f"left out: {text}") for text in run.left_out]
+    if not run.confined:
+        parts.append(line(_WEAKER, "yellow"))
+    if run.largest is not None:
+        parts.append(line("memory: that of the step that needs most of those that ran"))
+    if run.loading is not None:
+        parts.append(line(_loading(run.loading, step_s), _style(run.loading, step_s)))
+    parts.append("")
+    return Group(*parts, table(columns(run.once)), "") if run.once else Group(*parts)
+
+
+def _is_slow(loading: Loading, step_s: float | None) -> bool:
+    return step_s is not None and loading.step_s > step_s
+
+
+def _style(loading: Loading, step_s: float | None) -> str:
+    return "yellow" if _is_slow(loading, step_s) else ""
+
+
+def _loading(loading: Loading, step_s: float | None) -> str:
+    """How long loading took, and whether the GPU would wait for it."""
+    took = (
+        f"loading: a batch took {units.duration(loading.seconds)} here, while tracing, in one "
+        "process"
+    )
+    if loading.workers:
+        took += f"; with the script's {loading.workers} workers, one is ready every "
+        took += units.duration(loading.seconds / loading.workers)
+    if _is_slow(loading, step_s):
+        return f"{took}: longer than the predicted step, so the GPU may wait for data"
+    return f"{took} (not a part of the predicted step)"

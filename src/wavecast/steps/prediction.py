@@ -16,6 +16,7 @@ from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
 from wavecast.showing import Shown
@@ -83,6 +84,8 @@ class Prediction(Shown):
     """Caveats and assumptions, beside those of the trace (`Trace.notes`)."""
     ranks: Ranks | None = field(default=None, repr=False)
     """What each group of ranks runs. None on one GPU."""
+    largest: Trace | None = field(default=None, repr=False)
+    """A step of the same loop that needs more memory. None if there is none."""
 
     def __repr__(self) -> str:
         ends = "" if self._range is None else ", low_s={:.4g}, high_s={:.4g}".format(*self._range)
@@ -222,6 +225,7 @@ class Prediction(Shown):
     def efficiency(self) -> float:
         """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
         replicas = 1 if self.parallel is None else self.parallel.data
+        replicas = self.gpus if exchanging_ranks(self.trace) else replicas  # one rank alone
         return self.single_s * self.microbatches * replicas / self.gpus / self.seconds
 
     @property
@@ -254,6 +258,8 @@ class Prediction(Shown):
         """The memory of the fullest GPU; None when the trace has no allocations."""
         if not self.trace.allocations:
             return None
+        if self.largest is not None:
+            return memory(self.largest, self.device, parallel=self.parallel)
         if self.parallel is None:
             return memory(self.trace, self.device)
         return memory_of_rank(self.fullest, self.parallel, self.device)

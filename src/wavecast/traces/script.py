@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from wavecast.showing import Shown
 from wavecast.traces.step import Trace
@@ -17,6 +17,23 @@ class ScriptPart(Shown):
     """The number of op calls on the GPU."""
     flops: float
     """Their FLOPs. A multiply-add counts two."""
+
+
+@dataclass(frozen=True)
+class Loading(Shown):
+    """How long a script's data loader took for its batches, on this machine."""
+
+    seconds: float
+    """The median time of one batch, loaded in one process."""
+    batches: int
+    """How many batches a step takes."""
+    workers: int = 0
+    """How many worker processes the script asks for. Here none was started."""
+
+    @property
+    def step_s(self) -> float:
+        """The time in which the workers load the batches of one step, each on a core of its own."""
+        return self.seconds * self.batches / max(self.workers, 1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -46,6 +63,17 @@ class ScriptRun(Shown):
     """How the step was chosen, in words: "steps 2 and 3 are equal"."""
     once: tuple[ScriptPart, ...] = ()
     """What ran outside of the repeated step."""
+    holds: str = ""
+    """What one step has, in words: "4 micro-batches, 64 samples, bfloat16, compiled"."""
+    left_out: tuple[str, ...] = ()
+    """What other steps do, or the script does besides, and the trace does not have."""
+    loading: Loading | None = None
+    """How long the batches of a step took to load. None if no data loader gave any."""
+    largest: Trace | None = field(default=None, repr=False)
+    """The step that ran and needs most memory. None if it is the step of the trace."""
+    confined: bool = True
+    """Whether the kernel kept the script from writing anything outside of its scratch folder. If
+    not, as on macOS, only Python's functions on files were redirected."""
 
     @property
     def summary(self) -> str:

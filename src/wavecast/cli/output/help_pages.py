@@ -9,7 +9,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
     "Choose": ("choose", "prices", "scale", "parallelize", "serve"),
     "Many jobs": ("plan", "simulate", "capacity"),
-    "Compare and check": ("compare", "check", "doctor"),
+    "Compare and check": ("compare", "evaluate", "check", "doctor"),
     "Get a step": ("trace", "measure", "import"),
     "Hardware": ("devices", "clusters", "calibrate"),
     "Past runs, and models of layers": ("runs", "design", "layers", "collect", "fit"),

@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +31,7 @@ from rich.text import Text
 
 from wavecast.cli.output.standard_output import results, write_result
 from wavecast.errors import DoubtfulInput
+from wavecast.frameworks.stages import current, stage
 from wavecast.report.characters import one_line, visible
 from wavecast.report.schemas import marked
 
@@ -36,7 +39,10 @@ _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""
 _WORTH_A_LINE = 20_000
 """From this many items on, progress is written to a pipe as well."""
-
+_WORTH_SAYING_S = 5.0
+"""After this many seconds a status line shows the time, too."""
+_BETWEEN_LINES_S = 30.0
+"""A pipe gets a line of progress as often as this."""
 
 _command = ""
 """The name of the command that runs, with `-` for blanks."""
@@ -153,29 +159,61 @@ def _safe(console: Console, part: RenderableType) -> Segments:
 
 @contextmanager
 def counting_ops(doing: str) -> Iterator[Callable[[int], None] | None]:
-    """A status line that counts traced ops; a pipe gets none."""
-    console = _console(sys.stderr)
-    if not console.is_terminal:
-        yield None
-        return
-    with console.status(Text(one_line(doing))) as status:
+    """A status line with what is being done, the ops traced so far and the time."""
+    ops = 0
 
-        def update(count: int) -> None:
-            if count % 100 == 0:
-                status.update(Text(one_line(f"{doing}: {count} ops")))
+    def update(count: int) -> None:
+        nonlocal ops
+        ops = count
 
+    with _telling(lambda: f"{current() or doing}{f': {ops} ops' if ops else ''}"):
         yield update
 
 
 @contextmanager
 def waiting(doing: str) -> Iterator[None]:
-    """A status line while something takes long; a pipe gets none."""
+    """A status line with the time while something takes long."""
+    with stage(doing), _telling(lambda: current() or doing):
+        yield
+
+
+class _Status:
+    """A line of text that is made anew each time that it is shown."""
+
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
+
+    def __rich__(self) -> Text:
+        return Text(one_line(self._line()))
+
+
+@contextmanager
+def _telling(doing: Callable[[], str]) -> Iterator[None]:
+    """Say what is being done, and for how long: a terminal always, a pipe now and then."""
+    begin_s = time.monotonic()
+
+    def line() -> str:
+        elapsed_s = time.monotonic() - begin_s
+        return f"{doing()}, {elapsed_s:.0f} s" if elapsed_s >= _WORTH_SAYING_S else doing()
+
     console = _console(sys.stderr)
-    if not console.is_terminal:
-        yield
+    if console.is_terminal:
+        with console.status(_Status(line)):
+            yield
         return
-    with console.status(Text(one_line(doing))):
+    over = threading.Event()
+
+    def tell_now_and_then() -> None:
+        while not over.wait(_BETWEEN_LINES_S):
+            tell(one_line(line()))
+
+    teller = threading.Thread(target=tell_now_and_then, daemon=True)
+    teller.start()
+    try:
         yield
+    finally:
+        over.set()
+        teller.join()
 
 
 @contextmanager

@@ -49,6 +49,7 @@ from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import resolve
+from wavecast.parallel.own_ranks import own_strategy
 from wavecast.report import larger_batches
 from wavecast.steps.larger_batch import by_samples
 
@@ -127,8 +128,9 @@ def predict(
     if parallel is not None or step.ranks is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         refuse_beside_several(given | {"--origin": origin}, issuing)
-        strategy = strategy_of(parallel or f"data={step.ranks}", target, step.options)
         traces, shown = step_source(wanted).families(gpus), replace(shown, several=True)
+        own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
+        strategy = own or strategy_of(parallel or "", target, step.options)
         rows = predict_spread(traces, gpus, strategy, plan, issuing)
     else:
         chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)

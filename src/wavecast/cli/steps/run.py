@@ -21,6 +21,7 @@ from wavecast.cli.options.predictors import (
     host_options,
 )
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.scripts import NO_RUN_OPTIONS, RunOptions, run_options
 from wavecast.cli.options.steps import ParallelOption, RanksOption
 from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
@@ -38,10 +39,12 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.step_source import StepSource
 from wavecast.frameworks.strategies import parse_parallel
 from wavecast.hardware.device import Device
+from wavecast.parallel.own_ranks import own_strategy
 from wavecast.planning.cost import TrainingPlan
 from wavecast.report import memory as memory_tables
 from wavecast.report import scripts as script_report
 from wavecast.report import traces as trace_report
+from wavecast.retargeting.rewriting import serves
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
@@ -56,18 +59,6 @@ ModuleOption = Annotated[
 MemoryOption = Annotated[
     bool, typer.Option("--memory", help="Show the memory of the step instead of its time.")
 ]
-StepsOption = Annotated[
-    int | None,
-    typer.Option("--steps", help="Run this many steps; by default until two are equal."),
-]
-UntilOption = Annotated[
-    str | None,
-    typer.Option(
-        "--until",
-        metavar="FILE:LINE",
-        help="A step ends when this line is reached, instead of at an optimizer step.",
-    ),
-]
 SamplesOption = Annotated[
     int | None,
     typer.Option("--batch", "-b", help="The samples of one step, if no data loader tells."),
@@ -80,6 +71,7 @@ _SETTINGS = {"allow_interspersed_args": False}
 @host_options
 @price_options
 @training_options
+@run_options
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
@@ -88,8 +80,6 @@ def run(
     memory: MemoryOption = False,
     by: ByOption = None,
     depth: DepthOption = 2,
-    steps: StepsOption = None,
-    until: UntilOption = None,
     batch: SamplesOption = None,
     assume: AssumeOption = None,
     ranks: RanksOption = None,
@@ -99,6 +89,7 @@ def run(
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     issuing: HostOptions = NO_HOST_OPTIONS,
+    running: RunOptions = NO_RUN_OPTIONS,
     files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
@@ -109,27 +100,28 @@ def run(
     wavecast run --gpu all -m package.train --epochs 3
     wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
 
-    The script is stopped when its step repeats itself. Nothing of yours is written. Options of
-    wavecast come before the script; all that follows belongs to the script.
+    The script is stopped when its step repeats itself. Nothing of yours is written. Ctrl-C gives
+    what is known so far. Options of wavecast come before the script; all that follows belongs to
+    the script.
     """
-    devices, strategy = named_or_all_gpus(gpu or []), _strategy(parallel, ranks)
+    devices = named_or_all_gpus(gpu or [])
+    strategy = None if parallel is None else parse_parallel(parallel)
     shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
-    shown = replace(shown, several=strategy is not None)
+    shown = replace(shown, several=parallel is not None or ranks is not None)
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     if parallel is not None and not (memory or devices):
         raise InvalidInput("--parallel spreads a prediction or the memory; add --gpu or --memory")
-    given = {"module": is_module, "steps": steps, "until": until, "samples": batch, "ranks": ranks}
-    runs = _Runs([script, *(arguments or ())], given | {"assume": given_values(assume or [])})
+    given = {"module": is_module, "samples": batch, "assume": given_values(assume or [])}
+    given |= {"ranks": ranks, **running.arguments()}
+    runs = _Runs([script, *(arguments or ())], given)
     rows: list[wavecast.Prediction] = []
     record: dict[str, Any] = {}
     if memory:
-        spread = None if parallel is None else strategy  # the script's own ranks are spread already
-        record["memory"] = _show_memory(runs, devices, spread, files.html, as_json)
+        record["memory"] = _show_memory(runs, devices, strategy, files.html, as_json)
     elif devices:
         rows = _predictions(runs, devices, strategy, shown.plan, issuing)
-        rows = listed(rows, ranked=ALL in (gpu or ())) if strategy is None else rows
-        before, heading = script_report.script_run(runs.first), f"step {runs.first.step}, predicted"
-        record["predicted"] = print_predictions(runs.first.script, rows, shown, heading, before)
+        rows = rows if shown.several else listed(rows, ranked=ALL in (gpu or ()))
+        record["predicted"] = _show_predictions(runs.first, rows, shown)
     else:
         record["trace"] = runs.source.on()
         if not as_json:
@@ -140,13 +132,6 @@ def run(
     if as_json:
         print_json(script_report.result_record(runs.first, **record))
     exit_if_incomplete(rows)
-
-
-def _strategy(parallel: str | None, ranks: int | None) -> wavecast.Parallel | None:
-    """How the step is spread: as --parallel says, or by the script's own parallel code."""
-    if parallel is not None:
-        return parse_parallel(parallel)
-    return None if ranks is None else wavecast.Parallel(data=ranks)
 
 
 def _check(
@@ -204,6 +189,15 @@ class _Runs:
         """The first run."""
         return self.done[0]
 
+    def larger(self, gpu: Device | None) -> Trace | None:
+        """The step that needs most memory, for a GPU; None if it is the step itself."""
+        served = [done for done in self.done if gpu is None or serves(done.trace, gpu)]
+        return (served or self.done)[0].largest
+
+    def largest(self, gpu: Device | None) -> Trace:
+        """The step that needs most memory, for a GPU."""
+        return self.larger(gpu) or self.source.on(gpu)
+
     def _trace_at(self, gpu: Device | None, _: int | None) -> Trace:
         script, *arguments = self.command
         keep_for_results()
@@ -220,17 +214,12 @@ class _Runs:
 
 
 def _pass_on(error: CaptureError) -> None:
-    """Show the script's own traceback, or end with its own message and exit code."""
-    cause = error.__cause__
-    if isinstance(cause, SystemExit):
-        if isinstance(cause.code, str):
-            tell(cause.code)
+    """Show the script's own traceback, and end with its own exit code."""
+    if error.__cause__ is not None and str(error.__cause__):
+        tell(str(error.__cause__))
+    if error.script_code is not None:
         print_error(str(error))
-        raise typer.Exit(cause.code if isinstance(cause.code, int) else 1) from error
-    if cause is not None:
-        from wavecast.frameworks.pytorch.scripts import own_traceback
-
-        tell("".join(own_traceback(cause)).rstrip("\n"))
+        raise typer.Exit(error.script_code) from error
 
 
 def _show_memory(
@@ -242,13 +231,24 @@ def _show_memory(
 ) -> list[memory_tables.AdvisedMemory]:
     from wavecast.report.html.memory_reports import memory_report as page_of
 
-    traces = runs.source.families(devices) if devices else runs.source.on()
-    memories = [wavecast.memory(traces, device, parallel=strategy) for device in devices or (None,)]
+    runs.source.families(devices) if devices else runs.source.on()
+    memories = [
+        wavecast.memory(runs.largest(device), device, parallel=strategy)
+        for device in devices or (None,)
+    ]
     write_page(page, lambda: page_of(runs.first.script, memories))
     if not as_json:
         table = memory_tables.memories(f"memory of step {runs.first.step}", memories, width())
         show(script_report.script_run(runs.first), table)
     return memory_tables.advised(memories)
+
+
+def _show_predictions(
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions
+) -> dict[str, Any]:
+    before = script_report.script_run(run, min(row.seconds for row in rows))
+    heading = f"step {run.step}, predicted"
+    return print_predictions(run.script, rows, shown, heading, before)
 
 
 def _predictions(
@@ -259,6 +259,11 @@ def _predictions(
     issuing: HostOptions,
 ) -> list[wavecast.Prediction]:
     traces = runs.source.families(devices)
+    ranks = runs.options["ranks"]
+    if strategy is None and ranks is not None:
+        strategy = own_strategy(traces.traces[0], ranks)
     if strategy is None:
-        return [wavecast.predict(traces, on, **issuing.arguments()) for on in devices]
-    return predict_spread(traces, devices, strategy, plan, issuing)
+        rows = [wavecast.predict(traces, on, **issuing.arguments()) for on in devices]
+    else:
+        rows = predict_spread(traces, devices, strategy, plan, issuing)
+    return [replace(row, largest=runs.larger(row.device)) for row in rows]

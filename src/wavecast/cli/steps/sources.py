@@ -10,6 +10,7 @@ import wavecast
 from wavecast.cli.output.screen import counting_ops, waiting
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.stages import stage
 from wavecast.frameworks.step_source import StepSource, target_source
 from wavecast.frameworks.targets import Target
 from wavecast.traces.step import Trace
@@ -29,7 +30,7 @@ def step_source(target: Target, *, quiet: bool = False) -> StepSource:
 @contextmanager
 def _tracing(target: Target) -> Iterator[Callable[[int], None] | None]:
     """The progress of tracing a target."""
-    with counting_ops(f"tracing {target.name}") as progress:
+    with stage(f"tracing {target.name}"), counting_ops(f"tracing {target.name}") as progress:
         yield progress
 
 

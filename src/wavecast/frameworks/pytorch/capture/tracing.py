@@ -25,6 +25,7 @@ from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.capture.device_numbers import numbered_devices
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
+from wavecast.frameworks.pytorch.capture.lbfgs import all_iterations
 from wavecast.frameworks.pytorch.capture.machine import cuda_machine
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
@@ -212,6 +213,7 @@ def pretending(
         stack.enter_context(bitsandbytes_on_cuda(assumptions))
         stack.enter_context(cuda_kernels(capability, recorder, assumptions))
         stack.enter_context(cuda_autocast())
+        stack.enter_context(all_iterations(assumptions))
         is_ranked = place is not None
         properties = None if compiler is None else compiler.properties()
         machine = cuda_machine(capability, recorder, assumptions, outside, is_ranked, properties)

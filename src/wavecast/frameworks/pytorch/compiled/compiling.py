@@ -23,6 +23,7 @@ from wavecast.frameworks.pytorch.compiled.running import GraphRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line, user_line
+from wavecast.frameworks.stages import stage
 from wavecast.traces.graphs import GUARDS
 from wavecast.traces.step import Phase
 
@@ -127,6 +128,8 @@ class _Session:
         self._devices = CompilerDevices()
         self._depth = 0
         self._frame: Any = None
+        self._compiled = 0
+        """How many graphs were compiled."""
         self.notes: dict[str, None] = {}
         self._graphs_before = dynamo.graph_count()
 
@@ -156,6 +159,7 @@ class _Session:
                 stack.enter_context(self._devices.shown())
                 stack.enter_context(compiling())
                 stack.enter_context(_without_collection())
+                stack.enter_context(stage(f"compiling graph {self._compiled + 1}"))
                 yield
         finally:
             self._depth -= 1
@@ -222,6 +226,7 @@ class _Session:
                 plan = plan_of(graph, self._target.sm_count, is_inference, roots)
                 if not is_backward:
                     inductor.report_strides(graph, hint_of(graph))
+        self._compiled += 1
         in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
         return GraphRun(
             plan,

@@ -21,23 +21,29 @@ _LIBRARIES = tuple(
 )[::-1]
 """The folders of installed libraries, inner ones first."""
 
+UNKNOWN_LINE = "an unknown line"
+
 _programs: list[str] = []
 """Files that are the user's code wherever they lie: the scripts that are running."""
 
 
 def user_line() -> str:
     """The innermost running line of the user's code, as `file.py:12`."""
-    frame: FrameType | None = sys._getframe(1)
+    return user_line_of(sys._getframe(1))
+
+
+def user_line_of(frame: FrameType | None) -> str:
+    """The innermost line of the user's code in a frame and those that called it."""
     while frame is not None:
         if is_users(frame.f_code.co_filename):
             return line_of(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
-    return "an unknown line"
+    return UNKNOWN_LINE
 
 
 def failing_line(error: BaseException) -> str:
     """The innermost line of the user's code that raised an error, as `file.py:12`."""
-    place = "an unknown line"
+    place = UNKNOWN_LINE
     if isinstance(error, SyntaxError) and error.filename and is_users(error.filename):
         return line_of(error.filename, error.lineno or 1)  # this file never ran
     traceback = error.__traceback__

@@ -1,9 +1,13 @@
-"""The batches that a script draws from its data loaders, for the samples of a step."""
+"""The batches that a script draws from its data loaders: their samples, and how long they took."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import torch
@@ -11,6 +15,29 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import dataloader
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.traces.script import Loading
+
+_AHEAD = "accelerate."
+"""A library whose loaders draw the next batch before they hand out the present one."""
+_WORKERS = "_wavecast_workers"
+"""The attribute of an iterator that has the number of workers that its loader asks for."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """A batch that a step takes."""
+
+    position: int
+    """Where the recording was when the script got it."""
+    data: int
+    """The identity of the dataset."""
+    samples: int | None
+    short: bool
+    """Whether it is smaller than the batches of its loader."""
+    seconds: float
+    """How long the loader took."""
+    workers: int
+    """How many worker processes the script asked for."""
 
 
 class Batches:
@@ -20,46 +47,100 @@ class Batches:
         self._recorder = recorder
         self._notify = notify
         """Called before a batch is drawn."""
-        self._drawn: list[tuple[int, int, int | None]] = []
-        """Position in the recording, identity of the loader's iterator, size of the batch."""
+        self._drawn: list[_Batch] = []
+        self._ahead: dict[int, _Batch] = {}
+        """Batches that were drawn and not handed out yet, by their loader's iterator."""
+
+    @property
+    def may_be_short(self) -> bool:
+        """Whether some batches are smaller than others: one was, or no loader made any."""
+        return not self._drawn or any(batch.short for batch in self._drawn)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Watch the data loaders inside the block."""
         iterator = dataloader._BaseDataLoaderIter
-        original = iterator.__next__
+        draw, next_index = iterator.__next__, iterator._next_index
+        loader, make = dataloader.DataLoader, dataloader.DataLoader._get_iterator
+        indices: dict[int, Any] = {}
 
         def drawn(self_: Any) -> Any:
             self._notify()
-            batch = original(self_)
-            size = _size(self_, batch)
-            self._drawn.append((len(self._recorder), id(self_._dataset), size))
+            caller = str(sys._getframe(1).f_globals.get("__name__"))
+            if ahead := caller.startswith(_AHEAD):
+                self._hand_out(id(self_))
+            begin = time.perf_counter()
+            batch = draw(self_)
+            taken = self._described(self_, indices.pop(id(self_), None), batch, begin)
+            if ahead:
+                self._ahead[id(self_)] = taken
+            else:
+                self._drawn.append(taken)
             return batch
 
-        iterator.__next__ = drawn
+        def indexed(self_: Any) -> Any:
+            indices[id(self_)] = index = next_index(self_)
+            return index
+
+        def made(self_: Any) -> Any:
+            new = make(self_)
+            setattr(new, _WORKERS, self_.num_workers)
+            return new
+
+        iterator.__next__, iterator._next_index = drawn, indexed
+        loader._get_iterator = made
         try:
             yield
         finally:
-            iterator.__next__ = original
+            iterator.__next__, iterator._next_index = draw, next_index
+            loader._get_iterator = make
+
+    def _described(self, iterator: Any, index: Any, batch: Any, begin: float) -> _Batch:
+        seconds = time.perf_counter() - begin
+        full = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+        samples = _samples(iterator, index, batch)
+        short = isinstance(full, int) and samples is not None and samples < full
+        workers = getattr(iterator, _WORKERS, 0)
+        data = id(iterator._dataset)
+        return _Batch(len(self._recorder), data, samples, short, seconds, workers)
+
+    def _hand_out(self, iterator: int) -> None:
+        """Count a batch that was drawn ahead as taken now."""
+        batch = self._ahead.pop(iterator, None)
+        if batch is not None:
+            self._drawn.append(replace(batch, position=len(self._recorder)))
 
     def samples(self, begin: int, end: int) -> int | None:
         """The samples drawn between two positions of the recording.
 
         None when no loader or several ones were used: which samples count is then not clear.
         """
-        drawn = [(data, size) for at, data, size in self._drawn if begin <= at < end]
-        sizes = [size for _, size in drawn if size is not None]
-        if len({data for data, _ in drawn}) != 1 or len(sizes) != len(drawn):
+        drawn = self._between(begin, end)
+        sizes = [batch.samples for batch in drawn if batch.samples is not None]
+        if len({batch.data for batch in drawn}) != 1 or len(sizes) != len(drawn):
             return None
         return sum(sizes) or None
 
+    def loading(self, begin: int, end: int) -> Loading | None:
+        """How long loaders took for the batches of a step; None if it took none of them."""
+        taken = self._between(begin, end)
+        if not taken:
+            return None
+        data = {batch.data for batch in taken}
+        seconds = [batch.seconds for batch in self._drawn if batch.data in data]
+        workers = max(batch.workers for batch in taken)
+        return Loading(median(seconds), len(taken), workers)
 
-def _size(iterator: Any, batch: Any) -> int | None:
-    """The number of samples of a batch: its loader's batch size, or a tensor's first dimension."""
-    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    if isinstance(size, int):
-        return size
-    for leaf in pytree.tree_leaves(batch):
-        if isinstance(leaf, torch.Tensor) and leaf.dim():
-            return int(leaf.shape[0])
-    return None
+    def _between(self, begin: int, end: int) -> list[_Batch]:
+        return [batch for batch in self._drawn if begin <= batch.position < end]
+
+
+def _samples(iterator: Any, index: Any, batch: Any) -> int | None:
+    """The number of samples of a batch: how many were asked for, or a tensor's first dimension."""
+    leaves = pytree.tree_leaves(batch)
+    sizes = [int(leaf.shape[0]) for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    if not isinstance(index, list | tuple):
+        return sizes[0] if sizes else None
+    if iterator._dataset_kind == dataloader._DatasetKind.Iterable and len(set(sizes)) == 1:
+        return min(len(index), sizes[0])  # the end of a stream may be shorter
+    return len(index)

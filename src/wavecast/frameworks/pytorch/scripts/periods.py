@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.scripts.boundaries import Boundary
@@ -17,7 +17,13 @@ from wavecast.traces.step import Allocation, Op, Role, Trace
 from wavecast.traces.values import compacted
 
 LONGEST_PATTERN = 64
+"""How many optimizer steps a step of the loop has at most."""
+_AWAITED = 16
 """How many optimizer steps to wait for an optimizer that has not stepped yet."""
+_VARIED = 1.1
+"""Steps vary if the one with most FLOPs has this many times those of the one with fewest."""
+_NUMBERS = frozenset({"other", "value", "alpha", "beta", "scalar", "scalars", "fill_value"})
+"""Attributes whose numbers an op computes with, so that its time does not depend on them."""
 _MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)
 
 
@@ -38,7 +44,7 @@ def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
         places: the optimizer and line of each step so far.
         waiting: whether an optimizer was built that has not stepped yet.
     """
-    if waiting and len(places) < LONGEST_PATTERN:
+    if waiting and len(places) < _AWAITED:
         return None
     kinds = set(places)
     for length in range(len(kinds), len(places) // 2 + 1):
@@ -78,6 +84,29 @@ class Choice:
     equal: tuple[int, ...]
     """The numbers of the steps with the same ops."""
     reason: str
+    left_out: tuple[str, ...] = ()
+    """What other steps also do, in words."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The steps to choose from, at least one.
+
+    Args:
+        periods: the steps.
+        ops_of: the ops of a step, as `outline` returns them.
+        is_whole: whether all ops of a step were run.
+        updates_of: how many calls of a step are in its backward passes and optimizers.
+        may_be_short: whether some steps may have a smaller batch than others.
+        asked: whether the user said how many steps to run.
+    """
+
+    periods: Sequence[Period]
+    ops_of: Callable[[Period], tuple[Op, ...]]
+    is_whole: Callable[[Period], bool]
+    updates_of: Callable[[Period], int]
+    may_be_short: bool = False
+    asked: bool = False
 
 
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -97,7 +126,7 @@ def _outlined(op: Op) -> Op:
     kept = tuple(
         (name, value)
         for name, value in op.attrs
-        if name not in ("step", "event", "stream") and not _is_float(value)
+        if name not in ("step", "event", "stream", *_NUMBERS) and not _is_float(value)
     )
     return op if len(kept) == len(op.attrs) else replace(op, attrs=kept)
 
@@ -107,38 +136,85 @@ def _is_float(value: object) -> bool:
     return any(isinstance(item, float) for item in values)
 
 
-def choose(
-    periods: Sequence[Period],
-    ops_of: Callable[[Period], tuple[Op, ...]],
-    is_whole: Callable[[Period], bool],
-) -> Choice:
-    """The most frequent step; if all differ, the one in the middle by its FLOPs.
+def choose(steps: Candidates) -> Choice:
+    """The step that stands for the loop.
 
-    Args:
-        periods: the steps to choose from, at least one.
-        ops_of: the ops of a step, as `outline` returns them.
-        is_whole: whether all ops of a step were run.
+    It is the most frequent one; with smaller batches among others, that of the full batch; with
+    steps that also evaluate or log, one that does not. If all differ, or most of many do, it is
+    the one in the middle by its FLOPs.
     """
-    candidates = [period for period in periods if is_whole(period)] or list(periods)
-    ops = {period: ops_of(period) for period in candidates}
-    [(frequent, times), *_] = Counter(ops.values()).most_common(1)
-    if times > 1:
-        equal = [period for period in candidates if ops[period] == frequent]
-        others = len(candidates) - times
-        numbers = tuple(period.number for period in equal)
-        rest = f"; {others} of {len(candidates)} differ" if others else ""
-        return Choice(equal[-1], numbers, f"steps {listed(numbers)} are equal{rest}")
-    by_work = sorted(candidates, key=lambda period: _work(ops[period]))
+    candidates = [p for p in steps.periods if steps.is_whole(p)] or list(steps.periods)
+    equal: dict[tuple[Op, ...], list[Period]] = {}
+    for period in candidates:
+        equal.setdefault(steps.ops_of(period), []).append(period)
+    times = max(map(len, equal.values()))
+    work = {ops: _work(ops) for ops in equal}
+    varies = _varied(work)
+    if times == 1 or (steps.asked and varies and 2 * times < len(candidates)):
+        return _median(candidates, {p: work[ops] for ops, ps in equal.items() for p in ps}, steps)
+    repeated = [ops for ops in equal if len(equal[ops]) > 1]
+    chosen = max(repeated, key=lambda ops: len(equal[ops]))
+    if steps.may_be_short:
+        alike = [ops for ops in repeated if _computing(ops) == _computing(chosen)]
+        chosen = max(alike, key=work.__getitem__)
+    counts = {ops: Counter(ops) for ops in equal}
+
+    def adds_to(more: tuple[Op, ...], fewer: tuple[Op, ...]) -> bool:
+        """Whether a step does all that another does and more, but does not train more."""
+        updates = (steps.updates_of(equal[ops][0]) for ops in (more, fewer))
+        return more != fewer and counts[fewer] <= counts[more] and len(set(updates)) == 1
+
+    chosen = min((ops for ops in repeated if adds_to(chosen, ops)), key=len, default=chosen)
+    numbers = tuple(period.number for period in equal[chosen])
+    others = len(candidates) - len(numbers)
+    reason = f"steps {listed(numbers)} are equal" + (
+        f"; {others} of {len(candidates)} differ" if others else ""
+    )
+    left_out = tuple(
+        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, such as logging or evaluation"
+        for ops in equal
+        if adds_to(ops, chosen)
+    )
+    if not left_out and varies and not steps.asked and not steps.may_be_short:
+        reason += _MORE
+    return Choice(equal[chosen][-1], numbers, reason, left_out)
+
+
+_MORE = "; to see more of them, add --steps 100"
+
+
+def _computing(ops: Sequence[Op]) -> list[str]:
+    """The names of the ops that compute. Loaders that work ahead copy in another step."""
+    return [op.name for op in ops if (cost := cost_of(op)) is not None and cost.flops]
+
+
+def _steps(periods: Sequence[Period]) -> str:
+    word = "step" if len(periods) == 1 else "steps"
+    return f"{word} {listed(tuple(period.number for period in periods))}"
+
+
+def _varied(work: Mapping[tuple[Op, ...], tuple[float, float]]) -> bool:
+    flops = [flops for flops, _ in work.values()]
+    return max(flops) > _VARIED * min(flops)
+
+
+def _median(
+    candidates: Sequence[Period], work: Mapping[Period, tuple[float, float]], steps: Candidates
+) -> Choice:
+    """The step in the middle by its work."""
+    by_work = sorted(candidates, key=work.__getitem__)
     chosen = by_work[len(by_work) // 2]
     if len(candidates) == 1:
-        reason = "it is the only one that ran after the first"
-    else:
-        least, most = (f"{_work(ops[p])[0]:.3g}" for p in (by_work[0], by_work[-1]))
-        work = f"{least} to {most} FLOPs" if least != most else f"about {most} FLOPs each"
-        reason = (
-            f"all of steps {listed(tuple(p.number for p in candidates))} differ "
-            f"({work}), and it is the median"
-        )
+        return Choice(chosen, (chosen.number,), "it is the only one that ran after the first")
+    least, most = (f"{work[p][0]:.3g}" for p in (by_work[0], by_work[-1]))
+    shown = f"{least} to {most} FLOPs" if least != most else f"about {most} FLOPs each"
+    all_or_most = "all" if len(set(work.values())) == len(candidates) else "most"
+    reason = (
+        f"{all_or_most} of steps {listed(tuple(p.number for p in candidates))} differ "
+        f"({shown}), and it is the median"
+    )
+    if least != most and not steps.asked:
+        reason += _MORE
     return Choice(chosen, (chosen.number,), reason)
 
 
@@ -158,6 +234,16 @@ def _work(ops: Sequence[Op]) -> tuple[float, float]:
         float(sum(cost.flops * times for cost, times in costs)),
         float(sum(cost.bytes * times for cost, times in costs)),
     )
+
+
+def held_bytes(recording: Recording) -> list[int]:
+    """The bytes that are allocated during each call."""
+    changes = [0] * (len(recording.calls) + 1)
+    for memory in recording.allocations:
+        changes[memory.born or 0] += memory.nbytes
+        if memory.freed is not None:
+            changes[memory.freed] -= memory.nbytes
+    return list(accumulate(changes))[:-1]
 
 
 def window(recording: Recording, begin: int, end: int) -> Recording:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ import torch
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
@@ -26,33 +24,23 @@ from wavecast.frameworks.pytorch.compiled.tracing import (
     followed,
     with_notes,
 )
-from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
-from wavecast.frameworks.pytorch.scripts.batches import Batches
-from wavecast.frameworks.pytorch.scripts.boundaries import (
-    Boundary,
-    EnoughSteps,
-    LineOfCode,
-    OptimizerSteps,
-    line_watched,
-)
+from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
-from wavecast.frameworks.pytorch.scripts.evaluation import ModuleCalls
+from wavecast.frameworks.pytorch.scripts.contents import contents
+from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
-    LONGEST_PATTERN,
     Choice,
     Period,
     choose,
-    outline,
-    pattern_length,
     periods_of,
-    window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -61,13 +49,6 @@ from wavecast.traces.step import Op, Trace
 
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
-
-MOST_STEPS = 8
-"""How many steps of a loop run at most, if no two of them in a row are equal."""
-
-
-ENOUGH_EQUAL = 3
-"""How many equal steps are enough, if others are between them."""
 
 
 def run(
@@ -81,6 +62,7 @@ def run(
     progress: Callable[[int], None] | None = None,
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
+    watcher: Watcher | None = None,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -96,6 +78,7 @@ def run(
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
+        watcher: looks at the script while it runs, and may cut it short. None if nobody does.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -109,10 +92,11 @@ def run(
         assumptions = Assumptions(GivenValues(assume), stops)
         recorder = OpRecorder(Structure())
         recorder.on_call = progress
-        loop = _Loop(recorder, assumptions, steps)
+        loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        _repeat(program, loop, pretence, line)
+        with nullcontext() if watcher is None else watcher.watching(loop):
+            _repeat(program, loop, pretence, line)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples)
@@ -129,7 +113,7 @@ def run(
 
 def _repeat(
     program: Program,
-    loop: _Loop,
+    loop: Loop,
     pretence: AbstractContextManager[Any],
     line: LineOfCode | None,
 ) -> None:
@@ -147,147 +131,12 @@ def _repeat(
             loop.finish()
 
 
-class _Loop:
-    """The training loop of a script while it runs."""
-
-    def __init__(self, recorder: OpRecorder, assumptions: Assumptions, steps: int | None) -> None:
-        self.recorder = recorder
-        self.assumptions = assumptions
-        self.boundaries: list[Boundary] = []
-        self.optimizers = OptimizerSteps(self._end_step)
-        self.modules = ModuleCalls(recorder, self._begin_step)
-        self.batches = Batches(recorder, self._begin_step)
-        self.stopped = False
-        self._steps = steps
-        self._thread = threading.get_ident()
-        self._watch = StepWatch()
-        self._watches: list[StepWatch] = []
-        """What each step did, in the order of `boundaries`."""
-        self._notes: list[tuple[str, ...]] = []
-        """The notes about each step, in the same order."""
-        self._ended: Boundary | None = None
-        """The last optimizer step, while nothing of the next step has run."""
-
-    @contextmanager
-    def watched(self, line: LineOfCode | None) -> Iterator[None]:
-        """Notice the ends of steps, evaluation and batches inside the block."""
-        with ExitStack() as stack:
-            ends = self.optimizers.watched() if line is None else line_watched(line, self._at_line)
-            stack.enter_context(self._watch.watch(self.recorder))
-            stack.enter_context(self.modules.watched())
-            stack.enter_context(self.batches.watched())
-            stack.enter_context(ends)
-            yield
-
-    def run(self, program: Program) -> None:
-        """Run the script until it ends or enough of its steps were seen."""
-        try:
-            program.run()
-        except EnoughSteps:
-            pass
-        except SystemExit as error:
-            if error.code not in (None, 0) and not self.stopped:
-                raise CaptureError(
-                    f"{program.shown} ended with sys.exit({error.code!r}) before its step repeated"
-                ) from error
-        except Exception:
-            # Code that stopped the script on its way out may fail on what it did not finish.
-            if not self.stopped:
-                raise
-
-    def length(self) -> int | None:
-        """The number of optimizer steps that make one step of the loop; None if not known yet."""
-        places = [boundary.place for boundary in self.boundaries]
-        return pattern_length(places, self.optimizers.waiting)
-
-    def ops(self, period: Period) -> tuple[Op, ...]:
-        """The outline of a step."""
-        return self.outline(period.begin, period.end)
-
-    def outline(self, begin: int, end: int) -> tuple[Op, ...]:
-        """The outline of the ops between two positions of the recording."""
-        return outline(self.recorder.ops(begin, end))
-
-    def recorded(self, period: Period) -> Recording:
-        """The calls and the memory of a step."""
-        begin, end = (len(self.recorder.ops(0, at)) for at in (period.begin, period.end))
-        return window(self.recorder.recording(), begin, end)
-
-    def is_whole(self, period: Period) -> bool:
-        """Whether no evaluation was left out in a step."""
-        return not any(period.begin <= at < period.end for at in self.modules.skips)
-
-    def finish(self) -> None:
-        """Close the last step of a script that ended by itself."""
-        if self._ended is not None:
-            self._close(self._ended)
-        if not self.stopped:
-            self.recorder.assign_roles()
-
-    def notes(self, period: Period) -> list[str]:
-        """The notes about a step. What can only be a mistake is an error."""
-        whole = StepWatch()
-        notes: list[str] = []
-        for boundary, watch, own in zip(self.boundaries, self._watches, self._notes, strict=True):
-            if period.begin < boundary.position <= period.end:
-                whole.add(watch)
-                notes += own
-        return notes + check(whole, None)
-
-    def _close(self, end: Boundary) -> None:
-        """Note that a step is over."""
-        self.boundaries.append(replace(end, position=len(self.recorder)))
-        self._ended = None
-        self._watches.append(self._watch.restart())
-        self._notes.append(tuple(self.assumptions.notes))
-        self.assumptions.notes.clear()
-
-    def _end_step(self, optimizer: int, line: str) -> None:
-        """Note an optimizer's step. What follows until the next batch belongs to the step."""
-        self._begin_step()
-        self._ended = Boundary(len(self.recorder), optimizer, line)
-
-    def _at_line(self, line: str) -> None:
-        self._ended = Boundary(len(self.recorder), 0, line)
-        self._begin_step()
-
-    def _begin_step(self) -> None:
-        """Note that the next step begins: a batch is drawn, or the forward pass runs."""
-        if threading.get_ident() != self._thread:
-            return  # a thread that loads batches ahead; the exception would not end the script
-        if self.stopped:  # the script caught the exception
-            raise EnoughSteps
-        self.assumptions.given.begin()
-        if self._ended is None:
-            return
-        self._close(self._ended)
-        if self._is_enough():
-            self.recorder.assign_roles()
-            self.stopped = True
-            raise EnoughSteps
-
-    def _is_enough(self) -> bool:
-        length = self.length()
-        if length is None:
-            # An optimizer for each parameter, which steps in the backward pass, is not rare.
-            return len(self.boundaries) >= 2 * LONGEST_PATTERN + 4 * self.optimizers.built
-        periods = periods_of(self.boundaries, length)
-        if self._steps is not None:
-            return len(periods) + 1 >= self._steps
-        last = periods[-2:]
-        if len(last) == 2 and not any(map(self.is_whole, last)):
-            self.modules.skipping = False  # evaluation is a part of every step
-        whole = [self.ops(period) for period in periods if self.is_whole(period)]
-        in_a_row = len(last) == 2 and all(map(self.is_whole, last)) and whole[-1] == whole[-2]
-        if in_a_row or (whole and whole.count(whole[-1]) >= ENOUGH_EQUAL):
-            return True
-        return len(periods) + 1 >= MOST_STEPS
-
-
 def _result(
-    program: Program, loop: _Loop, capability: tuple[int, int], samples: int | None
+    program: Program, loop: Loop, capability: tuple[int, int], samples: int | None
 ) -> ScriptRun:
     if not loop.boundaries:
+        if loop.cut_short:
+            raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise CaptureError(
             f"{program.shown} ended without an optimizer step (torch.optim); name the line that "
             "ends a step of its loop with --until FILE:LINE (until=), or write a make_step function"
@@ -295,7 +144,7 @@ def _result(
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
     if periods:
-        choice = choose(periods, loop.ops, loop.is_whole)
+        choice = choose(loop.candidates(periods))
     else:
         first = loop.modules.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"
@@ -312,8 +161,9 @@ def _result(
     for note in loop.notes(period):
         loop.assumptions.note(note)
     loop.assumptions.note_machine()
+    left_out = choice.left_out
     if not loop.is_whole(period):
-        loop.assumptions.note("evaluation inside of the step was left out, as in all of its steps")
+        left_out += ("evaluation inside of the step, as in all of its steps",)
     trace = Trace(
         **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
@@ -329,12 +179,24 @@ def _result(
         step=period.number,
         steps=len(periods) + 1,
         equal=choice.equal,
-        choice=choice.reason,
+        choice=choice.reason + (f"; the script {loop.cut_short}" if loop.cut_short else ""),
         once=_parts(loop, choice),
+        holds=contents(trace, loop.backwards.count(period.begin, period.end)),
+        left_out=left_out,
+        loading=loop.batches.loading(period.begin, period.end),
+        largest=_largest(loop, period, periods, trace),
     )
 
 
-def _parts(loop: _Loop, choice: Choice) -> tuple[ScriptPart, ...]:
+def _largest(loop: Loop, period: Period, periods: Sequence[Period], trace: Trace) -> Trace | None:
+    """The step that needs most memory; None if it is the chosen one."""
+    peaks = loop.peak_bytes(periods)
+    if not peaks or max(peaks.values()) <= peaks[period]:
+        return None
+    return replace(trace, **vars(loop.recorded(max(peaks, key=peaks.__getitem__))))
+
+
+def _parts(loop: Loop, choice: Choice) -> tuple[ScriptPart, ...]:
     """What ran outside of the repeated step: set-up, and evaluation."""
     period = choice.period
     first = loop.boundaries[0].position

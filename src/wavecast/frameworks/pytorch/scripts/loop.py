@@ -1,0 +1,248 @@
+"""The training loop of a script while it runs: where steps end, and when enough of them ran."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cached_property
+
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
+from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line
+from wavecast.frameworks.pytorch.scripts.batches import Batches
+from wavecast.frameworks.pytorch.scripts.boundaries import (
+    Boundary,
+    EnoughSteps,
+    LineOfCode,
+    OptimizerSteps,
+    line_watched,
+)
+from wavecast.frameworks.pytorch.scripts.evaluation import ModuleCalls
+from wavecast.frameworks.pytorch.scripts.passes import BackwardPasses, WeightUpdates
+from wavecast.frameworks.pytorch.scripts.periods import (
+    LONGEST_PATTERN,
+    Candidates,
+    Period,
+    held_bytes,
+    outline,
+    pattern_length,
+    periods_of,
+    window,
+)
+from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.traces.step import Op, Phase
+
+MOST_STEPS = 8
+"""How many steps of a loop run at most, if no two of them in a row are equal."""
+
+
+ENOUGH_EQUAL = 3
+"""How many equal steps are enough, if others are between them."""
+
+
+def _reason_of(ended: SystemExit) -> str:
+    """The error because of which a script ended itself, as the end of a message."""
+    error = ended.__cause__ or ended.__context__
+    if error is None:
+        return ""
+    message = str(error).strip().split("\n")[0]
+    return f", after {type(error).__name__} at {failing_line(error)}: {message}"
+
+
+class Loop:
+    """The training loop of a script while it runs."""
+
+    def __init__(self, recorder: OpRecorder, assumptions: Assumptions, steps: int | None) -> None:
+        self.recorder = recorder
+        self.assumptions = assumptions
+        self.boundaries: list[Boundary] = []
+        self.optimizers = OptimizerSteps(self._end_step)
+        self.backwards = BackwardPasses(recorder, self._begin_step)
+        self.updates = WeightUpdates(recorder, self._update, lambda: self.optimizers.built == 0)
+        self.modules = ModuleCalls(recorder, self._begin_step)
+        self.batches = Batches(recorder, self._begin_step)
+        self.stopped = False
+        self.running = False
+        """Whether the script's own code is running."""
+        self.cut_short = ""
+        """Why the script was stopped before its step repeated; empty if it was not."""
+        self._steps = steps
+        self._thread = threading.get_ident()
+        self._watch = StepWatch()
+        self._watches: list[StepWatch] = []
+        """What each step did, in the order of `boundaries`."""
+        self._notes: list[tuple[str, ...]] = []
+        """The notes about each step, in the same order."""
+        self._ended: Boundary | None = None
+        """The last optimizer step, while nothing of the next step has run."""
+
+    @contextmanager
+    def watched(self, line: LineOfCode | None) -> Iterator[None]:
+        """Notice the ends of steps, evaluation and batches inside the block."""
+        with ExitStack() as stack:
+            ends = self.optimizers.watched() if line is None else line_watched(line, self._at_line)
+            stack.enter_context(self._watch.watch(self.recorder))
+            stack.enter_context(self.backwards.watched())
+            if line is None:
+                stack.enter_context(self.updates.watched())
+            stack.enter_context(self.modules.watched())
+            stack.enter_context(self.batches.watched())
+            stack.enter_context(ends)
+            yield
+
+    def run(self, program: Program) -> None:
+        """Run the script until it ends or enough of its steps were seen."""
+        self.running = True
+        try:
+            program.run()
+        except EnoughSteps:
+            pass
+        except SystemExit as error:
+            if error.code not in (None, 0) and not self.stopped:
+                raise CaptureError(
+                    f"{program.shown} ended with sys.exit({error.code!r}) before its step repeated"
+                    f"{_reason_of(error)}"
+                ) from error
+        except Exception:
+            # Code that stopped the script on its way out may fail on what it did not finish.
+            if not self.stopped:
+                raise
+        finally:
+            self.running = False
+
+    def cut(self, why: str) -> None:
+        """Stop the script here, although its step has not repeated; its own thread calls this."""
+        self.running = False
+        if not self.stopped:
+            self.stopped, self.cut_short = True, why
+            self.recorder.assign_roles()
+        self.running = True
+        raise EnoughSteps
+
+    def length(self) -> int | None:
+        """The number of optimizer steps that make one step of the loop; None if not known yet."""
+        places = [boundary.place for boundary in self.boundaries]
+        return pattern_length(places, self.optimizers.waiting)
+
+    def ops(self, period: Period) -> tuple[Op, ...]:
+        """The outline of a step."""
+        return self.outline(period.begin, period.end)
+
+    def outline(self, begin: int, end: int) -> tuple[Op, ...]:
+        """The outline of the ops between two positions of the recording."""
+        return outline(self.recorder.ops(begin, end))
+
+    @cached_property
+    def _recording(self) -> Recording:
+        """All that was recorded, once the script has ended."""
+        return self.recorder.recording()
+
+    def _span(self, period: Period) -> tuple[int, int]:
+        """The calls of a step in the recording."""
+        begin, end = (len(self.recorder.ops(0, at)) for at in (period.begin, period.end))
+        return begin, end
+
+    def recorded(self, period: Period) -> Recording:
+        """The calls and the memory of a step."""
+        return window(self._recording, *self._span(period))
+
+    def peak_bytes(self, periods: Sequence[Period]) -> dict[Period, int]:
+        """The most memory that tensors take in each of these steps."""
+        held = held_bytes(self._recording)
+        spans = {period: self._span(period) for period in periods}
+        return {period: max(held[slice(*span)], default=0) for period, span in spans.items()}
+
+    def _updates(self, period: Period) -> int:
+        """How many calls of a step are in its backward passes and optimizers."""
+        calls = self._recording.calls[slice(*self._span(period))]
+        return sum(call.phase in (Phase.BACKWARD, Phase.OPTIMIZER) for call in calls)
+
+    def candidates(self, periods: Sequence[Period]) -> Candidates:
+        """The steps that may stand for the loop."""
+        return Candidates(
+            periods,
+            self.ops,
+            self.is_whole,
+            self._updates,
+            may_be_short=self.batches.may_be_short,
+            asked=self._steps is not None,
+        )
+
+    def is_whole(self, period: Period) -> bool:
+        """Whether no evaluation was left out in a step."""
+        return not any(period.begin <= at < period.end for at in self.modules.skips)
+
+    def finish(self) -> None:
+        """Close the last step of a script that ended by itself."""
+        if self._ended is not None:
+            self._close(self._ended)
+        if not self.stopped:
+            self.recorder.assign_roles()
+
+    def notes(self, period: Period) -> list[str]:
+        """The notes about a step. What can only be a mistake is an error."""
+        whole = StepWatch()
+        notes: list[str] = []
+        for boundary, watch, own in zip(self.boundaries, self._watches, self._notes, strict=True):
+            if period.begin < boundary.position <= period.end:
+                whole.add(watch)
+                notes += own
+        return notes + check(whole, None)
+
+    def _close(self, end: Boundary) -> None:
+        """Note that a step is over."""
+        self.boundaries.append(replace(end, position=len(self.recorder)))
+        self._ended = None
+        self._watches.append(self._watch.restart())
+        self._notes.append(tuple(self.assumptions.notes))
+        self.assumptions.notes.clear()
+
+    def _end_step(self, optimizer: int, line: str) -> None:
+        """Note an optimizer's step. What follows until the next batch belongs to the step."""
+        self._begin_step()
+        self._ended = Boundary(len(self.recorder), optimizer, line)
+
+    def _update(self, line: str) -> None:
+        """Note that weights were changed by hand, which ends a step as an optimizer does."""
+        self._ended = Boundary(len(self.recorder), 0, line)
+
+    def _at_line(self, line: str) -> None:
+        self._ended = Boundary(len(self.recorder), 0, line)
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        """Note that the next step begins: a batch is drawn, or the forward pass runs."""
+        if threading.get_ident() != self._thread:
+            return  # a thread that loads batches ahead; the exception would not end the script
+        if self.stopped:  # the script caught the exception
+            raise EnoughSteps
+        self.assumptions.given.begin()
+        if self._ended is None:
+            return
+        self._close(self._ended)
+        if self._is_enough():
+            self.recorder.assign_roles()
+            self.stopped = True
+            raise EnoughSteps
+
+    def _is_enough(self) -> bool:
+        length = self.length()
+        if length is None:
+            # An optimizer for each parameter, which steps in the backward pass, is not rare.
+            return len(self.boundaries) >= 2 * LONGEST_PATTERN + 4 * self.optimizers.built
+        periods = periods_of(self.boundaries, length)
+        if self._steps is not None:
+            return len(periods) + 1 >= self._steps
+        last = periods[-2:]
+        if len(last) == 2 and not any(map(self.is_whole, last)):
+            self.modules.skipping = False  # evaluation is a part of every step
+        whole = [self.ops(period) for period in periods if self.is_whole(period)]
+        in_a_row = len(last) == 2 and all(map(self.is_whole, last)) and whole[-1] == whole[-2]
+        if in_a_row or (whole and whole.count(whole[-1]) >= ENOUGH_EQUAL):
+            return True
+        return len(periods) + 1 >= MOST_STEPS

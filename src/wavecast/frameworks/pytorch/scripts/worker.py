@@ -1,0 +1,140 @@
+"""The process in which scripts run: `python -m wavecast.frameworks.pytorch.scripts.worker FD`.
+
+It imports torch once, waits for requests, and forks a process for each script. The fork gives up
+its right to write files before it runs the script, and leaves its result in the scratch folder.
+Messages are lines of JSON on a socket: requests come in; what a script does, and how its process
+ended, go out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from wavecast.errors import CaptureError, WavecastError
+from wavecast.frameworks.confinement import Confinement, confine
+from wavecast.frameworks.confinement.kernel import end_with_parent
+from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
+from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
+from wavecast.frameworks.pytorch.scripts.runner import run
+from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
+from wavecast.frameworks.script_results import INTERRUPTED, Failure, write_result
+from wavecast.hardware.device_files import read_device
+from wavecast.traces.script import ScriptRun
+
+_REFUSED = (
+    "; nothing outside of its scratch folder may be written, and this write was not made by "
+    "Python's own functions, so it could not be redirected: switch it off for this run"
+)
+
+
+def main(descriptor: int) -> None:
+    """Run scripts until nobody asks any more."""
+    control = socket.socket(fileno=descriptor)
+    control.set_inheritable(False)
+    _tell(control, {"ready": True})
+    with control.makefile("r", encoding="utf-8") as requests:
+        for line in requests:
+            child = os.fork()
+            if not child:
+                _serve(control, json.loads(line))
+            _, status = os.waitpid(child, 0)
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child, signal.SIGKILL)  # what the script has left running
+            _tell(control, {"ended": os.waitstatus_to_exitcode(status)})
+
+
+def _serve(control: socket.socket, request: dict[str, Any]) -> None:
+    """Run one script in this process, which ends with it."""
+    try:
+        os.setsid()
+        end_with_parent(signal.SIGKILL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _tell(control, {"pid": os.getpid()})
+        result = _result(control, request)
+        write_result(result, Path(request["scratch"]) / "result")
+    except BaseException as error:
+        _tell(control, {"failed": asdict(_failure(error))})
+    end_at_once(0)
+
+
+def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Failure:
+    scratch = Path(request["scratch"])
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"] | {"TMPDIR": str(scratch)})
+    tempfile.tempdir = str(scratch)
+    sys.path[:] = request["path"]
+    options = request["options"]
+    if request["gpu"] is not None:
+        options["gpu"] = read_device(request["gpu"])
+    if options["capability"] is not None:
+        options["capability"] = tuple(options["capability"])
+    name, *arguments = request["program"]
+    program = Program(name, tuple(arguments), request["module"])
+    watcher = Watcher(
+        program.shown,
+        request["patience_s"],
+        lambda doing, ops: _tell(control, {"doing": doing, "ops": ops}),
+        lambda message: _abandon(control, _kind_of(watcher), message),
+    )
+    confinement = Confinement(files=False, metadata=False, network=False)
+    try:
+        confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
+        done = run(program, watcher=watcher, **options)
+    except EnoughSteps:
+        return Failure(INTERRUPTED, f"{program.shown} was interrupted")
+    except Exception as error:
+        failure = _failure(error, confinement)
+        return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
+    return replace(done, confined=confinement.is_complete)
+
+
+def _kind_of(watcher: Watcher) -> str:
+    return INTERRUPTED if watcher.interrupted else CaptureError.__name__
+
+
+def _failure(error: BaseException, confinement: Confinement | None = None) -> Failure:
+    """An error as plain data, with the traceback of the script alone."""
+    cause = error.__cause__
+    if not isinstance(error, WavecastError):
+        lines = traceback.format_exception(error)
+        return Failure(
+            CaptureError.__name__,
+            f"the script could not be traced ({type(error).__name__}: {error}); please report this",
+            "".join(lines),
+        )
+    message, code = str(error), None
+    if isinstance(cause, SystemExit):
+        code = cause.code if isinstance(cause.code, int) else 1
+        shown = cause.code if isinstance(cause.code, str) else ""
+        return Failure(type(error).__name__, message, shown, code)
+    is_refused = cause is not None and "Permission denied" in str(cause)
+    if is_refused and confinement is not None and confinement.files:
+        message += _REFUSED
+    own = "" if cause is None else "".join(own_traceback(cause)).rstrip("\n")
+    return Failure(type(error).__name__, message, own)
+
+
+def _abandon(control: socket.socket, kind: str, message: str) -> None:
+    """End this process although the script does not: it catches whatever would stop it."""
+    _tell(control, {"failed": asdict(Failure(kind, message))})
+    end_at_once(0)
+
+
+def _tell(control: socket.socket, message: dict[str, Any]) -> None:
+    with suppress(OSError):  # the script has closed all files, or nobody listens any more
+        control.sendall(json.dumps(message).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

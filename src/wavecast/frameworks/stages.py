@@ -1,0 +1,43 @@
+"""What is being done at this moment, in words: for a status line, and for whoever interrupts it.
+
+Code that may take long says so. A process does one such thing at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_stages: list[str] = []
+_failed: list[str] = []
+"""What the innermost stage was that ended with an exception."""
+
+
+def current() -> str:
+    """What is being done, such as "compiling graph 3"; empty if nobody has said."""
+    return _stages[-1] if _stages else ""
+
+
+def say(text: str) -> None:
+    """Say what is being done from here on, inside of the present stage."""
+    _stages[-1:] = [text]
+
+
+def last() -> str:
+    """What was being done when an exception ended it; empty if that is not known."""
+    return _failed[0] if _failed else ""
+
+
+@contextmanager
+def stage(text: str) -> Iterator[None]:
+    """Say what the block does."""
+    _stages.append(text)
+    _failed.clear()
+    depth = len(_stages)
+    try:
+        yield
+    except BaseException:
+        _failed.append(_stages[-1])
+        raise
+    finally:
+        del _stages[depth - 1 :]

@@ -1,0 +1,34 @@
+"""Scripts that tests write into an empty folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+MakeScript = Callable[..., Path]
+
+HEAD = """
+import sys
+import torch
+from torch import nn
+model = nn.Linear(32, 8).cuda()
+optimizer = torch.optim.Adam(model.parameters())
+def update(rows=4):
+    optimizer.zero_grad()
+    model(torch.randn(rows, 32).cuda()).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeScript:
+    """Writes a script into the current folder, which is otherwise empty."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(body: str, head: str = HEAD, name: str = "train.py") -> Path:
+        Path(name).write_text(head + body)
+        return Path(name)
+
+    return make
