@@ -68,7 +68,7 @@ def _relaxed(
     robust: bool,
     longest_h: float = math.inf,
 ) -> Relaxation:
-    rows = _Program(fleet, jobs, aims, robust)
+    rows = _LinearProgram(fleet, jobs, aims, robust)
     for column, (index, _) in enumerate(rows.options):
         if jobs[index].submit_s + rows.seconds[column] > longest_h * HOUR_S * (1 + 1e-9):
             rows.most[column] = 0.0
@@ -94,7 +94,7 @@ def _relaxed(
     return Relaxation(float(solved.fun), chosen)
 
 
-class _Program:
+class _LinearProgram:
     """The program: a variable for each way to run a job, the makespan, and the delay of each."""
 
     def __init__(self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool) -> None:
