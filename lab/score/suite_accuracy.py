@@ -18,11 +18,11 @@ from lab.markdown import heading
 from lab.measured import campaigns
 from lab.places import DOCS, H200
 from lab.score import pages
-from lab.score.observations import Observation, observe, observe_kernels
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
 from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report.units import memory
+from wavecast.runs.suite_observations import Observation, observe, observe_kernels
 from wavecast.runs.suite_results import SuiteResult, read_results
 
 MEASURED = H200 / "suite.csv"

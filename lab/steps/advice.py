@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -143,7 +144,7 @@ def decoder_step(
 
     def step() -> None:
         update.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+        with torch.autocast("cuda", torch.bfloat16) if amp else nullcontext():
             loss = loss_of()
         loss.backward()
         for parameter in list(model.parameters())[:reads]:
@@ -170,7 +171,7 @@ def image_step(
 
     def step() -> None:
         update.zero_grad()
-        with torch.autocast("cuda", torch.bfloat16, enabled=amp):
+        with torch.autocast("cuda", torch.bfloat16) if amp else nullcontext():
             loss = F.cross_entropy(run(images), labels)
         loss.backward()
         update.step()

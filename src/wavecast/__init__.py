@@ -28,6 +28,8 @@ from wavecast.runs.run import Run
 from wavecast.traces.step import Measurement, Trace, load_trace
 
 if TYPE_CHECKING:
+    from wavecast.advice.advising import advise
+    from wavecast.advice.proposals import Proposal, StepAdvice
     from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory, memory
     from wavecast.frameworks.kineto import read_kineto
@@ -77,11 +79,13 @@ __all__ = [
     "Prediction",
     "Predictor",
     "Price",
+    "Proposal",
     "Run",
     "RunStore",
     "Scaler",
     "ScriptPart",
     "ScriptRun",
+    "StepAdvice",
     "StepComparison",
     "StoreUnavailable",
     "Trace",
@@ -89,6 +93,7 @@ __all__ = [
     "TrainingPlan",
     "UnknownName",
     "WavecastError",
+    "advise",
     "caffe_net",
     "compare",
     "device",
@@ -125,11 +130,14 @@ _LAZY = {
     "PerLayer": "wavecast.regression.layers.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
+    "Proposal": "wavecast.advice.proposals",
     "RunStore": "wavecast.runs.store.store",
     "Scaler": "wavecast.predictors.base",
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
+    "StepAdvice": "wavecast.advice.proposals",
     "StepComparison": "wavecast.steps.comparison",
+    "advise": "wavecast.advice.advising",
     "caffe_net": "wavecast.regression.layers.caffe_nets",
     "compare": "wavecast.steps.comparison",
     "extrapolate_batch": "wavecast.steps.larger_batch",

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "plan": ("planned.toml --time-limit 1s --workers 1",),
     "simulate": ("planned.toml --policy fifo --policy ours",),
     "parallelize": (f"{GPT} --gpu h100-sxm-80gb --gpus 2 --global-batch 4 --show 2",),
+    "advise": ("b8.json.gz --gpu l4",),
     "choose": (
         "b8.json.gz --gpu l4 --gpu t4 --gpu h100-sxm-80gb --samples 1e6",
         "b8.json.gz --gpu l4 --gpu k80 --iterations 1000 --budget 5 --deadline 1h",
@@ -76,6 +77,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "suite list": ("",),
     "suite predict": ("--gpu l4 --model dcgan --scale 0.25 --precision fp32",),
     "suite run": ("-o suite-run.csv --model dcgan --scale 0.25 --precision fp32",),
+    "suite observe": ("suite.csv",),
     "suite show": ("suite.csv",),
     "suite train": ("",),
     "doctor": ("",),

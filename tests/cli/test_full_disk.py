@@ -139,14 +139,14 @@ PLACES = {
 def test_ctrl_c_in_the_users_code(tmp_path: Path, place: str) -> None:
     (tmp_path / "mine.py").write_text(STEP + PLACES[place])
     command = [*COMMAND, "predict", "mine.py:make_step", "--gpu", "l4", "--json"]
-    assert interrupted(command, tmp_path) == (130, ["interrupted"])
+    assert interrupted(command, tmp_path) == (130, ["interrupted while tracing mine.py:make_step"])
 
 
 @pytest.mark.slow
 def test_ctrl_c_in_a_script(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STEP + "interrupt()\n")
     code, lines = interrupted([*COMMAND, "run", "mine.py"], tmp_path)
-    assert (code, lines[-1:]) == (130, ["interrupted"])
+    assert (code, lines[-1:]) == (130, ["interrupted: mine.py was interrupted at mine.py:4"])
 
 
 @pytest.mark.slow

@@ -28,7 +28,7 @@ def test_commands_are_grouped_and_predict_is_first() -> None:
     titles = [title for title in shown if title in (*GROUPS, OTHERS)]
     assert titles[0] == "Predict"
     assert shown["Predict"][0] == "predict"
-    assert shown["Choose"][:2] == ["choose", "prices"]
+    assert shown["Choose"][:2] == ["advise", "choose"]
     listed = [name for title in titles for name in shown[title]]
     every = get_command(app).commands  # type: ignore[attr-defined]
     assert sorted(listed) == sorted(name for name, each in every.items() if not each.hidden)

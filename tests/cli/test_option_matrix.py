@@ -40,6 +40,14 @@ WITHOUT: dict[str, dict[str, str]] = {
     )
     | dict.fromkeys(("--host-factor", "--cuda-graph", LENGTH, PRICE), "it shows one step")
     | {"--parallel": "the line is fitted to steps of one GPU"},
+    "advise": {
+        "--parallel": "changes are tried on one GPU",
+        "--host-factor": "the step is compared with itself on the same host",
+        "--host": "the step is compared with itself on the same host",
+        "--cuda-graph": "it is one of the changes that are tried",
+        "--ranks": "changes are tried on one GPU",
+        LENGTH: "it compares steps; choose says what a training takes",
+    },
     "choose": {
         "--parallel": "it looks for the strategy; --gpus-up-to says how many GPUs",
         "--host-factor": "GPUs are compared with the same host, which --host names",
@@ -56,8 +64,6 @@ WITHOUT: dict[str, dict[str, str]] = {
         "--parallel": "it looks for the strategy",
         "--host-factor": "the host is named by --host",
         "--cuda-graph": _MANY,
-        LENGTH: "choose and scale say what a training takes",
-        PRICE: "choose and scale say what a training takes",
     },
     "compare": dict.fromkeys((LENGTH, PRICE), "it shows one step"),
     "trace": dict.fromkeys(

@@ -104,7 +104,11 @@ def test_scale_and_parallelize(step: str) -> None:
     assert [point["gpus"] for point in json.loads(done.out)["points"]] == [1, 2, 4, 8, 16]
     done = run("parallelize", step, "--gpu", "l4", "--gpus", "4", "--global-batch", "16")
     assert done.code == 0, done.err
-    assert "strategies tried" in done.out
+    assert "cannot be among the first by a lower bound" in done.out
+    first = next(line for line in done.out.splitlines() if line.startswith("data="))
+    pasted = run("predict", step, "--gpu", "l4", "--parallel", first.split()[0], "--json")
+    assert pasted.code == 0, pasted.err
+    assert json.loads(pasted.out)["predictions"][0]["gpus"] == 4
     wrong = run("parallelize", step, "--gpu", "l4", "--gpus", "0", "--global-batch", "16")
     assert (wrong.code, "--gpus is a whole number" in wrong.err) == (1, True)
 

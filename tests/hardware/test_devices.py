@@ -625,7 +625,7 @@ def test_a_missing_path_in_the_environment_is_an_error(
     [
         ("P4000", "quadro-p4000"),
         ("P100", "p100-pcie-16gb"),
-        ("V100", "v100-pcie-16gb"),
+        ("V100", "v100-sxm-16gb"),
         ("RTX2070", "rtx-2070"),
         ("RTX2080Ti", "rtx-2080-ti"),
         ("T4", "t4"),

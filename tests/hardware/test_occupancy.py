@@ -27,7 +27,7 @@ from wavecast.hardware.occupancy import (
 from wavecast.traces.step import Kernel
 
 KINETO = Path(__file__).parents[3] / "shared" / "data" / "kineto"
-HABITAT = ("quadro-p4000", "p100-pcie-16gb", "v100-pcie-16gb", "rtx-2070", "rtx-2080-ti", "t4")
+HABITAT = ("quadro-p4000", "p100-pcie-16gb", "v100-sxm-16gb", "rtx-2070", "rtx-2080-ti", "t4")
 
 # Threads, registers, shared bytes; blocks per SM on HABITAT's GPUs by NVIDIA's cuda_occupancy.h.
 VECTORS = [

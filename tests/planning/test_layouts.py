@@ -11,8 +11,9 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.layouts import Layout, Search, candidates, search_layouts
+from wavecast.planning.layouts import Layout, search_layouts
 from wavecast.planning.scaling import Scaling, scale
+from wavecast.planning.strategies import Search, candidates
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import predict_parallel
 from wavecast.steps.request import on_cluster
@@ -24,9 +25,9 @@ def _predictor(gpu: str = "h100-sxm-80gb", cluster: str | None = None) -> Cluste
     return on_cluster(wavecast.device(gpu), Parallel(cluster=cluster))
 
 
-def _found(gpus: int, batch: int) -> list[Layout]:
-    search = Search(gpus, batch, (2,))
-    return search_layouts(search, lambda _: small_gpt2_step(4), _predictor(), FAST_HOST)
+def _found(gpus: int, batch: int, best: int | None = None) -> list[Layout]:
+    search = Search(gpus, batch, (2,), best=best)
+    return search_layouts(search, lambda *_: small_gpt2_step(4), _predictor(), FAST_HOST)
 
 
 def test_every_candidate_uses_all_gpus_and_the_whole_batch() -> None:
@@ -39,7 +40,7 @@ def test_every_candidate_uses_all_gpus_and_the_whole_batch() -> None:
 
 
 def test_the_fastest_comes_first_and_failures_last_with_their_reason() -> None:
-    found = _found(8, 32)
+    found = _found(4, 8)
     working = [layout.seconds for layout in found if layout.seconds is not None]
     assert working == sorted(working)
     failed = found[len(working) :]
@@ -49,12 +50,16 @@ def test_the_fastest_comes_first_and_failures_last_with_their_reason() -> None:
     assert any("tensor=4" in layout.reason for layout in failed)
 
 
+@pytest.mark.slow
 def test_a_search_answers_as_each_strategy_alone_does() -> None:
     trace = small_gpt2_step(4)
-    working = [layout for layout in _found(8, 32) if layout.prediction is not None]
-    kinds = {(s.tensor > 1, s.pipeline > 1, s.virtual > 1, s.shard) for s in _strategies(working)}
-    assert len(kinds) >= 8
-    for layout in working:
+    working = [layout for layout in _found(4, 16) if layout.prediction is not None]
+    kinds = {
+        _kind(strategy): layout
+        for strategy, layout in zip(_strategies(working), working, strict=True)
+    }
+    assert len(kinds) >= 16
+    for layout in kinds.values():
         alone = predict_parallel(trace, layout.strategy, _predictor(), FAST_HOST)
         found = layout.prediction
         assert found is not None
@@ -66,6 +71,47 @@ def test_a_search_answers_as_each_strategy_alone_does() -> None:
         assert layout.memory == alone.memory
 
 
+@pytest.mark.slow
+def test_a_bounded_search_finds_what_playing_all_strategies_finds() -> None:
+    every, first = _found(4, 16), _found(4, 16, best=3)
+    played = [layout for layout in first if layout.prediction is not None]
+    assert len(played) < sum(layout.prediction is not None for layout in every) / 2
+    assert [one.seconds for one in first[:3]] == [one.seconds for one in every[:3]]
+    left_out = [layout for layout in first if layout.least_s is not None]
+    times = {_key(layout): layout.seconds for layout in every}
+    assert left_out
+    for layout in left_out:
+        seconds, least_s = times[_key(layout)], layout.least_s
+        assert least_s is not None
+        assert least_s > played[2].seconds  # type: ignore[operator]
+        assert seconds is None or least_s <= seconds
+
+
+def _kind(strategy: Parallel) -> tuple[object, ...]:
+    grouped = strategy.shard_group is not None
+    cut = strategy.pipeline > 1, strategy.virtual > 1, strategy.schedule
+    return strategy.tensor > 1, strategy.sequence, strategy.shard, grouped, *cut
+
+
+def _key(layout: Layout) -> str:
+    return f"{layout.strategy} {layout.micro_batch}"
+
+
+def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
+    whole = small_gpt2_step(4)
+    room = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=81 << 30)
+    predictor = on_cluster(room, Parallel(cluster="dgx-h100"))
+    ways: list[str] = []
+
+    def trace_of(_: int, recompute: str) -> wavecast.Trace:
+        ways.append(recompute)
+        return whole
+
+    search = Search(2, 4, (2,), recompute=("none", "full"), best=1)
+    search_layouts(search, trace_of, predictor, FAST_HOST)
+    assert set(ways) == {"none"}
+
+
 def _strategies(layouts: list[Layout]) -> list[Parallel]:
     return [layout.strategy for layout in layouts]
 
@@ -73,7 +119,7 @@ def _strategies(layouts: list[Layout]) -> list[Parallel]:
 def test_what_does_not_fit_is_told_with_its_size() -> None:
     tiny = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=1 << 16)
     predictor = on_cluster(tiny, Parallel(cluster="dgx-h100"))
-    found = search_layouts(Search(2, 4, (2,)), lambda _: small_gpt2_step(), predictor, FAST_HOST)
+    found = search_layouts(Search(2, 4, (2,)), lambda *_: small_gpt2_step(), predictor, FAST_HOST)
     assert all(layout.reason.startswith("does not fit: ") for layout in found)
 
 

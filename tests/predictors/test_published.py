@@ -80,13 +80,13 @@ def test_the_prices_are_those_of_table_2_and_rank_the_t4_first() -> None:
     paper = {offer.device_id: offer for offer in price_book("habitat").offers}
     assert {gpu: offer.usd_per_hour for gpu, offer in paper.items()} == {
         "p100-pcie-16gb": 1.46,
-        "v100-pcie-16gb": 2.48,
+        "v100-sxm-16gb": 2.48,
         "t4": 0.35,
     }
     assert price("t4", "habitat") != price("t4")
     assert price("l4", "habitat") is None
     # Case study 1: throughput as multiples of the P4000's, per dollar (papers.md HB-15).
-    peaks = {"p100-pcie-16gb": 2.3, "v100-pcie-16gb": 4.0, "t4": 1.4}
+    peaks = {"p100-pcie-16gb": 2.3, "v100-sxm-16gb": 4.0, "t4": 1.4}
     per_usd = {gpu: paper[gpu].per_usd(rate) / 3600 for gpu, rate in peaks.items()}
     assert list(per_usd.values()) == pytest.approx([1.575, 1.613, 4.000], abs=5e-4)
 

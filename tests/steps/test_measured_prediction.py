@@ -109,8 +109,8 @@ def test_sources_say_who_scaled_how_much() -> None:
 def test_habitats_listing_reads_milliseconds() -> None:
     prediction = step().to_device(Device.V100)
     assert isinstance(prediction, Prediction)
-    assert prediction.device.id == "v100-pcie-16gb"
-    assert prediction.seconds == predict(step(), "v100-pcie-16gb").seconds
+    assert prediction.device.id == "v100-sxm-16gb"
+    assert prediction.seconds == predict(step(), "v100-sxm-16gb").seconds
     assert prediction.run_time_ms == prediction.seconds * 1000
 
 

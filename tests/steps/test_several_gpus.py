@@ -48,6 +48,9 @@ def test_one_gpu_takes_as_long_as_without_a_strategy() -> None:
         {"data": 16, "shard": 3, "shard_group": 8},
         {"pipeline": 2, "microbatches": 4},
         {"data": 2, "pipeline": 2, "microbatches": 4, "schedule": "zero-bubble"},
+        {"data": 8, "microbatches": 2, "cluster": "pcie-8"},
+        {"data": 8, "shard": 3, "microbatches": 2, "cluster": "pcie-8"},
+        {"data": 2, "tensor": 2, "pipeline": 2, "microbatches": 4, "cluster": "pcie-8"},
     ],
 )
 def test_every_strategy_gives_a_time_inside_its_range(axes: dict[str, Any]) -> None:
@@ -56,7 +59,8 @@ def test_every_strategy_gives_a_time_inside_its_range(axes: dict[str, Any]) -> N
     assert step.high_s is not None
     assert step.parallel is not None
     assert 0 < step.low_s <= step.seconds <= step.high_s
-    assert 0 <= step.exposed_s <= step.seconds
+    assert all(0 <= stage.exposed_s <= step.seconds for stage in step.stages)
+    assert all(stage.exposed_s <= stage.communication_s + 1e-9 for stage in step.stages)
     assert step.gpus == len(step.stages) * step.stages[0].ranks
     assert step.samples == 2 * step.microbatches * step.parallel.data
 
@@ -67,6 +71,13 @@ def test_reductions_cost_time_and_slow_links_more() -> None:
     slow = _predicted(1e-3, data=8, nodes=8, cluster="tbd-ethernet")
     assert _predicted(1e-3).seconds < fast.seconds < slow.seconds
     assert fast.exposed_s < slow.exposed_s
+
+
+def test_accumulating_gradients_alone_is_no_gain() -> None:
+    # One GPU that accumulates as well updates its weights once, too.
+    one, many = _predicted(data=8), _predicted(data=8, microbatches=64)
+    assert one.efficiency < many.efficiency <= 1
+    assert _predicted(microbatches=64).efficiency == pytest.approx(1.0, abs=0.05)
 
 
 def test_micro_batches_are_counted() -> None:

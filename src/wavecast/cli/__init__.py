@@ -17,6 +17,7 @@ from wavecast.cli.facts import (  # noqa: F401  (importing them registers their 
 from wavecast.cli.plans import capacity, plan, simulate  # noqa: F401
 from wavecast.cli.runs import fit, layers, run_models, runs  # noqa: F401
 from wavecast.cli.steps import (  # noqa: F401
+    advise,
     check,
     choose,
     compare,

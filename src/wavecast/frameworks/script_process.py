@@ -27,6 +27,7 @@ from typing import Any
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks import stages
+from wavecast.frameworks.confinement import landlock
 from wavecast.frameworks.script_results import INTERRUPTED, STOP, Failure, read_result
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import save
@@ -37,6 +38,10 @@ _GRACE_S = 15.0
 """How much longer than its patience a script may be silent: C code may hold Python's lock."""
 _LAST_LINES = 3
 _LONGEST_LINE = 200
+_REFUSED = (
+    "; the script may write nothing outside of its scratch folder, and a write that Python's own "
+    "functions do not make cannot be redirected: switch it off for this run"
+)
 _one_script = threading.Lock()
 _worker: _Worker | None = None
 
@@ -219,15 +224,22 @@ class _Run:
             reason = f"was ended by signal {name}{memory}"
         else:
             reason = f"ended itself with exit code {code}, without Python's sys.exit"
-        return Failure(CaptureError.__name__, f"the process of {script} {reason}{at}")
+        message = f"the process of {script} {reason}{at}{self._said()}"
+        return Failure(CaptureError.__name__, message)
 
     def explained(self, failure: Failure) -> Failure:
-        """A failure with the script's last words, if it ended itself and said nothing else."""
-        is_silent = failure.exit_code is not None and ", after " not in failure.message
-        if not self._lines or not (is_silent or not (failure.traceback or failure is self.failure)):
-            return failure
-        said = " | ".join(line[:_LONGEST_LINE] for line in self._lines)
-        return replace(failure, message=f"{failure.message}; it had printed: {said}")
+        """A failure with the script's last words, and with the reason of a refused write."""
+        said, message = self._said(), failure.message
+        if failure.exit_code is not None and ", after " not in message:
+            message += said
+        if "Permission denied" in f"{failure.traceback}{said}" and self._request.landlock != 0:
+            message += _REFUSED if landlock.version() else ""
+        return replace(failure, message=message)
+
+    def _said(self) -> str:
+        """The last lines that the script printed, as the end of a message."""
+        lines = " | ".join(line[:_LONGEST_LINE] for line in self._lines)
+        return f"; it had printed: {lines}" if lines else ""
 
     def _hear(self) -> None:
         data = self._control.recv(1 << 16)

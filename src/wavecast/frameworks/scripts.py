@@ -15,7 +15,7 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
-_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks")
+_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks", "changes")
 
 
 def run_script(
@@ -33,6 +33,7 @@ def run_script(
     ranks: int | None = None,
     patience: float | None = PATIENCE_S,
     offline: bool = False,
+    changes: Sequence[str] = (),
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
@@ -53,16 +54,15 @@ def run_script(
         gpu: the GPU for which to choose kernels; a recent data-centre GPU if None.
         capability: its compute capability, instead of `gpu`.
         steps: how many steps to run. None to stop as soon as two in a row are equal.
-        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
-            of an optimizer step.
-        samples: how many samples one step takes, for throughput. None to count those that a data
-            loader gives.
+        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
+        samples: the samples of one step. None to count those that a data loader gives.
         progress: called from time to time with the number of ops traced so far.
         assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
         patience: how many seconds the script may take to a step, not counting compilation. None
             for any number.
         offline: whether to refuse the network to the script.
+        changes: changes to its code while it runs, by the names that `wavecast.advise` has.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or comes to no step. Its
@@ -70,7 +70,7 @@ def run_script(
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
     given = None if assume is None else dict(assume)
-    options = (capability, steps, until, samples, given, ranks)
+    options = (capability, steps, until, samples, given, ranks, tuple(changes))
     _check(arguments, patience)
     program = fspath(script), *map(str, arguments)
     on = device(gpu) if isinstance(gpu, str) else gpu

@@ -103,11 +103,16 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         assume=target.assume,
         ranks=target.ranks,
         compiled=target.compiled,
+        changes=target.changes,
     )
 
 
-def captured(make_step: MakeStep, **options: Any) -> Trace:
-    """The trace of one step; the options are those of `wavecast.trace`, for one GPU."""
+def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
+    """The trace of one step with changes to its code.
+
+    The options are those of `wavecast.trace`, for one GPU.
+    """
     with needing_extra("tracing"):
+        from wavecast.frameworks.pytorch.changes import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture
-    return capture(make_step, **options)
+    return capture(changed(make_step, changes), **options)

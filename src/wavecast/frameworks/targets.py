@@ -59,8 +59,10 @@ class Target:
     """How a Hugging Face model is trained."""
     ranks: int | None = None
     """How many ranks the step's own parallel code has, for `wavecast.trace`."""
-    compiled: bool = False
-    """Whether to trace the step as if it were compiled, for `wavecast.trace`."""
+    compiled: bool | str = False
+    """Whether to trace the step as if it were compiled, or in which mode of torch.compile."""
+    changes: tuple[str, ...] = ()
+    """Changes to the step's code, by the names of `wavecast.frameworks.pytorch.changes`."""
 
     @property
     def is_measured(self) -> bool:
@@ -76,7 +78,8 @@ class Target:
         if self.make_step is None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
         step = resolve(self.text, batch or self.batch, precision or self.precision, self.options)
-        return replace(step, assume=self.assume, ranks=self.ranks, compiled=self.compiled)
+        kept = {name: getattr(self, name) for name in ("assume", "ranks", "compiled", "changes")}
+        return replace(step, **kept)
 
 
 def resolve(

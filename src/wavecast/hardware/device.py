@@ -55,9 +55,9 @@ class _Named(type):
             raise AttributeError(f"Device.{name}: {error}") from error
 
 
-_HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-pcie-16gb"}
-"""The GPUs of Habitat's paper (table 2) whose names fit several of our devices. The peak rate of
-the V100 in its device table, 14,028 GFLOP/s, is that of the PCIe board."""
+_HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
+"""The GPUs of Habitat's paper (table 2) whose names fit several of our devices. Its V100 is that of
+AWS's p3.2xlarge (section 5.1), which has the SXM2 card."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)

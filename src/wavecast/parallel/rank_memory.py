@@ -22,7 +22,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
     other micro-batches in flight, and the weights of its other parts.
     """
     strategy = step.strategy
-    part = max(group.parts, key=lambda p: _kept_bytes(p.last))
+    part = max(group.parts, key=lambda p: kept_bytes(p.last))
     trace = part.last
     if strategy.microbatches > 1:
         trace = replace(trace, allocations=tuple(_accumulated(trace)))
@@ -38,7 +38,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
             ]
     held = _in_flight(strategy)[group.stage] - 1
     if held > 0:
-        mean_bytes = sum(_kept_bytes(p.last) for p in group.parts) // len(group.parts)
+        mean_bytes = sum(kept_bytes(p.last) for p in group.parts) // len(group.parts)
         extra.append(Allocation(held * mean_bytes, None, None, Role.INTERMEDIATE))
     return replace(trace, allocations=(*trace.allocations, *extra))
 
@@ -60,7 +60,7 @@ def communicator_bytes(strategy: Parallel) -> int:
     return COMMUNICATOR_BYTES * sum(axes[name].size > 1 for name in names)
 
 
-def _kept_bytes(trace: Trace) -> int:
+def kept_bytes(trace: Trace) -> int:
     """The activations that a micro-batch keeps from its forward to its backward pass."""
     turn = next((i for i, c in enumerate(trace.calls) if c.phase is Phase.BACKWARD), len(trace))
     return sum(

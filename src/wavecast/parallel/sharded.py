@@ -106,7 +106,7 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
         return trace
     edit = Edit(trace)
     units = _units(trace, end, holders)
-    dtype = _used_dtype(trace)
+    dtype = gathered_dtype(trace)
     for previous, unit in zip([None, *units], units, strict=False):
         _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
@@ -197,6 +197,19 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     return sorted(units, key=lambda unit: (unit.forward[0], bool(unit.name)))
 
 
+def gathered_units(trace: Trace, end: int) -> dict[str, int]:
+    """The bytes in float32 of the weights of each FSDP unit, the root's as "".
+
+    Experts are not counted: other ranks share them.
+
+    Args:
+        trace: forward pass, backward pass and optimizer of one micro-batch.
+        end: the position where the backward pass ends.
+    """
+    apart = Holders.of(trace, Parallel(data=2, expert=2), "shard")
+    return {unit.name: unit.nbytes for unit in _units(trace, end, apart)}
+
+
 def _sharded_memory(
     allocation: Allocation, shards: int, gradients_too: bool, weights_too: bool = False
 ) -> Allocation:
@@ -285,11 +298,11 @@ def _stored_narrow(trace: Trace) -> bool:
     copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
     if has_graphs(trace):
         copies = _weight_dtype(trace) == "float32"
-    return _used_dtype(trace) != "float32" and not copies
+    return gathered_dtype(trace) != "float32" and not copies
 
 
-def _used_dtype(trace: Trace) -> str:
-    """The dtype of the products, in which FSDP's mixed precision gathers weights."""
+def gathered_dtype(trace: Trace) -> str:
+    """The data type of the matmuls, in which FSDP's mixed precision gathers weights."""
     counts: dict[str, int] = defaultdict(int)
     for call in trace:
         if call.phase is Phase.FORWARD and call.op.base in (

@@ -98,6 +98,17 @@ class Spreader:
         cut_at, pieces = self._cut.get((layers, parts), lambda: self._pieces(trace, parts))
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
 
+    def rank_trace(self, strategy: Parallel) -> Trace:
+        """One micro-batch of a rank with its share of each layer, before anything else is done.
+
+        Raises:
+            InvalidInput: the layers cannot be sharded this way. The message says what would fit.
+        """
+        if self._exchanges:
+            return self._trace
+        _refuse_fused(self._trace, strategy)
+        return self._divided.get(_layers_key(strategy), lambda: self._sharded(strategy))[0]
+
     def _sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
         kind = strategy.flash_attention
         if kind not in self._layers:

@@ -1,10 +1,15 @@
-"""The search for the best way to spread a training step over a number of GPUs."""
+"""The search for the best way to spread a training step over a number of GPUs.
+
+Strategies whose least possible time (`bounds`) is above the times of enough others are not played.
+So the first strategies of the answer are those that playing all of them would have given.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
@@ -12,13 +17,19 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.mixtures import expert_weights
+from wavecast.parallel.spreading import backward_end
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.bounds import LayerBounds, RankStates, RankWork
+from wavecast.planning.strategies import Search, candidates, shards_layers, shared_layers
 from wavecast.showing import Shown
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import ParallelSteps
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.blocks import blocks_of
-from wavecast.traces.step import Role, Trace
+from wavecast.traces.step import Trace
+
+TraceOf = Callable[[int, str], Trace]
+"""The trace of one micro-batch of so many samples, with so much recomputed."""
 
 
 @dataclass(frozen=True)
@@ -28,81 +39,35 @@ class Layout(Shown):
     strategy: Parallel
     micro_batch: int
     """Samples of one micro-batch on one replica."""
+    recompute: str = "none"
+    """What the backward pass recomputes: none, selective or full."""
     memory: Memory | None = None
     """The memory of the fullest rank. None when it was clear before that it cannot fit."""
     prediction: Prediction | None = None
-    """None when it does not fit or cannot be done."""
+    """None when it does not fit, cannot be done, or was not played."""
+    least_s: float | None = None
+    """The least time that it could take, where it was not played because others are faster."""
     reason: str = ""
     """Why it cannot be used, or what it loses time with."""
 
     @property
     def seconds(self) -> float | None:
-        """The time of one optimizer step; None when it cannot be used."""
+        """The time of one optimizer step; None when it cannot be used or was not played."""
         return None if self.prediction is None else self.prediction.seconds
 
-
-@dataclass(frozen=True)
-class Search:
-    """What is looked for."""
-
-    gpus: int
-    global_batch: int
-    micro_batches: tuple[int, ...] = (1, 2, 4, 8, 16)
-    most_tensor: int | None = None
-    """The largest tensor size to try. None for the GPUs that are linked without a network."""
-    tensor_plan: Mapping[str, str] | None = None
-    """How modules are split among tensor ranks. None to find it."""
+    @property
+    def fits(self) -> bool:
+        """Whether it was not refused for its memory."""
+        return not self.reason.startswith(_TOO_LARGE)
 
 
-def candidates(
-    search: Search, domain_gpus: int, blocks: int, experts: int = 1
-) -> Iterator[tuple[Parallel, int]]:
-    """The strategies to try, each with its micro-batch."""
-    most_tensor = search.most_tensor or domain_gpus
-    for tensor in _powers(search.gpus, most_tensor):
-        for pipeline in _powers(search.gpus // tensor, max(blocks, 1)):
-            data = search.gpus // (tensor * pipeline)
-            if search.global_batch % data:
-                continue
-            for micro in search.micro_batches:
-                count, rest = divmod(search.global_batch // data, micro)
-                if rest or not count:
-                    continue
-                for strategy in _variants(data, tensor, pipeline, count, blocks):
-                    chosen = search.tensor_plan if tensor > 1 else None
-                    for expert in _powers(math.gcd(experts, data * tensor), experts):
-                        yield replace(strategy, tensor_plan=chosen, expert=expert), micro
-
-
-def _variants(data: int, tensor: int, pipeline: int, count: int, blocks: int) -> Iterator[Parallel]:
-    shards = (0, 1, 3) if data > 1 and pipeline == 1 else (0, 1) if data > 1 else (0,)
-    depths = [1]
-    if pipeline > 1 and count % pipeline == 0 and blocks >= 2 * pipeline:
-        depths.append(2)
-    for shard in shards:
-        for virtual in depths:
-            yield Parallel(
-                data=data,
-                tensor=tensor,
-                sequence=tensor > 1,
-                pipeline=pipeline,
-                virtual=virtual,
-                shard=shard,
-                microbatches=count,
-            )
-
-
-def _powers(total: int, most: int) -> list[int]:
-    """The powers of two that divide a number, up to the largest allowed."""
-    powers = [1]
-    while total % (2 * powers[-1]) == 0 and 2 * powers[-1] <= most:
-        powers.append(2 * powers[-1])
-    return powers
+_TOO_LARGE = "does not fit: "
+_SLOWER = "slower than those shown, by its lower bound"
 
 
 def search_layouts(
     search: Search,
-    trace_of: Callable[[int], Trace],
+    trace_of: TraceOf,
     predictor: ClusterPredictor,
     host: HostModel,
     progress: Callable[[int, int], None] | None = None,
@@ -119,7 +84,8 @@ def search_layouts(
     Raises:
         InvalidInput: the global batch cannot be divided among the GPUs.
     """
-    smallest = trace_of(min(search.micro_batches))
+    first = search.recompute[0]
+    smallest = trace_of(min(search.micro_batches), first)
     blocks = len({block for block in blocks_of(smallest) if block})
     experts = math.gcd(*expert_weights(smallest).values()) or 1
     todo = list(candidates(search, predictor.cluster.domain_gpus, blocks, experts))
@@ -128,23 +94,134 @@ def search_layouts(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
             "use a multiple of the number of GPUs, or fewer GPUs"
         )
-    tried: dict[int, Layout] = {}
-    steps: ParallelSteps | None = None
-    # Strategies that share most of the work come after each other.
-    for index in sorted(range(len(todo)), key=lambda i: _shared_work(*todo[i])):
-        strategy, micro = todo[index]
-        if steps is None or steps.trace is not trace_of(micro):
-            steps = ParallelSteps(trace_of(micro), predictor, host)
-        tried[index] = _tried(strategy, micro, steps, predictor.device)
-        if progress is not None:
-            progress(len(tried), len(todo))
-    return ranked([tried[index] for index in range(len(todo))])
+    running = _Running(search, trace_of, predictor, host, progress, todo)
+    running.try_all(range(len(todo)), first)
+    for recompute in search.recompute[1:]:
+        # What fits without is slower with it: the same calls run, and some of them twice.
+        running.try_all(running.too_large(), recompute)
+    return ranked(running.tried)
 
 
-def _shared_work(strategy: Parallel, micro: int) -> tuple[int, ...]:
-    """The order of a search: the trace first, then its division, then the parts of the model."""
-    parts = strategy.pipeline * strategy.virtual
-    return micro, strategy.tensor, strategy.expert, parts, strategy.pipeline
+@dataclass
+class _Running:
+    """A search on its way."""
+
+    search: Search
+    trace_of: TraceOf
+    predictor: ClusterPredictor
+    host: HostModel
+    progress: Callable[[int, int], None] | None
+    todo: Sequence[tuple[Parallel, int]]
+    """The strategies with their micro-batches. Their positions stand for them."""
+    tried: list[Layout] = field(default_factory=list)
+    best_s: list[float] = field(default_factory=list)
+    """The times of those that fit, shortest first."""
+    least_s: dict[int, float] = field(default_factory=dict)
+    """The least time of strategies, as far as it is known."""
+    large: set[int] = field(default_factory=set)
+    """The strategies that did not fit with what was recomputed last."""
+
+    def too_large(self) -> list[int]:
+        """The strategies whose activations did not fit, without those left out by their bound."""
+        hopeful = [at for at in self.large if self.least_s.get(at, math.inf) <= self._enough_s]
+        self.large.clear()
+        return sorted(hopeful)
+
+    def try_all(self, chosen: Iterable[int], recompute: str) -> None:
+        """Try strategies: whole layers first, since nothing is done to know their bounds."""
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for at in chosen:
+            strategy, micro = self.todo[at]
+            groups.setdefault((*shared_layers(strategy), micro), []).append(at)
+        traces = {micro: self.trace_of(micro, recompute) for *_, micro in groups}
+        steps = {m: ParallelSteps(t, self.predictor, self.host) for m, t in traces.items()}
+        bounds = LayerBounds()
+        whole = [key for key in groups if not shards_layers(key)]
+        for key in whole:
+            groups[key] = self._bounded(groups[key], recompute, steps[key[-1]], bounds, key)
+        least = {key: min(map(self.least_s.__getitem__, groups[key]), default=0.0) for key in whole}
+        for key in sorted(whole, key=least.__getitem__):
+            self._play(groups[key], recompute, steps[key[-1]])
+        for key in sorted(groups.keys() - set(whole)):
+            left = self._bounded(groups[key], recompute, steps[key[-1]], bounds, key)
+            self._play(left, recompute, steps[key[-1]])
+
+    def _bounded(
+        self,
+        members: Sequence[int],
+        recompute: str,
+        steps: ParallelSteps,
+        bounds: LayerBounds,
+        key: tuple[int, ...],
+    ) -> list[int]:
+        """The strategies, with layers sharded alike, that may fit and be among the best."""
+        states = RankStates.of(steps.trace)
+        left = self._fitting(members, recompute, states.least_bytes)
+        left = self._hopeful(left, recompute, bounds.before(key))
+        if not left:
+            return []
+        try:
+            timed = steps.rank_trace(self.todo[left[0]][0])
+        except InvalidInput as error:
+            for at in left:
+                self._add(at, Layout(*self.todo[at], recompute, reason=str(error)))
+            return []
+        work = RankWork(timed, backward_end(timed.trace), self.predictor)
+        bounds.add(key, work)
+        left = self._hopeful(left, recompute, work.least_s)
+        kept = work.kept_bytes
+        return self._fitting(left, recompute, lambda one: states.with_activations(one, kept))
+
+    def _fitting(
+        self, members: Sequence[int], recompute: str, least_bytes: Callable[[Parallel], float]
+    ) -> list[int]:
+        """The strategies that may fit, by the least memory of a rank."""
+        left = []
+        for at in members:
+            least = least_bytes(self.todo[at][0])
+            if least <= self.predictor.device.memory_bytes:
+                left.append(at)
+                continue
+            needed = f"{_TOO_LARGE}it needs at least {least / 1e9:.0f} GB"
+            self._add(at, Layout(*self.todo[at], recompute, reason=needed))
+        return left
+
+    def _hopeful(
+        self, members: Sequence[int], recompute: str, bound: Callable[[Parallel], float]
+    ) -> list[int]:
+        """The strategies that may be among the best, those with the lowest bound first."""
+        left = []
+        for at in members:
+            least_s = max(bound(self.todo[at][0]), self.least_s.get(at, 0.0))
+            self.least_s[at] = least_s
+            if least_s <= self._enough_s:
+                left.append(at)
+            else:
+                slower = Layout(*self.todo[at], recompute, least_s=least_s, reason=_SLOWER)
+                self._add(at, slower)
+        return sorted(left, key=self.least_s.__getitem__)
+
+    def _play(self, members: Sequence[int], recompute: str, steps: ParallelSteps) -> None:
+        """Play strategies with layers sharded alike, as long as they may be among the best."""
+        for at in members:
+            if self._hopeful([at], recompute, lambda _: 0.0):
+                strategy, micro = self.todo[at]
+                self._add(at, _tried(strategy, micro, recompute, steps, self.predictor.device))
+
+    def _add(self, at: int, layout: Layout) -> None:
+        self.tried.append(layout)
+        if layout.seconds is not None:
+            insort(self.best_s, layout.seconds)
+        if not layout.fits:
+            self.large.add(at)
+        if self.progress is not None:
+            self.progress(min(len(self.tried), len(self.todo)), len(self.todo))
+
+    @property
+    def _enough_s(self) -> float:
+        """The time above which a strategy is not among the best that are wanted."""
+        wanted = self.search.best
+        return math.inf if wanted is None or len(self.best_s) < wanted else self.best_s[wanted - 1]
 
 
 def ranked(layouts: Sequence[Layout]) -> list[Layout]:
@@ -154,41 +231,21 @@ def ranked(layouts: Sequence[Layout]) -> list[Layout]:
     return [*sorted(working, key=lambda layout: layout.seconds or 0.0), *failed]
 
 
-def _tried(strategy: Parallel, micro: int, steps: ParallelSteps, device: Device) -> Layout:
-    least = _least_bytes(steps.trace, strategy)
-    if least > device.memory_bytes:
-        needed = f"weights, gradients and optimizer alone need {least / 1e9:.0f} GB"
-        return Layout(strategy, micro, reason=f"does not fit: {needed}")
+def _tried(
+    strategy: Parallel, micro: int, recompute: str, steps: ParallelSteps, device: Device
+) -> Layout:
+    layout = Layout(strategy, micro, recompute)
     try:
         step = steps.predict(steps.spread(strategy))
         least = peak_bytes(step.fullest.allocations)
         if least > device.memory_bytes:
-            needed = f"it needs at least {least / 1e9:.0f} GB"
-            return Layout(strategy, micro, reason=f"does not fit: {needed}")
+            return replace(layout, reason=f"{_TOO_LARGE}it needs at least {least / 1e9:.0f} GB")
         if step.memory is not None and not step.memory.fits:
             needed = f"it needs {step.memory.needed_bytes / 1e9:.0f} GB"
-            return Layout(strategy, micro, step.memory, reason=f"does not fit: {needed}")
-        return Layout(strategy, micro, step.memory, step, _losses(step))
+            return replace(layout, memory=step.memory, reason=_TOO_LARGE + needed)
+        return replace(layout, memory=step.memory, prediction=step, reason=_losses(step))
     except InvalidInput as error:
-        return Layout(strategy, micro, reason=str(error))
-
-
-def _least_bytes(trace: Trace, strategy: Parallel) -> float:
-    """The memory of weights, gradients and optimizer states of one rank."""
-    experts = {name.rpartition(".")[0] for name in expert_weights(trace)}
-    axes = strategy.axes
-    # With sequence parallelism each tensor rank has whole experts.
-    whole = strategy.expert if strategy.sequence else strategy.tensor * strategy.expert
-    ways = {False: (strategy.tensor, strategy.shards), True: (whole, axes["expert_replica"].size)}
-    least = 0.0
-    for allocation in trace.allocations:
-        split, shards = ways[allocation.module in experts]
-        if allocation.role is Role.OPTIMIZER_STATE:
-            least += allocation.nbytes / split / (shards if strategy.shard >= 1 else 1)
-        elif allocation.role is Role.PARAMETER:  # and as many bytes of gradients
-            sharded = (strategy.shard >= 2, strategy.shard >= 3)
-            least += sum(allocation.nbytes / split / (shards if s else 1) for s in sharded)
-    return least / strategy.pipeline
+        return replace(layout, reason=str(error))
 
 
 def _losses(prediction: Prediction) -> str:

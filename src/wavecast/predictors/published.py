@@ -41,7 +41,7 @@ class Setup:
 
     Example:
         >>> habitat = published_setup("habitat")
-        >>> wavecast.predict(trace, "v100-pcie-16gb", predictor=habitat.scaler()).seconds
+        >>> wavecast.predict(trace, "v100-sxm-16gb", predictor=habitat.scaler()).seconds
     """
 
     name: str

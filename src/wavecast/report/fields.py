@@ -169,6 +169,7 @@ _DESCRIBED: dict[type, Described] = {}
 _HOMES = {
     name: home
     for home, names in {
+        "advice": "advice.proposals",
         "checks": "checks.checking checks.verdicts",
         "selections": "planning.selection",
         "clusters": "hardware.cluster",
@@ -180,6 +181,7 @@ _HOMES = {
         "larger_batches": "steps.larger_batch",
         "layers": "regression.layers.per_layer",
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
+        "observations": "runs.suite_observations",
         "parallel": "planning.layouts planning.scaling",
         "priced_steps": "steps.prediction steps.shares",
         "prices": "planning.prices",

@@ -10,7 +10,6 @@ from rich.console import RenderableType
 
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import TrainingCost
-from wavecast.planning.layouts import Layout
 from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import KNEE, ScalePoint, Scaling
@@ -18,12 +17,10 @@ from wavecast.report.fields import ABSENT, Field, columns, describe, output
 from wavecast.report.priced_steps import (
     SEVERAL,
     PricedStep,
-    memory_text,
     offer_for,
     priced,
-    range_of,
 )
-from wavecast.report.tables import Column, by_gpu, notes, remarks, shown, titled
+from wavecast.report.tables import Column, by_gpu, notes, shown, titled
 from wavecast.report.units import (
     count,
     duration,
@@ -33,7 +30,10 @@ from wavecast.report.units import (
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.unpredicted import TOO_MUCH
 
-_LOST_SHOWN = 8
+EFFICIENCY_LINE = (
+    "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches and updates "
+    "all weights alone; above 100% where GPUs share that update"
+)
 
 
 def strategy_text(strategy: Parallel | None) -> str:
@@ -53,7 +53,8 @@ def predictions(title: str, steps: Sequence[Prediction], width: int) -> Renderab
     every = SEVERAL.columns([priced(step) for step in steps])
     told = [
         f"one optimizer step: {strategy_text(first.parallel)}",
-        "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches alone",
+        EFFICIENCY_LINE,
+        "exposed communication: the share of the step in which a rank only communicates",
         f"host: {by_gpu((step.device.id, step.host.name) for step in steps)}",
     ]
     told += unpredicted(steps)
@@ -81,48 +82,6 @@ def unpredicted(steps: Sequence[Prediction]) -> list[str]:
 
 def _cluster(step: Prediction) -> str:
     return "" if step.cluster is None else step.cluster.id
-
-
-def layouts(title: str, found: Sequence[Layout], width: int, most: int = 10) -> RenderableType:
-    """The best strategies of a search, and why some of the others lost."""
-    working = [layout for layout in found if layout.prediction is not None][:most]
-    if not working:
-        return titled(title, "no strategy fits", "", *remarks(lost_layouts(found)))
-    return titled(title, *shown(columns(working), width, lost_layouts(found)))
-
-
-def _step(layout: Layout) -> PricedStep | None:
-    """The step; null when it does not fit or cannot be done."""
-    step = layout.prediction
-    return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
-
-
-describe(
-    Layout,
-    Field("", "strategy", title="strategy", text=strategy_text, left=True),
-    Field("micro_batch", title="micro-batch", rank=4, text=str),
-    Field("", "seconds", title="step"),
-    Field("", "prediction", title="range", rank=5, text=range_of, absent=""),
-    Field("", lambda layout: memory_text(layout.memory), title="memory", rank=2, left=False),
-    Field("reason", title="loses time with", rank=3),
-    "strategy",
-    Field("memory_bytes", "memory.needed_bytes", meaning="The memory of the fullest GPU."),
-    Field("prediction", _step),
-)
-
-
-def lost_layouts(found: Sequence[Layout]) -> list[str]:
-    """How many strategies cannot be used, and why."""
-    lost = [layout for layout in found if layout.prediction is None]
-    reasons: dict[str, list[str]] = {}
-    for layout in lost:
-        reasons.setdefault(layout.reason, []).append(strategy_text(layout.strategy))
-    told = [f"{len(found)} strategies tried, {len(lost)} cannot be used"]
-    for reason, names in list(reasons.items())[:_LOST_SHOWN]:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told.append(f"{names[0]}{more}: {reason}")
-    hosts = dict.fromkeys(layout.prediction.host.name for layout in found if layout.prediction)
-    return [*told, *(f"host: {host}" for host in hosts)]
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ MARK = "schema"
 """The key that names the schema, in an object or in each object of a list."""
 
 _OUTPUTS = {
+    "advise": "advice:StepAdvice",
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
     "capacity": "capacities:CAPACITY",
     "check": "checks:CHECKED checks:UPDATED",
@@ -40,7 +41,7 @@ _OUTPUTS = {
     "max-batch": "[memory:GpuLargestBatch]",
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
-    "parallelize": "[parallel:Layout]",
+    "parallelize": "[layouts:Layout]",
     "plan": "plans:PLANNED",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",
@@ -53,6 +54,7 @@ _OUTPUTS = {
     "scale": "parallel:SCALING",
     "simulate": "simulations:SIMULATED",
     "suite-list": "[suites:Benchmark]",
+    "suite-observe": "observations:OBSERVED",
     "suite-predict": "[suites:SuiteResult]",
     "suite-run": "[suites:SuiteResult]",
     "suite-show": "[suites:SuiteResult]",
@@ -60,7 +62,7 @@ _OUTPUTS = {
     "trace": "outputs:TRACE",
 }
 """What each command prints: results by the module that describes them, lists in brackets."""
-_VERSIONS = {"calibrate": 2, "parallelize": 2, "predict": 2, "run": 2, "scale": 2}
+_VERSIONS = {"calibrate": 2, "parallelize": 3, "predict": 2, "run": 2, "scale": 2}
 """The versions of schemas that are not the first."""
 
 

@@ -64,6 +64,7 @@ describe(
     Field("peak_bytes", title="peak memory", rank=4),
     *map(Field, ("gpu", "status", "unit", "seconds", "throughput_per_s", "gpu_s", "host_s")),
     *map(Field, ("reserved_bytes", "warm_up", "iterations", "software", "settled")),
+    *map(Field, ("gpus", "nodes")),
 )
 _TRAINING = some(
     Field("domain", title="domain"),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from wavecast.files import GrowingTable
+from wavecast.files import GrowingTable, csv_line, write_whole
 from wavecast.showing import Shown
 
 
@@ -18,7 +18,12 @@ class SuiteStep:
 
     model: str
     batch: int
+    """The samples of one step on each GPU."""
     precision: str
+    gpus: int = 1
+    """How many GPUs run it, each with its own batch (data parallelism)."""
+    nodes: int = 1
+    """How many machines these GPUs are in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +65,27 @@ class SuiteResult(Shown):
     """Whether the stable phase was found. None when unknown, as in files of earlier versions."""
     tokens_per_s: float | None = None
     """The tokens of a second, beside the throughput in `unit`. None for models without tokens."""
+    gpus: int = 1
+    """How many GPUs ran it, each with its own batch; the throughput is that of all together."""
+    nodes: int = 1
+    """How many machines these GPUs are in."""
 
     @property
     def configuration(self) -> SuiteStep:
         """The step that was measured or predicted."""
-        return SuiteStep(self.model, self.batch, self.precision)
+        return SuiteStep(self.model, self.batch, self.precision, self.gpus, self.nodes)
 
 
 COLUMNS = tuple(field.name for field in fields(SuiteResult))
 
-_WHOLE = {"batch", "warm_up", "iterations"} | {n for n in COLUMNS if n.endswith("_bytes")}
+_COUNTS = {"gpus", "nodes"}
+_WHOLE = {"batch", "warm_up", "iterations", *_COUNTS} | {n for n in COLUMNS if n.endswith("_bytes")}
 _TEXTS = {"model", "precision", "gpu", "status", "unit", "software"}
 _ANSWERS = {True: "yes", False: "no"}
-_EARLIER = (COLUMNS[: COLUMNS.index("settled")],)
+_EARLIER = (
+    COLUMNS[: COLUMNS.index("settled")],
+    COLUMNS[: COLUMNS.index("tokens_per_s") + 1],
+)
 """The columns of files that earlier versions wrote."""
 
 
@@ -111,9 +124,17 @@ def _value(name: str, text: str) -> Any:
     if name == "settled":
         return {answer: value for value, answer in _ANSWERS.items()}[text]
     number = int(text) if name in _WHOLE else float(text)
-    if not 0 <= number < math.inf:
-        raise ValueError(f"{name} is {text}, but must be a finite number of at least 0")
+    least = 1 if name in _COUNTS else 0
+    if not least <= number < math.inf:
+        raise ValueError(f"{name} is {text}, but must be a finite number of at least {least}")
     return number
 
 
 TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts, _EARLIER)
+
+
+def write_results(path: Path, results: Sequence[SuiteResult]) -> None:
+    """Write results into a new file; one that exists is replaced."""
+    texts = map(_to_texts, results)
+    lines = [csv_line(COLUMNS), *(csv_line(row[name] for name in COLUMNS) for row in texts)]
+    write_whole(path, b"".join(lines).decode())

@@ -48,6 +48,13 @@ class ClusterPredictor:
         self._collectives = collectives
         self._answers: dict[Op, Estimate | None] = {}
 
+    def on(self, cluster: Cluster) -> ClusterPredictor:
+        """The same for another cluster; what is known of kernels is kept."""
+        other = ClusterPredictor(self._kernels, self._collectives, self.device, cluster)
+        known = self._answers.items()
+        other._answers = {op: a for op, a in known if ops.kind(op) is not Kind.COLLECTIVE}
+        return other
+
     @property
     def slowdown(self) -> float:
         """How much longer kernels take while a collective runs beside them."""

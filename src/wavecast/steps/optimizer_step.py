@@ -12,15 +12,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
+import numpy as np
+
 from wavecast.parallel.ranks import ModelPart, ParallelStep
 from wavecast.parallel.schedules import PartTimes, Played, order_of, play_schedule
+from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.showing import Brief
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.player import StepTime
 from wavecast.steps.timed_trace import TimedTrace
-from wavecast.traces.step import Op, Trace
+from wavecast.traces.step import Op, Phase, Trace
+
+_OPTIMIZER = list(Phase).index(Phase.OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -189,6 +194,24 @@ class Ranks(Brief):
     predictor: ClusterPredictor
     alone: TimedTrace
     """One micro-batch with the optimizer on one GPU, as if it fitted there."""
+
+    def alone_s(self, traced: Trace) -> float:
+        """The time of a GPU's share of the work, if one GPU did all of it alone.
+
+        It accumulates the gradients of all micro-batches, and updates all weights once. Ranks that
+        share the update save time that this GPU needs.
+
+        Args:
+            traced: the step before it was spread. Code that is parallel itself is what one rank
+                runs.
+        """
+        strategy = self.spread.strategy
+        optimizer = np.flatnonzero(self.alone.arrays.phase == _OPTIMIZER)
+        end = int(optimizer[0]) if len(optimizer) else None
+        whole_s = self.alone.step.seconds
+        if strategy.microbatches > 1:
+            whole_s += (strategy.microbatches - 1) * self.alone.play(0, end).seconds
+        return whole_s * (1.0 if exchanging_ranks(traced) else strategy.data / strategy.gpus)
 
     def optimizer_step(self) -> OptimizerStep:
         """The step, with the times of what each group of ranks runs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 from wavecast.errors import InvalidInput
@@ -58,6 +59,16 @@ class ParallelSteps:
         """
         _refuse_without_network(strategy, self._predictor.cluster)
         return self._spreader.spread(strategy)
+
+    def rank_trace(self, strategy: Parallel) -> TimedTrace:
+        """One micro-batch of a rank with its share of each layer, before anything else is done.
+
+        Raises:
+            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        """
+        _refuse_without_network(strategy, self._predictor.cluster)
+        trace = self._spreader.rank_trace(strategy)
+        return replace(self._alone, trace=trace, answers=self._predictor.answers(trace))
 
     def predict(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
         """The time of one optimizer step that was spread before."""

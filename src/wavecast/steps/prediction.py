@@ -16,7 +16,6 @@ from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.parallel.ranks import ParallelStep
-from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
 from wavecast.showing import Shown
@@ -223,10 +222,11 @@ class Prediction(Shown):
 
     @property
     def efficiency(self) -> float:
-        """The speed per GPU, divided by that of one GPU that runs the same micro-batches alone."""
-        replicas = 1 if self.parallel is None else self.parallel.data
-        replicas = self.gpus if exchanging_ranks(self.trace) else replicas  # one rank alone
-        return self.single_s * self.microbatches * replicas / self.gpus / self.seconds
+        """The speed per GPU, divided by that of one GPU that does the same work alone.
+
+        It accumulates gradients and updates all weights once, as if they fitted there.
+        """
+        return 1.0 if self.ranks is None else self.ranks.alone_s(self.trace) / self.seconds
 
     @property
     def stages(self) -> tuple[StageTime, ...]:

@@ -10,7 +10,9 @@ _PRODUCT = re.compile(
     r"gemm|gemv|conv(?!ert)|xmma|cutlass|winograd|fft|nvjet|dgrad|wgrad|fprop|flash|fmha|sdpa"
     r"|attention|persist"
 )
-_GEMM_OR_CONVOLUTION = re.compile(r"gemm|conv(?!ert)|xmma|cutlass|winograd|nvjet", re.IGNORECASE)
+_GEMM_OR_CONVOLUTION = re.compile(
+    r"gemm|conv(?!ert)|xmma|cutlass|winograd|nvjet|dgrad|wgrad|fprop", re.IGNORECASE
+)
 _TF32 = re.compile(r"tf32|(?<![a-z])s(?:1688|16816)(?:gemm|fprop|dgrad|wgrad|cudnn)")
 _COMMUNICATION = re.compile(r"(?:nccl|rccl|msccl)\w*?Kernel_?([A-Z][A-Za-z]*)?")
 _COMMUNICATION_LIBRARIES = ("nccl", "rccl", "msccl")
@@ -52,7 +54,10 @@ def is_product(name: str) -> bool:
 
 
 def is_gemm_or_convolution(name: str) -> bool:
-    """Whether Daydream classifies it as compute-bound (Zhu et al., ATC 2020, section 5.1)."""
+    """Whether Daydream classifies it as compute-bound (Zhu et al., ATC 2020, section 5.1).
+
+    Its rule names "sgemm" and "scudnn"; the names of other kernels for the same work are ours.
+    """
     return _GEMM_OR_CONVOLUTION.search(name) is not None
 
 

@@ -205,7 +205,8 @@ class Call(Brief):
     host_s: float | None = None
     """The seconds that the host needed to issue it, waiting not included. None unless measured."""
     line: str = ""
-    """The line of source that a compiled kernel comes from, as "model.py:12"; empty if unknown."""
+    """The line of source that a compiled kernel comes from, or that waits for the GPU, as
+    "model.py:12"; empty if unknown."""
     reads: tuple[int, ...] = ()
     """The values of `op.inputs`, as positions in `Trace.values`. Empty if not recorded."""
     writes: tuple[int, ...] = ()

@@ -244,16 +244,17 @@ def test_a_search_for_strategies_is_a_page() -> None:
     from parallel_steps import small_gpt2_step
 
     from wavecast.hardware.hosts import REFERENCE_HOST
-    from wavecast.planning.layouts import Search, search_layouts
+    from wavecast.planning.layouts import search_layouts
+    from wavecast.planning.strategies import Search
     from wavecast.steps.request import on_cluster
 
     gpu = wavecast.device("h100-sxm-80gb")
     predictor = on_cluster(gpu, wavecast.Parallel())
     search = Search(2, 4, (2,))
-    found = search_layouts(search, lambda batch: small_gpt2_step(), predictor, REFERENCE_HOST)
+    found = search_layouts(search, lambda *_: small_gpt2_step(), predictor, REFERENCE_HOST)
     report = layouts_report("gpt2", found)
     assert "is the fastest of" in report.verdict
-    assert "strategies tried" in document(report)
+    assert "strategies: " in document(report)
     lost = [replace(one, prediction=None, reason="too large") for one in found]
     assert "No strategy fits" in layouts_report("gpt2", lost).verdict
 

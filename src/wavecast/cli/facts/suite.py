@@ -11,15 +11,17 @@ import typer
 import wavecast
 from wavecast import suite as models
 from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.output.pages import refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_down, print_json, show, width
 from wavecast.cli.steps.sources import require_gpu
-from wavecast.errors import UnknownName, WavecastError
+from wavecast.errors import InvalidInput, UnknownName, WavecastError
 from wavecast.files import write_whole
 from wavecast.hardware.devices import known_device
 from wavecast.report import suites as report
 
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
+    from wavecast.traces.step import Trace
 
 suite_app = Commands(
     help="List, measure, predict or train the benchmark suite.",
@@ -137,8 +139,64 @@ def show_(
 
 
 @suite_app.command()
+def observe(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files that `suite run` or `suite predict` wrote."),
+    ],
+    traces: Annotated[
+        Path | None,
+        typer.Option("--traces", help="The folder of `suite run --traces`, for observation 8."),
+    ] = None,
+    page: PageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which of TBD's twelve observations hold in your results, with figures 4 to 9.
+
+    Give results of two GPUs for observation 9, and of several GPUs for observation 12.
+
+    \b
+    wavecast suite observe suite-h200.csv --traces traces/ --html observations.html
+    wavecast suite observe p4000.csv titan-xp.csv
+    """
+    from wavecast.report import observations
+    from wavecast.report.html.observation_reports import observation_report
+    from wavecast.runs.suite_observations import observe_all
+    from wavecast.runs.suite_results import read_results
+
+    refuse_bad_places(page)
+    rows = [row for path in paths for row in read_results(path)]
+    gpus = list(dict.fromkeys(row.gpu for row in rows))
+    seen = observe_all(rows, _traces(traces))
+    title = f"TBD's observations on {', '.join(known_device(gpu).name for gpu in gpus)}"
+    write_page(page, lambda: observation_report(title, seen, rows))
+    if as_json:
+        print_json(
+            observations.OBSERVED.record({"gpus": gpus, "observations": seen, "results": rows})
+        )
+    else:
+        show(observations.observations(title, seen))
+
+
+def _traces(folder: Path | None) -> dict[str, Trace] | None:
+    """The traces in a folder, by the names of their files."""
+    if folder is None:
+        return None
+    files = sorted(folder.glob("*.json.gz")) if folder.is_dir() else []
+    if not files:
+        raise InvalidInput(
+            f"there are no traces (*.json.gz) in {folder}; name the folder of suite run --traces"
+        )
+    return {file.name.removesuffix(".json.gz"): wavecast.load_trace(file) for file in files}
+
+
+@suite_app.command()
 def predict(
     gpu: Annotated[str, typer.Option("--gpu", "-g", help="The GPU to predict for.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Also write the results as CSV, for suite observe."),
+    ] = None,
     model: ModelOption = None,
     precision: PrecisionsOption = None,
     scale: ScaleOption = None,
@@ -152,7 +210,9 @@ def predict(
     """
     from wavecast.campaigns import suite_runs
     from wavecast.hardware.kept_hosts import find_host
+    from wavecast.runs.suite_results import write_results
 
+    refuse_bad_places(out)
     device = wavecast.device(gpu)
     steps = _steps(model, precision, scale)
     results = []
@@ -160,6 +220,8 @@ def predict(
         for number, step in enumerate(steps, start=1):
             results.append(suite_runs.predict_there(step, device))
             update(number, 0.0)
+    if out is not None:
+        write_results(out, results)
     title = f"the suite on {device.name}, predicted; host: {find_host(None, device).name}"
     _finish(title, results, page, as_json)
 

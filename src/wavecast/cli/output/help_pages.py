@@ -7,7 +7,7 @@ from typing import Any
 
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
-    "Choose": ("choose", "prices", "scale", "parallelize", "serve"),
+    "Choose": ("advise", "choose", "prices", "scale", "parallelize", "serve"),
     "Many jobs": ("plan", "simulate", "capacity"),
     "Compare and check": ("compare", "evaluate", "check", "doctor"),
     "Get a step": ("trace", "measure", "import"),

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Annotated
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.durations import seconds_of
 from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
@@ -24,14 +25,37 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.recomputing import recompute_ways, recomputing
 from wavecast.frameworks.strategies import plan_of_target, strategy_of
+from wavecast.frameworks.targets import Target
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.cost import training_cost
+from wavecast.planning.batch_sizes import batch_warning
+from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
+from wavecast.planning.prices import PriceBook
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
+from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
+if TYPE_CHECKING:
+    from wavecast.hardware.hosts import HostModel
+    from wavecast.planning.layouts import Layout
+    from wavecast.planning.strategies import Search
+    from wavecast.steps.op_times import ClusterPredictor
+
+GpuHoursOption = Annotated[
+    float,
+    typer.Option(
+        "--gpu-hours-between-failures",
+        help="How many GPU hours pass between failures; by default as in Llama 3's training.",
+    ),
+]
+RestartOption = Annotated[
+    str | None,
+    typer.Option("--restart-time", help="From a failure to the first new step; 10min by default."),
+]
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="The cluster; the GPU's usual machine by default.")
 ]
@@ -39,57 +63,144 @@ ClusterOption = Annotated[
 
 @app.command()
 @step_options("batch", "ranks")
+@price_options
+@training_options
 def parallelize(
     target: TargetArgument,
     gpu: OneGpuOption,
     gpus: Annotated[int, typer.Option("--gpus", help="How many GPUs there are.")],
-    global_batch: Annotated[
-        int, typer.Option("--global-batch", help="Samples of one optimizer step of all GPUs.")
-    ],
     micro_batch: Annotated[
         list[int] | None,
         typer.Option("--micro-batch", help="Samples of a micro-batch to try; repeat for more."),
     ] = None,
     cluster: ClusterOption = None,
     host: HostOption = None,
-    show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 10,
+    show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 5,
+    gpu_hours_between: GpuHoursOption = LLAMA_3_GPU_HOURS,
+    restart_time: RestartOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
+    training: TrainingOptions = NO_TRAINING,
+    pricing: PriceOptions = NO_PRICES,
     step: StepOptions = NO_STEP_OPTIONS,
 ) -> None:
     """Find the fastest way to spread a training step over a number of GPUs.
 
     \b
     wavecast parallelize gpt2 --gpu h100-sxm-80gb --gpus 16 --global-batch 512 --precision bf16
+    wavecast parallelize gpt2 --gpu h100-sxm-80gb --gpus 16 --global-batch 512 --tokens 1e10
 
-    Data, sharded, tensor and pipeline parallel strategies are tried. Those that do not fit in
-    memory are listed with the reason.
+    Data, sharded, tensor, sequence, context, expert and pipeline parallel strategies are tried,
+    with several micro-batches, and with recomputed activations where the target can. Those that
+    cannot be among the first by a lower bound are not played.
     """
-    from wavecast.planning.layouts import Search, search_layouts
-    from wavecast.report import parallel as report
+    from wavecast.planning.layouts import search_layouts
+    from wavecast.report import layouts as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
 
     refuse_bad_places(html)
-    for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", show_best)):
-        if value < 1:
-            raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
     device = wavecast.device(gpu)
+    book = pricing.book([device])
     predictor = on_cluster(device, Parallel(cluster=cluster))
     traced = step.target(target, fixed=("precision",))
-    sizes = _micro_batches(traced.trace, micro_batch)
-
-    trace_for = partial(step_source(traced, quiet=True).on, device)
+    steady = replace(training, global_batch=None, checkpoint_time=None, checkpoint_every=None)
+    plan = steady.plan(traced)
+    search = _search(gpus, training.global_batch, show_best, traced, micro_batch)
+    sources = {way: step_source(recomputing(traced, way), quiet=True) for way in search.recompute}
     issuing = find_host(host, device, predictor.cluster)
-    search = Search(gpus, global_batch, sizes, tensor_plan=plan_of_target(target, step.options))
     with counting_items("trying strategies") as progress:
-        found = search_layouts(search, trace_for, predictor, issuing, progress)
-    title = f"{target}: {gpus} x {device.id}, {global_batch} samples in a step"
+        found = search_layouts(
+            search, lambda micro, way: sources[way].on(device, micro), predictor, issuing, progress
+        )
+    if cluster is not None:
+        found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
+    title = f"{target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
     write_page(html, lambda: layouts_report(title, found))
     if as_json:
-        print_json(found)
+        print_json(report.told_layouts(found))
         return
-    show(report.layouts(title, found, width(), show_best))
+    _show_layouts(title, found, search)
+    if plan is not None and (best := found[0].prediction) is not None:
+        stops = _stops(training, restart_time, best)
+        _show_training(best, plan, book, gpu_hours_between, stops)
+    _show_networks(found[:_RETRIED], predictor, issuing)
+
+
+_RETRIED = 3
+"""How many of the best strategies are tried on other networks."""
+
+
+def _search(
+    gpus: int, global_batch: int | None, best: int, target: Target, micro: list[int] | None
+) -> Search:
+    """What is looked for."""
+    from wavecast.planning.strategies import Search
+
+    if global_batch is None:
+        raise InvalidInput(
+            "say how many samples one optimizer step of all GPUs has: --global-batch"
+        )
+    for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", best)):
+        if value < 1:
+            raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
+    plan = plan_of_target(target.text, target.options)
+    sizes = _micro_batches(target.trace, micro)
+    ways = recompute_ways(target)
+    return Search(gpus, global_batch, sizes, tensor_plan=plan, recompute=ways, best=best)
+
+
+def _show_layouts(title: str, found: list[Layout], search: Search) -> None:
+    """The best strategies, and a warning if the global batch is unusually large."""
+    from wavecast.report import layouts as report
+
+    warned = []
+    if found[0].prediction is not None:
+        trace, micro = found[0].prediction.trace, found[0].micro_batch
+        warned = [batch_warning(trace, search.global_batch, micro)]
+    notes = [text for text in warned if text is not None]
+    show(report.layouts(title, found, width(), search.best or len(found), notes))
+
+
+def _show_training(
+    step: Prediction,
+    plan: TrainingPlan,
+    book: PriceBook,
+    gpu_hours_between: float,
+    stops: dict[str, float],
+) -> None:
+    """The whole training with the best strategy, and its failures."""
+    from wavecast.report import layouts as report
+
+    cost = training_cost(step, plan, offer_for(step, book))
+    show(cost_report.trainings(plan, step.trace.unit, [cost], width()))
+    long_s = cost.training_s.value
+    lost = interruptions(long_s, step.gpus, gpu_hours_between, **stops)
+    show(*report.interruptions_lines(lost, long_s))
+
+
+def _show_networks(best: list[Layout], predictor: ClusterPredictor, host: HostModel) -> None:
+    from wavecast.planning.networks import network_points
+    from wavecast.report import layouts as report
+
+    with waiting("trying other networks"):
+        points = network_points(best, predictor, host)
+    if points:
+        show(report.networks(points, width()))
+
+
+def _stops(
+    training: TrainingOptions, restart_time: str | None, step: Prediction
+) -> dict[str, float]:
+    """How long checkpoints and restarts stop a training, as far as it is given."""
+    stops = {}
+    if training.checkpoint_time is not None:
+        stops["checkpoint_s"] = seconds_of(training.checkpoint_time, "--checkpoint-time")
+    if training.checkpoint_every is not None:
+        stops["every_s"] = training.checkpoint_every * step.seconds
+    if restart_time is not None:
+        stops["restart_s"] = seconds_of(restart_time, "--restart-time")
+    return stops
 
 
 def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:

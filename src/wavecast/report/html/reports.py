@@ -16,8 +16,8 @@ from wavecast.report.html.comparison import comparison, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
+from wavecast.report.layouts import lost_layouts
 from wavecast.report.parallel import (
-    lost_layouts,
     scaling_remarks,
     strategy_text,
     unpredicted,

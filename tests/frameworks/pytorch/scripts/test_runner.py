@@ -477,7 +477,7 @@ if __name__ == "__main__":
         run = wavecast.run_script(script(one))
         assert (run.step, run.line) == (3, "train.py:10")
     two = body.replace("SPAWN", "mp.spawn").replace("COUNT", "2")
-    with pytest.raises(CaptureError, match=r"starts 2 processes at train\.py:19.*nprocs=1"):
+    with pytest.raises(CaptureError, match=r"starts 2 processes at train\.py:19.*--ranks 2"):
         wavecast.run_script(script(two))
 
 

@@ -39,6 +39,10 @@ class Assumptions:
         """Whether the step runs something that torch.compile would compile."""
         self.stops_at_compile = stops_at_compile
         """Whether such a step is to be stopped there, to begin again with a compiler."""
+        self.read: dict[str, Any] = {}
+        """What was assumed for values that the step read, by the line that read them."""
+        self.asks_count = False
+        """Whether the user's code asked how many GPUs there are."""
         self._answers: dict[str, None] = {}
         self.asks_capability = False
         """Whether the user's code asked for what depends on the GPU's family."""
@@ -121,6 +125,7 @@ class Assumptions:
         place = user_line()
         given = self.given.read(place, ReadKind.VALUE)
         if given is None:
+            self.read[place] = value
             self.note(f"the step {action} at {place}; {value} was assumed")
             return value
         self.note(f"the step {action} at {place}; {given[1]}")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
@@ -18,15 +16,15 @@ from torch.nn.attention import flex_attention as flex
 from torch.nn.utils import clip_grad
 from torch.optim import optimizer as optimizers
 from torch.utils import _foreach_utils as foreach
-from torch.utils import _pytree
 from torch.utils._device import DeviceContext, _device_constructors
-from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.accelerator import replace_accelerator
 from wavecast.frameworks.pytorch.capture.adaptive_softmax import adaptive_log_softmax
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.flex_attention import flex_attention
 from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT
+from wavecast.frameworks.pytorch.capture.loaded_files import load_real, rebuilt
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
 from wavecast.frameworks.pytorch.capture.refusals import refused_functions
@@ -85,12 +83,15 @@ def cuda_machine(
         # Torch can set it only once in a process, so it could not be restored.
         replace(torch, set_num_interop_threads=lambda _: None, Generator=_Generator)
         replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
-        replace(torch, load=_load_real(torch.load))
+        replace(torch, load=load_real(torch.load))
+        replace(torch._utils, _rebuild_tensor=rebuilt(torch._utils._rebuild_tensor))
+        for module in (torch, torch.random):
+            replace(module, set_rng_state=_unless_fake(torch.set_rng_state))
         replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
         # Libraries take other branches for fake tensors. They should not notice them here.
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
-        replace(torch.accelerator, **_accelerator_module(recorder))
+        replace_accelerator(replace)
         _use_foreach(replace, stack)
         if properties is None:
             compile_nothing(replace, stack, assumptions)
@@ -107,17 +108,6 @@ def _use_foreach(replace: Callable[..., None], stack: ExitStack) -> None:
         # Torch uses it only for tensors of these exact types.
         types.append(FakeTensor)
         stack.callback(types.remove, FakeTensor)
-
-
-def _accelerator_module(recorder: OpRecorder) -> dict[str, Any]:
-    return {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
-        "current_device_index": lambda: 0,
-        "current_stream": lambda device=None: torch.cuda.current_stream(),
-    }
 
 
 _MEMORY = "the GPU's free memory"
@@ -154,8 +144,13 @@ def _answers(
         assumptions.asks_capability = True
         return capability >= (8, 0)
 
+    def count() -> int:
+        assumptions.asks_count |= is_users(sys._getframe(1).f_code.co_filename)
+        return 1
+
     size = f"{memory >> 30} GiB"
     return {
+        "device_count": count,
         "get_device_capability": telling("the GPU's compute capability", name, capability),
         "get_device_properties": telling(
             "a property of the GPU", f"compute capability {name}, {size}", properties
@@ -171,7 +166,6 @@ def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
-        "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_name": lambda device=None: properties.name,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
@@ -187,6 +181,8 @@ def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
         "get_rng_state_all": lambda: [torch.get_rng_state()],
         "memory_stats": lambda device=None: {},
         "memory_summary": lambda *_, **__: "",
+        "initial_seed": torch.initial_seed,
+        "_snapshot": lambda *_, **__: {},
     }
     streams = Streams(recorder, machine["Stream"])
     machine |= {
@@ -206,6 +202,7 @@ _SILENT = (
     *("set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"),
     *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
     *("init", "set_per_process_memory_fraction", "ipc_collect", "_lazy_init"),
+    *("_record_memory_history", "_dump_snapshot"),
 )
 
 
@@ -242,6 +239,15 @@ class _Generator(torch._C.Generator):
     def __new__(cls, device: Any = "cpu") -> Any:
         return super().__new__(cls, "cpu")
 
+    def set_state(self, state: Any) -> Any:
+        """Take a state. One that came from the GPU has no values, and the generator keeps its."""
+        return self if isinstance(state, FakeTensor) else super().set_state(state)
+
+
+def _unless_fake(set_state: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`torch.set_rng_state`, which keeps the state where the new one came from the GPU."""
+    return lambda new_state: None if isinstance(new_state, FakeTensor) else set_state(new_state)
+
 
 def _unchecked_step(assumptions: Assumptions) -> Any:
     """GradScaler's step, which reads whether a gradient overflowed. Here none does."""
@@ -260,35 +266,16 @@ def _from_data(make: Any, outside: OutsideTensors) -> Any:
 
     def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
-        if torch.device(device if device is not None else _default_device()).type != "cuda":
+        wanted = torch.device(device if device is not None else _default_device())
+        if wanted.type == "meta":
+            return made.to(wanted)
+        if wanted.type != "cuda":
             return made
         on_the_gpu = outside.copy_of(made)
         put_on_gpu(on_the_gpu)
         return torch.ops.aten.lift_fresh.default(on_the_gpu)
 
     return tensor
-
-
-def _load_real(load: Any) -> Any:
-    """`torch.load`, which gives plain tensors and not fake ones: a file may hold the data."""
-
-    def load_real(
-        file: Any, map_location: Any = None, pickle_module: Any = None, **options: Any
-    ) -> Any:
-        if isinstance(file, str | os.PathLike) and options.get("mmap") is None:
-            options["mmap"] = zipfile.is_zipfile(file)  # weights that nobody reads take no memory
-        with _disable_current_modes():
-            loaded = load(file, "cpu", pickle_module, **options)
-        if _is_cuda(map_location):
-            return _pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), loaded)
-        return loaded
-
-    return load_real
-
-
-def _is_cuda(location: Any) -> bool:
-    """Whether `map_location` puts everything on the GPU."""
-    return isinstance(location, str | torch.device) and torch.device(location).type == "cuda"
 
 
 def _default_device() -> Any:

@@ -37,10 +37,13 @@ from wavecast.frameworks.pytorch.capture.places import (
     CPU,
     ON_GPU,
     ON_HOST,
+    ON_META,
     PLACE,
     is_gpu,
+    is_meta,
     on_gpu,
     on_host,
+    on_meta,
     place_of,
     put,
     put_on_gpu,
@@ -197,7 +200,7 @@ class Placement(TorchDispatchMode):
         is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
         # An op of C++ code may later prove to run on the GPU.
         is_recorded = not is_of_host or place is None
-        if is_of_host:
+        if is_of_host and place != ON_META:
             out = self.host.run(func, args, kwargs, tensors)
             if out is not NotImplemented:
                 self._mark_special(func, out)
@@ -301,8 +304,8 @@ class Placement(TorchDispatchMode):
                 del kwargs["device"]  # with device="cpu", torch would not copy it
             else:
                 kwargs["device"] = CPU
-            if is_gpu(device):
-                return ON_GPU, kwargs
+            if is_gpu(device) or is_meta(device):
+                return ON_GPU if is_gpu(device) else ON_META, kwargs
             if func is _aten._to_copy.default and self.here.moving:
                 return ON_HOST, kwargs
             # Otherwise C++ code asked for the device of some tensor. It saw the CPU, but means the
@@ -312,7 +315,7 @@ class Placement(TorchDispatchMode):
         if func in _MIXES:
             return place_of(tensors[0]), kwargs  # the result is where the first tensor is
         if not any(on_gpu(tensor) for tensor in tensors):
-            return (ON_HOST if any(on_host(tensor) for tensor in tensors) else None), kwargs
+            return _place_off_gpu(tensors), kwargs
         for tensor in tensors:
             if not on_gpu(tensor) and (tensor.dim() or hasattr(tensor, _FROM_SCALAR)):
                 self._promote(func, tensor)
@@ -340,6 +343,13 @@ def _is_read(func: Any, tensor: Any) -> bool:
     if not tensor.dtype.is_floating_point:
         return True
     return tensor.numel() <= LARGEST_REAL_CONSTANT and func not in _FILLED
+
+
+def _place_off_gpu(tensors: list[Any]) -> str | None:
+    """The place of a result that is made from these tensors, none of which is on the GPU."""
+    if any(on_meta(tensor) for tensor in tensors):
+        return ON_META
+    return ON_HOST if any(on_host(tensor) for tensor in tensors) else None
 
 
 def _place_of_new(kwargs: dict[str, Any]) -> str | None:

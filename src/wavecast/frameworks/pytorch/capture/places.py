@@ -20,9 +20,11 @@ from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 GPU = torch.device("cuda", 0)
 CPU = torch.device("cpu")
+META = torch.device("meta")
 PLACE = "_wavecast_place"
 """The attribute of fake tensors that has their place."""
-ON_GPU, ON_HOST = "gpu", "host"
+ON_GPU, ON_HOST, ON_META = "gpu", "host", "meta"
+"""On the meta device a tensor has a shape only, until it is put elsewhere."""
 
 
 def on_gpu(tensor: Any) -> bool:
@@ -43,6 +45,16 @@ def put(tensor: Any, place: str | None) -> None:
 def put_on_gpu(tensor: Any) -> None:
     """Mark a fake tensor as being on the GPU."""
     put(tensor, ON_GPU)
+
+
+def on_meta(tensor: Any) -> bool:
+    """Whether the user made this tensor on the meta device."""
+    return getattr(tensor, PLACE, None) == ON_META
+
+
+def is_meta(device: Any) -> bool:
+    """Whether a device is the meta device."""
+    return device is not None and torch.device(device).type == "meta"
 
 
 def place_of(tensor: Any) -> str | None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.nested._internal import nested_tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils import cpp_extension
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
@@ -24,6 +25,9 @@ _ONE_RANK = (
 _PADDED = (
     "pad the sequences to one length (torch.nn.utils.rnn.pad_sequence), or concatenate them into "
     "one long sequence"
+)
+_BUILDING = (
+    *((torch.cuda, "_compile_kernel"), (cpp_extension, "load"), (cpp_extension, "load_inline")),
 )
 _NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
 
@@ -41,6 +45,14 @@ def refused_functions(is_ranked: bool = False) -> Iterator[tuple[Any, dict[str, 
     lazy = _refusal("makes a lazy layer", "give the number of its inputs, as in nn.Linear(512, 10)")
     for parameter in (UninitializedParameter, UninitializedBuffer):
         yield parameter, {"__new__": lazy}
+    build = _refusal(
+        "builds a CUDA kernel from source",
+        "its time would not be known; call torch's own ops there, or give the kernel a fake form "
+        "with torch.library.custom_op and register_fake",
+    )
+    for owner, name in _BUILDING:
+        if hasattr(owner, name):
+            yield owner, {name: build}
     if torch.distributed.is_available():
         yield from _of_one_rank() if is_ranked else _distributed()
 

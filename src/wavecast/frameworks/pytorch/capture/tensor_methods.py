@@ -24,8 +24,11 @@ from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.places import (
     CPU,
     GPU,
+    META,
     is_gpu,
+    is_meta,
     on_gpu,
+    on_meta,
     place_of,
     put,
 )
@@ -65,18 +68,22 @@ def _of_fake_tensors(
         if placement.inside:
             return fake_device(self)
         # Torch's property would show a device that another thread's op needs.
-        return GPU if on_gpu(self) else self.fake_device
+        return GPU if on_gpu(self) else META if on_meta(self) else self.fake_device
 
     return {
         "data": property(torch.Tensor.data.__get__, _setting_data(outside)),
         "device": property(device),
         "is_cuda": property(lambda self: not placement.inside and on_gpu(self)),
         "is_cpu": property(lambda self: placement.inside or not on_gpu(self)),
+        "is_meta": property(lambda self: not placement.inside and on_meta(self)),
         "get_device": lambda self: 0 if on_gpu(self) else -1,
         **mover.methods(),
         "pin_memory": lambda self, device=None: self,
         "is_pinned": lambda self, device=None: False,
         "record_stream": lambda self, stream: None,
+        "share_memory_": lambda self: self,
+        "is_shared": lambda self: False,
+        "__reduce_ex__": _reduced,
         "data_ptr": _address,
         "__format__": _format,
         "new": _new,
@@ -255,6 +262,20 @@ def _read_back(tensor: Any, assumptions: Assumptions, convert: Callable[[Any], A
         return convert(real.clone() if is_on_gpu else real)
 
 
+def _reduced(tensor: Any, _protocol: Any) -> Any:
+    """How `pickle` makes the tensor again: a new one of its shape, without values."""
+    strides, options = tensor.stride(), (tensor.dtype, tensor.device, tensor.requires_grad)
+    is_parameter = isinstance(tensor, torch.nn.Parameter)
+    return _made_again, (is_parameter, tuple(tensor.shape), strides, *options)
+
+
+def _made_again(
+    is_parameter: bool, shape: Any, strides: Any, dtype: Any, device: Any, grad: bool
+) -> Any:
+    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.nn.Parameter(made, grad) if is_parameter else made.requires_grad_(grad)
+
+
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
     if id(tensor) in memo:
         return memo[id(tensor)]
@@ -322,7 +343,10 @@ class _Mover:
         memory_format: Any,
     ) -> Any:
         keywords: dict[str, Any] = {}
-        if device is not None and is_gpu(device) != on_gpu(tensor):
+        if device is not None and (is_gpu(device), is_meta(device)) != (
+            on_gpu(tensor),
+            on_meta(tensor),
+        ):
             keywords = {"device": torch.device(device), "non_blocking": non_blocking}
         if dtype is not None and dtype != tensor.dtype:
             keywords["dtype"] = dtype

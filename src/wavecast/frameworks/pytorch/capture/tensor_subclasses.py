@@ -28,10 +28,21 @@ def fake_subclasses() -> Iterator[None]:
         made.__class__ = _fake_class(cls)
         return made.requires_grad_(require_grad)
 
+    new = FakeTensor.__new__
+
+    def new_tensor(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor; a parameter, for code that copies one by its class and attributes."""
+        if not isinstance(first, torch.Tensor):
+            return new(cls, first, *args, **kwargs)
+        grad = kwargs.get("requires_grad", args[0] if args else True)
+        return torch.nn.Parameter(first, grad)
+
     torch.Tensor._make_subclass = staticmethod(make_subclass)
+    FakeTensor.__new__ = new_tensor
     try:
         yield
     finally:
+        FakeTensor.__new__ = new
         if own is None:
             del torch.Tensor._make_subclass
         else:

@@ -51,10 +51,11 @@ class StepCompiler:
 
     Args:
         target: the GPU.
-        everything: whether to compile the modules that the step calls, too, if it compiles none.
+        everything: whether to compile the modules that the step calls, too, if it compiles none;
+            or the mode of torch.compile in which to do so.
     """
 
-    def __init__(self, target: CompileTarget, everything: bool = False) -> None:
+    def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
         self._target = target
         self._everything = everything
         self._compiled: list[Any] = []
@@ -87,10 +88,11 @@ class StepCompiler:
         """
         if not self._everything:
             return False
+        mode = self._everything if isinstance(self._everything, str) else None
         for module in recorder.structure.roots():
             if dynamo.is_compiled(module) or not any(True for _ in module.parameters()):
                 continue
-            dynamo.compile_module(module)
+            dynamo.compile_module(module, mode)
             self._compiled.append(module)
         return bool(self._compiled)
 

@@ -200,13 +200,15 @@ def graph_breaks() -> list[tuple[str, list[Any]]]:
     return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
 
 
-def compile_module(module: Any) -> None:
-    """Compile a module as `torch.compile(module)` does, but in its place.
+def compile_module(module: Any, mode: str | None = None) -> None:
+    """Compile a module as `torch.compile(module, mode=mode)` does, but in its place.
 
     Torch would not capture the frames of its own modules, such as `nn.Sequential`, so the call is
     wrapped in a function that it captures.
     """
-    module._compiled_call_impl = torch.compile(external_utils.wrap_inline(module._call_impl))
+    module._compiled_call_impl = torch.compile(
+        external_utils.wrap_inline(module._call_impl), mode=mode
+    )
 
 
 def is_compiled(module: Any) -> bool:

@@ -28,7 +28,7 @@ def capture(
     *,
     gpu: Device | None = None,
     capability: tuple[int, int] | None = None,
-    compiled: bool = False,
+    compiled: bool | str = False,
     **options: Any,
 ) -> Trace:
     """The trace of one training step on a GPU that is not there.
@@ -39,7 +39,8 @@ def capture(
         make_step: builds model, optimizer and inputs, and returns the function of one step.
         gpu: the GPU. None for the usual one of the compute capability.
         capability: the compute capability, if no GPU is given; Hopper's if None.
-        compiled: whether to compile the modules that the step calls, as if it had compiled them.
+        compiled: whether to compile the modules that the step calls, as if it had compiled them;
+            or the mode of torch.compile in which to do so.
         options: further arguments of `capture.tracing.capture`.
     """
     if gpu is not None:
@@ -92,7 +93,7 @@ def with_notes(trace: Trace, compiler: StepCompiler | None, reason: str = "") ->
 
 
 def compiler_for(
-    gpu: Device | None, capability: tuple[int, int] | None, compiled: bool
+    gpu: Device | None, capability: tuple[int, int] | None, compiled: bool | str
 ) -> tuple[StepCompiler | None, str]:
     """The compiler for a GPU, or None and the reason why there is none."""
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ class OpEntry:
     reads: tuple[int, ...] = ()
     """The positions of the entries that wrote its inputs, if it runs on the host."""
     line: str = ""
-    """The line of source that a compiled kernel comes from."""
+    """The line of source that a compiled kernel comes from, or that waits for the GPU."""
     inputs: tuple[int, ...] = ()
     """The numbers of the values that it reads."""
     outputs: tuple[int, ...] = ()

@@ -41,6 +41,12 @@ def user_line_of(frame: FrameType | None) -> str:
     return UNKNOWN_LINE
 
 
+def waiting_line() -> str:
+    """The running line of the user's code; empty if it is not known, as in a library's thread."""
+    line = user_line()
+    return "" if line == "an unknown line" else line
+
+
 def failing_line(error: BaseException) -> str:
     """The innermost line of the user's code that raised an error, as `file.py:12`."""
     place = UNKNOWN_LINE

@@ -19,6 +19,8 @@ from wavecast.traces.script import Loading
 
 _AHEAD = "accelerate."
 """A library whose loaders draw the next batch before they hand out the present one."""
+LONGEST_LOADING_S = 20.0
+"""For how many seconds batches are loaded. Then the last one is given again."""
 _WORKERS = "_wavecast_workers"
 """The attribute of an iterator that has the number of workers that its loader asks for."""
 
@@ -50,6 +52,11 @@ class Batches:
         self._drawn: list[_Batch] = []
         self._ahead: dict[int, _Batch] = {}
         """Batches that were drawn and not handed out yet, by their loader's iterator."""
+        self._last: dict[int, tuple[int | None, Any]] = {}
+        """The last batch of each dataset, with its number of samples."""
+        self._spent_s = 0.0
+        self.repeated = 0
+        """How many batches were given again, because loading took too long."""
 
     @property
     def may_be_short(self) -> bool:
@@ -70,8 +77,12 @@ class Batches:
             if ahead := caller.startswith(_AHEAD):
                 self._hand_out(id(self_))
             begin = time.perf_counter()
-            batch = draw(self_)
+            batch = self._again(self_)
+            if batch is None:
+                batch = draw(self_)
+            self._spent_s += time.perf_counter() - begin
             taken = self._described(self_, indices.pop(id(self_), None), batch, begin)
+            self._last[taken.data] = taken.samples, batch
             if ahead:
                 self._ahead[id(self_)] = taken
             else:
@@ -94,6 +105,18 @@ class Batches:
         finally:
             iterator.__next__, iterator._next_index = draw, next_index
             loader._get_iterator = make
+
+    def _again(self, iterator: Any) -> Any:
+        """The last batch of the dataset once more, if loading has taken too long; else None."""
+        samples, batch = self._last.get(id(iterator._dataset), (None, None))
+        is_map = iterator._dataset_kind == dataloader._DatasetKind.Map
+        if self._spent_s < LONGEST_LOADING_S or samples is None or not is_map:
+            return None
+        index = iterator._next_index()  # which ends with the dataset
+        if not isinstance(index, list | tuple) or len(index) != samples:
+            return None
+        self.repeated += 1
+        return batch
 
     def _described(self, iterator: Any, index: Any, batch: Any, begin: float) -> _Batch:
         seconds = time.perf_counter() - begin

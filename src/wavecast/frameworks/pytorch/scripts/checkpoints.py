@@ -9,14 +9,17 @@ from __future__ import annotations
 import copy
 import importlib
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.scripts.safetensors_files import OpenedFile, load_on_host
 
 _TEXT = "a checkpoint that was saved while tracing: "
 _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())
@@ -42,7 +45,9 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
                 replace(safetensors, name, lambda tensors, *_, **__: tensors)
             replace(safetensors, "serialize_file", kept.save_file)
             replace(safetensors, "serialize", kept.as_bytes)
-            replace(safetensors, "load_file", kept.load(safetensors.load_file))
+            replace(safetensors, "load_file", kept.load(load_on_host(safetensors.load_file)))
+            for module in (safetensors, sys.modules["safetensors"]):
+                replace(module, "safe_open", partial(OpenedFile, safetensors.safe_open))
             replace(safetensors, "load", kept.load(safetensors.load))
         yield
 

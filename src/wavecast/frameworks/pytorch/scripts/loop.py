@@ -41,6 +41,8 @@ MOST_STEPS = 8
 """How many steps of a loop run at most, if no two of them in a row are equal."""
 
 
+_MOST_PASSES = 256
+"""How many backward passes run at most before an optimizer does."""
 ENOUGH_EQUAL = 3
 """How many equal steps are enough, if others are between them."""
 
@@ -62,8 +64,8 @@ class Loop:
         self.assumptions = assumptions
         self.boundaries: list[Boundary] = []
         self.optimizers = OptimizerSteps(self._end_step)
-        self.backwards = BackwardPasses(recorder, self._begin_step)
-        self.updates = WeightUpdates(recorder, self._update, lambda: self.optimizers.built == 0)
+        self.backwards = BackwardPasses(recorder, self._at_backward, self._is_by_hand)
+        self.updates = WeightUpdates(recorder, self._update, self._weights)
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
         self.stopped = False
@@ -72,6 +74,7 @@ class Loop:
         self.cut_short = ""
         """Why the script was stopped before its step repeated; empty if it was not."""
         self._steps = steps
+        self._until = False
         self._thread = threading.get_ident()
         self._watch = StepWatch()
         self._watches: list[StepWatch] = []
@@ -84,6 +87,7 @@ class Loop:
     @contextmanager
     def watched(self, line: LineOfCode | None) -> Iterator[None]:
         """Notice the ends of steps, evaluation and batches inside the block."""
+        self._until = line is not None
         with ExitStack() as stack:
             ends = self.optimizers.watched() if line is None else line_watched(line, self._at_line)
             stack.enter_context(self._watch.watch(self.recorder))
@@ -206,6 +210,21 @@ class Loop:
         """Note an optimizer's step. What follows until the next batch belongs to the step."""
         self._begin_step()
         self._ended = Boundary(len(self.recorder), optimizer, line)
+
+    def _is_by_hand(self) -> bool:
+        """Whether the script has no optimizer of torch, so that it changes its weights itself."""
+        return self.optimizers.built == 0
+
+    def _weights(self) -> set[int]:
+        return self.backwards.leaves if self._is_by_hand() else set()
+
+    def _at_backward(self) -> None:
+        """Note a backward pass. Where no optimizer runs for many of them, none is awaited."""
+        self._begin_step()
+        without = not self.boundaries and self._ended is None and not self._until
+        if without and len(self.backwards) >= _MOST_PASSES:
+            self.stopped = True
+            raise EnoughSteps
 
     def _update(self, line: str) -> None:
         """Note that weights were changed by hand, which ends a step as an optimizer does."""

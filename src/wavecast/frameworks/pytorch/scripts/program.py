@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import multiprocessing
 import multiprocessing.context
+import multiprocessing.process
 import os
 import runpy
 import sys
@@ -20,6 +21,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture import placement
@@ -134,6 +136,11 @@ def _surroundings(program: Program) -> Iterator[None]:
         for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
             stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
             setattr(module, "start_processes", _start_processes)  # noqa: B010
+        for name, method in (("start", _start), ("join", _join)):
+            process: Any = multiprocessing.process.BaseProcess
+            own = getattr(process, name)
+            stack.callback(setattr, process, name, own)
+            setattr(process, name, partial_method(method, own))
         stack.callback(_stop_profiler)
         profiler = torch.autograd.profiler.profile
         stack.callback(setattr, profiler, "config", profiler.config)
@@ -160,14 +167,43 @@ def _start_processes(
     *_: Any,
     **__: Any,
 ) -> Any:
-    """Run the only process of `torch.multiprocessing.spawn` here; another one has no fake GPU."""
-    if nprocs != 1:
+    """Run the first process of `torch.multiprocessing.spawn` here; others have no fake GPU."""
+    if nprocs != 1 and "WORLD_SIZE" not in os.environ:
         raise CaptureError(
-            f"the script starts {nprocs} processes at {user_line()}, and a step of several GPUs "
-            "cannot be traced; run it for one GPU (nprocs=1), without a process group"
+            f"the script starts {nprocs} processes at {user_line()}; to follow the first of them, "
+            f"add --ranks {nprocs} (ranks=)"
         )
     function(0, *args)
     return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
+
+
+_RAN_HERE = "_wavecast_ran_here"
+
+
+def partial_method(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that also gets the one that it replaces."""
+    return lambda process, *args, **kwargs: method(own, process, *args, **kwargs)
+
+
+def _start(own: Callable[..., Any], process: Any) -> None:
+    """Start a process. One that gets tensors or a model of the GPU runs here instead."""
+    given = pytree.tree_leaves((process._args, process._kwargs))
+    if not any(map(_is_on_gpu, given)):
+        own(process)
+        return
+    setattr(process, _RAN_HERE, True)
+    process._target(*process._args, **process._kwargs)
+
+
+def _join(own: Callable[..., Any], process: Any, timeout: float | None = None) -> None:
+    if not hasattr(process, _RAN_HERE):
+        own(process, timeout)
+
+
+def _is_on_gpu(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module):
+        return any(parameter.is_cuda for parameter in value.parameters())
+    return isinstance(value, torch.Tensor) and value.is_cuda
 
 
 def _without_gpu(config: Callable[..., Any]) -> Callable[..., Any]:

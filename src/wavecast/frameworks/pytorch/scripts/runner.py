@@ -19,6 +19,7 @@ from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     compiler_for,
     followed,
@@ -30,6 +31,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
 from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
+from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
@@ -63,22 +65,22 @@ def run(
     assume: Mapping[str, Given] | None = None,
     ranks: int | None = None,
     watcher: Watcher | None = None,
+    changes: tuple[str, ...] = (),
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
     Args:
         program: the script and its arguments.
-        gpu: the GPU for which to choose kernels and to compile. None for the usual one of the
-            compute capability.
+        gpu: the GPU for which to choose kernels and to compile. None for that of the capability.
         capability: the compute capability, if no GPU is given.
         steps: how many steps to run. None to stop when two in a row are equal.
-        until: `FILE:LINE`. A step ends each time that this line is reached, instead of at the end
-            of an optimizer step.
+        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
         samples: how many samples a step takes. None to count those that a data loader gives.
         progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the script's own parallel code has. The first of them runs.
         watcher: looks at the script while it runs, and may cut it short. None if nobody does.
+        changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
     """
     program.check()
     if steps is not None and steps < 1:
@@ -95,13 +97,14 @@ def run(
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
-        with nullcontext() if watcher is None else watcher.watching(loop):
-            _repeat(program, loop, pretence, line)
+        watching = nullcontext() if watcher is None else watcher.watching(loop)
+        with explaining_assumed(assumptions, ranks), watching:
+            _repeat(program, loop, pretence, line, changes)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
-        return _result(program, loop, capability, samples)
+        return _result(program, loop, capability, samples, ranks)
 
-    if not program.mentions("compile"):
+    if not program.mentions("compile") and "compile" not in changes:
         try:
             return attempt(None, stops=True)
         except CompilesCode:
@@ -116,6 +119,7 @@ def _repeat(
     loop: Loop,
     pretence: AbstractContextManager[Any],
     line: LineOfCode | None,
+    changes: tuple[str, ...],
 ) -> None:
     """Run a script until its loop has repeated itself."""
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
@@ -127,20 +131,22 @@ def _repeat(
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
+            stack.enter_context(changing(changes))
             loop.run(program)
             loop.finish()
 
 
 def _result(
-    program: Program, loop: Loop, capability: tuple[int, int], samples: int | None
+    program: Program,
+    loop: Loop,
+    capability: tuple[int, int],
+    samples: int | None,
+    ranks: int | None,
 ) -> ScriptRun:
     if not loop.boundaries:
         if loop.cut_short:
             raise CaptureError(f"{program.shown} {loop.cut_short}")
-        raise CaptureError(
-            f"{program.shown} ended without an optimizer step (torch.optim); name the line that "
-            "ends a step of its loop with --until FILE:LINE (until=), or write a make_step function"
-        )
+        raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
     if periods:
@@ -164,6 +170,8 @@ def _result(
     left_out = choice.left_out
     if not loop.is_whole(period):
         left_out += ("evaluation inside of the step, as in all of its steps",)
+    if loop.batches.repeated:
+        left_out += (f"{loop.batches.repeated} slow batches: the last one was used again",)
     trace = Trace(
         **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
@@ -185,6 +193,22 @@ def _result(
         left_out=left_out,
         loading=loop.batches.loading(period.begin, period.end),
         largest=_largest(loop, period, periods, trace),
+    )
+
+
+def _no_step(program: Program, loop: Loop) -> str:
+    """Why no step was found, and what to do."""
+    line = loop.backwards.last_line
+    if line is None:
+        return (
+            f"{program.shown} ended without an optimizer step (torch.optim) and without a backward "
+            "pass; name the line that ends a step of its loop with --until FILE:LINE (until=), or "
+            "write a make_step function"
+        )
+    return (
+        f"no optimizer (torch.optim) stepped in {program.shown}, but {len(loop.backwards)} "
+        f"backward passes ran, the last at {line}; if one of them is a step, add --until {line} "
+        "(until=)"
     )
 
 

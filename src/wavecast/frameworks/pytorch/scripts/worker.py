@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import CaptureError, WavecastError
-from wavecast.frameworks.confinement import Confinement, confine
+from wavecast.frameworks.confinement import confine
 from wavecast.frameworks.confinement.kernel import end_with_parent
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
 from wavecast.frameworks.pytorch.scripts.runner import run
@@ -30,11 +31,6 @@ from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
 from wavecast.frameworks.script_results import INTERRUPTED, Failure, write_result
 from wavecast.hardware.device_files import read_device
 from wavecast.traces.script import ScriptRun
-
-_REFUSED = (
-    "; nothing outside of its scratch folder may be written, and this write was not made by "
-    "Python's own functions, so it could not be redirected: switch it off for this run"
-)
 
 
 def main(descriptor: int) -> None:
@@ -87,14 +83,13 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
         lambda doing, ops: _tell(control, {"doing": doing, "ops": ops}),
         lambda message: _abandon(control, _kind_of(watcher), message),
     )
-    confinement = Confinement(files=False, metadata=False, network=False)
     try:
         confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
         done = run(program, watcher=watcher, **options)
-    except EnoughSteps:
-        return Failure(INTERRUPTED, f"{program.shown} was interrupted")
+    except (EnoughSteps, KeyboardInterrupt) as error:
+        return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except Exception as error:
-        failure = _failure(error, confinement)
+        failure = _failure(error)
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
     return replace(done, confined=confinement.is_complete)
 
@@ -103,7 +98,7 @@ def _kind_of(watcher: Watcher) -> str:
     return INTERRUPTED if watcher.interrupted else CaptureError.__name__
 
 
-def _failure(error: BaseException, confinement: Confinement | None = None) -> Failure:
+def _failure(error: BaseException) -> Failure:
     """An error as plain data, with the traceback of the script alone."""
     cause = error.__cause__
     if not isinstance(error, WavecastError):
@@ -118,9 +113,6 @@ def _failure(error: BaseException, confinement: Confinement | None = None) -> Fa
         code = cause.code if isinstance(cause.code, int) else 1
         shown = cause.code if isinstance(cause.code, str) else ""
         return Failure(type(error).__name__, message, shown, code)
-    is_refused = cause is not None and "Permission denied" in str(cause)
-    if is_refused and confinement is not None and confinement.files:
-        message += _REFUSED
     own = "" if cause is None else "".join(own_traceback(cause)).rstrip("\n")
     return Failure(type(error).__name__, message, own)
 

@@ -1,0 +1,1 @@
+"""What would make a training step faster, smaller or cheaper?"""

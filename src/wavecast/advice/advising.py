@@ -1,0 +1,193 @@
+"""The search for changes that help: each is traced and predicted, then those that help together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.proposals import Proposal, StepAdvice, Use, proposal
+from wavecast.advice.suitability import why_not
+from wavecast.advice.trace_changes import is_read, waiting_lines
+from wavecast.advice.variants import GRAPHED, StepVariants, TargetVariants, variant
+from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks.targets import Target
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.planning.prices import Price, price
+from wavecast.steps.request import predict
+from wavecast.traces.step import Trace
+
+_EXCLUSIVE = (
+    {"bf16", "fp16", "tf32"},
+    {"compile", "compile_graphs", "cuda_graph"},
+    {"fused_optimizer", "foreach_optimizer"},
+    {"checkpointing", "checkpointing_half"},
+)
+"""Changes of which a step has one at most."""
+_SLOW_TO_TRACE = ("compile", "compile_graphs")
+_ENOUGH = 0.005
+"""The least gain for which a further change is kept."""
+_LINES = 5
+
+Progress = Callable[[str], None]
+
+
+def advise(
+    make_step: Callable[[], Callable[[], Any]] | Trace,
+    gpu: Device | str,
+    *,
+    samples: int | None = None,
+    changes: Sequence[str] | None = None,
+) -> StepAdvice:
+    """What would make a training step faster or smaller on a GPU: changes, traced and predicted.
+
+    ```python
+    advice = wavecast.advise(make_step, "l4")
+    for change in advice.faster:
+        print(f"{change.gain:.0%}", change.title, change.code)
+    ```
+
+    Each change is made in the step's code while it is traced, as if a person had written it. What
+    helps is then tried together.
+
+    Args:
+        make_step: builds model, optimizer and inputs as for `wavecast.trace`; or a trace, for which
+            only changes are tried that need no code.
+        gpu: the GPU.
+        samples: how many samples one step takes.
+        changes: the names of the changes to try. None for all.
+
+    Raises:
+        InvalidInput: there is no such change.
+    """
+    found = device(gpu) if isinstance(gpu, str) else gpu
+    if isinstance(make_step, Trace):
+        target = Target("the step", trace=make_step, samples=make_step.samples)
+    else:
+        target = Target("the step", make_step=make_step, samples=samples)
+    return advise_on(TargetVariants(target, found), found, price(found), changes=changes)
+
+
+def advise_on(
+    variants: StepVariants,
+    gpu: Device,
+    offer: Price | None = None,
+    *,
+    changes: Sequence[str] | None = None,
+    progress: Progress = lambda _: None,
+) -> StepAdvice:
+    """The advice on a step from its variants. `progress` is told the change that is tried next."""
+    unknown = sorted(set(changes or ()) - set(CHANGES))
+    if unknown:
+        raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
+    search = _ChangeSearch(variants, gpu, progress)
+    wanted = (name for name in CHANGES if changes is None or name in changes)
+    tried = [name for name in wanted if name not in variants.unsuitable]
+    singles = tuple(search.single(name) for name in tried)
+    together = search.together(singles)
+    return StepAdvice(variants.name, search.before, singles, together, offer)
+
+
+@dataclass
+class _ChangeSearch:
+    variants: StepVariants
+    gpu: Device
+    progress: Progress
+    _known: dict[tuple[str, ...], Proposal] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.progress("the step as it is")
+        self.trace = self.variants.traced(())
+        self.before = predict(self.trace, self.gpu)
+        self._lines = tuple(
+            f"{line} x {times}" if times > 1 else line
+            for line, times in waiting_lines(self.trace).most_common(_LINES)
+        )
+
+    def single(self, name: str) -> Proposal:
+        """One change, tried if it makes sense."""
+        reason = why_not(name, self.trace, self.gpu)
+        if not reason and name == "compile_graphs" and not self._is_bound_by_host(("compile",)):
+            reason = "compiled code keeps the GPU busy without graphs"
+        if not reason and name == GRAPHED and any(map(is_read, self.trace)):
+            return self.tried(("fewer_waits", GRAPHED))
+        if not reason:
+            return self.tried((name,))
+        return proposal((name,), self.before, self.before, reason)
+
+    def tried(self, names: tuple[str, ...]) -> Proposal:
+        """Some changes together, traced and predicted."""
+        if names not in self._known:
+            self._known[names] = self._try(names)
+        return self._known[names]
+
+    def _try(self, names: tuple[str, ...]) -> Proposal:
+        self.progress(" + ".join(CHANGES[name].title for name in names))
+        lines = self._lines if "fewer_waits" in names else ()
+        try:
+            trace = variant(self.variants, names)
+            after = predict(trace, self.gpu, graphed=GRAPHED in names)
+        except WavecastError as error:
+            return proposal(names, self.before, reason=str(error), lines=lines)
+        refused = next((n for n in trace.notes if "the step was not compiled" in n), "")
+        if refused:
+            return proposal(names, self.before, reason=refused)
+        is_same = GRAPHED not in names and trace.counts == self.trace.counts
+        is_same = is_same and trace.allocations == self.trace.allocations
+        reason = "it changes nothing in this step" if is_same else ""
+        return proposal(names, self.before, after, reason, lines)
+
+    def _is_bound_by_host(self, names: tuple[str, ...]) -> bool:
+        after = self.tried(names).after
+        return after is None or after.bound_by == "host"
+
+    def together(self, singles: Sequence[Proposal]) -> Proposal | None:
+        """The changes that help, added one by one as long as each helps beside the others."""
+        current: Proposal | None = None
+        for name in self._in_order(singles):
+            names = (name,) if current is None else self._added(current, name)
+            if not names:
+                continue
+            tried = self.tried(names)
+            if tried.gain is None or (tried.fits is False and self.before.fits is not False):
+                continue
+            if current is None or tried.gain > (current.gain or 0.0) + _ENOUGH:
+                current = tried
+        if self.before.fits is False:
+            current = self._fitting(current, singles)
+        return current if current is not None and len(current.changes) > 1 else None
+
+    def _in_order(self, singles: Sequence[Proposal]) -> Iterator[str]:
+        """The changes that help, the greatest gain first; those that take long to trace last."""
+        helping = [one for one in singles if one.verdict is Use.FASTER]
+        ordered = sorted(helping, key=lambda one: -(one.gain or 0.0))
+        names = [c.name for one in ordered for c in one.changes if c.same_training]
+        yield from (name for name in dict.fromkeys(names) if name not in _SLOW_TO_TRACE)
+        yield from (name for name in dict.fromkeys(names) if name in _SLOW_TO_TRACE)
+
+    def _added(self, current: Proposal, name: str) -> tuple[str, ...]:
+        """The names with one more; none if the new one excludes one of them."""
+        names = [change.name for change in current.changes]
+        if any(name in group and group & set(names) for group in _EXCLUSIVE):
+            return ()
+        return tuple(known for known in CHANGES if known in (*names, name))
+
+    def _fitting(self, current: Proposal | None, singles: Sequence[Proposal]) -> Proposal | None:
+        """The changes with as many that save memory as it takes to fit."""
+        savers = [
+            one
+            for one in singles
+            if one.changes[0].saves_memory
+            and one.changes[0].same_training
+            and (one.saved_bytes or 0) > 0
+        ]
+        for one in sorted(savers, key=lambda one: -(one.saved_bytes or 0)):
+            if current is not None and current.fits is not False:
+                break
+            names = (one.name,) if current is None else self._added(current, one.name)
+            tried = self.tried(names) if names else None
+            if tried is not None and tried.after is not None:
+                current = tried
+        return current

@@ -1,0 +1,145 @@
+"""The variants of a step: its trace with some changes, from its code or from its trace alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.trace_changes import EDITS
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.scripts import run_script
+from wavecast.frameworks.step_source import traced_target
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.device import Device
+from wavecast.traces.step import Trace
+
+GRAPHED = "cuda_graph"
+"""The change that concerns the host alone: the trace stays as it is."""
+_ADAPTERS = ("lora", "qlora")
+_PRECISIONS = ("bf16", "fp16", "tf32")
+_MODES: dict[str, bool | str] = {"compile": True, "compile_graphs": "reduce-overhead"}
+
+
+class StepVariants(Protocol):
+    """The traces of a step with changes."""
+
+    @property
+    def name(self) -> str:
+        """The title of reports."""
+        ...
+
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """The changes that have no meaning for such a step."""
+        ...
+
+    def traced(self, names: Sequence[str]) -> Trace:
+        """The trace with changes to the code.
+
+        Raises:
+            WavecastError: the step cannot be changed so; the message says why.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class TargetVariants:
+    """Variants of a target: a function, a model, or a saved trace, which is as it is."""
+
+    target: Target
+    gpu: Device
+
+    @property
+    def name(self) -> str:
+        """The title of reports."""
+        return self.target.name
+
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """All that need code for a trace; adapters for all but Hugging Face models."""
+        if self.target.trace is not None:
+            return frozenset(CHANGES) - {*EDITS, GRAPHED}
+        is_model = self.target.text.startswith("hf:")
+        if not is_model or self.target.options.lora or self.target.options.qlora:
+            return frozenset(_ADAPTERS)
+        return frozenset()
+
+    def traced(self, names: Sequence[str]) -> Trace:
+        """The trace with changes to the code."""
+        if self.target.trace is not None:
+            return self.target.trace
+        step = self.target
+        for name in names:
+            step = _changed(step, name)
+        return traced_target(step, self.gpu)
+
+
+def _changed(target: Target, name: str) -> Target:
+    if name in _PRECISIONS and target.precision is not None:
+        return target.changed(precision=name)
+    if name in _MODES:
+        return replace(target, compiled=_MODES[name])
+    if name == "batch":
+        if target.batch is None:
+            raise InvalidInput("its batch is not known; give --batch, which the step then takes")
+        return target.changed(batch=2 * target.batch)
+    is_model = target.text.startswith("hf:")
+    if name in _ADAPTERS or (name == "checkpointing" and is_model):
+        return _with_options(target, name)
+    return replace(target, changes=(*target.changes, name))
+
+
+def _with_options(target: Target, name: str) -> Target:
+    options = {
+        "lora": replace(target.options, lora="r=16"),
+        "qlora": replace(target.options, qlora=True, weights=None, checkpointing=True),
+        "checkpointing": replace(target.options, checkpointing=True),
+    }[name]
+    step = resolve(target.text, target.batch, target.precision, options)
+    return replace(step, compiled=target.compiled, changes=target.changes)
+
+
+@dataclass(frozen=True)
+class ScriptVariants:
+    """Variants of a training script, which runs once for each."""
+
+    script: str
+    arguments: tuple[str, ...]
+    gpu: Device
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The title of reports."""
+        return self.script
+
+    @property
+    def unsuitable(self) -> frozenset[str]:
+        """Adapters, and a mode of the compiler."""
+        return frozenset((*_ADAPTERS, "compile_graphs"))
+
+    def traced(self, names: Sequence[str]) -> Trace:
+        """The trace of the repeated step, with changes to the code."""
+        changes = ["twice_the_batch" if name == "batch" else name for name in names]
+        done = run_script(
+            self.script, self.arguments, gpu=self.gpu, changes=changes, **self.options
+        )
+        return done.trace
+
+
+def variant(variants: StepVariants, names: Sequence[str]) -> Trace:
+    """The trace of a step with changes, those of code before those of the trace.
+
+    Raises:
+        InvalidInput: a change has nothing to change.
+    """
+    trace = variants.traced([n for n in names if n not in EDITS and n != GRAPHED])
+    for name in names:
+        if name in EDITS:
+            edited = EDITS[name](trace)
+            if edited is None:
+                raise InvalidInput("there is nothing to change")
+            trace = edited
+    return trace

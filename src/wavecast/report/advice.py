@@ -1,0 +1,159 @@
+"""Advice: what would make a step faster or smaller, as tables, JSON and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+
+from wavecast.advice.proposals import Proposal, StepAdvice
+from wavecast.report.fields import Field, columns, describe
+from wavecast.report.tables import Column, line, listed, notes, remarks, shown, titled
+from wavecast.report.units import UNKNOWN, duration, memory, money, percent
+
+
+@dataclass(frozen=True)
+class AdvisedChange:
+    """A proposal as tables show it."""
+
+    advice: StepAdvice
+    proposal: Proposal
+
+    @property
+    def gain(self) -> str:
+        """The share of time that is saved, with its range."""
+        one = self.proposal
+        if one.gain is None:
+            return UNKNOWN
+        if one.gain_low is None or one.gain_high is None:
+            return signed(one.gain)
+        return f"{signed(one.gain)} ({signed(one.gain_low)} to {signed(one.gain_high)})"
+
+    @property
+    def step(self) -> str:
+        """The time of the changed step."""
+        after = self.proposal.after
+        return UNKNOWN if after is None else duration(after.seconds)
+
+    @property
+    def saved(self) -> str:
+        """The memory that is saved, or needed in addition."""
+        saved = self.proposal.saved_bytes
+        if saved is None:
+            return UNKNOWN
+        return f"{'-' if saved > 0 else '+'}{memory(abs(saved))}" if saved else "0"
+
+    @property
+    def money(self) -> str:
+        """What a million samples cost then."""
+        after = self.proposal.after
+        usd = None if after is None else self.advice.usd_of(after)
+        return UNKNOWN if usd is None else money(usd)
+
+
+def signed(gain: float) -> str:
+    """A gain of time as the change of the time: `-12%`."""
+    return f"{'-' if gain > 0 else '+'}{percent(abs(gain))}"
+
+
+ROWS = describe(
+    AdvisedChange,
+    Field("", "proposal.title", title="change", folds=True),
+    Field("", "gain", title="time", left=False),
+    Field("", "step", title="step", rank=3, left=False),
+    Field("", "saved", title="memory", rank=1, left=False),
+    Field("", "money", title="$ / M {unit}", rank=4, left=False),
+    Field("", "proposal.price", title="what it costs", rank=2, folds=True),
+)
+describe(
+    Proposal,
+    Field("name", title="change"),
+    Field("title"),
+    Field("verdict", title="verdict"),
+    Field("gain", title="gain", text=signed),
+    Field("gain_low"),
+    Field("gain_high"),
+    Field("time_ratio"),
+    Field("saved_bytes", title="saves"),
+    Field("fits"),
+    Field("seconds", "after.seconds", meaning="The time of the changed step."),
+    Field("needed_bytes", "after.memory.needed_bytes", meaning="The memory that it needs."),
+    Field("code", title="code", folds=True),
+    Field("price"),
+    Field("lines"),
+    Field("reason"),
+)
+describe(
+    StepAdvice,
+    Field("target", "name", title="step"),
+    Field("gpu", "before.device.id", title="GPU", meaning="The id of the GPU."),
+    Field("seconds", "before.seconds", title="time", meaning="The time of the step as it is."),
+    Field("low_s", "before.low_s"),
+    Field("high_s", "before.high_s"),
+    Field("needed_bytes", "before.memory.needed_bytes", meaning="The memory that it needs."),
+    Field("usd_per_million"),
+    "together",
+    "proposals",
+    parts="proposals",
+)
+
+
+def verdict(advice: StepAdvice) -> str:
+    """The advice in a sentence or two."""
+    before, best = advice.before, advice.best
+    now = f"On {before.device.id} the step takes {duration(before.seconds)}."
+    if before.fits is False:
+        now = f"{now[:-1]}, but it does not fit."
+    if best is None or best.after is None:
+        return f"{now} None of the changes that were tried makes it faster."
+    then = f"{now} With {best.title} it would take {duration(best.after.seconds)}"
+    more = best.after.samples, before.samples
+    if more[0] and more[1] and more[0] != more[1]:
+        then += f" for {more[0] / more[1]:.3g} times the samples"
+    shown_gain = AdvisedChange(advice, best).gain
+    fits = "" if best.fits is not False else "; it would still not fit"
+    return f"{then}: {shown_gain} of the time for a sample{fits}."
+
+
+def advised(advice: StepAdvice, width: int) -> RenderableType:
+    """The verdict, the changes that help, their code, and what is of no use."""
+    body: list[RenderableType] = [line(verdict(advice)), ""]
+    for title, rows in groups(advice):
+        body += [titled(title, *shown(change_columns(advice, rows), width)), ""]
+    helping = [one for _, rows in groups(advice) for one in rows]
+    singles = [one for one in helping if len(one.changes) == 1 or one is not advice.together]
+    if singles:
+        lines = [line(f"{one.title}: {one.code}") for one in singles]
+        body += [titled("what to write", *lines), ""]
+    told = list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes)))
+    return titled(f"{advice.name}: advice", *body, *remarks(advice_lines(advice)), *notes(told))
+
+
+def groups(advice: StepAdvice) -> list[tuple[str, Sequence[Proposal]]]:
+    """The changes that help, under their headings."""
+    together = () if advice.together is None else (advice.together,)
+    found = (
+        ("together", together),
+        ("faster", advice.faster),
+        ("smaller", advice.smaller),
+    )
+    return [(title, rows) for title, rows in found if rows]
+
+
+def change_columns(advice: StepAdvice, rows: Sequence[Proposal]) -> list[Column]:
+    """The columns of a table of changes."""
+    unit = advice.before.trace.unit
+    return columns([AdvisedChange(advice, one) for one in rows], unit)
+
+
+def advice_lines(advice: StepAdvice) -> list[str]:
+    """What is of no use here, what could not be tried, and what the columns mean."""
+    slower = [
+        f"{one.title} ({signed(one.gain or 0.0)})" for one in advice.useless if not one.reason
+    ]
+    lines = [f"of no use here: {listed(slower)}"] if slower else []
+    lines += [f"{one.title}: {one.reason}" for one in advice.useless if one.reason]
+    lines += [f"{one.title} was not tried: {one.reason}" for one in advice.impossible]
+    lines.append("time: the change of the time for a sample, with its range")
+    return lines

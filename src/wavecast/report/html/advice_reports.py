@@ -1,0 +1,38 @@
+"""The page with advice on a step."""
+
+from __future__ import annotations
+
+from wavecast.advice.proposals import StepAdvice
+from wavecast.report.advice import advice_lines, change_columns, groups, verdict
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import bullets, element, joined, table
+from wavecast.report.html.reports import sentence
+from wavecast.report.tables import ANY_WIDTH, fitting
+
+_TITLES = {
+    "together": "What helps together",
+    "faster": "What makes it faster",
+    "smaller": "What makes it smaller",
+}
+
+
+def advice_report(advice: StepAdvice) -> Report:
+    """The verdict, the changes that help with their code, and what is of no use."""
+    return Report(advice.name, joined([verdict(advice)]), advice_sections(advice))
+
+
+def advice_sections(advice: StepAdvice) -> tuple[Section, ...]:
+    """The sections about advice, for a page of its own or for the report of a step."""
+    sections = []
+    for name, rows in groups(advice):
+        listed = table(fitting(change_columns(advice, rows), ANY_WIDTH), caption=_TITLES[name])
+        codes = bullets(
+            joined([f"{one.title}: ", element("code", one.code)])
+            for one in rows
+            if name != "together"
+        )
+        content = listed if name == "together" else joined([listed, codes])
+        sections.append(Section(name, _TITLES[name], content, short=name))
+    told = bullets(map(sentence, advice_lines(advice)))
+    sections.append(Section("useless", "What does not help here", told, short="no use"))
+    return tuple(sections)

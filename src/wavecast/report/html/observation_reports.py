@@ -1,0 +1,224 @@
+"""TBD's observations as a page, with figures like the paper's figures 4 to 9."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from wavecast.hardware.devices import known_device
+from wavecast.report.fields import columns
+from wavecast.report.html.axes import bar
+from wavecast.report.html.colors import key
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import Html, bullets, element, joined, table
+from wavecast.report.tables import Column
+from wavecast.report.units import count, memory, percent
+from wavecast.runs.suite_observations import Observation, scaled_results
+from wavecast.runs.suite_results import SuiteResult
+
+_KINDS = {
+    "weights": ("weights_bytes", "c0"),
+    "weight gradients": ("weight_gradients_bytes", "c4"),
+    "feature maps": ("feature_maps_bytes", "c2"),
+    "workspace": ("workspace_bytes", "c1"),
+    "dynamic": ("dynamic_bytes", "c7"),
+}
+"""TBD's kinds of memory: their column, and their color."""
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A figure of bars over models and batches."""
+
+    identity: str
+    title: str
+    value: Callable[[SuiteResult], float | None]
+    shown: Callable[[SuiteResult], str]
+    class_: str
+    relative: bool = False
+    """Whether bars are relative to the model's largest value, as models count different things."""
+
+
+_FIGURES = (
+    _Figure(
+        "throughput",
+        "Throughput (figure 4)",
+        lambda row: row.throughput_per_s,
+        lambda row: f"{count(row.throughput_per_s or 0)} {row.unit}/s",
+        "c0",
+        relative=True,
+    ),
+    _Figure(
+        "gpu",
+        "GPU utilisation (figure 5)",
+        lambda row: row.gpu_utilisation,
+        lambda row: percent(row.gpu_utilisation or 0.0),
+        "c2",
+    ),
+    _Figure(
+        "fp32",
+        "FP32 utilisation (figure 6)",
+        lambda row: row.fp32_utilisation,
+        lambda row: percent(row.fp32_utilisation or 0.0),
+        "c4",
+    ),
+    _Figure(
+        "cpu",
+        "CPU utilisation (equation 3)",
+        lambda row: row.cpu_utilisation,
+        lambda row: percent(row.cpu_utilisation or 0.0),
+        "c7",
+    ),
+)
+
+
+def observation_report(
+    title: str, seen: Sequence[Observation], results: Sequence[SuiteResult]
+) -> Report:
+    """The observations with TBD's printed figures beside them, and the figures behind them."""
+    single = [row for row in results if row.gpus == 1 and row.seconds is not None]
+    parts = [_table_of(seen), *(_drawn(figure, single) for figure in _FIGURES), _gpus(single)]
+    parts += [_memory(single), _scaling(results)]
+    held = sum(one.holds is True for one in seen)
+    judged = sum(one.holds is not None for one in seen)
+    some = sum(one.holds is False and bool(one.agreeing) for one in seen)
+    verdict = joined(
+        [
+            f"These results can judge {judged} claims of TBD's observations: ",
+            *(element("strong", str(held)), f" hold in all models, and {some} in some."),
+        ]
+    )
+    return Report(title, verdict, tuple(part for part in parts if part is not None))
+
+
+def _table_of(seen: Sequence[Observation]) -> Section:
+    missing = [
+        f"{one.number}. {one.claim}: not in {', '.join(one.others)}" for one in seen if one.others
+    ]
+    shown = joined([table(columns(seen), caption="TBD's observations"), bullets(missing)])
+    lead = "The last column is what the paper prints, for a Quadro P4000 of 2018."
+    return Section("observations", "The observations", shown, lead, "observations")
+
+
+def _steps(rows: Sequence[SuiteResult]) -> list[SuiteResult]:
+    return sorted(rows, key=lambda row: (row.model, row.precision, row.gpu, row.batch))
+
+
+def _names(rows: Sequence[SuiteResult]) -> list[Column]:
+    return [
+        Column("model", [f"{row.model} {row.precision}" for row in rows], left=True),
+        Column("batch", [str(row.batch) for row in rows]),
+        Column("GPU", [row.gpu for row in rows], left=True),
+    ]
+
+
+def _drawn(figure: _Figure, rows: Sequence[SuiteResult]) -> Section | None:
+    known = [row for row in _steps(rows) if figure.value(row) is not None]
+    if not known:
+        return None
+    heights = [figure.value(row) or 0.0 for row in known]
+    most: dict[str, float] = {}
+    for row, height in zip(known, heights, strict=True):
+        most[row.model] = max(most.get(row.model, 0.0), height)
+
+    def drawn(column: Column, index: int) -> Html | None:
+        if column.name:
+            return None
+        whole = most[known[index].model] if figure.relative else 1.0
+        share = heights[index] / whole if whole else 0.0
+        return bar([(share, figure.class_, figure.shown(known[index]))], "")
+
+    cells = [*_names(known), Column("", list(map(figure.shown, known)))]
+    lead = "Bars are relative to the best of the model." if figure.relative else ""
+    shown = table(cells, caption=figure.title, drawn=drawn)
+    return Section(figure.identity, figure.title, shown, lead, figure.identity)
+
+
+def _gpus(rows: Sequence[SuiteResult]) -> Section | None:
+    """Each step on a GPU beside the same step on the weakest one."""
+    order = sorted({row.gpu for row in rows}, key=lambda gpu: known_device(gpu).fp32_flops or 0.0)
+    if len(order) < 2:
+        return None
+    base = {row.configuration: row for row in rows if row.gpu == order[0]}
+    pairs = [
+        (base[row.configuration], row)
+        for row in _steps(rows)
+        if row.gpu != order[0] and row.configuration in base
+    ]
+
+    def change(name: str) -> list[str]:
+        return [
+            f"{percent(getattr(a, name) or 0.0)} -> {percent(getattr(b, name) or 0.0)}"
+            for a, b in pairs
+        ]
+
+    ratios = [(b.throughput_per_s or 0.0) / (a.throughput_per_s or 1.0) for a, b in pairs]
+    largest = max(ratios, default=1.0)
+
+    def drawn(column: Column, index: int) -> Html | None:
+        if column.name != "throughput":
+            return None
+        return bar([(ratios[index] / largest, "c0", f"{ratios[index]:.2f} x")], "")
+
+    cells = [
+        *_names([row for _, row in pairs]),
+        Column("throughput", [f"{ratio:.2f} x" for ratio in ratios]),
+        Column("GPU use", change("gpu_utilisation")),
+        Column("FP32 use", change("fp32_utilisation")),
+    ]
+    title = f"Other GPUs beside the {order[0]} (figure 7)"
+    return Section("gpus", title, table(cells, caption=title, drawn=drawn), short="GPUs")
+
+
+def _memory(rows: Sequence[SuiteResult]) -> Section | None:
+    known = [row for row in _steps(rows) if row.feature_maps_bytes is not None]
+    if not known:
+        return None
+    sizes = [[getattr(row, name) or 0 for name, _ in _KINDS.values()] for row in known]
+    most: dict[str, int] = {}
+    for row, kinds in zip(known, sizes, strict=True):
+        most[row.model] = max(most.get(row.model, 0), sum(kinds), 1)
+
+    def drawn(column: Column, index: int) -> Html | None:
+        if column.name:
+            return None
+        whole = most[known[index].model]
+        parts = [
+            (size / whole, class_, f"{kind}: {memory(size)}")
+            for size, (kind, (_, class_)) in zip(sizes[index], _KINDS.items(), strict=True)
+        ]
+        return bar(parts, "")
+
+    shares = [kinds[2] / max(1, sum(kinds)) for kinds in sizes]
+    cells = [
+        *_names(known),
+        Column("feature maps", list(map(percent, shares))),
+        Column("", [memory(sum(kinds)) for kinds in sizes]),
+    ]
+    colors = key({kind: class_ for kind, (_, class_) in _KINDS.items()})
+    title = "Memory by kind (figure 8)"
+    lead = "The most that each kind ever had. Bars are relative to the largest of the model."
+    shown = joined([colors, table(cells, caption=title, drawn=drawn)])
+    return Section("memory", title, shown, lead, "memory")
+
+
+def _scaling(rows: Sequence[SuiteResult]) -> Section | None:
+    found = scaled_results(rows)
+    if not found:
+        return None
+
+    def drawn(column: Column, index: int) -> Html | None:
+        if column.name != "speed of each GPU":
+            return None
+        share = found[index].efficiency
+        return bar([(share, "c0", percent(share))], "")
+
+    cells = [
+        *_names([one.row for one in found]),
+        Column("GPUs", [str(one.row.gpus) for one in found]),
+        Column("machines", [str(one.row.nodes) for one in found]),
+        Column("speed of each GPU", [percent(one.efficiency) for one in found]),
+    ]
+    title = "Several GPUs (figure 9)"
+    lead = "The speed of each GPU, relative to that of one alone with the same batch."
+    return Section("scaling", title, table(cells, caption=title, drawn=drawn), lead, "scaling")

@@ -1,0 +1,145 @@
+"""The strategies that a search found: the best ones, and why others cannot be used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+
+from wavecast.frameworks.strategies import option_of
+from wavecast.planning.failures import Interruptions
+from wavecast.planning.layouts import Layout
+from wavecast.planning.networks import NetworkPoint
+from wavecast.planning.prices import price_book
+from wavecast.planning.utilization import model_flops_utilization
+from wavecast.report.fields import Field, columns, describe
+from wavecast.report.priced_steps import PricedStep, memory_text, offer_for, range_of
+from wavecast.report.tables import remarks, shown, titled
+from wavecast.report.units import count, duration, long_duration, percent
+
+_LOST_SHOWN = 8
+MFU_LINE = (
+    "MFU: the FLOPs of forward and backward pass, without what is recomputed, over what the GPUs "
+    "could compute in that time"
+)
+
+
+def layouts(
+    title: str, found: Sequence[Layout], width: int, most: int = 10, notes: Sequence[str] = ()
+) -> RenderableType:
+    """The best strategies of a search, and why some of the others lost."""
+    working = [layout for layout in found if layout.prediction is not None][:most]
+    told = [*lost_layouts(found), *notes]
+    if not working:
+        return titled(title, "no strategy fits", "", *remarks(told))
+    use = f"to predict the first alone: --parallel {option_of(working[0].strategy)}"
+    batch = f" --batch {working[0].micro_batch}{_RECOMPUTED[working[0].recompute]}"
+    return titled(title, *shown(columns(working), width, [use + batch, MFU_LINE, *told]))
+
+
+_RECOMPUTED = {"none": "", "selective": " --recompute selective", "full": " --checkpointing"}
+
+
+def _step(layout: Layout) -> PricedStep | None:
+    """The step; null when it does not fit, cannot be done, or was not played."""
+    step = layout.prediction
+    return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
+
+
+def _rate(layout: Layout) -> float | None:
+    """Samples, or what `unit` names, per second of each GPU."""
+    step = layout.prediction
+    return None if step is None or step.throughput is None else step.throughput / step.gpus
+
+
+def _utilization(layout: Layout) -> float | None:
+    """The model FLOPs utilisation (MFU). None where `prediction` is, or a rate is unknown."""
+    return None if layout.prediction is None else model_flops_utilization(layout.prediction)
+
+
+describe(
+    Layout,
+    Field(
+        "option",
+        lambda layout: option_of(layout.strategy),
+        title="strategy",
+        left=True,
+        kind=str,
+        meaning="The strategy as --parallel takes it.",
+    ),
+    Field("micro_batch", title="micro-batch", rank=4, text=str),
+    Field("recompute", title="recomputed", rank=4),
+    Field("", "seconds", title="step"),
+    Field("", "prediction", title="range", rank=5, text=range_of, absent=""),
+    Field("throughput_per_gpu", _rate, title="{unit}/s per GPU", rank=2, text=count),
+    Field("mfu", _utilization, title="MFU", rank=2, text=percent),
+    Field("", lambda layout: memory_text(layout.memory), title="memory", rank=2, left=False),
+    Field("reason", title="loses time with", rank=3),
+    "strategy",
+    "least_s",
+    Field("memory_bytes", "memory.needed_bytes", meaning="The memory of the fullest GPU."),
+    Field("prediction", _step),
+    unit="prediction.trace.unit",
+)
+
+
+def told_layouts(found: Sequence[Layout]) -> list[Layout]:
+    """The layouts that JSON has: those that were played, and one for each other reason."""
+    played = [layout for layout in found if layout.prediction is not None]
+    others = {layout.reason: layout for layout in reversed(found) if layout.prediction is None}
+    return [*played, *reversed(others.values())]
+
+
+def lost_layouts(found: Sequence[Layout]) -> list[str]:
+    """How many strategies cannot be used, and why."""
+    lost = [layout for layout in found if layout.prediction is None]
+    slower = sum(layout.least_s is not None for layout in lost)
+    large = sum(not layout.fits for layout in lost)
+    told = [
+        f"{len(found)} strategies: {len(found) - len(lost)} played, {large} do not fit, {slower} "
+        f"cannot be among the first by a lower bound, {len(lost) - large - slower} cannot be done"
+    ]
+    reasons: dict[str, list[str]] = {}
+    for layout in lost:
+        if layout.fits and layout.least_s is None:
+            reasons.setdefault(layout.reason, []).append(option_of(layout.strategy))
+    for reason, names in list(reasons.items())[:_LOST_SHOWN]:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        told.append(f"{names[0]}{more}: {reason}")
+    smallest = min((one for one in lost if not one.fits), key=_needed, default=None)
+    if large == len(lost) == len(found) and smallest is not None:
+        told.append(f"{option_of(smallest.strategy)}: {smallest.reason}")
+    hosts = dict.fromkeys(layout.prediction.host.name for layout in found if layout.prediction)
+    return [*told, *(f"host: {host}" for host in hosts)]
+
+
+def _needed(layout: Layout) -> float:
+    return float("inf") if layout.memory is None else layout.memory.needed_bytes
+
+
+describe(
+    NetworkPoint,
+    Field("factor", title="network", text=lambda factor: f"x {factor:g}"),
+    Field("bytes_per_s", title="of a machine", text=lambda rate: f"{rate / 1e9:.0f} GB/s"),
+    Field("seconds", title="step", text=duration),
+    Field("relative", title="speed", text=percent),
+    Field("", lambda point: option_of(point.strategy), title="strategy", left=True),
+    "strategy",
+)
+
+
+def networks(points: Sequence[NetworkPoint], width: int) -> RenderableType:
+    """What slower and faster networks do to the strategies shown first."""
+    title = "what network is needed: the fastest of the first strategies on slower and faster ones"
+    return Group("", titled(title, *shown(columns(points), width, [])))
+
+
+def interruptions_lines(lost: Interruptions, training_s: float) -> list[str]:
+    """What failures and checkpoints add to a training, in words."""
+    return [
+        f"failures: one every {long_duration(lost.hours_between * 3600)} is expected, "
+        f"{lost.failures:.1f} in all; with a checkpoint every "
+        f"{long_duration(lost.checkpoint_every_s)} they and the checkpoints add "
+        f"{percent(lost.share)}, so the first training takes "
+        f"{long_duration(training_s * (1 + lost.share))} in all"
+    ]

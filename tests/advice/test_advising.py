@@ -1,0 +1,170 @@
+"""Advice: changes are made in the step's code, predicted, and put together where they help."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import wavecast
+from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.proposals import Use
+from wavecast.advice.trace_changes import EDITS
+from wavecast.advice.variants import GRAPHED
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
+
+GPU = "h100-sxm-80gb"
+
+
+class HandAttention(nn.Module):
+    def __init__(self, by_hand: bool, leaks: bool = False) -> None:
+        super().__init__()
+        self.by_hand, self.leaks = by_hand, leaks
+        self.qkv = nn.Linear(64, 192)
+        self.register_buffer("mask", torch.tril(torch.ones(128, 128)).view(1, 1, 128, 128))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (t.view(4, 128, 4, 16).transpose(1, 2) for t in self.qkv(x).split(64, dim=2))
+        if not self.by_hand:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        scores = (q @ k.transpose(-2, -1)) / math.sqrt(16)
+        scores = scores.masked_fill(self.mask[:, :, :128, :128] == 0, float("-inf"))
+        weights = F.softmax(scores, dim=-1)
+        out = weights @ v
+        return out + weights.mean() if self.leaks else out
+
+
+def attention_step(by_hand: bool, leaks: bool = False) -> Callable[[], Any]:
+    model = HandAttention(by_hand, leaks).cuda()
+    update = torch.optim.AdamW(model.parameters(), foreach=False)
+    x = torch.randn(4, 128, 64, device="cuda")
+
+    def step() -> None:
+        update.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        loss.item()
+        update.step()
+
+    return step
+
+
+def kernels(trace: wavecast.Trace) -> list[str]:
+    """The ops that compute something, without views."""
+    views = ("view", "transpose", "expand", "new_empty", "alias", "slice", "detach", "split")
+    apart = (*views, "eq", "_local_scalar_dense", "unsafe_view")
+    return [c.op.base for c in trace if c.op.base.removeprefix("aten.").lstrip("_") not in apart]
+
+
+def test_fused_attention_is_what_a_person_would_write() -> None:
+    by_hand, by_torch = (lambda: attention_step(True)), (lambda: attention_step(False))
+    fused, written = wavecast.trace(changed(by_hand, ["sdpa"])), wavecast.trace(by_torch)
+    attention = [name for name in kernels(fused) if "attention" in name]
+    assert attention == [name for name in kernels(written) if "attention" in name]
+    assert len(attention) == 2  # forward and backward
+    assert "aten._softmax" not in kernels(fused)
+    peaks = [wavecast.memory(trace, GPU).peak_bytes for trace in (fused, written)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.02)
+
+
+def test_attention_whose_weights_are_used_is_left_alone() -> None:
+    trace = wavecast.trace(changed(lambda: attention_step(True, leaks=True), ["sdpa"]))
+    assert "aten._softmax" in kernels(trace)
+
+
+def test_advice_names_what_helps_and_what_does_not() -> None:
+    wanted = ["sdpa", "fused_optimizer", "fewer_waits", "cuda_graph", "channels_last", "padding"]
+    advice = wavecast.advise(lambda: attention_step(True), GPU, samples=4, changes=wanted)
+    by_name = {one.changes[-1].name: one for one in advice.proposals}
+    assert by_name["sdpa"].verdict is Use.FASTER
+    assert by_name["fused_optimizer"].verdict is Use.FASTER
+    assert by_name["channels_last"].verdict is Use.NO_USE
+    assert by_name["channels_last"].reason
+    waits = by_name["fewer_waits"]
+    assert any(line.startswith("tests/advice/test_advising.py:") for line in waits.lines)
+    together = advice.together
+    assert together is not None
+    assert together.gain is not None
+    assert together.gain >= max(one.gain or 0.0 for one in advice.proposals) - 1e-9
+    sdpa = by_name["sdpa"]
+    assert sdpa.gain is not None
+    assert sdpa.gain_low is not None
+    assert sdpa.gain_high is not None
+    assert sdpa.gain_low <= sdpa.gain <= sdpa.gain_high
+
+
+def test_a_trace_is_advised_on_as_far_as_it_goes() -> None:
+    trace = wavecast.trace(lambda: attention_step(True), samples=4)
+    advice = wavecast.advise(trace, GPU)
+    tried = {change.name for one in advice.proposals for change in one.changes}
+    assert tried == {*EDITS, GRAPHED}
+
+
+def test_every_change_is_described_and_can_be_made() -> None:
+    elsewhere = {*EDITS, GRAPHED, "batch", "compile_graphs", "lora", "qlora"}
+    assert set(CHANGES) == (CODE_CHANGES - {"twice_the_batch"}) | elsewhere
+    with pytest.raises(InvalidInput, match="there is no change 'magic'"):
+        wavecast.advise(lambda: attention_step(True), GPU, changes=["magic"])
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.ReLU()) for _ in range(4)
+        )
+        self.head = nn.Linear(16, 8200)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean((2, 3)))
+
+
+def image_step(set_to_none: bool = True) -> Callable[[], Any]:
+    model = Images().cuda()
+    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    x, y = torch.randn(64, 16, 32, 32, device="cuda"), torch.zeros(64, device="cuda").long()
+
+    def step() -> None:
+        update.zero_grad(set_to_none=set_to_none)
+        F.cross_entropy(model(x), y).backward()
+        update.step()
+
+    return step
+
+
+def test_each_change_of_code_does_what_it_says() -> None:
+    plain = wavecast.trace(image_step)
+
+    def ops(*names: str, **options: Any) -> list[Any]:
+        trace = wavecast.trace(changed(lambda: image_step(**options), names))
+        return [call.op for call in trace]
+
+    convolutions = [op for op in ops("channels_last") if op.base == "aten.convolution"]
+    assert all(op.inputs[0].channels_last for op in convolutions)
+    assert any(op.inputs[0].dtype == "bfloat16" for op in ops("bf16") if "convol" in op.base)
+    assert any(op.attr("precision") == "tf32" for op in ops("tf32") if op.base == "aten.addmm")
+    assert any("_fused_sgd" in op.base for op in ops("fused_optimizer"))
+    assert not any("zero" in op.base for op in ops("set_to_none", set_to_none=False))
+    forward = sum(call.op.base == "aten.convolution" for call in plain)
+    again = sum(op.base == "aten.convolution" for op in ops("checkpointing"))
+    half = sum(op.base == "aten.convolution" for op in ops("checkpointing_half"))
+    assert (forward, half, again) == (4, 6, 8)
+    losses = [op for op in ops("chunked_loss") if op.base == "aten._log_softmax"]
+    assert {op.inputs[0].shape for op in losses} == {(8, 8200)}
+    unscaled = [op.base for op in ops("fp16")]
+    assert "aten._amp_foreach_non_finite_check_and_unscale_" in unscaled
+
+
+def test_a_change_leaves_torch_as_it_was() -> None:
+    before = nn.Module.__call__, torch.optim.SGD.__init__, torch.autograd.backward
+    names = sorted(CODE_CHANGES - {"compile"})
+    wavecast.trace(changed(image_step, names))
+    assert (nn.Module.__call__, torch.optim.SGD.__init__, torch.autograd.backward) == before

@@ -1,0 +1,269 @@
+"""Scripts of kinds that are common: each works, or fails with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import wavecast
+from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch import scripts
+from wavecast.frameworks.pytorch.scripts import batches
+
+MakeScript = Callable[..., Path]
+
+UPDATES = "\nwhile True:\n    update()\n"
+
+
+def linears(run: wavecast.ScriptRun) -> int:
+    return [call.op.base for call in run.trace].count("aten.addmm")
+
+
+def test_parameters_may_be_copied_by_their_class_and_attributes(script: MakeScript) -> None:
+    body = """
+p = model.weight
+copy = type(p)(torch.randn(8, 32, device="cuda"), requires_grad=True, **p.__dict__)
+assert isinstance(copy, nn.Parameter) and copy.is_cuda
+"""
+    assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+
+
+def test_checkpoints_are_read_in_every_way(script: MakeScript) -> None:
+    body = """
+import io
+from pathlib import Path
+reader = torch._C.PyTorchFileReader("real.pt")  # as litgpt's lazy_load does
+storage = reader.get_storage_from_record("data/0", 32 * 8, torch.float32)._typed_storage()
+weight = torch._utils._rebuild_tensor_v2(storage, 0, (8, 32), (32, 1), False, {})
+with torch.no_grad():
+    model.weight.copy_(weight)
+for state in (
+    torch.load("real.pt", mmap=True, map_location="cpu"),
+    torch.load(io.BytesIO(Path("real.pt").read_bytes()), map_location=torch.device("cuda:0")),
+    torch.load("real.pt", map_location=lambda storage, _: storage),
+):
+    model.load_state_dict(state)
+with torch.device("meta"):
+    empty = nn.Linear(32, 8)
+    assert empty.weight.is_meta and torch.tensor([1.0]).is_meta
+empty.load_state_dict(torch.load("real.pt", mmap=True), assign=True)
+assert not empty.weight.is_meta
+"""
+    path = script(body + UPDATES)
+    torch.save(torch.nn.Linear(32, 8).state_dict(), "real.pt")
+    assert linears(wavecast.run_script(path)) == 1
+
+
+def test_safetensors_are_read_to_the_gpu(script: MakeScript) -> None:
+    pytest.importorskip("safetensors")
+    body = """
+from safetensors import safe_open
+from safetensors.torch import load_file
+state = load_file("real.safetensors", device="cuda:0")
+assert state["weight"].is_cuda
+model.load_state_dict(state)
+with safe_open("real.safetensors", framework="pt", device="cuda") as file:
+    assert set(file.keys()) == {"weight", "bias"}
+    model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
+    assert file.get_slice("weight")[:4].shape == (4, 32)
+"""
+    path = script(body + UPDATES)
+    from safetensors.torch import save_file
+
+    save_file(torch.nn.Linear(32, 8).state_dict(), "real.safetensors")
+    assert linears(wavecast.run_script(path)) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_local_model_is_fine_tuned_by_the_trainer(script: MakeScript) -> None:
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    body = """
+import torch
+from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+model = AutoModelForSequenceClassification.from_pretrained("tiny", num_labels=2)
+row = {"input_ids": torch.arange(16), "attention_mask": torch.ones(16).long(), "labels": 1}
+arguments = TrainingArguments("out", per_device_train_batch_size=8, report_to=[])
+Trainer(model, arguments, train_dataset=[row] * 64).train()
+"""
+    path = script(body, head="")
+    sizes = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.BertConfig(**sizes, intermediate_size=64, max_position_embeddings=64)
+    transformers.BertForSequenceClassification(config).save_pretrained("tiny")
+    assert wavecast.run_script(path).trace.samples == 8
+
+
+SPAWN = """
+import torch.distributed as dist, torch.multiprocessing as mp
+def work(rank, ranks):
+    dist.init_process_group("nccl", rank=rank, world_size=ranks)
+    torch.cuda.set_device(rank)
+    parallel = nn.parallel.DistributedDataParallel(model, device_ids=[rank])
+    while True:
+        optimizer.zero_grad()
+        parallel(torch.randn(4, 32).to(rank)).sum().backward()
+        optimizer.step()
+gpus = torch.cuda.device_count()
+"""
+
+
+def test_the_first_of_spawned_ranks_is_followed(script: MakeScript) -> None:
+    path = script(SPAWN + "mp.spawn(work, args=(gpus,), nprocs=gpus)\n")
+    trace = wavecast.run_script(path, ranks=8).trace
+    assert {call.op.attr("ranks") for call in trace if call.op.name == "nccl.all_reduce"} == {8}
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "mp.spawn(work, args=(4,), nprocs=4)",
+        "assert gpus > 1, f'needs 2 GPUs, found {gpus}'",
+        "sys.exit(0 if gpus < 2 else 1)",
+        "import os; os.environ['LOCAL_RANK']",
+    ],
+)
+def test_a_script_for_several_gpus_is_told_of_ranks(ending: str, script: MakeScript) -> None:
+    with pytest.raises(CaptureError, match=r"--ranks [48]"):
+        wavecast.run_script(script(SPAWN + ending + "\n"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_runs_as_the_first_of_eight_ranks(script: MakeScript) -> None:
+    pytest.importorskip("accelerate")
+    body = """
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, TensorDataset
+accelerator = Accelerator()
+data = DataLoader(TensorDataset(torch.randn(960, 32)), batch_size=8, shuffle=True)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+for (x,) in data:
+    optimizer.zero_grad()
+    accelerator.backward(model(x).sum())
+    optimizer.step()
+"""
+    trace = wavecast.run_script(script(body), ranks=8).trace
+    assert trace.samples == 8
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        "torch._foreach_add_([p.data for p in weights], [p.grad for p in weights], alpha=-0.1)",
+        "[p.data.add_(p.grad, alpha=-0.1) for p in weights]",
+    ],
+)
+def test_a_loop_without_optimizer_and_modules_is_found(update: str, script: MakeScript) -> None:
+    body = f"""
+import torch
+weights = [torch.nn.Parameter(torch.randn(32, 32, device="cuda")) for _ in range(2)]
+while True:
+    for p in weights:
+        p.grad = None
+    (torch.randn(4, 32).cuda() @ weights[0] @ weights[1]).sum().backward()
+    {update}
+"""
+    run = wavecast.run_script(script(body, head=""))
+    names = [call.op.base for call in run.trace]
+    assert names.count("aten.mm") == 5
+    assert any("add_" in name for name in names)
+
+
+def test_many_backward_passes_without_an_update_name_a_line(script: MakeScript) -> None:
+    body = "del optimizer\nwhile True:\n    model(torch.ones(4, 32).cuda()).sum().backward()\n"
+    with pytest.raises(CaptureError, match=r"--until train.py:13"):
+        wavecast.run_script(script(body.replace("del optimizer", "optimizer = None")))
+
+
+def test_an_assertion_on_an_assumed_value_says_what_was_assumed(script: MakeScript) -> None:
+    body = """
+while True:
+    update()
+    mask = torch.zeros(4, 512, 512, dtype=torch.long).cuda()
+    assert mask.max() < 2, "mask indices should be in [0, n_classes["
+"""
+    path = script(body)
+    with pytest.raises(CaptureError, match=r"False was assumed.*--assume train.py:15=1"):
+        wavecast.run_script(path)
+    assert linears(wavecast.run_script(path, assume={"train.py:15": 1})) == 1
+
+
+def test_the_reason_of_an_exit_is_told(script: MakeScript) -> None:
+    body = """
+try:
+    raise KeyError("no such override")
+except KeyError:
+    sys.exit(1)
+"""
+    with pytest.raises(CaptureError, match=r"sys.exit\(1\).*KeyError.*no such override"):
+        wavecast.run_script(script(body))
+
+
+def test_what_describes_the_machine_answers(script: MakeScript) -> None:
+    body = """
+import pickle
+a = torch.accelerator
+a.set_device_index(0)
+with a.device_index(0):
+    a.empty_cache()
+assert a.memory_allocated() == a.max_memory_reserved() == 0 and a.device_count() == 1
+torch.cuda.initial_seed()
+torch.cuda.memory._record_memory_history(max_entries=10)
+torch.cuda.memory._dump_snapshot("snapshot.pickle")
+model.share_memory()
+copy = pickle.loads(pickle.dumps(model))
+assert copy.weight.is_cuda and isinstance(copy.weight, nn.Parameter)
+"""
+    assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+
+
+def test_processes_that_share_a_model_of_the_gpu_run_here(script: MakeScript) -> None:
+    body = """
+import torch.multiprocessing as mp
+def work(model):
+    while True:
+        update()
+if __name__ == "__main__":
+    model.share_memory()
+    processes = [mp.Process(target=work, args=(model,)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+"""
+    assert linears(wavecast.run_script(script(body))) == 1
+
+
+def test_kernels_that_are_built_at_run_time_are_refused_with_the_reason(script: MakeScript) -> None:
+    body = "torch.cuda._compile_kernel('__global__ void f() {}', 'f')\n"
+    with pytest.raises(CaptureError, match=r"builds a CUDA kernel from source at train.py:11"):
+        wavecast.run_script(script(body))
+
+
+def test_slow_batches_are_not_loaded_for_ever(
+    script: MakeScript, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "LONGEST_LOADING_S", 0.0)
+    body = """
+from torch.utils.data import DataLoader, Dataset
+loaded = []
+class Slow(Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, i):
+        loaded.append(i)
+        assert len(loaded) <= 4
+        return torch.zeros(32)
+while True:
+    for x in DataLoader(Slow(), batch_size=4):
+        optimizer.zero_grad()
+        model(x.cuda()).sum().backward()
+        optimizer.step()
+"""
+    run = scripts.run(scripts.Program(str(script(body))))  # in this process
+    assert run.trace.samples == 4
+    assert any("slow batches" in text for text in run.left_out)
