@@ -55,4 +55,8 @@ def test_the_script_gives_the_step_written_by_hand(
     by_hand = wavecast.predict(wavecast.trace(case.make_step, gpu=GPU), GPU)
     assert predicted["seconds"] == pytest.approx(by_hand.seconds, rel=0.01)
     assert predicted["gpu_s"] == pytest.approx(by_hand.gpu_s, rel=0.01)
-    assert predicted["peak_bytes"] == pytest.approx(by_hand.memory.peak_bytes, rel=0.2)  # type: ignore[union-attr]
+    assert by_hand.memory is not None
+    if "evaluation" in case.like:  # steps that evaluate need more, and memory is the largest step's
+        assert predicted["peak_bytes"] > by_hand.memory.peak_bytes
+    else:
+        assert predicted["peak_bytes"] == pytest.approx(by_hand.memory.peak_bytes, rel=0.2)
