@@ -55,7 +55,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "kineto", "ncu", "pytorch"),
+        *("", "confinement", "stages", "script_results", "jax", "kineto", "ncu", "pytorch"),
         *("script_process", "scripts", "decoders", "strategies"),
         *("targets", "recomputing", "step_source", "tracing"),
     ),
@@ -142,6 +142,7 @@ PUBLIC = [
     "read_runs",
     "run_script",
     "trace",
+    "trace_jax",
     "training_cost",
 ]
 

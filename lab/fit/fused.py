@@ -70,8 +70,8 @@ def weights(rows: Sequence[FusedKernel]) -> Floats:
     return scaled
 
 
-def fit(rows: Sequence[FusedKernel]) -> OpModel:
-    """The model of fused kernels: constants, then trees."""
+def fit(rows: Sequence[FusedKernel], name: str = "fused") -> OpModel:
+    """The model of fused kernels, Inductor's or XLA's: constants, then trees."""
     gpu, weight = our_gpu(), weights(rows)
     seconds = np.array([row.seconds for row in rows])
     table = columns(rows)
@@ -88,8 +88,8 @@ def fit(rows: Sequence[FusedKernel]) -> OpModel:
 
     theta = constants(FUSED_PARAMETERS, missed, PRIOR)
     left = np.clip(np.log(seconds / fused_s(table, gpu, theta)), -REACH, REACH)
-    forest = grow(FEATURES["fused"](table, gpu), left, weight, **TREES)
-    return OpModel("fused", theta, forest)
+    forest = grow(FEATURES[name](table, gpu), left, weight, **TREES)
+    return OpModel(name, theta, forest)
 
 
 def said(rows: Sequence[FusedKernel], model: OpModel) -> Floats:
@@ -97,7 +97,7 @@ def said(rows: Sequence[FusedKernel], model: OpModel) -> Floats:
     return model.seconds(columns(rows), our_gpu())
 
 
-def left_out(rows: Sequence[FusedKernel]) -> Floats:
+def left_out(rows: Sequence[FusedKernel], name: str = "fused") -> Floats:
     """The predicted seconds of each kernel, by a fit without the steps of its family.
 
     The kernels of small functions are divided into five parts, and each is left out in turn.
@@ -106,7 +106,7 @@ def left_out(rows: Sequence[FusedKernel]) -> Floats:
     predicted_s = np.zeros(len(rows))
     for group in np.unique(groups):
         out = groups == group
-        model = fit([row for row, left in zip(rows, out, strict=True) if not left])
+        model = fit([row for row, left in zip(rows, out, strict=True) if not left], name)
         predicted_s[out] = said([row for row, left in zip(rows, out, strict=True) if left], model)
     return predicted_s
 

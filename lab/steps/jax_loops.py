@@ -128,8 +128,8 @@ def denoiser(
             q, k, v = jnp.split(
                 (x.reshape(batch, -1, x.shape[-1]) @ params["qkv"].astype(x.dtype)), 3, -1
             )
-            parts = (part.reshape(flat.shape) for part in (q, k, v))
-            y = attention_of(*parts, "xla").reshape(batch, -1, x.shape[-1])
+            q, k, v = (part.reshape(flat.shape) for part in (q, k, v))
+            y = attention_of(q, k, v, "xla").reshape(batch, -1, x.shape[-1])
             x = x + (y @ params["o"].astype(x.dtype)).reshape(x.shape)
         for p in params["up"]:
             x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)

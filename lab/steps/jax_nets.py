@@ -337,8 +337,8 @@ def encoder(
         x = x.reshape(batch, -1, width) + params["pos"].astype(x.dtype)
         for number, p in enumerate(params["blocks"]):
             y = layer_norm(x, **p["n1"]) @ p["qkv"].astype(x.dtype) + p["qkv_b"].astype(x.dtype)
-            parts = (part.reshape(batch, -1, heads, width // heads) for part in jnp.split(y, 3, -1))
-            y = attention_of(*parts, attention).reshape(x.shape) @ p["o"].astype(x.dtype)
+            q, k, v = (t.reshape(batch, -1, heads, width // heads) for t in jnp.split(y, 3, -1))
+            y = attention_of(q, k, v, attention).reshape(x.shape) @ p["o"].astype(x.dtype)
             x = x + dropped(y, 2 * number)
             y = layer_norm(x, **p["n2"]) @ p["up"].astype(x.dtype) + p["up_b"].astype(x.dtype)
             y = jax.nn.gelu(y) @ p["down"].astype(x.dtype) + p["down_b"].astype(x.dtype)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from wavecast.advice.proposals import Proposal, StepAdvice
     from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory, memory
+    from wavecast.frameworks.jax.steps import trace_jax
     from wavecast.frameworks.kineto import read_kineto
     from wavecast.frameworks.pytorch.layers.networks import network_of
     from wavecast.frameworks.pytorch.measurement.iteration import measure
@@ -111,6 +112,7 @@ __all__ = [
     "read_runs",
     "run_script",
     "trace",
+    "trace_jax",
     "training_cost",
 ]
 
@@ -153,6 +155,7 @@ _LAZY = {
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
     "trace": "wavecast.frameworks.tracing",
+    "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }
 

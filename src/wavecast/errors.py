@@ -80,6 +80,7 @@ def prefixed(prefix: str) -> Iterator[None]:
 
 # The import name of each optional dependency, its name in messages, and the extra that installs it.
 _EXTRAS = {
+    "jax": ("jax", "jax"),
     "torch": ("torch", "torch"),
     "sqlalchemy": ("SQLAlchemy", "runs"),
     "fastapi": ("FastAPI", "server"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from parallel_steps import small_gpt2_step
@@ -10,7 +11,7 @@ from parallel_steps import small_gpt2_step
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import SCHEDULES, Parallel
 from wavecast.planning.layouts import Layout, search_layouts
 from wavecast.planning.scaling import Scaling, scale
 from wavecast.planning.strategies import Search, candidates
@@ -85,6 +86,46 @@ def test_a_bounded_search_finds_what_playing_all_strategies_finds() -> None:
         assert least_s is not None
         assert least_s > played[2].seconds  # type: ignore[operator]
         assert seconds is None or least_s <= seconds
+
+
+@pytest.mark.slow
+def test_no_random_strategy_is_faster_than_the_first_of_a_search() -> None:
+    trace, chance = small_gpt2_step(4), Random(0)
+    best_s = _found(8, 32, best=1)[0].seconds
+    assert best_s is not None
+    played = 0
+    for _ in range(200):
+        strategy = _random_strategy(chance, gpus=8, replicas=16)
+        if strategy is None:
+            continue
+        try:
+            step = predict_parallel(trace, strategy, _predictor(), FAST_HOST)
+        except InvalidInput:
+            continue
+        if step.fits:
+            played += 1
+            assert step.seconds >= best_s * (1 - 1e-9), strategy
+    assert played > 50
+
+
+def _random_strategy(chance: Random, gpus: int, replicas: int) -> Parallel | None:
+    """A strategy that `predict --parallel` takes, with as many micro-batches in all; or None."""
+    tensor, pipeline = chance.choice((1, 2)), chance.choice((1, 2))
+    data = gpus // (tensor * pipeline)
+    try:
+        return Parallel(
+            data=data,
+            tensor=tensor,
+            sequence=tensor > 1 and chance.random() < 0.5,
+            pipeline=pipeline,
+            schedule=chance.choice(SCHEDULES),
+            shard=chance.choice((0, 1, 2, 3)),
+            shard_group=chance.choice((None, None, 2, 4)),
+            reshard=chance.random() < 0.5,
+            microbatches=replicas // data,
+        )
+    except InvalidInput:
+        return None
 
 
 def _kind(strategy: Parallel) -> tuple[object, ...]:

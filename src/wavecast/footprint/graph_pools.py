@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from wavecast.footprint.workspaces.libraries import first_uses
-from wavecast.traces.graphs import graphs_of
+from wavecast.traces.graphs import compiled_gpu, graphs_of
 from wavecast.traces.step import Allocation, Role, Trace
 
 
@@ -49,6 +49,11 @@ def pools(trace: Trace) -> Pools:
 
 
 def _ends(trace: Trace) -> dict[int | None, int]:
-    """For each call that a CUDA graph replays, the position after the graph's last call."""
+    """For each call that a CUDA graph replays, the position after the graph's last call.
+
+    None where XLA compiled the step: its graphs use memory that XLA allocated before.
+    """
+    if compiled_gpu(trace) is not None:
+        return {}
     replayed = (graph for graph in graphs_of(trace) if graph.is_replayed)
     return {position: graph.end for graph in replayed for position in graph.members}

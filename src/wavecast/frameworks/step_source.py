@@ -12,12 +12,14 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.jax.steps import captured_jax
 from wavecast.frameworks.targets import MakeStep, Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.families import Family, family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.retargeting.rewriting import retarget, serves
+from wavecast.traces.graphs import compiled_gpu
 from wavecast.traces.step import Trace
 
 TraceAt = Callable[[Device | None, int | None], Trace]
@@ -25,6 +27,10 @@ TraceAt = Callable[[Device | None, int | None], Trace]
 Progress = Callable[[int], None] | None
 Tracing = Callable[[Target], AbstractContextManager[Progress]]
 """What surrounds the tracing of a step; it gives what is called with the number of ops so far."""
+
+
+_Key = tuple[Family | str | None, int | None]
+"""What a trace serves: a family of GPUs, or one GPU if XLA compiled it; and the batch."""
 
 
 class StepSource:
@@ -38,7 +44,7 @@ class StepSource:
     def __init__(self, trace_at: TraceAt, batch: int | None = None) -> None:
         self._trace_at, self._batch = trace_at, batch
         self._traced: dict[int | None, list[Trace]] = {}
-        self._served: dict[tuple[Family | None, int | None], Trace] = {}
+        self._served: dict[_Key, Trace] = {}
 
     def on(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
         """The trace with the kernels of a GPU, at a batch.
@@ -47,10 +53,15 @@ class StepSource:
             gpu: the GPU. None for any trace that exists, else one for a recent GPU.
             batch: the batch. None for the step's own.
         """
-        key = None if gpu is None else family(gpu), None if batch == self._batch else batch
-        if key not in self._served:
-            trace = self._common(gpu, key[1])
-            self._served[key] = trace if gpu is None else retarget(trace, gpu).trace
+        at = None if batch == self._batch else batch
+        by_family: _Key = (None if gpu is None else family(gpu), at)
+        by_gpu: _Key = (None if gpu is None else gpu.id, at)
+        for key in (by_family, by_gpu):
+            if key in self._served:
+                return self._served[key]
+        trace = self._common(gpu, at)
+        key = by_family if compiled_gpu(trace) is None else by_gpu
+        self._served[key] = trace if gpu is None else retarget(trace, gpu).trace
         return self._served[key]
 
     def families(self, gpus: Sequence[Device | str], batch: int | None = None) -> FamilyTraces:
@@ -94,6 +105,15 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
 def traced_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> Trace:
     """The trace of a target for a GPU, made anew."""
     assert target.make_step is not None
+    if target.jax:
+        _refuse_torch_options(target)
+        return captured_jax(
+            target.make_step,
+            gpu=gpu,
+            samples=target.samples,
+            unit=target.unit,
+            ranks=target.ranks,
+        )
     return captured(
         target.make_step,
         gpu=gpu,
@@ -105,6 +125,18 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         compiled=target.compiled,
         changes=target.changes,
     )
+
+
+def _refuse_torch_options(target: Target) -> None:
+    if target.compiled:
+        raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
+    if target.assume:
+        raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
+    if target.changes:
+        raise InvalidInput(
+            f"{target.name} is a JAX step, to whose code nothing can be done here "
+            f"({', '.join(target.changes)}); change it yourself, and compare"
+        )
 
 
 def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,31 @@ from wavecast.errors import InvalidInput
 
 _imported: set[str] = set()
 """The names under which files were imported. Each trace imports its file anew."""
+
+
+_JAX = ("jax", "flax", "optax", "equinox", "haiku")
+
+
+def imports_jax(place: str) -> bool:
+    """Whether a file of Python imports JAX, or a library on it, and not torch."""
+    if not place.endswith(".py"):
+        return False
+    try:
+        tree = ast.parse(Path(place).read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return False  # importing it will say what is wrong
+    names = [
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+        )
+    ]
+    roots = {name.partition(".")[0] for name in names}
+    return bool(roots & set(_JAX)) and "torch" not in roots
 
 
 def import_file(place: str) -> Any:
@@ -28,3 +55,18 @@ def import_file(place: str) -> Any:
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return next(iter(str(error).splitlines()), "no message")
+
+
+def place_of(error: Exception, folder: str) -> str:
+    """The innermost line of the user's code in the traceback of an error."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename]
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno}"

@@ -6,7 +6,6 @@ import difflib
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,9 +20,11 @@ from wavecast.errors import (
     needing_extra,
 )
 from wavecast.frameworks.decoders import decoder_of, is_decoder
+from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
-from wavecast.frameworks.target_files import import_file
+from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
+from wavecast.frameworks.target_files import first_line, import_file, imports_jax, place_of
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
@@ -31,8 +32,9 @@ from wavecast.traces.step import Trace, load_trace
 MakeStep = Callable[[], Callable[[], Any]]
 
 FORMS = (
-    "a suite model (resnet50), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, hf:NAME, "
-    "a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
+    "a suite model (resnet50, jax:gpt2), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
+    "hf:NAME, a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, "
+    "FILE.json)"
 )
 
 
@@ -63,6 +65,8 @@ class Target:
     """Whether to trace the step as if it were compiled, or in which mode of torch.compile."""
     changes: tuple[str, ...] = ()
     """Changes to the step's code, by the names of `wavecast.frameworks.pytorch.changes`."""
+    jax: bool = False
+    """Whether `make_step` returns a JAX step and its arguments."""
 
     @property
     def is_measured(self) -> bool:
@@ -101,6 +105,8 @@ def resolve(
         return _hugging_face(text.removeprefix("hf:"), batch, precision, options)
     if text.endswith((".gz", ".json", *SUFFIXES)):
         return _saved(text, batch, precision)
+    if text.startswith("jax:") and text.count(":") == 1:
+        return Target(**jax_benchmark(text.removeprefix("jax:"), batch, precision))
     if text.startswith("timm:"):
         return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")
     if ":" in text:
@@ -222,7 +228,7 @@ def _suite_model(name: str, batch: int | None, precision: str) -> Target:
 
 
 def _function(text: str, batch: int | None, precision: str | None) -> Target:
-    place, _, name = text.rpartition(":")
+    place, _, name = text.removeprefix("jax:").rpartition(":")
     is_file = place.endswith(".py")
     if not place or not name or (place.startswith(".") and not is_file):
         raise InvalidInput(
@@ -239,7 +245,13 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
         return step
 
     return Target(
-        text, make_step=make_step, samples=batch, text=text, batch=batch, precision=precision
+        text,
+        make_step,
+        samples=batch,
+        text=text,
+        batch=batch,
+        precision=precision,
+        jax=text.startswith("jax:") or imports_jax(place),
     )
 
 
@@ -266,25 +278,11 @@ def _import(place: str) -> Any:
         ) from error
     except Exception as error:
         raise InvalidInput(
-            f"{place} fails on import: {type(error).__name__}: {_first_line(error)} "
-            f"({_where(error, folder)})"
+            f"{place} fails on import: {type(error).__name__}: {first_line(error)} "
+            f"({place_of(error, folder)})"
         ) from error
     finally:
         sys.path.remove(folder)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "no message")
-
-
-def _where(error: Exception, folder: str) -> str:
-    """The innermost line of the user's code in the traceback of an error."""
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if f.filename.startswith(folder) and "site-packages" not in f.filename]
-    last = (own or frames)[-1]
-    return f"{last.filename}:{last.lineno}"
 
 
 def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
@@ -381,8 +379,9 @@ def _hugging_face(
 
     def make_step() -> Callable[[], Any]:
         with needing_extra(f"hf:{name}"):
-            from wavecast.frameworks.pytorch.huggingface import training
-        return training.make_step(recipe)
+            from wavecast.frameworks.pytorch.huggingface import inference, training
+        infers = recipe.task.name in INFERENCE
+        return inference.make_step(recipe) if infers else training.make_step(recipe)
 
     return Target(
         recipe.title,

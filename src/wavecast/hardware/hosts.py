@@ -16,7 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import shipped_toml
 from wavecast.ops import Kind, fused
 from wavecast.ops.registry import integer
-from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, CompiledGraph, graphs_of
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, XLA_CALL, CompiledGraph, graphs_of
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Call, Op, Phase
 
@@ -168,7 +168,7 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
             [phase is Phase.FORWARD and not i for phase, i in zip(phases, issuers, strict=True)]
         )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
-        counts[0, column["step_s"]] = 1
+        counts[0, column["step_s"]] = calls[0].op.name != XLA_CALL
         trained = [c.op.name == CALL and c.phase in _BY_PHASE for c in calls]
         # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
         counts[trained, column["forward_s"]] = COMPILED[CALL]

@@ -1,4 +1,4 @@
-"""The cost of compiled code: the fused kernels of Inductor, and the host's work around them.
+"""The cost of compiled code: fused kernels of Inductor and XLA, and the host's work around them.
 
 The work of a fused kernel does not follow from its tensors alone. Attributes of the op describe it:
 `points`, `reduction` (the length of its sums), `read_bytes`, `write_bytes` and `arithmetic`
@@ -8,7 +8,7 @@ The work of a fused kernel does not follow from its tensors alone. Attributes of
 from __future__ import annotations
 
 from wavecast.ops.registry import Cost, Kind, cost, integer
-from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS
+from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS, XLA_CALL
 from wavecast.traces.step import Op, Scalar
 
 FUSED = (
@@ -18,9 +18,14 @@ FUSED = (
     "inductor.foreach",
 )
 """Kernels that Inductor writes in Triton."""
+XLA_LOOP, XLA_REDUCTION, XLA_ROWS = "xla.loop", "xla.reduction", "xla.rows"
+XLA_TRANSPOSE, XLA_SCATTER = "xla.transpose", "xla.scatter"
+XLA_FUSED = (XLA_LOOP, XLA_REDUCTION, XLA_ROWS, XLA_TRANSPOSE, XLA_SCATTER)
+"""Kernels that XLA writes: one point of the result after the other; sums; sums of rows that are
+held in registers (Triton); tiles that are turned; additions at looked-up places."""
 TEMPLATE = "inductor.template"
 """A matmul or convolution in Triton, which `mode="max-autotune"` may choose."""
-HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH)
+HOST_CALLS = (GUARDS, CALL, GRAPH_LAUNCH, XLA_CALL)
 """The host's work around compiled code."""
 
 
@@ -33,7 +38,7 @@ _AMOUNTS = (
 
 def shared_attrs(op: Op, share: float) -> tuple[tuple[str, Scalar], ...]:
     """The attributes of an op on a share of its elements: those of a fused kernel are smaller."""
-    if op.name not in FUSED or share == 1:
+    if op.name not in (*FUSED, *XLA_FUSED) or share == 1:
         return op.attrs
     return tuple(
         (name, max(int(value * share), 1))
@@ -43,7 +48,7 @@ def shared_attrs(op: Op, share: float) -> tuple[tuple[str, Scalar], ...]:
     )
 
 
-@cost(*FUSED, kind=Kind.FUSED)
+@cost(*FUSED, *XLA_FUSED, kind=Kind.FUSED)
 def _fused(op: Op) -> Cost:
     work = integer(op, "points") * max(integer(op, "reduction", 1), 1)
     arithmetic = op.attr("arithmetic", 0)

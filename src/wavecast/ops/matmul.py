@@ -18,6 +18,11 @@ def _one_pass(op: Op, flops: int) -> Cost:
     return Cost(flops, read(op.inputs), written(op.outputs))
 
 
+XLA_UNALIGNED = "xla.unaligned_mm"
+"""A matmul that XLA writes in Triton, since the rows of an operand begin at odd places."""
+
+
+@cost(XLA_UNALIGNED, kind=Kind.MATMUL)
 @cost("aten.mm", "aten.bmm", "aten._int_mm", kind=Kind.MATMUL)
 @cost("aten._scaled_mm", "aten._scaled_mm_v2", kind=Kind.MATMUL)
 def _mm(op: Op) -> Cost:

@@ -30,7 +30,7 @@ def batch_warning(trace: Trace, global_batch: int, samples: int) -> str | None:
     parameters = sum(sizes.values())
     # Names round the number of parameters: Llama 2 13B has 13.0 billion, and Llama 3 8B has 8.03.
     batch, source = next((b, s) for most, b, s in PUBLISHED if parameters <= 1.1 * most)
-    if not parameters or tokens <= batch:
+    if not parameters or tokens <= 1.1 * batch:  # 4 million is also said of 2^22
         return None
     return (
         f"the global batch has {tokens / 1e6:.1f} million tokens; the largest published for a "

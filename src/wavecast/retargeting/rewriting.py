@@ -38,7 +38,7 @@ from wavecast.retargeting.attention_ops import (
     output_of,
 )
 from wavecast.traces.editing import Edit, with_op
-from wavecast.traces.graphs import has_compiled_kernels
+from wavecast.traces.graphs import compiled_gpu, has_compiled_kernels
 from wavecast.traces.step import Call, Op, TensorSpec, Trace, Value
 from wavecast.traces.values import compacted
 
@@ -46,6 +46,12 @@ _PADDING_CALLS = 3
 """Query, key and value of a head size that flash attention does not take are padded before it."""
 _CHOSEN_BELOW = ("aten._flash_attention", "aten._efficient_attention", "aten._cudnn_attention")
 """Kernels under the names that nested tensors use. They hold no facts for another choice."""
+
+
+_COMPILED = (
+    "XLA compiled the step for {}, and may write other kernels for this GPU; time and memory may "
+    "differ, so trace the step for this GPU (gpu= or gpus= of wavecast.trace_jax)"
+)
 
 
 class Retargeted(NamedTuple):
@@ -70,11 +76,16 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
         return Retargeted(trace)
     if not depends_on_family(trace):
         return Retargeted(trace)
+    if (compiled := compiled_gpu(trace)) is not None:
+        return Retargeted(trace, (_COMPILED.format(compiled),))
     return _retarget(_Same(trace), family(gpu))
 
 
 def made_for(trace: Trace, gpu: Device) -> bool:
-    """Whether a step was traced for the family of a GPU."""
+    """Whether a step was traced for the family of a GPU; for the GPU itself if XLA compiled it."""
+    compiled = compiled_gpu(trace)
+    if compiled is not None:
+        return compiled == gpu.id
     return trace.capability is not None and family_of(trace.capability) == family(gpu)
 
 

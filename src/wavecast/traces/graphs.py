@@ -14,7 +14,10 @@ from wavecast.traces.step import Call, Op, Trace
 GUARDS, CALL, GRAPH_LAUNCH = "dynamo.guards", "inductor.call", "cuda.graph_launch"
 """The host's work: checking whether compiled code may run, calling it, launching a CUDA graph. The
 attribute `inputs` of a call says how many tensors it is given."""
-MARKS = (CALL, GRAPH_LAUNCH)
+XLA_CALL = "xla.call"
+"""The host's work to run a compiled JAX step. Its attribute `gpu` is the GPU that the step was
+compiled for, and `inputs` the number of arguments."""
+MARKS = (CALL, GRAPH_LAUNCH, XLA_CALL)
 _COUNT = "calls"
 """The attribute of a mark that gave the number of calls in files before version 3."""
 
@@ -67,8 +70,16 @@ def has_graphs(trace: Trace) -> bool:
 
 
 def has_compiled_kernels(trace: Trace) -> bool:
-    """Whether a step, traced or profiled, has kernels that torch's compiler wrote for one GPU."""
-    return any(op.name.startswith("inductor.") for op in trace.counts)
+    """Whether a step, traced or profiled, has kernels that a compiler wrote for one GPU."""
+    return any(op.name.startswith(("inductor.", "xla.")) for op in trace.counts)
+
+
+def compiled_gpu(trace: Trace) -> str | None:
+    """The GPU, by its id, that XLA compiled a step for; None for other steps."""
+    for call in trace.calls[:1]:
+        if call.op.name == XLA_CALL:
+            return str(call.op.attr("gpu", ""))
+    return None
 
 
 def numbered(calls: Sequence[Call]) -> tuple[Call, ...]:

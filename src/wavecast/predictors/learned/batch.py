@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.ops import Kind, matmul, quantization
 from wavecast.ops.reading import is_possible_work, reading
+from wavecast.predictors.learned.autotuned import term_of
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics import groups
@@ -63,6 +64,8 @@ class Batch:
     gain: Floats
     """The factor by which an algorithm may need fewer FLOPs."""
     nbytes: Floats
+    tuned: Floats
+    """The logarithm of the factor of library calls that XLA tuned; 0 for other ops."""
 
     def __len__(self) -> int:
         return len(self.main)
@@ -76,6 +79,7 @@ class Batch:
             else:
                 seconds = models[name].seconds(part.columns, gpu, part.added)
             total += np.bincount(part.op, weights=seconds, minlength=len(self))
+        total *= np.exp(self.tuned)
         return np.where(total > 0, np.maximum(total, self.least_s(gpu)), 0.0)
 
     def least_s(self, gpu: GpuFacts) -> Floats:
@@ -127,6 +131,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
         flops=np.array([float(flops) for _, flops in costs]),
         gain=np.array([WINOGRAD_GAIN if name == "convolution" else 1.0 for name in main]),
         nbytes=np.array([float(cost.bytes) if cost else 0.0 for cost, _ in costs]),
+        tuned=np.array([term_of(op) for op in given]),
     )
 
 

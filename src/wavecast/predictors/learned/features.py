@@ -187,6 +187,7 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "recurrent": recurrent,
     "stream": stream,
     "fused": fused,
+    "xla": fused,
 }
 
 

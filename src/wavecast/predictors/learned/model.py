@@ -59,6 +59,7 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "recurrent": (_alone(recurrent_s), RECURRENT_PARAMETERS),
     "grouped": (_alone(grouped_s), GROUPED_PARAMETERS),
     "fused": (_alone(fused_s), FUSED_PARAMETERS),
+    "xla": (_alone(fused_s), FUSED_PARAMETERS),
 }
 """The physics model of each kind of part, and the bounds of its constants."""
 REACH = 1.0

@@ -79,10 +79,11 @@ class Learned(Predictor):
             models = restored(dict(stored), card["models"])
         kernel = shipped_toml("models/grouped.toml")
         models["grouped"] = OpModel("grouped", kernel["constants"])
-        fusions = shipped_toml("models/fused.toml")
-        with np.load(shipped("models/fused.npz")) as stored:
-            models |= restored(dict(stored), ["fused"])
-        ranges = {**card["groups"], **kernel["groups"], **fusions["groups"]}
+        ranges = {**card["groups"], **kernel["groups"]}
+        for name in ("fused", "xla"):
+            with np.load(shipped(f"models/{name}.npz")) as stored:
+                models |= restored(dict(stored), [name])
+            ranges |= shipped_toml(f"models/{name}.toml")["groups"]
         spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
         fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])
         references = card.get("references", {})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig, config_of
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions, check, lora_of
-from wavecast.frameworks.pytorch.huggingface.tasks import Task, sequence_of, task_of
+from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE, Task, sequence_of, task_of
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class TrainingRecipe:
     @property
     def samples(self) -> int:
         """How many of `task.unit` a step takes."""
+        if self.task.name == "decode":
+            return self.batch
         return self.batch * (self.sequence or 1 if self.task.unit == "tokens" else 1)
 
     @property
@@ -34,6 +36,8 @@ class TrainingRecipe:
         """The step in words, for the headings of reports."""
         lora, options = lora_of(self.options), self.options
         parts = [f"hf:{self.config.name}", f"batch {self.batch}"]
+        if self.task.name in INFERENCE:
+            parts.insert(1, self.task.name)
         if self.sequence is not None:
             parts.append(f"{self.sequence} tokens")
         parts += [] if self.precision is None else [self.precision]
@@ -65,6 +69,8 @@ def recipe_of(
             f"--qlora is for models of transformers; hf:{config.name} is a U-Net of diffusers"
         )
     usual = "bf16" if options.qlora else "fp32" if options.weights is None else None
+    if task.name in INFERENCE:  # in the precision of the weights, which is bf16 by default
+        usual = None
     return TrainingRecipe(
         config=config,
         task=task,

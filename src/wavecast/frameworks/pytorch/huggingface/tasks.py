@@ -36,6 +36,9 @@ def _text(
     return Task(name, f"AutoModelFor{kind}", ends, batch, sequence, "tokens", adapted)
 
 
+INFERENCE = ("prefill", "decode")
+"""The tasks that train nothing: reading prompts, and one more token of each sequence."""
+
 TASKS: Mapping[str, Task] = {
     task.name: task
     for task in (
@@ -60,6 +63,10 @@ TASKS: Mapping[str, Task] = {
             32,
         ),
         Task("speech-seq2seq", "AutoModelForSpeechSeq2Seq", (), batch=8, sequence=128),
+        *(
+            Task(name, "AutoModelForCausalLM", (), batch=1, sequence=2048, unit="tokens")
+            for name in INFERENCE
+        ),
         Task("denoising", "UNet2DConditionModel", ("UNet2DConditionModel",), batch=1),
     )
 }

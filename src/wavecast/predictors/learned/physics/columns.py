@@ -204,7 +204,7 @@ class StreamRow(NamedTuple):
 
 
 class FusedRow(NamedTuple):
-    """A kernel in which Inductor fused several ops."""
+    """A kernel in which Inductor or XLA fused several ops."""
 
     points: float
     """Points of the result, before any list is divided."""
@@ -239,7 +239,7 @@ class FusedRow(NamedTuple):
     tensors: float
     """Tensors in the list of a kernel over lists; 1 for others."""
     shape: float
-    """How the kernel goes through its points: POINTS, ROWS, LOOPS or LISTS."""
+    """How the kernel goes through its points: POINTS, ROWS, LOOPS, LISTS or TILES."""
     inner: float
     """Whether the terms of a sum are neighbours in memory."""
     mixed: float
@@ -248,8 +248,9 @@ class FusedRow(NamedTuple):
     """Tensors that are read and written."""
 
 
-POINTS, ROWS, LOOPS, LISTS = 0.0, 1.0, 2.0, 3.0
-"""Values of `FusedRow.shape`: no sums; sums held in registers; sums in loops; lists of tensors."""
+POINTS, ROWS, LOOPS, LISTS, TILES = 0.0, 1.0, 2.0, 3.0, 4.0
+"""Values of `FusedRow.shape`: no sums; sums held in registers; sums in loops; lists of tensors;
+tiles that are turned in shared memory."""
 
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 """Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
@@ -270,6 +271,7 @@ ROW_TYPES: Mapping[str, type[Row]] = {
     "recurrent": RecurrentRow,
     "stream": StreamRow,
     "fused": FusedRow,
+    "xla": FusedRow,
 }
 """The columns of each op model."""
 

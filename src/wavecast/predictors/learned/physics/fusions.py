@@ -1,10 +1,10 @@
-"""The time of kernels in which Inductor fused several ops."""
+"""The time of kernels in which Inductor or XLA fused several ops."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from wavecast.ops.fused import FUSED
+from wavecast.ops.fused import FUSED, XLA_FUSED
 from wavecast.ops.registry import Cost, integer
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import (
@@ -12,6 +12,7 @@ from wavecast.predictors.learned.physics.columns import (
     LOOPS,
     POINTS,
     ROWS,
+    TILES,
     Columns,
     FusedRow,
 )
@@ -45,6 +46,7 @@ FUSED_PARAMETERS: dict[str, Bounds] = {
     "turn_across": (600.0, 20.0, 6000.0),  # the same across memory
 }
 SHAPES = dict(zip(FUSED, (POINTS, LOOPS, ROWS, LISTS), strict=True))
+SHAPES |= dict(zip(XLA_FUSED, (POINTS, LOOPS, ROWS, TILES, POINTS), strict=True))
 TURN, TURN_ACROSS, ACROSS = 2048.0, 32.0, 64.0
 """Terms of a sum that a block adds up in one turn of its loop, along memory and across; and points
 of a block whose sums run across memory."""
@@ -53,6 +55,11 @@ BLOCKS = 8.0
 _POOLED = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 _ONLINE = "prepare_softmax_online"
 _ANGLES = ("cos", "sin")
+
+
+def model_of(op: Op) -> str:
+    """The model of a fused kernel: XLA's kernels have their own constants."""
+    return "xla" if op.name in XLA_FUSED else "fused"
 
 
 def row_of(op: Op, cost: Cost) -> FusedRow:

@@ -53,7 +53,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
         case Kind.RNN:
             return _recurrent(op, cost)
         case Kind.FUSED:
-            return (Part("fused", fusions.row_of(op, cost)),)
+            return (Part(fusions.model_of(op), fusions.row_of(op, cost)),)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
     return (Part("stream", passes.row_of(op, cost)),)

@@ -1,0 +1,127 @@
+"""How well are JAX steps predicted? GPU time, iteration, kernels and memory, as measured.
+
+python -m lab score jax            steps of the fit (kernels of their families were seen)
+python -m lab score jax blind      steps of the blind test
+python -m lab score jax blind --write FILE     predictions only, before anything is measured
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab import needs
+from lab.measured import jax_steps
+from lab.measured.compiled import GPU
+from lab.places import ROOT
+from lab.steps.jax_steps import JaxCase, steps_of
+from wavecast.frameworks.jax.driver import CompiledModule
+
+CACHE = ROOT / ".cache" / "lab" / "jax"
+FIELDS = ("gpu_s", "seconds", "memory_bytes", "kernels")
+
+
+def compiled(case: JaxCase) -> CompiledModule:
+    """A step as XLA compiles it here for our GPU; kept, since it takes a while."""
+    from wavecast.frameworks.jax import driver, releases
+    from wavecast.frameworks.jax.tracing import lowered_step
+    from wavecast.hardware.devices import device
+
+    path = CACHE / f"{case.name}-{releases.versions().replace(' ', '-')}.json.gz"
+    if not path.exists():
+        gpu, training = device(GPU), case.make()
+        lowered = lowered_step(training.step, training.shapes(), {}, gpu, {})
+        (made,) = driver.compiled_for(releases.bytecode(lowered), [gpu])
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(json.dumps([made.text, dict(made.sizes)]).encode()))
+    text, sizes = json.loads(gzip.decompress(path.read_bytes()))
+    return CompiledModule(text, sizes)
+
+
+def predicted(case: JaxCase) -> dict[str, Any]:
+    """What is predicted for a step, compiled here."""
+    import wavecast
+    from wavecast.frameworks.jax.releases import versions
+    from wavecast.frameworks.jax.tracing import trace_of
+    from wavecast.hardware.devices import device
+    from wavecast.predictors.learned.autotuned import kernels_of
+
+    gpu = device(GPU)
+    trace = trace_of(compiled(case), gpu, framework=versions())
+    prediction = wavecast.predict(trace, gpu)
+    return {
+        "name": case.name,
+        "family": case.family,
+        "framework": trace.framework,
+        "gpu_s": prediction.gpu_s,
+        "seconds": prediction.seconds,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "memory_bytes": wavecast.memory(trace, gpu).peak_bytes,
+        "kernels": round(sum(kernels_of(call.op) for call in trace)),
+        "unpredicted": sorted(str(one) for one in prediction.unpredicted),
+    }
+
+
+def measured(row: jax_steps.Row) -> dict[str, float]:
+    """What was measured of a step."""
+    sizes = row["memory"]
+    return {
+        "gpu_s": row["default"]["gpu_s"],
+        "seconds": row["default"]["seconds"],
+        "memory_bytes": sizes["argument"] + sizes["temp"] + sizes["output"] - sizes["alias"],
+        "allocated_bytes": row["memory_after"]["peak_bytes_in_use"],
+        "kernels": row["default"]["count"],
+    }
+
+
+def lines(rows: Sequence[dict[str, Any]], group: str) -> Iterator[str]:
+    """A table of predictions and measurements, and mean errors."""
+    found = jax_steps.steps(group)
+    off: dict[str, list[float]] = {name: [] for name in FIELDS}
+    held = []
+    yield f"{'step':20} {'GPU ms':>17} {'iteration ms':>17} {'MiB':>15} {'kernels':>13}  in range"
+    for row in rows:
+        if row["name"] not in found:
+            continue
+        true = measured(found[row["name"]])
+        for name in FIELDS:
+            off[name].append(row[name] / true[name] - 1)
+        inside = row["low_s"] <= true["seconds"] <= row["high_s"]
+        held.append(inside)
+        yield (
+            f"{row['name']:20} {row['gpu_s'] * 1e3:8.3f} {true['gpu_s'] * 1e3:8.3f} "
+            f"{row['seconds'] * 1e3:8.3f} {true['seconds'] * 1e3:8.3f} "
+            f"{row['memory_bytes'] / 2**20:7.0f} {true['memory_bytes'] / 2**20:7.0f} "
+            f"{row['kernels']:6.0f} {true['kernels']:6.0f}  {'yes' if inside else 'no'} "
+            f"{off['gpu_s'][-1]:+.1%}"
+        )
+    for name, errors in off.items():
+        size = np.abs(errors)
+        median = np.median(size)
+        yield f"{name}: mean error {size.mean():.1%}, median {median:.1%}, {len(size)} steps"
+    yield f"in range: {sum(held)} of {len(held)}"
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Predict the steps of a group and compare them with what was measured."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("group", nargs="?", default="fit", choices=("fit", "blind"))
+    parser.add_argument("--write", type=Path, help="write the predictions here")
+    parser.add_argument("--read", type=Path, help="take predictions that were written before")
+    parser.add_argument("--steps", nargs="*", help="only these")
+    options = parser.parse_args(given)
+    if options.read:
+        rows = json.loads(options.read.read_text(encoding="utf-8"))
+    else:
+        cases = [c for c in steps_of(options.group) if not options.steps or c.name in options.steps]
+        rows = [predicted(case) for case in cases]
+    if options.write:
+        options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    else:
+        print("\n".join(lines(rows, options.group)))

@@ -1,0 +1,277 @@
+"""What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic.
+
+The description is that of Inductor's fused kernels (`wavecast.ops.fused`): points, terms of a sum,
+bytes by how they are reached, and operations for each point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+from wavecast.ops.fused import XLA_LOOP, XLA_REDUCTION, XLA_ROWS, XLA_SCATTER, XLA_TRANSPOSE
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+FREE = frozenset(
+    "parameter constant tuple get-tuple-element bitcast bitcast-convert convert copy broadcast "
+    "reshape transpose slice dynamic-slice dynamic-update-slice concatenate pad iota gather "
+    "reverse fusion call".split()
+)
+"""Instructions that compute nothing for each element."""
+_SPECIAL = frozenset(
+    "exponential exponential-minus-one log log-plus-one logistic tanh sine cosine tan power divide "
+    "remainder sqrt rsqrt cbrt erf atan2 expm1 log1p".split()
+)
+_SPECIAL_OPERATIONS = 8
+_SHORT_NAMES = {"sine": "sin", "cosine": "cos"}
+_TRANSPARENT = ("bitcast", "convert", "copy", "reshape", "bitcast-convert", "negate")
+"""Instructions with one operand through which an access is followed."""
+_SLICES = ("slice", "dynamic-slice", "gather")
+_UPDATES = ("dynamic-update-slice", "scatter")
+_IN_REGISTERS = "__triton"
+
+
+@dataclass
+class _Sums:
+    """What the instructions of a fusion add up to."""
+
+    operations: float = 0.0
+    loads: float = 0.0
+    names: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Access:
+    nbytes: int = 0
+    strided: int = 0
+    indirect: int = 0
+    atomic: int = 0
+
+
+def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...]) -> Op:
+    """The op of a fusion, or of an instruction that runs as a kernel of its own."""
+    body = module.called(fusion) or _alone(fusion, inputs)
+    heroes = [one for one in body.instructions if one.opcode in ("reduce", "reduce-window")]
+    longest = max(heroes, key=lambda one: _terms(one, body), default=None)
+    kind = fusion.attribute("kind")
+    backend = fusion.backend.get("fusion_backend_config", {}).get("kind", "")
+    name = _name(kind, str(backend), body, longest)
+    outputs = tuple(_written(body))
+    points = max((access.points for access in outputs), default=1)
+    reduction, inner = 1, False
+    if longest is not None and name in (XLA_REDUCTION, XLA_ROWS):
+        whole = _reduced(longest, body)
+        reduction = max(whole.numel // max(longest.shape.numel, 1), 1)
+        points = max(max(points, whole.numel) // reduction, 1)
+        inner = _is_inner(longest, whole)
+    shares = _demands(body)
+    reads = [_read(body, one, name, shares[one.name]) for one in body.parameters]
+    sums = _summed(body, shares)
+    work = max(points * reduction, 1)
+    attrs: dict[str, Scalar] = {
+        "points": points,
+        "reduction": reduction,
+        "read_bytes": sum(access.nbytes for access in reads)
+        + sum(output.read_bytes for output in outputs),
+        "write_bytes": sum(output.nbytes for output in outputs),
+        "strided_bytes": sum(access.strided for access in reads),
+        "indirect_bytes": sum(access.indirect for access in reads)
+        + sum(output.indirect for output in outputs),
+        "atomic_bytes": sum(output.atomic for output in outputs),
+        "loads": round(max(sums.loads / work, 0.0), 3),
+        "arithmetic": round(sums.operations / work, 3),
+        "fused": ",".join(sorted(sums.names)),
+    }
+    if reduction > 1:
+        attrs["inner"] = inner
+    return Op(name, _specs(inputs), _specs(fusion.shapes), tuple(attrs.items()))
+
+
+def _specs(shapes: tuple[Shape, ...]) -> tuple[TensorSpec, ...]:
+    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+
+
+def _alone(instruction: Instruction, inputs: tuple[Shape, ...]) -> Computation:
+    """A computation of one instruction, for those that XLA did not fuse."""
+    parameters = [
+        Instruction(operand, "parameter", (shape,), (), str(position), "")
+        for position, (operand, shape) in enumerate(zip(instruction.operands, inputs, strict=False))
+    ]
+    unique = {one.name: one for one in parameters}
+    root = Instruction(
+        f"{instruction.name}.alone",
+        instruction.opcode,
+        instruction.shapes,
+        instruction.operands,
+        instruction.inside,
+        instruction.attributes,
+        True,
+    )
+    return Computation(instruction.name, (*unique.values(), root))
+
+
+def _name(kind: str, backend: str, body: Computation, longest: Instruction | None) -> str:
+    opcodes = {one.opcode for one in body.instructions}
+    if "scatter" in opcodes or "select-and-scatter" in opcodes:
+        return XLA_SCATTER
+    is_sum = longest is not None and longest.opcode == "reduce"
+    if backend == _IN_REGISTERS:
+        return XLA_ROWS if is_sum else XLA_LOOP
+    if kind == "kInput" and is_sum:
+        return XLA_REDUCTION
+    if kind == "" and body.root.opcode == "reduce":
+        return XLA_REDUCTION
+    if kind == "kInput" and "transpose" in opcodes:
+        return XLA_TRANSPOSE
+    if body.root.opcode in ("copy", "transpose") and _turns(body.root, body):
+        return XLA_TRANSPOSE
+    return XLA_LOOP
+
+
+def _turns(instruction: Instruction, body: Computation) -> bool:
+    """Whether an instruction writes elements in another order than it reads them."""
+    source = body.by_name.get(instruction.operands[0]) if instruction.operands else None
+    if source is None:
+        return False
+    if instruction.opcode == "transpose":
+        return True
+    return source.shape.minor_to_major != instruction.shape.minor_to_major
+
+
+def _reduced(one: Instruction, body: Computation) -> Shape:
+    source = body.by_name.get(one.operands[0]) if one.operands else None
+    return one.shape if source is None else source.shape
+
+
+def _terms(one: Instruction, body: Computation) -> int:
+    return _reduced(one, body).numel if one.opcode == "reduce" else 0
+
+
+def _is_inner(one: Instruction, whole: Shape) -> bool:
+    """Whether the terms of a sum are neighbours in memory."""
+    dims = {int(dim) for dim in one.attribute("dimensions").strip("{}").split(",") if dim}
+    order = whole.minor_to_major or tuple(reversed(range(len(whole.dims))))
+    longer = [dim for dim in order if whole.dims[dim] > 1]
+    return bool(longer) and longer[0] in dims
+
+
+@dataclass(frozen=True)
+class _Output:
+    nbytes: int
+    points: int
+    read_bytes: int = 0
+    indirect: int = 0
+    atomic: int = 0
+
+
+def _written(body: Computation) -> Iterator[_Output]:
+    """What each result of a fusion writes; an update in place writes only what it updates."""
+    root = body.root
+    results = [body.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
+    for result in results:
+        source = _behind(result, body)
+        if source.opcode == "dynamic-update-slice":
+            update = body.by_name[source.operands[1]].shape
+            yield _Output(update.nbytes, update.numel)
+        elif source.opcode in ("scatter", "select-and-scatter"):
+            update = body.by_name[source.operands[-1 if source.opcode == "scatter" else 1]].shape
+            item = source.shape.nbytes // max(source.shape.numel, 1)
+            added = update.numel * item
+            yield _Output(added, update.numel, added, added, update.numel * 4)
+        else:
+            for shape in result.shapes:
+                yield _Output(shape.nbytes, shape.numel)
+
+
+def _behind(one: Instruction, body: Computation) -> Instruction:
+    while one.opcode in ("bitcast", "copy", "reshape") and one.operands:
+        one = body.by_name[one.operands[0]]
+    return one
+
+
+def _demands(body: Computation) -> dict[str, float]:
+    """The share of each instruction's elements that the kernel computes or reads.
+
+    A slice needs only part of its operand, and an update in place does not read what it updates.
+    """
+    shares: dict[str, float] = {body.root.name: 1.0}
+    for one in reversed(body.instructions):
+        share = min(shares.get(one.name, 0.0), 1.0)
+        shares[one.name] = share
+        for position, operand in enumerate(one.operands):
+            if operand not in body.by_name:
+                continue
+            needed = _needed(one, position, body.by_name[operand].shape.numel, share)
+            if one.opcode in _SLICES and position == 0:
+                shares[operand] = shares.get(operand, 0.0) + needed
+            else:
+                shares[operand] = max(shares.get(operand, 0.0), needed)
+    return shares
+
+
+def _needed(one: Instruction, position: int, numel: int, share: float) -> float:
+    """The share of an operand that a share of an instruction's result needs."""
+    if one.opcode in _UPDATES and position == 0:
+        return 0.0
+    if one.opcode in _SLICES and position == 0:
+        return share * one.shape.numel / max(numel, 1)
+    return 1.0 if one.opcode in _UPDATES else share
+
+
+def _read(body: Computation, parameter: Instruction, name: str, share: float) -> _Access:
+    """How a parameter is read: whole or in part, in order, in strides or at looked-up places."""
+    nbytes = int(parameter.shape.nbytes * share)
+    uses = list(_uses(body, parameter))
+    strided = name == XLA_LOOP and any(user.opcode == "transpose" for user, _ in uses)
+    looked_up = any(user.opcode == "gather" and position == 0 for user, position in uses)
+    return _Access(nbytes, nbytes if strided else 0, nbytes if looked_up else 0)
+
+
+def _uses(body: Computation, one: Instruction) -> Iterator[tuple[Instruction, int]]:
+    for user, position in body.users.get(one.name, ()):
+        if user.opcode in _TRANSPARENT and user.shape.numel == one.shape.numel:
+            behind = list(_uses(body, user))
+            yield from behind or [(user, position)]
+        else:
+            yield user, position
+
+
+def _summed(body: Computation, shares: dict[str, float]) -> _Sums:
+    sums = _Sums()
+    for one in body.instructions:
+        count = one.shape.numel * shares[one.name]
+        if one.opcode == "parameter":
+            wanted = [
+                user.shape.numel * shares[user.name]
+                for user, position in body.users.get(one.name, ())
+                if user.opcode not in _UPDATES
+            ]
+            sums.loads += max(wanted, default=count)
+            continue
+        if one.opcode in FREE:
+            continue
+        sums.names.add(_SHORT_NAMES.get(one.opcode, one.opcode))
+        weight = _SPECIAL_OPERATIONS if one.opcode in _SPECIAL else 1
+        if one.opcode == "reduce":
+            count = _reduced(one, body).numel * shares[one.name]
+        elif one.opcode in ("reduce-window", "select-and-scatter"):
+            count *= _window(one)
+        elif one.opcode == "dot":
+            count *= 2 * _contracted(one, body)
+        sums.operations += weight * count
+    return sums
+
+
+def _window(one: Instruction) -> int:
+    for part in one.attribute("window").strip("{}").split():
+        if part.startswith("size="):
+            return math.prod(int(size) for size in part[len("size=") :].split("x"))
+    return 1
+
+
+def _contracted(one: Instruction, body: Computation) -> int:
+    left = body.by_name[one.operands[0]].shape
+    dims = one.attribute("lhs_contracting_dims").strip("{}").split(",")
+    return math.prod(left.dims[int(dim)] for dim in dims if dim)

@@ -1,0 +1,300 @@
+"""The scheduled HLO of a compiled module, read from its text.
+
+Only what a step's trace needs is kept: computations, instructions with shapes and operands, and a
+few attributes. Anything else stays as text in `Instruction.attributes`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wavecast.errors import InvalidInput
+from wavecast.traces.step import DTYPE_BYTES, TensorSpec
+
+DTYPES = {
+    **{f"s{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"u{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+    **{"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"},
+    **{"c64": "complex64", "c128": "complex128", "s4": "int8", "u4": "uint8"},
+    **{"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0fnu": "float8_e8m0fnu"},
+}
+"""HLO's element types by our names. Four bits are counted as a byte."""
+HOST_SPACE = "S(5)"
+"""The memory space of the host, in a layout."""
+_SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{\s*$")
+_INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
+_OPERAND = re.compile(r"%([\w.\-]+)")
+_FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)")
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) function_name_id=\d+ line=(\d+)")
+_FILE = re.compile(r'^(\d+) "(.*)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of an array: its dimensions, and their order in memory."""
+
+    element: str
+    """HLO's name of the element type: "bf16"."""
+    dims: tuple[int, ...]
+    minor_to_major: tuple[int, ...] = ()
+    host: bool = False
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.dims)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements; 0 for tokens and opaque values."""
+        return self.numel * DTYPE_BYTES.get(DTYPES.get(self.element, ""), 0)
+
+    @property
+    def spec(self) -> TensorSpec | None:
+        """The shape as a tensor; None for a token."""
+        dtype = DTYPES.get(self.element)
+        if dtype is None:
+            return None
+        order = self.minor_to_major
+        strides = None
+        if order and order != tuple(reversed(range(len(self.dims)))):
+            steps, step = [0] * len(self.dims), 1
+            for dim in order:
+                steps[dim] = step
+                step *= self.dims[dim]
+            strides = tuple(steps)
+        return TensorSpec(self.dims, dtype, strides, "cpu" if self.host else "cuda")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction: what it computes, from what, and where it comes from."""
+
+    name: str
+    opcode: str
+    shapes: tuple[Shape, ...]
+    """The shapes of its result; several for a tuple, whose nesting is left out."""
+    operands: tuple[str, ...]
+    inside: str
+    """The text between the parentheses of its operands."""
+    attributes: str
+    is_root: bool = False
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of its (first) result."""
+        return self.shapes[0] if self.shapes else Shape("token", ())
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether the result is a tuple."""
+        return len(self.shapes) != 1
+
+    def attribute(self, name: str) -> str:
+        """The text of an attribute: `kind=kLoop` gives "kLoop"; empty if it is absent."""
+        found = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
+        return found[1] if found else ""
+
+    def computation(self, name: str) -> str:
+        """The computation that an attribute names: `calls`, `body`, `condition`, `to_apply`."""
+        return self.attribute(name).lstrip("%")
+
+    @property
+    def target(self) -> str:
+        """The target of a custom call; empty for other instructions."""
+        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return found[1] if found else ""
+
+    @cached_property
+    def backend(self) -> Mapping[str, Any]:
+        """The backend's configuration, which XLA writes as JSON; empty if it has none."""
+        at = self.attributes.find("backend_config={")
+        if at < 0:
+            return {}
+        text = self.attributes[at + len("backend_config=") :]
+        try:
+            found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
+        except json.JSONDecodeError:
+            return {}
+        return found
+
+    @property
+    def op_name(self) -> str:
+        """The path of the JAX operation that it comes from, as in "jit(step)/jvp(net)/add"."""
+        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+        return found[1].replace("\\'", "'") if found else ""
+
+    @property
+    def frame(self) -> int | None:
+        """The number of its stack frame in the module's tables."""
+        found = re.search(r"stack_frame_id=(\d+)", self.attributes)
+        return int(found[1]) if found else None
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they run."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Instruction]:
+        """The instructions by name."""
+        return {one.name: one for one in self.instructions}
+
+    @cached_property
+    def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return next((one for one in self.instructions if one.is_root), self.instructions[-1])
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[tuple[Instruction, int], ...]]:
+        """The instructions that read each one, with the operand's position."""
+        found: dict[str, list[tuple[Instruction, int]]] = {}
+        for one in self.instructions:
+            for position, operand in enumerate(one.operands):
+                found.setdefault(operand, []).append((one, position))
+        return {name: tuple(uses) for name, uses in found.items()}
+
+    @cached_property
+    def parameters(self) -> tuple[Instruction, ...]:
+        """Its parameters, in their order."""
+        found = [one for one in self.instructions if one.opcode == "parameter"]
+        return tuple(sorted(found, key=lambda one: int(one.inside)))
+
+
+@dataclass(frozen=True)
+class HloModule:
+    """A compiled module: its computations, and the tables of source lines."""
+
+    computations: Mapping[str, Computation]
+    entry: Computation
+    aliases: Mapping[int, int]
+    """The parameter whose memory each result takes over, by the position of the result."""
+    lines: Mapping[int, str]
+    """The source line of each stack frame: "train.py:12"."""
+    partitions: int = 1
+
+    def called(self, instruction: Instruction, attribute: str = "calls") -> Computation | None:
+        """The computation that an instruction calls; None if it calls none."""
+        return self.computations.get(instruction.computation(attribute))
+
+    def line(self, instruction: Instruction) -> str:
+        """The source line of an instruction; empty if unknown."""
+        if instruction.frame is not None:
+            return self.lines.get(instruction.frame, "")
+        file = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.attributes)
+        return f"{file[1].rpartition('/')[2]}:{file[2]}" if file else ""
+
+
+def read_hlo(text: str) -> HloModule:
+    """The module in the text of scheduled HLO.
+
+    Raises:
+        InvalidInput: it is no HLO module, or has not been scheduled.
+    """
+    lines = text.splitlines()
+    if not lines or not lines[0].startswith("HloModule"):
+        raise InvalidInput("this is no HLO module; it must begin with HloModule")
+    if "is_scheduled=true" not in lines[0]:
+        raise InvalidInput("the HLO module is not scheduled; give the one that XLA compiled")
+    computations: dict[str, Computation] = {}
+    entry: Computation | None = None
+    name, is_entry, body = "", False, list[Instruction]()
+    for line in lines[1:]:
+        if begun := _COMPUTATION.match(line):
+            is_entry, name, body = bool(begun[1]), begun[2], []
+        elif line.startswith("}") and name:
+            computations[name] = Computation(name, tuple(body))
+            entry = computations[name] if is_entry else entry
+            name = ""
+        elif name and (instruction := _instruction(line)) is not None:
+            body.append(instruction)
+    if entry is None:
+        raise InvalidInput("the HLO module has no ENTRY computation")
+    partitions = re.search(r"num_partitions=(\d+)", lines[0])
+    return HloModule(
+        computations,
+        entry,
+        dict(_aliases(lines[0])),
+        _source_lines(lines),
+        int(partitions[1]) if partitions else 1,
+    )
+
+
+def _instruction(line: str) -> Instruction | None:
+    begun = _INSTRUCTION.match(line)
+    if begun is None:
+        return None
+    at = begun.end()
+    end = _end_of_shape(line, at)
+    shapes = tuple(_shapes(line[at:end]))
+    opened = line.find("(", end)
+    if opened < 0:
+        return None
+    opcode = line[end:opened].strip()
+    closed = _closing(line, opened)
+    inside = line[opened + 1 : closed]
+    operands = () if opcode in ("parameter", "constant") else tuple(_OPERAND.findall(inside))
+    return Instruction(
+        begun[2], opcode, shapes, operands, inside, line[closed + 1 :], bool(begun[1])
+    )
+
+
+def _end_of_shape(line: str, at: int) -> int:
+    """Where a shape ends: a tuple at its closing parenthesis, else at the first space."""
+    if line[at] == "(":
+        return _closing(line, at) + 1
+    space = line.find(" ", at)
+    return len(line) if space < 0 else space
+
+
+def _closing(line: str, opened: int) -> int:
+    depth = 0
+    for at in range(opened, len(line)):
+        depth += (line[at] == "(") - (line[at] == ")")
+        if depth == 0:
+            return at
+    return len(line)
+
+
+def _shapes(text: str) -> Iterator[Shape]:
+    for element, dims, layout in _SHAPE.findall(text):
+        sizes = tuple(int(size.lstrip("<=")) for size in dims.split(",") if size)
+        order, _, space = layout.partition(":")
+        minor = tuple(int(dim) for dim in order.split(",") if dim.isdigit())
+        yield Shape(element, sizes, minor, HOST_SPACE in space)
+
+
+def _aliases(header: str) -> Iterator[tuple[int, int]]:
+    """Pairs of result and parameter that share memory: `{3}: (3, {}, may-alias)`."""
+    for result, parameter in re.findall(r"\{(\d*)\}: \((\d+), \{[\d, ]*\}, \w+-alias\)", header):
+        yield int(result or 0), int(parameter)
+
+
+def _source_lines(lines: list[str]) -> Mapping[int, str]:
+    """The line of source of each stack frame, from the tables before the computations."""
+    files: dict[str, str] = {}
+    locations: dict[str, str] = {}
+    frames: dict[int, str] = {}
+    table = ""
+    for line in lines[1:]:
+        if line.startswith(("%", "ENTRY")):
+            break
+        if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+            table = line
+        elif table == "FileNames" and (found := _FILE.match(line)):
+            files[found[1]] = found[2].rpartition("/")[2]
+        elif table == "FileLocations" and (found := _LOCATION.match(line)):
+            locations[found[1]] = f"{files.get(found[2], '')}:{found[3]}"
+        elif table == "StackFrames" and (found := _FRAME.match(line)):
+            frames[int(found[1])] = locations.get(found[2], "")
+    return frames

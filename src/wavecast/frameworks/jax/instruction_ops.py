@@ -1,0 +1,156 @@
+"""The ops that HLO instructions run as: library calls, fused kernels, collectives, copies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavecast.frameworks.jax import libraries
+from wavecast.frameworks.jax.fusions import FREE, fusion_op
+from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+from wavecast.traces.step import Op, Scalar, TensorSpec
+
+VIEWS = frozenset(
+    "bitcast tuple get-tuple-element parameter constant after-all opt-barrier partition-id "
+    "replica-id add-dependency domain get-dimension-size".split()
+)
+"""Instructions that run no kernel."""
+COLLECTIVES = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "send",
+    "collective-broadcast": "broadcast",
+}
+_UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call fft".split())
+_LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """An op, and which operands of its instruction it reads; None is the result itself."""
+
+    op: Op
+    reads: tuple[int | None, ...]
+    writes: int
+    """How many of the instruction's results it writes, the first ones."""
+
+
+def planned_call(
+    module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
+) -> PlannedCall | None:
+    """The op of an instruction; None if it runs no kernel.
+
+    `padded` says how many of its operands were only padded for it.
+    """
+    opcode = instruction.opcode.removesuffix("-start")
+    if opcode in VIEWS or instruction.opcode.endswith("-done"):
+        return None
+    if opcode in COLLECTIVES:
+        return _collective(module, instruction, inputs, COLLECTIVES[opcode])
+    if opcode == "custom-call":
+        return _custom_call(instruction, inputs, padded)
+    if opcode in _UNREAD:
+        return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
+    if opcode in ("sort", "topk"):
+        return _sort(instruction, inputs)
+    if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
+        return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
+    body = module.called(instruction)
+    if body is not None and is_padding(body):
+        return None
+    if body is not None and instruction.attribute("kind") == "kCustom":
+        inner = libraries.nested_matmul(body, instruction)
+        if inner is not None:
+            return _nested(inner, instruction, inputs)
+    return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
+
+
+def is_padding(body: Computation) -> bool:
+    """Whether a fusion only pads a tensor, as XLA does for cuBLAS alone.
+
+    On a GPU, XLA takes a Triton kernel there, which needs no padding.
+    """
+    return body.root.opcode == "pad" and all(one.opcode in FREE for one in body.instructions)
+
+
+def _specs(shapes: Sequence[Shape]) -> tuple[TensorSpec, ...]:
+    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+
+
+def _all(op: Op, inputs: Sequence[Shape]) -> PlannedCall:
+    known = tuple(position for position, shape in enumerate(inputs) if shape.spec is not None)
+    return PlannedCall(op, known[: len(op.inputs)], len(op.outputs))
+
+
+def _nested(op: Op, instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    """A matmul in Triton: its matrices are the first operands, and what is fused is not counted."""
+    reads = (0, min(1, len(inputs) - 1))
+    return PlannedCall(op, reads, 1)
+
+
+def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> PlannedCall:
+    target = instruction.target
+    made: libraries.LibraryCall | None = None
+    if target.startswith(libraries.MATMULS) and len(inputs) > 1:
+        made = libraries.matmul(instruction, inputs, padded)
+    elif target in libraries.CONVOLUTIONS:
+        made = libraries.convolution(instruction, inputs)
+    elif target.startswith(libraries.ATTENTION) and all(len(s.dims) == 4 for s in inputs[:3]):
+        made = libraries.attention(instruction, inputs)
+    if made is not None:
+        return PlannedCall(made.op, made.reads, len(made.op.outputs))
+    if "TopK" in target or "Sort" in target:
+        return _sort(instruction, inputs)
+    name = re.sub(r"\W+", "_", target).strip("_") or "unnamed"
+    return _unread(instruction, inputs, f"xla.custom_call.{name}")
+
+
+def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> PlannedCall:
+    """An op that has no formula, so that a prediction names it as unpredicted."""
+    return _all(Op(name, _specs(inputs), _specs(instruction.shapes)), inputs)
+
+
+def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    found = re.search(r"\d+", instruction.attribute("dimensions"))
+    dim = int(found[0]) if found else len(inputs[0].dims) - 1
+    attrs: tuple[tuple[str, Scalar], ...] = (("dim", dim),)
+    op = Op("aten.sort", _specs(inputs[:1]), _specs(instruction.shapes[:2]), attrs)
+    return PlannedCall(op, (0,), len(op.outputs))
+
+
+def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:
+    """Whether a copy goes from the GPU to the host, or back."""
+    return bool(inputs) and inputs[0].host != instruction.shape.host
+
+
+def _collective(
+    module: HloModule, instruction: Instruction, inputs: Sequence[Shape], name: str
+) -> PlannedCall:
+    """A collective, with the number of ranks of a group and the stride between them."""
+    first, ranks = _ranks(instruction.attributes, module.partitions)
+    stride = first[1] - first[0] if len(first) > 1 else 1
+    ranks = 2 if name == "send" else ranks
+    attrs: tuple[tuple[str, Scalar], ...] = (("ranks", ranks), ("stride", max(stride, 1)))
+    outputs = _specs(instruction.shapes)
+    if instruction.opcode.endswith("-start") and len(outputs) > len(inputs):
+        outputs = outputs[len(inputs) :] if len(outputs) >= 2 * len(inputs) else outputs
+    outputs = outputs[: len(inputs)]
+    return _all(Op(f"nccl.{name}", _specs(inputs), outputs, attrs), inputs)
+
+
+def _ranks(text: str, partitions: int) -> tuple[list[int], int]:
+    """The first group of `replica_groups={{0,1},{2,3}}` or `[2,4]<=[8]`, and its size."""
+    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
+    if listed:
+        group = [int(rank) for rank in listed[1].split(",")]
+        return group, len(group)
+    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\([\d,]+\))?", text)
+    if tiled:
+        groups, size = int(tiled[1]), int(tiled[2])
+        stride = groups if tiled[4] else 1
+        return [rank * stride for rank in range(size)], size
+    return list(range(partitions)), partitions

@@ -1,0 +1,120 @@
+"""The private interfaces of JAX that are used, all in this file; tried with jax 0.9.2 to 0.10.2.
+
+`lower` runs in the user's process, `compile_module` in a process of its own.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from typing import Any
+
+from wavecast.hardware.device import Device
+
+OLDEST = "0.9.2"
+PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")
+"""The packages with XLA's compiler for CUDA, the one that is preferred first."""
+_CUDNN = 91200
+
+
+def version_of(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> str:
+    """JAX, jaxlib and the plugin with their versions, as `Trace.framework` says them."""
+    plugin = next((name for name in PLUGINS if version_of(name)), None)
+    packages = ["jax", "jaxlib", *([plugin] if plugin else [])]
+    return ", ".join(f"{name} {version_of(name)}" for name in packages)
+
+
+def bytecode(lowered: Any) -> bytes:
+    """A lowered step as bytes that another process can compile."""
+    stream = io.BytesIO()
+    lowered.compiler_ir("stablehlo").operation.write_bytecode(stream)
+    return stream.getvalue()
+
+
+def partitions(lowered: Any) -> int:
+    """Over how many devices a lowered step is spread."""
+    assignment = lowered._lowering.compile_args.get("device_assignment")
+    if assignment is None:
+        assignment = lowered._lowering.compile_args.get("device_list")
+    return max(len(assignment or (0,)), 1)
+
+
+@contextmanager
+def as_on(gpu: Device) -> Iterator[None]:
+    """JAX's checks of cuDNN answer as on a GPU, so that attention by cuDNN can be lowered."""
+    try:
+        from jax._src.cudnn import fused_attention_stablehlo as checks
+    except ImportError:
+        yield
+        return
+    have = gpu.compute_capability or (9, 0)
+
+    def at_least(wanted: str) -> bool:
+        return have >= _capability(wanted)
+
+    def equal(wanted: str) -> bool:
+        return have == _capability(wanted)
+
+    answers = {
+        "check_cudnn_version": lambda: _CUDNN,
+        "check_compute_capability": at_least,
+        "is_cuda_compute_capability_equal": equal,
+    }
+    kept = {name: getattr(checks, name) for name in answers if hasattr(checks, name)}
+    try:
+        for name in kept:
+            setattr(checks, name, answers[name])
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(checks, name, function)
+
+
+def _capability(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in str(text).split("."))
+
+
+def compile_module(
+    module: bytes, config: str, devices: int, options: Mapping[str, int | bool]
+) -> tuple[str, Mapping[str, int]]:
+    """The scheduled HLO of a module for a GPU that need not be there, and its memory.
+
+    Args:
+        module: what `bytecode` gave.
+        config: XLA's target config of the GPU.
+        devices: over how many of them the step is spread.
+        options: further options of XLA.
+    """
+    from jax._src import compiler
+    from jax._src.interpreters import mlir
+    from jax._src.lib import xla_client
+    from jax._src.lib.mlir import ir
+    from jax.experimental import topologies
+
+    topology = topologies.get_topology_desc(
+        platform="cuda", target_config=config, topology=f"1x1x{devices}"
+    )
+    chosen = topology.devices[:devices]
+    given = compiler.get_compile_options(1, devices, env_options_overrides=dict(options))
+    if devices > 1:
+        given.executable_build_options.use_spmd_partitioning = True
+        given.executable_build_options.use_shardy_partitioner = True
+    with mlir.make_ir_context():
+        parsed = ir.Module.parse(module)
+        made = compiler.backend_compile_and_load(
+            chosen[0].client, parsed, xla_client.DeviceList(tuple(chosen)), given, []
+        )
+    stats = made.get_compiled_memory_stats()
+    names = ("argument", "output", "alias", "temp")
+    sizes = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
+    return made.hlo_modules()[0].to_string(), sizes

@@ -1,0 +1,183 @@
+"""`wavecast.trace_jax`, and the steps that a function of the user's returns."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, overload
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.jax import keras_steps
+from wavecast.frameworks.jax.driver import check_installed
+from wavecast.frameworks.jax.tracing import lowered_step, traces_for
+from wavecast.hardware.device import Device
+from wavecast.hardware.devices import device
+from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.traces.step import Trace
+
+DEFAULT_GPU = "h100-sxm-80gb"
+"""The GPU that a step is compiled for if none is named."""
+_FORM = (
+    "return a jitted function and its arguments: `return step, (state, batch)`; arguments may be "
+    "arrays or jax.ShapeDtypeStruct"
+)
+
+
+class JaxStep(NamedTuple):
+    """A function and the arguments of one call of it."""
+
+    step: Callable[..., Any]
+    arguments: tuple[Any, ...]
+
+
+@overload
+def trace_jax(
+    step: Callable[..., Any],
+    *arguments: Any,
+    gpu: Device | str | None = None,
+    gpus: None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    progress: Callable[[int], None] | None = None,
+    **named: Any,
+) -> Trace: ...
+
+
+@overload
+def trace_jax(
+    step: Callable[..., Any],
+    *arguments: Any,
+    gpus: Sequence[Device | str],
+    samples: int | None = None,
+    unit: str = "samples",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    progress: Callable[[int], None] | None = None,
+    **named: Any,
+) -> FamilyTraces: ...
+
+
+def trace_jax(
+    step: Callable[..., Any],
+    *arguments: Any,
+    gpu: Device | str | None = None,
+    gpus: Sequence[Device | str] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    donate_argnums: int | Sequence[int] | None = None,
+    static_argnums: int | Sequence[int] | None = None,
+    static_argnames: str | Sequence[str] | None = None,
+    progress: Callable[[int], None] | None = None,
+    **named: Any,
+) -> Trace | FamilyTraces:
+    """The trace of a JAX training step, as XLA compiles it for a GPU. It needs no GPU.
+
+    Example:
+        ```python
+        step = jax.jit(train_step, donate_argnums=0)
+        trace = wavecast.trace_jax(step, state, batch, gpu="h100-sxm-80gb", samples=64)
+        wavecast.predict(trace, "h100-sxm-80gb").seconds
+        ```
+
+    The step is lowered by your own jax and compiled in another process, for each GPU anew. Code
+    that asks `jax.default_backend()` is told "cpu". If a mesh has several devices, the trace is
+    that of one of them, with its collectives.
+
+    Args:
+        step: the function, jitted or not. Donated arguments of a jitted one stay donated.
+        arguments: its arguments: arrays, `jax.ShapeDtypeStruct`, or trees of them.
+        gpu: the GPU to compile for; an H100 if None.
+        gpus: several GPUs instead. `FamilyTraces` comes back, which `predict` and `memory` take.
+        samples: how many samples (or other `unit`) one step consumes, for throughput.
+        unit: what `samples` counts.
+        donate_argnums: for a function that is not jitted, as for `jax.jit`.
+        static_argnums: the same.
+        static_argnames: the same.
+        progress: called with the number of GPUs for which the step is compiled.
+        named: named arguments of the step.
+
+    Raises:
+        CaptureError: JAX or XLA refuses the step; the message is theirs.
+        InvalidInput: the GPU is none that XLA compiles for.
+        MissingExtra: jax or XLA's compiler is not installed.
+    """
+    if gpu is not None and gpus is not None:
+        raise InvalidInput("trace_jax takes only one of gpu and gpus; leave out the other")
+    if isinstance(gpus, str) or (gpus is not None and not gpus):
+        raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
+    wanted = [_device(one) for one in (gpus or [gpu or DEFAULT_GPU])]
+    jit = {
+        "donate_argnums": donate_argnums,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+    }
+    lowered = lowered_step(step, arguments, named, wanted[0], jit)
+    made = traces_for(lowered, wanted, samples=samples, unit=unit, done=progress)
+    return FamilyTraces(tuple(made)) if gpus is not None else made[0]
+
+
+def _device(gpu: Device | str) -> Device:
+    return device(gpu) if isinstance(gpu, str) else gpu
+
+
+def captured_jax(
+    make_step: Callable[[], Any],
+    *,
+    gpu: Device | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    ranks: int | None = None,
+) -> Trace:
+    """The trace of the step that a function of the user's returns, for one GPU.
+
+    Args:
+        make_step: builds state and batch, and returns the jitted step and its arguments.
+        gpu: the GPU to compile for.
+        samples: how many units one step consumes.
+        unit: what `samples` counts.
+        ranks: how many devices jax shall show, for code that makes a mesh.
+    """
+    check_installed()
+    _show_devices(ranks or 1)
+    target = gpu or device(DEFAULT_GPU)
+    made = step_of(make_step())
+    lowered = lowered_step(made.step, made.arguments, {}, target, {})
+    return traces_for(lowered, [target], samples=samples, unit=unit)[0]
+
+
+def _show_devices(count: int) -> None:
+    """Let jax run on the CPU, with several devices if the step needs them."""
+    if "jax" not in sys.modules:
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if count > 1:
+        import jax
+
+        try:
+            jax.config.update("jax_num_cpu_devices", count)
+        except RuntimeError as error:
+            if jax.device_count() < count:
+                raise InvalidInput(
+                    f"jax runs already, with {jax.device_count()} devices, so it cannot show "
+                    f"{count}; start a new process"
+                ) from error
+
+
+def step_of(made: Any) -> JaxStep:
+    """The step and its arguments that a function returned: a pair, a Keras model, or our own."""
+    if hasattr(made, "step") and hasattr(made, "shapes"):
+        return JaxStep(made.step, tuple(made.shapes()))
+    if keras_steps.is_model(made) or (
+        isinstance(made, tuple) and made and keras_steps.is_model(made[0])
+    ):
+        step, arguments = keras_steps.train_step(made)
+        return JaxStep(step, arguments)
+    if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):
+        raise InvalidInput(f"the function returned {type(made).__name__}, not a JAX step; {_FORM}")
+    step, *rest = made
+    is_one = len(rest) == 1 and isinstance(rest[0], tuple | list)
+    return JaxStep(step, tuple(rest[0] if is_one else rest))

@@ -1,0 +1,104 @@
+"""Scheduled HLO becomes calls: fusions, libraries, loops, and what nobody can read, by name."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+import wavecast
+from wavecast import ops
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.jax.assembly import scheduled
+from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.jax.origins import argument_of, module_of, phase_of
+from wavecast.frameworks.jax.tracing import trace_of
+from wavecast.hardware.devices import device
+from wavecast.traces.step import Phase, Role
+
+MODULE = Path(__file__).with_name("step.hlo").read_text(encoding="utf-8")
+GPU = device("h100-sxm-80gb")
+SIZES = {"argument": 425_984, "output": 33_024, "alias": 32_768, "temp": 300_000}
+
+
+def test_a_schedule_becomes_calls_with_loops_written_out() -> None:
+    trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
+    names = [call.op.name for call in trace if ops.launches(call.op)]
+    assert names == [
+        "aten.mm",
+        "xla.custom_call.their_kernel",
+        "xla.reduction",
+        *["xla.loop"] * 6,
+    ]
+    matmul, _, rows, first, *_ = (call for call in trace if ops.launches(call.op))
+    assert [t.shape for t in matmul.op.inputs] == [(256, 64), (64, 128)]
+    assert matmul.op.attr("precision") == "tf32"
+    assert (rows.op.attr("points"), rows.op.attr("reduction")) == (64, 128)
+    # Of the ten slices one is read, and the index.
+    assert rows.op.attr("read_bytes") == 64 * 128 * 4 + 4
+    assert (first.phase, first.module, first.line) == (
+        Phase.BACKWARD,
+        "net.blocks.1",
+        "train.py:12",
+    )
+    assert trace.calls[-1].phase is Phase.OPTIMIZER
+
+
+def test_values_lead_from_call_to_call() -> None:
+    trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
+    loops = [call for call in trace if call.op.name == "xla.loop"]
+    for before, after in pairwise(loops):
+        assert before.writes[0] in after.reads
+    for call in trace:
+        assert [trace.values[v].spec for v in call.reads] == list(call.op.inputs)
+        assert [trace.values[v].spec for v in call.writes] == list(call.op.outputs)
+
+
+def test_memory_is_what_xla_says() -> None:
+    needed = wavecast.memory(trace_of(CompiledModule(MODULE, SIZES), GPU), GPU)
+    whole = SIZES["argument"] + SIZES["output"] - SIZES["alias"] + SIZES["temp"]
+    assert needed.peak_bytes == pytest.approx(whole, rel=0.02)
+    roles = {a.role for a in needed.trace.allocations}
+    assert {Role.PARAMETER, Role.INPUT, Role.WORKSPACE} <= roles
+
+
+def test_what_cannot_be_read_is_unpredicted_by_name() -> None:
+    prediction = wavecast.predict(trace_of(CompiledModule(MODULE, SIZES), GPU), GPU)
+    assert "their_kernel" in str(prediction.unpredicted)
+    assert prediction.seconds > 0
+
+
+def test_a_trace_serves_only_the_gpu_that_it_was_compiled_for() -> None:
+    trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
+    elsewhere = wavecast.predict(trace, "h200-sxm")
+    assert any("XLA compiled the step for h100-sxm-80gb" in note for note in elsewhere.notes)
+
+
+def test_a_loop_of_unknown_length_is_named() -> None:
+    schedule = scheduled(read_hlo(MODULE.replace('"known_trip_count":{"n":"5"}', "")))
+    names = [call.op.name for call in schedule.calls]
+    assert "xla.while_of_unknown_length" in names
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no HLO module"),
+        ("HloModule x\n", "not scheduled"),
+        ("HloModule x, is_scheduled=true\n", "no ENTRY"),
+    ],
+)
+def test_other_texts_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        read_hlo(text)
+
+
+def test_names_of_operations_are_read() -> None:
+    flax = "jit(step)/transpose(jvp(ResNet))/stage.0/Conv_0/conv_general_dilated"
+    assert module_of(flax) == "ResNet.stage.0.Conv_0"
+    assert phase_of(flax) is Phase.BACKWARD
+    assert module_of("jit(step)/jvp(while)/body/jit(softmax)/exp") == ""
+    assert argument_of("state['params']['blocks'][3]['w']") == "state.params.blocks.3.w"
+    assert argument_of("state.opt_state[0].mu['w']") == "state.opt_state.0.mu.w"
