@@ -9,7 +9,15 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.planning.cost import Ranged, exactly
-from wavecast.planning.schedule.jobs import Aims, Fleet, Job, PlannedRun, Pool, RunOption, Schedule
+from wavecast.planning.schedule.jobs import (
+    Aims,
+    Fleet,
+    Job,
+    JobSchedule,
+    PlannedRun,
+    Pool,
+    RunOption,
+)
 from wavecast.planning.schedule.planned import make_plan
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.refusals import refuse_hopeless
@@ -191,5 +199,5 @@ def test_the_validator_finds_what_is_wrong() -> None:
 
 
 def test_equal_schedules_differ_not_by_the_time_of_the_search() -> None:
-    made = [Schedule(Aims(cost=1), (), 0.0, 1.0, "", solve_s=n) for n in (1.0, 2.0)]
+    made = [JobSchedule(Aims(cost=1), (), 0.0, 1.0, "", solve_s=n) for n in (1.0, 2.0)]
     assert made[0] == made[1]

@@ -206,7 +206,7 @@ class Aims:
 
 
 @dataclass(frozen=True, repr=False)
-class Schedule(Shown):
+class JobSchedule(Shown):
     """Jobs with their GPUs and times, and how good that is."""
 
     aims: Aims

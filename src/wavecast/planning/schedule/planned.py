@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wavecast.planning.schedule.jobs import Aims, Fleet, Job, PlannedRun, Schedule
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.reasons import reason
 from wavecast.planning.schedule.refusals import explain, refuse_hopeless
@@ -39,7 +39,7 @@ class JobsPlan(Shown):
     """A schedule that can be read: what runs where and when, and why."""
 
     fleet: Fleet
-    schedule: Schedule
+    schedule: JobSchedule
     jobs: tuple[JobPlan, ...]
     """The jobs in the order in which they start."""
     unmet: tuple[str, ...]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from wavecast.planning.schedule.bounds import Relaxation, relax
 from wavecast.planning.schedule.exact import ExactSearch, in_units, search, time_unit_s
 from wavecast.planning.schedule.greedy import greedy, rank
-from wavecast.planning.schedule.jobs import Aims, Fleet, Job, PlannedRun, Schedule
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.seating import Chosen, seat
 
 MOST_WHOLE = 400
@@ -41,7 +41,7 @@ def make_schedule(
     *,
     robust: bool = False,
     effort: Effort | None = None,
-) -> Schedule:
+) -> JobSchedule:
     """The best schedule that was found.
 
     Args:
@@ -66,10 +66,10 @@ def make_schedule(
     if not relaxation.is_possible or impossible:
         return replace(_least_late(planner, relaxation), solve_s=time.perf_counter() - began)
     took_s = time.perf_counter() - began
-    return Schedule(aims, runs, bound, unit_s, method, robust, took_s)
+    return JobSchedule(aims, runs, bound, unit_s, method, robust, took_s)
 
 
-def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> Schedule:
+def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> JobSchedule:
     """The schedule with the least tardiness, where not all deadlines can be met."""
     aims = replace(planner.aims, tardiness=1.0)
     soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
@@ -79,7 +79,7 @@ def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> Schedule:
         found = soft.search(soft.jobs, runs, unit_s, soft.effort.limit_s)
         runs, method = soft.better(runs, found.chosen, "CP-SAT")
         bound = found.bound
-    return Schedule(aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True)
+    return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True)
 
 
 @dataclass(frozen=True)

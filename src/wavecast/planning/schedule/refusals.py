@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from wavecast.errors import InvalidInput
-from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Schedule
+from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, JobSchedule
 
 
 def refuse_hopeless(fleet: Fleet, jobs: Sequence[Job]) -> None:
@@ -35,7 +35,7 @@ def _never_open(fleet: Fleet, pool: str, seconds: float) -> bool:
     return bool(windows) and not any(end - begin >= seconds for begin, end in windows)
 
 
-def explain(fleet: Fleet, jobs: Sequence[Job], schedule: Schedule) -> list[str]:
+def explain(fleet: Fleet, jobs: Sequence[Job], schedule: JobSchedule) -> list[str]:
     """Why deadlines are missed, one sentence for each reason, and what would meet them."""
     lines = list(_alone(jobs, schedule.is_robust))
     late = schedule.late
@@ -73,7 +73,7 @@ def _alone(jobs: Sequence[Job], robust: bool) -> Iterator[str]:
             )
 
 
-def _more_gpus(fleet: Fleet, schedule: Schedule) -> str:
+def _more_gpus(fleet: Fleet, schedule: JobSchedule) -> str:
     """How many GPUs of the pool that late jobs wait for would let them start when submitted."""
     waited: dict[str, int] = {}
     for run in schedule.late:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.planning.cost import Ranged
-from wavecast.planning.schedule.jobs import Fleet, PlannedRun, RunOption, Schedule
+from wavecast.planning.schedule.jobs import Fleet, JobSchedule, PlannedRun, RunOption
 from wavecast.planning.schedule.seating import seat
 from wavecast.planning.selection import SHARED_ERROR
 
@@ -55,7 +55,7 @@ class DrawnErrors:
         return middle * math.exp(drawn * spread)
 
 
-def outlooks(fleet: Fleet, schedule: Schedule, seed: int = 0) -> dict[str, Outlook]:
+def outlooks(fleet: Fleet, schedule: JobSchedule, seed: int = 0) -> dict[str, Outlook]:
     """The outlook of each job of a schedule, by its name."""
     count = max(20, min(200, _MOST_PLACED // max(1, len(schedule.runs))))
     drawn = [_carried_out(fleet, schedule.runs, DrawnErrors(seed + n)) for n in range(count)]
