@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from wavecast.planning.selection import (
     select,
     tells_apart,
 )
+from wavecast.planning.verification import is_verified
 
 DAY = datetime.date(2026, 8, 22)
 
@@ -135,3 +137,23 @@ def test_by_both_a_better_time_must_not_cost_more() -> None:
 @pytest.mark.parametrize(("gpus", "name"), [(1, "l4"), (8, "8 x l4")])
 def test_a_candidate_has_a_short_name(gpus: int, name: str) -> None:
     assert candidate("l4", 1, 1, gpus=gpus).name == name
+
+
+def test_gpus_that_nobody_measured_are_listed_apart_and_win_only_if_asked() -> None:
+    known = candidate("l4", 10, 5)
+    unknown = replace(candidate("mi300x", 5, 1), is_verified=False)
+    apart = select([known, unknown])
+    assert (apart.best, [one.name for one in apart.unverified]) == (apart.ranked[0], ["mi300x"])
+    assert [one.name for one in apart.ranked] == ["l4"]
+    asked = select([known, unknown], with_unverified=True)
+    assert asked.best is not None
+    assert (asked.best.name, asked.unverified) == ("mi300x", ())
+    assert not is_verified(device("mi300x"))
+    assert is_verified(device("h100-sxm-80gb"))
+
+
+def test_a_choice_at_four_times_the_money_is_never_as_good() -> None:
+    cheap, dear = candidate("l4", 10, 5.96, spread=3), candidate("a10", 9, 24.77, spread=3)
+    near = candidate("t4", 11, 6.5, spread=3)
+    for aim in (Aim.MONEY, Aim.BOTH):
+        assert [one.name for one in select([cheap, dear, near], aim).as_good] == ["t4"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import Memory, memory
@@ -14,8 +14,10 @@ from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
+from wavecast.planning.verification import is_verified
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.steps.parallel_steps import ParallelSteps
+from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import on_cluster, predict
 from wavecast.traces.step import Trace
 
@@ -23,10 +25,13 @@ LARGEST_TRIED = 1 << 16
 """No larger batch is tried."""
 _FAR = 1.25
 """A batch is not traced if smaller ones, extrapolated, need this many times the GPU's memory."""
+_NOT_FITTING = "does not fit"
 _UNPREDICTED = "too many of its ops cannot be predicted"
 
 TraceFor = Callable[[Device, int | None], Trace]
 """A function that traces the step for a GPU at a batch size; None asks for the user's own batch."""
+_WORTH_GROWING = 0.02
+"""A batch is doubled as long as a sample takes this much less of its time."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class TrainingQuestion:
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
     """Whether to search for the largest batch of each GPU."""
+    smaller: Mapping[str, TraceFor] = field(default_factory=dict)
+    """Settings that are tried where the step does not fit, with the function that traces it so."""
 
 
 def find_candidates(
@@ -75,10 +82,24 @@ def find_candidates(
         for count in wanted.counts:
             together = min(count, _machine_size(device))
             if not wanted.only_priced or book.cheapest(device.id, count, together=together):
-                found.append(_CandidateFinder(device, wanted, trace_for, book).candidate(count))
+                found.append(_best_settings(device, count, wanted, trace_for, book))
         if progress is not None:
             progress(index + 1, len(devices))
     return found
+
+
+def _best_settings(
+    device: Device, count: int, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
+) -> Candidate:
+    """The step as it is, or with the first settings with which it fits."""
+    first = _CandidateFinder(device, wanted, trace_for, book).candidate(count)
+    found, seen = first, is_verified(device)
+    for settings, smaller in wanted.smaller.items():
+        if found.cost is not None or not found.reason.startswith(_NOT_FITTING):
+            break
+        other = _CandidateFinder(device, wanted, smaller, book).candidate(count)
+        found = replace(other, settings=settings)
+    return replace(first if found.cost is None else found, is_verified=seen)
 
 
 def _machine_size(device: Device) -> int:
@@ -119,9 +140,33 @@ class _CandidateFinder:
         step = predict(trace, device, predictor=self._wanted.predictor, host=self._wanted.host)
         if not comparable(step):
             return Candidate(device, 1, batch, memory=needed, reason=_UNPREDICTED)
+        batch, trace, needed, step = self._grown(batch, trace, needed, step)
         cost = training_cost(step, self._plan(trace, 1), self._book.cheapest(device.id))
         largest = None if needed is None else self._largest(batch, needed)
         return Candidate(device, 1, batch, largest_batch=largest, memory=needed, cost=cost)
+
+    def _grown(
+        self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
+    ) -> tuple[int | None, Trace, Memory | None, Prediction]:
+        """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
+        wanted = self._wanted
+        is_given = wanted.batch is None or wanted.is_batch_fixed  # a saved trace has no other batch
+        if is_given or wanted.plan.global_batch is not None or not wanted.find_largest:
+            return batch, trace, needed, step
+        needs = [] if needed is None else [needed.needed_bytes]
+        while batch and needed is not None and batch * 2 <= LARGEST_TRIED:
+            if _far_too_large(needs, self._device):
+                break
+            larger = self._trace_for(self._device, batch * 2)
+            more = memory(larger, self._device)
+            if not more.fits:
+                break
+            slow = predict(larger, self._device, predictor=wanted.predictor, host=wanted.host)
+            if slow.seconds / 2 > (1 - _WORTH_GROWING) * step.seconds:
+                break
+            batch, trace, needed, step = batch * 2, larger, more, slow
+            needs.append(more.needed_bytes)
+        return batch, trace, needed, step
 
     def _on_several(self, count: int) -> Candidate:
         device, needed = self._device, None
@@ -149,6 +194,8 @@ class _CandidateFinder:
         """The plan; a batch smaller than the given one is accumulated to the given one."""
         plan, wanted = self._wanted.plan, self._wanted
         if plan.global_batch is not None or wanted.batch is None or trace.samples is None:
+            return plan
+        if trace.samples > wanted.batch * wanted.each:  # it was grown
             return plan
         return replace(plan, global_batch=wanted.batch * wanted.each * count)
 
@@ -204,5 +251,5 @@ def _far_too_large(needs: list[int], device: Device) -> bool:
 
 def _too_large(needed: Memory | None) -> str:
     if needed is None:
-        return "does not fit"
-    return f"does not fit: needs {needed.needed_bytes / (1 << 30):.1f} GiB"
+        return _NOT_FITTING
+    return f"{_NOT_FITTING}: needs {needed.needed_bytes / (1 << 30):.1f} GiB"

@@ -133,7 +133,8 @@ class PriceBook:
     def cheapest(self, device_id: str, gpus: int = 1, *, together: int = 1) -> Price | None:
         """The offer at which so many GPUs cost least; whole machines are paid. None if unknown.
 
-        Offers of a GPU without the machine around it count only if there are no others.
+        Offers of a GPU without the machine around it, and offers that are old today, count only if
+        there are no others.
 
         Args:
             device_id: the GPU.
@@ -142,7 +143,12 @@ class PriceBook:
         """
         return min(
             (offer for offer in self.of(device_id) if offer.gpus >= together),
-            key=lambda offer: (not offer.includes_host, offer.usd_per_hour_of(gpus), offer.gpus),
+            key=lambda offer: (
+                not offer.includes_host,
+                not self.which.stale and offer.is_stale(max(self.date, today())),
+                offer.usd_per_hour_of(gpus),
+                offer.gpus,
+            ),
             default=None,
         )
 

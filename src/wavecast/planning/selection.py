@@ -26,6 +26,11 @@ SHARED_ERROR = 0.5
 Lambda's steps it is 0.47 (lab/score/choices.py)."""
 
 
+FAR_APART = 2.0
+"""Choices of which one takes this many times the time or money are not called equal: a range that
+wide says how little is known, not that they are alike."""
+
+
 class Aim(StrEnum):
     """What a choice is made by."""
 
@@ -66,6 +71,10 @@ class Candidate:
     """Why the training cannot run there."""
     on_front: bool = False
     """Whether no other choice is both faster and cheaper (the Pareto front)."""
+    is_verified: bool = True
+    """Whether steps were measured on GPUs of its vendor and generation."""
+    settings: str = ""
+    """What was changed in the step so that it fits: "checkpointing"; empty for nothing."""
     budget: Limit = Limit.KEPT
     deadline: Limit = Limit.KEPT
 
@@ -104,6 +113,8 @@ class Selection(Shown):
     """Those on which the training cannot run, with the reason."""
     as_good: tuple[Candidate, ...]
     """Those after the first that cannot be told apart from it. Empty if it has no range."""
+    unverified: tuple[Candidate, ...] = ()
+    """Those of vendors and generations on which no step was measured; they do not take part."""
 
     @property
     def best(self) -> Candidate | None:
@@ -116,14 +127,19 @@ def select(
     aim: Aim = Aim.MONEY,
     budget_usd: float | None = None,
     deadline_s: float | None = None,
+    *,
+    with_unverified: bool = False,
 ) -> Selection:
     """The candidates in order: by time, by money, or by both.
 
     By both means that candidates on the Pareto front come first, those with the smallest product of
     time and money before others. A budget or deadline is kept if the prediction keeps it; whether
-    the whole range does is noted.
+    the whole range does is noted. GPUs on whose generation nothing was measured are listed apart,
+    unless they are asked for.
     """
-    every = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
+    looked_at = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
+    every = [one for one in looked_at if one.is_verified or with_unverified]
+    apart = [one for one in looked_at if one not in every and one.cost is not None]
     possible = _with_front([one for one in every if one.cost is not None])
     ordered = sorted(possible, key=lambda one: _order(one, aim))
     ranked = [one for one in ordered if one.keeps_limits]
@@ -133,11 +149,18 @@ def select(
         beyond=tuple(one for one in ordered if not one.keeps_limits),
         impossible=tuple(one for one in every if one.cost is None),
         as_good=tuple(one for one in ranked[1:] if _is_as_good(ranked[0], one, aim)),
+        unverified=tuple(sorted(apart, key=lambda one: _order(one, aim))),
     )
 
 
 def _is_as_good(best: Candidate, other: Candidate, aim: Aim) -> bool:
-    return best.seconds.high is not None and not is_better(best, other, aim)
+    if best.seconds.high is None or is_better(best, other, aim):
+        return False
+    far = {
+        Aim.TIME: other.seconds.value / best.seconds.value,
+        Aim.MONEY: other.usd.value / best.usd.value,
+    }
+    return all(far[each] <= FAR_APART for each in (far if aim is Aim.BOTH else (aim,)))
 
 
 def _order(candidate: Candidate, aim: Aim) -> tuple[float, ...]:

@@ -57,6 +57,7 @@ def choices(
     unit: str,
     width: int,
     shown: int = 10,
+    words: str = "wavecast predict TARGET",
 ) -> RenderableType:
     """The verdict, the best choices, and why the others lost."""
     rows = list(selection.ranked[:shown]) or list(selection.beyond[:shown])
@@ -69,6 +70,9 @@ def choices(
         names, missing = {column.name for column in kept}, left_out(every, kept)
         body += [table(kept), ""]
     lines = [*missing, *choice_lines(selection, rows, names)]
+    made = recipe(selection, words)
+    if made:
+        body += [titled("the recipe", *map(line, made)), ""]
     return titled(f"{title}: {plan_text(plan, unit)}", *body, *remarks(lines))
 
 
@@ -131,10 +135,11 @@ CHOICES = describe(
     Field("", "candidate.cost.usd.value", title="cost", text=money),
     Field("", "candidate.cost.usd", title="range of cost", rank=3, text=money_range),
     Field("", "batch", title="batch", rank=4, left=False),
-    Field("largest_batch", "candidate.largest_batch", title="largest", rank=5, text=str),
+    Field("largest_batch", "candidate.largest_batch", title="largest", rank=6, text=str),
     Field("", "memory", title="memory", rank=2, left=True),
+    Field("settings", "candidate.settings", title="settings", rank=2),
     Field("", "limits", title="limits", rank=1),
-    Field("", "candidate.cost.offer", title="offer", rank=7, text=seller, left=True),
+    Field("", "candidate.cost.offer", title="offer", rank=1, text=seller, left=True),
     Field("", "candidate.cost.offer", title="price of", rank=8, text=seen),
     Field("gpu", "candidate.device.id", meaning="The id of the GPU."),
     *(Field(name, f"candidate.{name}") for name in ("gpus", "batch", "strategy", "on_front")),
@@ -155,6 +160,8 @@ _SELECTION = output(
     Field("ranked", kind=[RankedChoice], meaning="Those that keep the limits, best first."),
     Field("beyond_limits", kind=[RankedChoice], meaning="Those that miss a limit."),
     Field("impossible", kind=[RankedChoice], meaning="Those that cannot run it, with the reason."),
+    Field("unverified", kind=[RankedChoice], meaning="Those whose generation was never measured."),
+    Field("recipe", kind=[str], meaning="How to run the best, and the runner-up."),
 )
 CHOSEN = output(
     "The GPUs on which a training may run, best first.",
@@ -165,11 +172,12 @@ CHOSEN = output(
 
 def chosen(selection: Selection) -> Mapping[str, Any]:
     """The choices with their verdict, by the keys of JSON."""
-    groups = (selection.ranked, selection.beyond, selection.impossible)
+    groups = (selection.ranked, selection.beyond, selection.impossible, selection.unverified)
     rows = ([RankedChoice(one, one in selection.as_good) for one in group] for group in groups)
-    names = ("ranked", "beyond_limits", "impossible")
+    names = ("ranked", "beyond_limits", "impossible", "unverified")
     said = {"verdict": verdict(selection), "by": selection.aim, "shared_error": SHARED_ERROR}
-    return said | dict(zip(names, rows, strict=True))
+    made = {"recipe": recipe(selection, "wavecast predict TARGET")}
+    return said | dict(zip(names, rows, strict=True)) | made
 
 
 describe(
@@ -200,6 +208,7 @@ def choice_lines(selection: Selection, rows: Sequence[Candidate], names: set[str
         lines.append("largest: the largest batch that fits, among doubles of the batch")
     if "batch" in names and any(((one.cost and one.cost.accumulated) or 1) > 1 for one in rows):
         lines.append("batch: samples of a micro-batch on one GPU x micro-batches in a step")
+    lines += _unverified(selection.unverified)
     more = len(selection.ranked) - len(rows)
     if more > 0:
         lines.append(f"{more} more choices (--show {len(selection.ranked)})")
@@ -207,6 +216,59 @@ def choice_lines(selection: Selection, rows: Sequence[Candidate], names: set[str
         names_beyond = listed([one.name for one in selection.beyond])
         lines.append(f"beyond the limits: {names_beyond}")
     return [*lines, *_impossible(selection.impossible)]
+
+
+def _unverified(candidates: Sequence[Candidate]) -> list[str]:
+    """What is known of GPUs that do not take part."""
+    if not candidates:
+        return []
+    told = listed([_told(one) for one in candidates[:3]])
+    reason = (
+        "nothing was measured on GPUs of this vendor or generation (--unverified lets them win)"
+    )
+    return [f"not verified: {told}; {reason}"]
+
+
+def recipe(selection: Selection, words: str) -> list[str]:
+    """How to run the best choice, and why the next one lost.
+
+    Args:
+        selection: the choices.
+        words: the command that predicts the step, without GPU and settings.
+    """
+    best = selection.best
+    if best is None or best.cost is None:
+        return []
+    offer, strategy = best.cost.offer, best.strategy
+    where = "" if offer is None else f" at {offer.provider} ({offer.instance or 'single GPUs'})"
+    price = (
+        "" if offer is None else f", {money(offer.usd_per_hour)} per GPU and hour of {offer.date}"
+    )
+    micro = best.cost.accumulated
+    ways = [] if best.batch is None else [f"batch {best.batch} on each GPU"]
+    ways += [f"gradients of {micro} batches accumulated"] if micro > 1 else []
+    ways += [best.settings] if best.settings else []
+    ways += ["FSDP (shard=3)"] if strategy is not None and strategy.shard else []
+    lines = [f"rent {best.name}{where}{price}", f"settings: {', '.join(ways) or 'as given'}"]
+    sharded = strategy is not None and bool(strategy.shard)
+    many = f"torchrun --nproc_per_node {best.gpus} train.py" + (
+        " (with accelerate: distributed_type FSDP, fsdp_sharding_strategy FULL_SHARD)"
+        if sharded
+        else ""
+    )
+    lines.append(f"run: {'python train.py' if best.gpus == 1 else many}")
+    lines.append(f"look closer: {words} --gpu {best.device.id}")
+    if len(selection.ranked) > 1:
+        lines.append(f"runner-up: {_told(selection.ranked[1])}{_why(best, selection)}")
+    return lines
+
+
+def _why(best: Candidate, selection: Selection) -> str:
+    other = selection.ranked[1]
+    if other in selection.as_good:
+        return "; it cannot be told apart"
+    time, usd = other.seconds.value / best.seconds.value, other.usd.value / best.usd.value
+    return f"; {time:.2f} times the time, {usd:.2f} times the money"
 
 
 def _impossible(candidates: Sequence[Candidate]) -> list[str]:

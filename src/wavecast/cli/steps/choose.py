@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.durations import seconds_of
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
@@ -33,10 +33,11 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import Target
+from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
-from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, select
@@ -58,6 +59,9 @@ DeadlineOption = Annotated[
 GpusOption = Annotated[
     int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
 ]
+UnverifiedOption = Annotated[
+    bool, typer.Option("--unverified", help="Let GPUs win on which no step was measured.")
+]
 
 
 @app.command()
@@ -71,6 +75,7 @@ def choose(
     deadline: DeadlineOption = None,
     gpus_up_to: GpusOption = 1,
     by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
+    unverified: UnverifiedOption = False,
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
@@ -89,9 +94,8 @@ def choose(
     wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
 
     A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
-    several GPUs with sharded weights. With --global-batch and without --batch, each GPU gets the
-    largest batch that fits. Without an option for the length of the training, the cost of a
-    million samples is compared.
+    several GPUs with sharded weights; an hf: model also with checkpointing. Without --batch, the
+    batch grows where a sample gets cheaper. Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
@@ -110,18 +114,31 @@ def choose(
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
+        smaller=_smaller(wanted),
     )
     source = step_source(wanted, quiet=True)
     devices = _looked_at(named, book, question)
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
         found = find_candidates(devices, question, source.on, book, progress)
-    selection, unit = select(found, by, *limits), source.on().unit
+    selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
         choice = {"target": wanted.name, "choice": report.chosen(selection)}
         print_json(report.CHOSEN.record(choice))
     else:
-        show(report.choices(wanted.name, selection, plan, unit, width(), show_best))
+        words = " ".join(("wavecast predict", target, *step.words()))
+        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
+
+
+def _smaller(target: Target) -> dict[str, TraceFor]:
+    """Settings with which a step needs less memory, that its own code takes."""
+    is_model = target.text.startswith("hf:")
+    if not is_model or target.options.checkpointing or target.trace is not None:
+        return {}
+    options = replace(target.options, checkpointing=True)
+    step = resolve(target.text, target.batch, target.precision, options)
+    step = replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
+    return {"checkpointing": step_source(step, quiet=True).on}
 
 
 def _budget(usd: float | None) -> float | None:

@@ -52,14 +52,10 @@ from wavecast.frameworks.targets import resolve
 from wavecast.parallel.own_ranks import own_strategy
 from wavecast.report import larger_batches
 from wavecast.steps.larger_batch import by_samples
+from wavecast.steps.unpredicted import without_network
 
 if TYPE_CHECKING:
     from wavecast import Prediction
-
-_NARROW = (
-    "the networks are those that ship, narrower than published; wavecast fit makes full ones, for "
-    "--model"
-)
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -139,9 +135,9 @@ def predict(
         if step.compile is False:
             return show_gains(wanted, gpus, predict_on, as_json)
         traces = step_source(wanted).families(gpus)
-        notes = (_NARROW,) if setup is not None and not model else ()
         with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = [_noted(predict_on(traces, device), notes) for device in gpus]
+            found = [predict_on(traces, device) for device in gpus]
+            found = found if setup is None else list(map(_noted, found))
             rows = listed(found, ranked=ALL in gpu)
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
@@ -166,8 +162,16 @@ def _refuse_beside_both(shown: ShownPredictions, spread: object) -> None:
             )
 
 
-def _noted(prediction: Prediction, notes: tuple[str, ...]) -> Prediction:
-    return replace(prediction, notes=(*prediction.notes, *notes)) if notes else prediction
+def _noted(prediction: Prediction) -> Prediction:
+    """A prediction as published, with a note of the layers for which there is no network."""
+    share, names = without_network(prediction.runs[-1][0])
+    if not names:
+        return prediction
+    note = (
+        f"no network for some layers, scaled by waves instead: {', '.join(names)}, "
+        f"{100 * share:.0f}% of the GPU's time; Habitat has networks for such layers"
+    )
+    return replace(prediction, notes=(*prediction.notes, note))
 
 
 @app.command()

@@ -7,6 +7,6 @@ the paper leaves open rest on `python -m lab score wave` and are documented wher
 """
 
 from wavecast.predictors.wave.counters import kernels_that_matter
-from wavecast.predictors.wave.scaler import WaveScaling
+from wavecast.predictors.wave.scaler import SOURCE, WaveScaling
 
-__all__ = ["WaveScaling", "kernels_that_matter"]
+__all__ = ["SOURCE", "WaveScaling", "kernels_that_matter"]

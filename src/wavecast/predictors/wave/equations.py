@@ -1,7 +1,8 @@
-"""Habitat's equations 2 and 3 (Yu et al., ATC 2021, section 3.3)."""
+"""Habitat's equations 1 to 3 (Yu et al., ATC 2021, section 3.3)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -39,6 +40,17 @@ def wave_ratio(origin: Waves, target: Waves, gamma: float) -> float:
     memory = origin.bytes_per_s / target.bytes_per_s
     compute = origin.size / target.size * (origin.clock_hz / target.clock_hz)
     return mixed_ratio(memory, compute, gamma)
+
+
+def whole_wave_ratio(origin: Waves, target: Waves, gamma: float, blocks: int) -> float:
+    """Td / To for a kernel of so many blocks, in whole waves (Habitat, Eq. 1).
+
+    Predictions take Eq. 2, as the paper does: below one wave, Eq. 1 makes kernels slower on bigger
+    GPUs.
+    """
+    waves = math.ceil(blocks / target.size) / math.ceil(blocks / origin.size)
+    memory = origin.bytes_per_s / target.bytes_per_s * (target.size / origin.size)
+    return waves * mixed_ratio(memory, origin.clock_hz / target.clock_hz, gamma)
 
 
 def mixed_ratio(memory: float, compute: float, gamma: float) -> float:

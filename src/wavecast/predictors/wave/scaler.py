@@ -11,6 +11,9 @@ from wavecast.predictors.wave.kernel import UNKNOWN_WORK, KernelWork, scale_betw
 from wavecast.predictors.wave.pair import GpuPair, pair_of
 from wavecast.traces.step import Call
 
+SOURCE = "wave scaling"
+"""What the estimates of waves are from, for reports."""
+
 
 @dataclass(frozen=True)
 class WaveScaling(Scaler):
@@ -49,4 +52,4 @@ def _scale_call(call: Call, pair: GpuPair, work: KernelWork) -> Estimate | None:
         seconds += kernel.seconds * scaled.ratio
         low_s += kernel.seconds * scaled.low
         high_s += kernel.seconds * scaled.high
-    return Estimate(seconds, low_s, high_s, "wave scaling") if seconds > 0 else None
+    return Estimate(seconds, low_s, high_s, SOURCE) if seconds > 0 else None

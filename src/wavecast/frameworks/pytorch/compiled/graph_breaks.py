@@ -11,6 +11,8 @@ from wavecast.frameworks.pytorch.recording.user_lines import is_users, line_of
 _EXPLANATION = re.compile(r"Explanation:\s*(.+)")
 _MORE = re.compile(r"\s+\(?(has_kwargs|with argument types).*")
 
+_OUR_OWN = "ModuleCalls.watched"
+"""The function through which a script's modules are called here, and on a GPU are not."""
 _MEANING = {
     "capture/flex_attention.py": (
         "flex_attention is traced as one kernel between two graphs, which a GPU does not separate"
@@ -31,6 +33,8 @@ def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
     explained = set()
     # A break in a library's function is seen there, too, after the line that called it.
     for reason, frames in breaks:
+        if _OUR_OWN in reason:
+            continue
         text = _reason(reason)
         if any(is_users(frame.filename) for frame in frames) or text not in explained:
             notes.setdefault(f"torch.compile: graph break at {_line(frames)}: {text}")
