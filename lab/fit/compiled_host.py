@@ -228,8 +228,8 @@ def count(folder: Path) -> None:
 
 
 JAX_CALL = 3.0
-"""The cost of running a compiled JAX step beside its inputs: not fitted, since of our JAX steps only
-one is limited by the host (mlp_small of measurements/h200/jax)."""
+"""The cost of running a compiled JAX step beside its inputs: not fitted, since of our JAX steps
+only one is limited by the host (mlp_small of measurements/h200/jax)."""
 
 
 def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str:
