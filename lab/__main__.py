@@ -131,6 +131,12 @@ FITS = (
         ("models/fused.toml", "models/fused.npz"),
     ),
     ShippedFit(
+        "xla",
+        "the fused kernels of JAX",
+        _fit("xla"),
+        ("models/xla.toml", "models/xla.npz"),
+    ),
+    ShippedFit(
         "generations",
         "constants of GPU generations, from whole steps",
         _fit("generations", "data", "cache"),

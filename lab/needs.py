@@ -13,6 +13,10 @@ from pathlib import Path
 
 SOURCES = "docs/sources.md"
 FILES: dict[str, tuple[str, ...]] = {
+    "cluster": (
+        *("throughputs.csv", "anchors.csv", "jobs_philly_2017-10.csv", "jobs_muri_cluster.csv"),
+        *("jobs_shockwave_120.csv", "jobs_elasticflow_deadline_first.csv"),
+    ),
     "deepbench": ("ops.parquet",),
     "dlperf": ("throughput.parquet",),
     "distributed": ("collectives.csv", "steps.parquet"),

@@ -86,6 +86,7 @@ _EXTRAS = {
     "fastapi": ("FastAPI", "server"),
     "pydantic": ("FastAPI", "server"),
     "uvicorn": ("uvicorn", "server"),
+    "ortools": ("OR-Tools", "planning"),
 }
 
 

@@ -24,6 +24,9 @@ GPT = "gpt --layers 2 --hidden 64 --heads 4 --vocab 64 --seq 16"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "check": ("--update", "", "--target mine"),
     "clusters": ("", "dgx-h100"),
+    "capacity": ("rates.toml --draws 1 --weeks 1 --buy l4=2500",),
+    "plan": ("planned.toml --time-limit 1s --workers 1",),
+    "simulate": ("planned.toml --policy fifo --policy ours",),
     "parallelize": (f"{GPT} --gpu h100-sxm-80gb --gpus 2 --global-batch 4 --show 2",),
     "advise": ("b8.json.gz --gpu l4",),
     "choose": (
@@ -98,6 +101,24 @@ for number in range(20):
     optimizer.step()
 """
 IDLE = "def make_step():\n    return lambda: None\n"
+PLANNED = """
+[[jobs]]
+name = "traced"
+target = "b8.json.gz"
+iterations = 1e6
+[[jobs]]
+name = "measured"
+hours = { "l4" = 10, "t4" = 20 }
+deadline = "24h"
+[cluster]
+[[cluster.pools]]
+gpu = "l4"
+gpus = 8
+[[cluster.pools]]
+gpu = "t4"
+gpus = 4
+"""
+RATES = PLANNED.replace("[[jobs]]", "[[jobs]]\nruns_per_week = 3").replace("deadline", "due_in")
 CHECKS = 'gpus = ["l4", "t4"]\n[targets.mine]\ntarget = "good.json.gz"\n'
 
 
@@ -107,6 +128,7 @@ def write_sample_files(folder: Path) -> None:
 
     write_files(folder)
     texts = {"large.py": LARGE, "script.py": SCRIPT, "idle.py": IDLE, "wavecast.toml": CHECKS}
+    texts |= {"planned.toml": PLANNED, "rates.toml": RATES}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     shutil.copy(SAMPLES / "suite.csv", folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.cli.options.durations import seconds_of
 from wavecast.errors import InvalidInput
+from wavecast.planning.durations import seconds_of
 
 
 @pytest.mark.parametrize(

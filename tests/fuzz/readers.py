@@ -220,6 +220,18 @@ def read_prices(path: Path, number: int) -> None:
         _need(0 < price.per_usd(1.0) < math.inf, "samples for a dollar", price)
 
 
+def read_planned_jobs(path: Path, number: int) -> None:
+    from wavecast.planning.prices import price_book
+    from wavecast.planning.schedule.fleet_files import read_fleet
+    from wavecast.planning.schedule.job_files import read_jobs
+
+    for spec in read_jobs(path):
+        _need(spec.submit_s >= 0 and spec.runs > 0, "a job", spec)
+    if path.suffix == ".toml":
+        for pool in read_fleet(path, price_book()).pools:
+            _need(0 < sum(pool.nodes) == pool.gpus, "the GPUs of a pool", pool)
+
+
 def read_checks(path: Path, number: int) -> None:
     from wavecast.checks.config import read_config
 
@@ -309,6 +321,7 @@ READERS = (
     Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
     Reader("price file", seeds.prices, read_prices, 12),
+    Reader("file of jobs", seeds.planned_jobs, read_planned_jobs, 12),
     Reader("price catalogue", seeds.catalogues, read_catalogue, 12),
     Reader("file of checks", seeds.checks, read_checks, 12),
     Reader("baseline", seeds.baselines, read_baseline, 12),

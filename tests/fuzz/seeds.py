@@ -284,6 +284,15 @@ def baselines() -> list[Seed]:
 
 
 @cache
+def planned_jobs() -> list[Seed]:
+    """The week of the example, without its predicted jobs, and a table of jobs."""
+    text = (ROOT / "examples" / "twenty-jobs.toml").read_bytes()
+    measured = text[text.index(b'[[jobs]]\nname = "nightly"') :]
+    table = b"job_id,submit_s,duration_s,n_gpu,deadline_s\na,0,60,1,\nb,5,3600,8,9000\n"
+    return [one("jobs.toml", measured), one("jobs.csv", table)]
+
+
+@cache
 def prices() -> list[Seed]:
     lines = files.shipped("prices.toml").read_bytes().splitlines(keepends=True)
     return [one("prices.toml", b"".join([*lines[:24], b"]\n"]))]

@@ -1,7 +1,8 @@
 """The command line: it reads arguments, calls the library, and prints tables or JSON.
 
 A module has the name of its main command: commands about a step in `steps/`, about past runs in
-`runs/`, about hardware and this machine in `facts/`. `options/` and `output/` are shared.
+`runs/`, about many jobs in `plans/`, about hardware and this machine in `facts/`. `options/` and
+`output/` are shared.
 """
 
 from wavecast.cli.facts import (  # noqa: F401  (importing them registers their commands)
@@ -13,6 +14,7 @@ from wavecast.cli.facts import (  # noqa: F401  (importing them registers their 
     serve,
     suite,
 )
+from wavecast.cli.plans import capacity, plan, simulate  # noqa: F401
 from wavecast.cli.runs import fit, layers, run_models, runs  # noqa: F401
 from wavecast.cli.steps import (  # noqa: F401
     advise,

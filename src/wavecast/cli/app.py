@@ -33,7 +33,7 @@ _INTERRUPTED = 130
 """The exit code after Ctrl-C, as in a shell."""
 INCOMPLETE = 3
 """The exit code of a prediction in which too many ops could not be predicted."""
-_ANSWERS_BY_CODE = ("fits", "check")
+_ANSWERS_BY_CODE = ("fits", "check", "plan", "capacity")
 """Commands whose exit code 1 is an answer: "no". Their errors have exit code 2."""
 
 

@@ -22,6 +22,7 @@ MARK = "schema"
 _OUTPUTS = {
     "advise": "advice:StepAdvice",
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "capacity": "capacities:CAPACITY",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
     "clusters": "[clusters:Cluster]",
@@ -41,6 +42,7 @@ _OUTPUTS = {
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
     "parallelize": "[layouts:Layout]",
+    "plan": "plans:PLANNED",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",
     "profile": "[profiles:Profile]",
@@ -50,6 +52,7 @@ _OUTPUTS = {
     "runs-list": "[runs:Run]",
     "runs-predict": "run_models:FORECAST",
     "scale": "parallel:SCALING",
+    "simulate": "simulations:SIMULATED",
     "suite-list": "[suites:Benchmark]",
     "suite-observe": "observations:OBSERVED",
     "suite-predict": "[suites:SuiteResult]",

@@ -65,10 +65,17 @@ class PriceOptions:
                 raise InvalidInput(f"--price {usd:g} cannot be the price of an hour in USD")
             yield from _in_every_size(Price(gpu.id, usd, YOURS, "", today()))
 
+    def purchases(self, gpus: Sequence[Device]) -> dict[str, Purchase]:
+        """The GPUs that may be bought, by their ids."""
+        return {
+            gpu.id: Purchase(usd, self.lifetime_years, self.utilisation, self.power_price)
+            for gpu, usd in _amounts(self.buy, "--buy", gpus)
+        }
+
     def _bought(self, gpus: Sequence[Device]) -> Iterator[Price]:
-        for gpu, usd in _amounts(self.buy, "--buy", gpus):
-            bought = Purchase(usd, self.lifetime_years, self.utilisation, self.power_price)
-            yield from _in_every_size(bought.offer(gpu, today()))
+        for name, purchase in self.purchases(gpus).items():
+            bought = purchase.offer(wavecast.device(name), today())
+            yield from _in_every_size(bought)
 
 
 def _in_every_size(offer: Price) -> Iterator[Price]:

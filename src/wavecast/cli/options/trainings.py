@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from wavecast.cli.options.durations import seconds_of
 from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.targets import Target
 from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.durations import seconds_of
 
 LENGTHS = ("epochs", "samples", "tokens", "iterations")
 

@@ -9,7 +9,6 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.durations import seconds_of
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
@@ -38,6 +37,7 @@ from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, select

@@ -9,7 +9,6 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.durations import seconds_of
 from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
@@ -32,6 +31,7 @@ from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.batch_sizes import batch_warning
 from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.durations import seconds_of
 from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
 from wavecast.planning.prices import PriceBook
 from wavecast.report import costs as cost_report

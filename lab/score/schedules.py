@@ -1,0 +1,235 @@
+"""How good are plans and policies? Measured speeds and job traces of published schedulers.
+
+    python -m lab score schedules --data FOLDER [--only NAME ...] [--write]
+
+Needs ortools, scipy and the public set cluster (docs/sources.md). Writes the tables of
+docs/appendix/schedules.md. Jobs of types whose speeds are not in the set are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from lab import needs
+from lab.markdown import heading
+from lab.measured.cluster_jobs import (
+    ClusterSpeeds,
+    drawn_instance,
+    elastic_jobs,
+    gavel_fleet,
+    gavel_jobs,
+    recorded,
+    trace_jobs,
+)
+from lab.score import pages
+from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace, in_time_policy
+from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
+from wavecast.planning.schedule.planner import Effort, make_schedule
+from wavecast.planning.schedule.validation import faults
+from wavecast.planning.simulation.allocations import AllocationPolicy, shares_of
+from wavecast.planning.simulation.policies import policy_of
+from wavecast.planning.simulation.simulator import simulate
+from wavecast.planning.simulation.state import Active, Simulation
+
+PAGE = pages.APPENDIX / "schedules.md"
+FOUR = ((16, 0.5, 1.0), (16, 1.0, 2.0), (16, 2.0, 4.5), (16, 3.0, 8.0))
+
+
+def exact(_: Path) -> Iterator[str]:
+    """Plans of generated jobs: how far from the best they may be."""
+    yield from heading("jobs | GPUs | aim | found by | gap | seconds | faults", "rrll")
+    aims = {"cost": Aims(cost=1), "makespan": Aims(makespan=1), "completion": Aims(completion=1)}
+    for count, factor, limit in ((50, 1, 60.0), (1000, 64, 240.0)):
+        pools = [(n * factor, usd, speed) for n, usd, speed in FOUR]
+        fleet, jobs = drawn_instance(count, pools)
+        for name, aim in aims.items():
+            made = make_schedule(fleet, jobs, aim, effort=Effort(limit))
+            wrong = len(faults(fleet, jobs, made.runs))
+            yield (
+                f"| {count} | {fleet.gpus} | {name} | {made.method} | {made.gap:.1%} | "
+                f"{made.solve_s:.1f} | {wrong} |"
+            )
+
+
+def gavel(data: Path) -> Iterator[str]:
+    """Makespan of jobs that are all there at the start, on 36 GPUs of each of three types."""
+    speeds, fleet = ClusterSpeeds(data, "gavel_sim"), gavel_fleet()
+    yield from heading(
+        "jobs | FIFO, any GPUs | FIFO, fastest free | Gavel's makespan | ours | bound "
+        "| published: FIFO | published: Gavel | published: FIFO / Gavel"
+    )
+    for count in (100, 300, 500, 700):
+        jobs = gavel_jobs(speeds, count)
+        first = simulate(fleet, jobs, policy_of("fifo", fleet, Aims(makespan=1)))
+        quick = simulate(fleet, jobs, policy_of("fifo-fastest", fleet, Aims(makespan=1)))
+        rounds = AllocationPolicy(fleet, for_makespan=True)
+        shared = simulate(fleet, jobs, rounds)
+        made = make_schedule(fleet, jobs, Aims(makespan=1), effort=Effort(60.0))
+        assert not faults(fleet, jobs, made.runs)
+        known = _published(data, count)
+        runs = [one.makespan_s / HOUR_S for one in (first, quick, shared)]
+        told = " | ".join(f"{value:.0f} h" for value in (*runs, made.value, made.bound, *known))
+        yield f"| {count} | {told} | {known[0] / known[1]:.2f} |"
+
+
+def _published(data: Path, count: int) -> tuple[float, float]:
+    from lab.measured.cluster_jobs import rows_of
+
+    found = {
+        row["policy"]: float(row["value"])
+        for row in rows_of(data / "anchors.csv")
+        if row["trace"] == "static-multiple" and row["n_jobs"] == str(count)
+    }
+    return found["FIFO"], found["Gavel"]
+
+
+def solving(data: Path) -> Iterator[str]:
+    """The time of one decision: the linear programs of Gavel's policies and of ours."""
+    speeds, fleet = ClusterSpeeds(data, "gavel_sim"), gavel_fleet()
+    yield from heading("jobs | max-min fairness | makespan | our bound and plan by rules")
+    for count in (256, 1024):
+        jobs = gavel_jobs(speeds, count)
+        actives = [Active(job, index) for index, job in enumerate(jobs)]
+        times = []
+        for for_makespan in (False, True):
+            began = time.process_time()
+            shares_of(fleet, actives, for_makespan)
+            times.append(time.process_time() - began)
+        began = time.process_time()
+        make_schedule(fleet, jobs, Aims(makespan=1), effort=Effort(0.0))
+        times.append(time.process_time() - began)
+        yield f"| {count} | {' | '.join(f'{seconds:.2f} s' for seconds in times)} |"
+
+
+_ROW = "policy | jobs | mean completion | p99 | makespan | in use | deadlines met"
+
+
+def _row(found: Simulation, name: str = "") -> str:
+    met = "" if found.deadlines_met is None else f"{found.deadlines_met:.1%}"
+    return (
+        f"| {name or found.policy} | {len(found.outcomes)} | "
+        f"{found.mean_completion_s / HOUR_S:.2f} h | {found.p99_completion_s / HOUR_S:.1f} h | "
+        f"{found.makespan_s / HOUR_S:.2f} h | {found.utilisation:.0%} | {met} |"
+    )
+
+
+def _traced(
+    data: Path, table: str, gpus: int, trace: str, published: Sequence[str]
+) -> Iterator[str]:
+    fleet, jobs, lost = trace_jobs(data / table, gpus)
+    yield f"{len(jobs)} jobs; {lost} have no known duration and are left out.\n"
+    yield from heading(_ROW)
+    for name, aims, stops in (
+        ("fifo", Aims(completion=1), False),
+        ("shortest", Aims(completion=1), False),
+        ("smallest", Aims(completion=1), True),
+        ("max-min", Aims(completion=1), True),
+        ("ours", Aims(completion=1), False),
+        ("ours", Aims(makespan=1), False),
+    ):
+        policy = policy_of(name, fleet, aims, stops=stops, round_s=120.0)
+        found = simulate(fleet, jobs, policy, restart_s=10.0)
+        told = f"{found.policy}, stops" if stops else found.policy
+        if name == "ours":
+            told = f"ours, by {'makespan' if aims.makespan else 'completion'}"
+        yield _row(found, told)
+    mean, last = recorded(data, trace, "average JCT"), recorded(data, trace, "makespan")
+    for name in published:
+        yield (
+            f"| published: {name} | | {mean[name] / HOUR_S:.2f} h | | "
+            f"{last[name] / HOUR_S:.2f} h | | |"
+        )
+
+
+def shockwave(data: Path) -> Iterator[str]:
+    """Shockwave's 120 jobs on 32 V100."""
+    names = ("shockwave", "max_min_fairness", "min_total_duration")
+    return _traced(data, "jobs_shockwave_120.csv", 32, "shockwave_120", names)
+
+
+def muri(data: Path) -> Iterator[str]:
+    """Muri's 400 jobs on 64 V100."""
+    names = ("SRTF", "SRSF", "Muri-S", "Muri-L")
+    return _traced(data, "jobs_muri_cluster.csv", 64, "muri_cluster", names)
+
+
+def elasticflow(data: Path) -> Iterator[str]:
+    """ElasticFlow's deadlines on A100s, with any number of GPUs whose speed was measured."""
+    speeds = ClusterSpeeds(data, "elasticflow")
+    for gpus in (16, 32, 64, 128):
+        fleet, jobs, lost = elastic_jobs(data / "jobs_elasticflow_deadline_first.csv", speeds, gpus)
+        hopeless = sum(
+            job.submit_s + job.fastest.seconds.value > (job.deadline_s or 0) for job in jobs
+        )
+        yield (
+            f"\n{gpus} GPUs: {len(jobs)} jobs, {lost} of types without speeds left out; {hopeless} "
+            "cannot meet their deadlines even alone.\n"
+        )
+        yield from heading(_ROW)
+        yield _row(simulate(fleet, jobs, policy_of("deadline", fleet, Aims(cost=1))))
+        yield _row(simulate(fleet, jobs, in_time_policy()), "ours: due first, as few as do")
+
+
+def philly(data: Path) -> Iterator[str]:
+    """20,000 jobs of Philly on 400 GPUs: the time of the simulation."""
+    fleet, jobs, _ = trace_jobs(data / "jobs_philly_2017-10.csv", 400)
+    yield from heading("policy | jobs | mean completion | makespan | processor time")
+    for name in ("fifo", "shortest", "ours"):
+        found = simulate(fleet, jobs, policy_of(name, fleet, Aims(completion=1)))
+        yield (
+            f"| {found.policy} | {len(found.outcomes)} | {found.mean_completion_s / HOUR_S:.2f} h "
+            f"| {found.makespan_s / HOUR_S:.0f} h | {found.cpu_s:.1f} s |"
+        )
+
+
+def capacity(data: Path) -> Iterator[str]:
+    """Philly's October: GPUs chosen on the first six days, judged on the days after."""
+    fleet, jobs, _ = trace_jobs(data / "jobs_philly_2017-10.csv", 4000)
+    due = [
+        replace(job, deadline_s=job.submit_s + HOUR_S + job.fastest.seconds.value) for job in jobs
+    ]
+    early = [job for job in due if job.submit_s < 6 * DAY_S]
+    late = [_moved(job, 6 * DAY_S) for job in due if job.submit_s >= 6 * DAY_S]
+    yield from heading("promise | GPUs | in time on the days chosen on | in time on later days")
+    for promise in (0.9, 0.95, 0.99):
+        search = CapacitySearch(fleet, from_trace(early, 4), promise, (8,))
+        best = search.best()
+        if best is None:
+            yield f"| {promise:.0%} | none | | |"
+            continue
+        count = best.counts["gpu"]
+        later = CapacitySearch(fleet, from_trace(late, 1), promise, (8,)).judged((count,))
+        yield f"| {promise:.0%} | {count} | {best.in_time:.1%} | {later.in_time:.1%} |"
+
+
+def _moved(job: Job, by_s: float) -> Job:
+    return replace(job, submit_s=job.submit_s - by_s, deadline_s=(job.deadline_s or 0) - by_s)
+
+
+TABLES: dict[str, Callable[[Path], Iterator[str]]] = {
+    "exact": exact,
+    "gavel": gavel,
+    "solving": solving,
+    "shockwave": shockwave,
+    "muri": muri,
+    "elasticflow": elasticflow,
+    "philly": philly,
+    "capacity": capacity,
+}
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Print the tables, and write them into the page."""
+    parser = needs.parser(__doc__)
+    needs.add_data(parser, "cluster")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args(given)
+    for name in options.only:
+        text = "\n".join(TABLES[name](options.data / "cluster"))
+        print(f"# {name}\n\n{text}\n", flush=True)
+        if options.write:
+            pages.write(PAGE, f"begin: python -m lab score schedules {name!r}", text)

@@ -1,0 +1,1 @@
+"""Commands about many jobs: plans, simulations and capacity."""

@@ -1,0 +1,310 @@
+"""How many GPUs to have: the cheapest mix with which jobs meet their deadlines, by simulation.
+
+A forecast is simulated several times: arrivals are drawn (a Poisson process for jobs with a rate,
+days in a drawn order for a trace), and times are drawn from their ranges. A mix keeps its promise
+if the share of all these jobs that end in time is at least the promised one. Jobs that are due
+first come first, each on the cheapest free GPUs on which it ends in time.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from wavecast.planning.purchase import Purchase
+from wavecast.planning.schedule.jobs import Fleet, Job, Pool, RunOption
+from wavecast.planning.schedule.starts import DrawnErrors
+from wavecast.planning.simulation.queues import QueuePolicy
+from wavecast.planning.simulation.simulator import simulate
+from wavecast.planning.simulation.state import Free
+from wavecast.showing import Shown
+
+WEEK_S = 7 * 86400.0
+DAY_S = 86400.0
+Counts = tuple[int, ...]
+"""The GPUs of each pool of a fleet, in its order."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Jobs that are expected, each drawing with its arrivals."""
+
+    draw: Callable[[int], Sequence[Job]]
+    """The jobs of a drawing, by its number."""
+    draws: int
+
+
+def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) -> Forecast:
+    """Jobs that arrive at random, each kind so many times a week on average.
+
+    The deadline of a job counts from its arrival.
+    """
+
+    def drawn(number: int) -> list[Job]:
+        chance = random.Random(number)
+        found = []
+        for job, rate in zip(jobs, rates, strict=True):
+            now, index = chance.expovariate(rate / WEEK_S), 0
+            while now < weeks * WEEK_S:
+                due = None if job.deadline_s is None else now + job.deadline_s - job.submit_s
+                name = f"{job.name}-{index}"
+                found.append(replace(job, name=name, submit_s=now, deadline_s=due))
+                now, index = now + chance.expovariate(rate / WEEK_S), index + 1
+        return found
+
+    return Forecast(drawn, draws)
+
+
+def from_trace(jobs: Sequence[Job], draws: int) -> Forecast:
+    """Jobs as they came; in all drawings but the first, days are drawn in another order."""
+    days: dict[int, list[Job]] = {}
+    for job in jobs:
+        days.setdefault(int(job.submit_s // DAY_S), []).append(job)
+
+    def drawn(number: int) -> Sequence[Job]:
+        if number == 0:
+            return jobs
+        chance = random.Random(number)
+        found = []
+        for place in range(len(days)):
+            day = chance.choice(list(days))
+            shift = (place - day) * DAY_S
+            for job in days[day]:
+                due = None if job.deadline_s is None else job.deadline_s + shift
+                name = f"{place}-{job.name}"
+                found.append(replace(job, name=name, submit_s=job.submit_s + shift, deadline_s=due))
+        return found
+
+    return Forecast(drawn, draws)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Numbers of GPUs of each pool, and what they are worth."""
+
+    counts: Mapping[str, int]
+    """The GPUs by pool; those that are not needed are left out."""
+    usd_per_week: float
+    """What renting them all the time costs."""
+    in_time: float
+    """The share of simulated jobs that met their deadlines."""
+    utilisation: float
+    """The share of the GPU time that jobs used."""
+
+    @property
+    def name(self) -> str:
+        """The mix in a few words: `8 x l4 + 4 x h100`."""
+        return " + ".join(f"{count} x {pool}" for pool, count in self.counts.items()) or "nothing"
+
+
+@dataclass(frozen=True)
+class BuyOrRent:
+    """What buying the GPUs of a pool is worth against renting them."""
+
+    pool: str
+    gpus: int
+    rent_usd_per_week: float
+    """What renting all of them costs, all the time."""
+    buy_usd_per_week: float
+    """What buying them costs: their price over the years of use, and power."""
+    even_weeks: float | None
+    """After how many weeks buying is cheaper than renting all the time. None for never."""
+    even_utilisation: float | None
+    """The share of time in use above which buying is cheaper than renting by the hour. None if
+    buying is never cheaper."""
+
+
+@dataclass(frozen=True)
+class CapacityPlan(Shown):
+    """The cheapest mix that keeps a promise, and the alternatives."""
+
+    promise: float
+    """The share of jobs that are to end in time."""
+    best: Mix | None
+    """None if no mix within the limits of the cluster keeps the promise."""
+    without: Mapping[str, Mix | None]
+    """The cheapest mix if the GPUs of a pool are not to be had."""
+    curve: tuple[Mix, ...]
+    """Smaller and larger versions of the best mix: what less money would promise."""
+    purchases: tuple[BuyOrRent, ...] = ()
+
+
+class CapacitySearch:
+    """Searches the cheapest mix.
+
+    Args:
+        fleet: the pools; their numbers of GPUs are the most that can be had.
+        forecast: the jobs.
+        promise: the share of jobs that are to end in time.
+        steps: by how many GPUs each pool grows: a machine, or one GPU.
+    """
+
+    def __init__(
+        self, fleet: Fleet, forecast: Forecast, promise: float, steps: Sequence[int]
+    ) -> None:
+        self._fleet, self._promise, self._steps = fleet, promise, steps
+        self._draws = [(n, forecast.draw(n)) for n in range(forecast.draws)]
+        self._known: dict[Counts, tuple[float, float]] = {}
+
+    @cached_property
+    def _most(self) -> Counts:
+        return tuple(pool.gpus for pool in self._fleet.pools)
+
+    def judged(self, counts: Counts) -> Mix:
+        """A mix with its cost and the share of jobs in time."""
+        if counts not in self._known:
+            self._known[counts] = self._simulated(counts)
+        in_time, used = self._known[counts]
+        pools = [(pool, n) for pool, n in zip(self._fleet.pools, counts, strict=True) if n]
+        usd = sum((pool.usd_per_hour or 0.0) * n for pool, n in pools) * 168
+        return Mix({pool.name: n for pool, n in pools}, usd, in_time, used)
+
+    def _simulated(self, counts: Counts) -> tuple[float, float]:
+        pools = tuple(
+            replace(pool, gpus=n) for pool, n in zip(self._fleet.pools, counts, strict=True) if n
+        )
+        fleet = replace(self._fleet, pools=pools)
+        met = total = 0
+        used = whole = 0.0
+        for number, jobs in self._draws:
+            possible = [_limited(job, fleet) for job in jobs]
+            run = [job for job in possible if job.options]
+            total += len(jobs)
+            if not run:
+                continue
+            errors = DrawnErrors(number)
+            done = simulate(
+                fleet,
+                run,
+                in_time_policy(),
+                seconds=lambda job, option, e=errors: e.seconds(job.kind, option),  # type: ignore[misc]
+            )
+            met += sum(one.in_time is not False for one in done.outcomes)
+            used += sum(one.gpu_s for one in done.outcomes)
+            whole += done.makespan_s * fleet.gpus
+        return met / max(1, total), used / whole if whole else 0.0
+
+    def best(self, without: str | None = None) -> Mix | None:
+        """The cheapest mix that keeps the promise. None if there is none within the limits."""
+        pools = [i for i, p in enumerate(self._fleet.pools) if p.name != without]
+        found = [mix for index in pools if (mix := self._grown((0,) * len(self._most), index))]
+        for base in sorted(found, key=self._usd)[:2]:
+            found += self._mixed(base, pools)
+        return self.judged(min(found, key=self._usd)) if found else None
+
+    def _usd(self, counts: Counts) -> float:
+        prices = [pool.usd_per_hour or 0.0 for pool in self._fleet.pools]
+        return sum(price * n for price, n in zip(prices, counts, strict=True))
+
+    def _mixed(self, base: Counts, pools: Sequence[int]) -> Iterator[Counts]:
+        """Mixes in which other GPUs take the place of a part of one kind."""
+        main = max(range(len(base)), key=lambda index: base[index])
+        for other in pools:
+            if other == main:
+                continue
+            for share in (0.75, 0.5, 0.25):
+                step = self._steps[main]
+                fewer = int(base[main] * share / step) * step
+                start = tuple(fewer if i == main else n for i, n in enumerate(base))
+                grown = self._grown(start, other, self._usd(base))
+                if grown is not None:
+                    yield grown
+
+    def _grown(self, start: Counts, index: int, most_usd: float = math.inf) -> Counts | None:
+        """The mix with the fewest GPUs of one pool added that keeps the promise."""
+        step = self._steps[index]
+
+        def at(steps: int) -> Counts:
+            return tuple(n + steps * step if i == index else n for i, n in enumerate(start))
+
+        def keeps(steps: int) -> bool:
+            return self.judged(at(steps)).in_time >= self._promise
+
+        limit = (self._most[index] - start[index]) // step
+        low, high = 0, 1
+        while high < limit and self._usd(at(high)) < most_usd and not keeps(high):
+            low, high = high, high * 2
+        high = min(high, limit)
+        if high < 1 or self._usd(at(low)) >= most_usd or not keeps(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if keeps(middle) else (middle, high)
+        return at(high)
+
+    def plan(self, purchases: Mapping[str, Purchase] | None = None) -> CapacityPlan:
+        """The best mix, the alternatives, and what less or more would promise."""
+        best = self.best()
+        if best is None:
+            return CapacityPlan(self._promise, None, {}, ())
+        without = {
+            name: self.best(without=name) for name in best.counts if len(self._fleet.pools) > 1
+        }
+        counts = tuple(best.counts.get(pool.name, 0) for pool in self._fleet.pools)
+        curve = {self._scaled(counts, factor) for factor in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)}
+        mixes = sorted((self.judged(one) for one in curve), key=lambda mix: mix.usd_per_week)
+        bought = tuple(
+            buy_or_rent(pool, best.counts[pool.name], (purchases or {})[pool.gpu])
+            for pool in self._fleet.pools
+            if pool.name in best.counts and pool.gpu in (purchases or {})
+        )
+        return CapacityPlan(self._promise, best, without, tuple(mixes), bought)
+
+    def _scaled(self, counts: Counts, factor: float) -> Counts:
+        return tuple(
+            0 if not n else min(most, max(step, round(n * factor / step) * step))
+            for n, step, most in zip(counts, self._steps, self._most, strict=True)
+        )
+
+
+def _limited(job: Job, fleet: Fleet) -> Job:
+    """The job with the options that a fleet has room for."""
+    pools = fleet.by_name
+    kept = tuple(o for o in job.options if o.pool in pools and pools[o.pool].holds(o.gpus))
+    return job if kept == job.options else replace(job, options=kept)
+
+
+def in_time_policy() -> QueuePolicy:
+    """Jobs that are due first come first, each on the cheapest free GPUs that are fast enough."""
+
+    def slack(job: Job) -> float:
+        """When a job must start at the latest, on its fastest GPUs."""
+        due = math.inf if job.deadline_s is None else job.deadline_s
+        return due - job.fastest.seconds.value
+
+    def choice(job: Job, free: Free) -> RunOption | None:
+        if len(job.options) == 1:
+            return job.options[0] if free.has(job.options[0]) else None
+        roomy = [one for one in job.options if free.has(one)]
+        given = math.inf if job.deadline_s is None else job.deadline_s - free.now_s
+        quick = [one for one in roomy if one.seconds.value <= given]
+        return min(quick or roomy, key=lambda one: (one.usd, one.seconds.value), default=None)
+
+    return QueuePolicy("due first", slack, choice)
+
+
+def buy_or_rent(pool: Pool, gpus: int, purchase: Purchase) -> BuyOrRent:
+    """Buying the GPUs of a pool against renting them, with the break-even.
+
+    Args:
+        pool: the pool, with its price of an hour.
+        gpus: how many are needed.
+        purchase: what one costs to buy.
+    """
+    rent = pool.usd_per_hour or 0.0
+    power = (pool.power_w or 0.0) / 1000 * purchase.usd_per_kwh
+    own = replace(purchase, utilisation=1.0).usd_per_used_hour(pool.power_w or 0.0)
+    saved = rent - power
+    even_weeks = purchase.usd / (saved * 168) if saved > 0 else None
+    even = (own - power) / saved if saved > 0 else None
+    return BuyOrRent(
+        pool=pool.name,
+        gpus=gpus,
+        rent_usd_per_week=rent * gpus * 168,
+        buy_usd_per_week=own * gpus * 168,
+        even_weeks=even_weeks,
+        even_utilisation=even if even is not None and even <= 1 else None,
+    )

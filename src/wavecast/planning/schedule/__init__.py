@@ -1,0 +1,1 @@
+"""Schedules: which job runs on which GPUs, and when."""

@@ -1,0 +1,237 @@
+"""Files of jobs, as TOML or CSV: what is to be run, and by when.
+
+```toml
+[[jobs]]
+name = "vision"
+target = "resnet50"                 # a step, as other commands take it, or hours = { ... }
+batch = 64
+precision = "bf16"
+epochs = 90
+dataset_samples = 1281167
+gpus = ["h100-sxm-80gb", "l4"]      # of the cluster; all by default
+counts = [1, 2, 4]                  # how many of them to try
+submit = "0h"
+deadline = "48h"                    # from the start of the plan
+priority = 2
+runs = 3                            # so many jobs like this
+```
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.files import read_toml
+from wavecast.hardware.fact_files import refuse_unknown
+from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.durations import seconds_of
+from wavecast.reading import read_text
+
+LENGTHS = ("iterations", "samples", "tokens", "epochs")
+"""The keys that say how long a training is."""
+_MOST_RUNS = 100_000
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """A job as its user writes it."""
+
+    name: str
+    target: str = ""
+    """The step: a model, a function, a script's function, or a trace. Empty if it was measured."""
+    batch: int | None = None
+    precision: str | None = None
+    plan: TrainingPlan | None = None
+    """How long the training is."""
+    hours: Mapping[str, float] | None = None
+    """Measured hours of the whole job, by GPUs: `l4`, `4 x l4`, or `*` for any."""
+    samples_per_s: Mapping[str, float] | None = None
+    """Measured speeds, by GPUs, for a training of a number of samples."""
+    gpus: tuple[str, ...] = ()
+    """The GPUs that it may run on. Empty for all of the cluster."""
+    counts: tuple[int, ...] = (1,)
+    """The numbers of GPUs that it may run on."""
+    submit_s: float = 0.0
+    deadline_s: float | None = None
+    """The deadline, from the start of the plan."""
+    due_in_s: float | None = None
+    """The deadline, from the submission of each run."""
+    priority: float = 1.0
+    spot: bool = False
+    """Whether it may run on machines that can be taken away."""
+    runs: int = 1
+    """How many jobs like this there are."""
+    runs_per_week: float | None = None
+    """How often it is submitted, for the planning of capacity."""
+
+
+def read_jobs(path: Path) -> tuple[JobSpec, ...]:
+    """The jobs of a file.
+
+    Raises:
+        InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
+    """
+    with prefixed(f"{path}: "):
+        if path.suffix == ".csv":
+            specs = tuple(_csv_jobs(path))
+        else:
+            listed = read_toml(path).get("jobs", [])
+            if not isinstance(listed, list):
+                raise InvalidInput("jobs must be a list, written [[jobs]]")
+            specs = tuple(_job(table, f"jobs[{n}]") for n, table in enumerate(listed, start=1))
+        if not specs:
+            raise InvalidInput("has no jobs; write each as [[jobs]]")
+        names = [spec.name for spec in specs]
+        for name in names:
+            if names.count(name) > 1 and len(names) < 2000:
+                raise InvalidInput(f"two jobs have the name {name!r}")
+        return specs
+
+
+def _number(least: float = 0.0, *, above: bool = False) -> Callable[[Any, str], float]:
+    def check(value: Any, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 1e30:
+            raise InvalidInput(f"{where} must be a number, not {value!r}")
+        if value < least or (above and value == least):
+            word = "above" if above else "at least"
+            raise InvalidInput(f"{where} must be {word} {least:g}, not {value:g}")
+        return value
+
+    return check
+
+
+def _whole(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_RUNS:
+        raise InvalidInput(f"{where} must be a whole number from 1 to {_MOST_RUNS}, not {value!r}")
+    return value
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
+    return value
+
+
+def _yes_or_no(value: Any, where: str) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where} must be true or false, not {value!r}")
+    return value
+
+
+def time_s(value: Any, where: str) -> float:
+    """The seconds of a time in a file: a text such as "48h", or a number of seconds."""
+    if isinstance(value, str):
+        return seconds_of(value, where)
+    return _number()(value, where)
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
+    return tuple(_text(one, where) for one in value)
+
+
+def _counts(value: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
+    return tuple(_whole(one, where) for one in value)
+
+
+def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise InvalidInput(f'{where} must be a table such as {{ "l4" = 10, "4 x l4" = 3 }}')
+    return {key: _number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
+
+
+_CHECKS: dict[str, Callable[[Any, str], Any]] = {
+    "name": _text,
+    "target": _text,
+    "batch": _whole,
+    "precision": _text,
+    "hours": _by_gpus,
+    "samples_per_s": _by_gpus,
+    "gpus": _texts,
+    "counts": _counts,
+    "submit": time_s,
+    "deadline": time_s,
+    "due_in": time_s,
+    "priority": _number(above=True),
+    "spot": _yes_or_no,
+    "runs": _whole,
+    "runs_per_week": _number(above=True),
+}
+_TIMES = {"submit": "submit_s", "deadline": "deadline_s", "due_in": "due_in_s"}
+_PLAN = tuple(field.name for field in fields(TrainingPlan))
+
+
+def _job(table: Any, where: str) -> JobSpec:
+    if not isinstance(table, dict):
+        raise InvalidInput(f"{where} must be a table")
+    refuse_unknown(table, (*_CHECKS, *_PLAN), "a job", f"{where}.")
+    known = {
+        _TIMES.get(key, key): check(table[key], f"{where}.{key}")
+        for key, check in _CHECKS.items()
+        if key in table
+    }
+    stated: dict[str, Any] = {
+        key: _number()(table[key], f"{where}.{key}") for key in _PLAN if key in table
+    }
+    if "name" not in known:
+        raise InvalidInput(f"{where}.name is missing")
+    with prefixed(f"{where} ({known['name']}): "):
+        plan = TrainingPlan(**stated) if stated else None
+        return _checked(JobSpec(plan=plan, **known))
+
+
+def _checked(spec: JobSpec) -> JobSpec:
+    ways = [bool(spec.target), spec.hours is not None, spec.samples_per_s is not None]
+    if sum(ways) != 1:
+        raise InvalidInput("a job has one of target, hours and samples_per_s")
+    if spec.hours is None and spec.plan is None:
+        raise InvalidInput(f"say how long it is, with one of {', '.join(LENGTHS)}")
+    if spec.samples_per_s is not None and (spec.plan is None or spec.plan.samples is None):
+        raise InvalidInput("samples_per_s needs samples, the samples of the whole training")
+    if spec.deadline_s is not None and spec.due_in_s is not None:
+        raise InvalidInput("deadline and due_in both say when it must be finished; give one")
+    return spec
+
+
+_COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
+"""The columns that a table of jobs must have."""
+
+
+def _csv_jobs(path: Path) -> Iterator[JobSpec]:
+    """The jobs of a table, one in a row: a trace of jobs that ran, with their durations."""
+    reader = csv.DictReader(io.StringIO(read_text(path)))
+    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
+    if missing:
+        raise InvalidInput(f"has no column {missing[0]}; a table of jobs has {', '.join(_COLUMNS)}")
+    for row in reader:
+        where = f"line {reader.line_num}, "
+        if not row["duration_s"] or not row["n_gpu"] or _cell(row, "n_gpu", where) == 0:
+            continue  # a job that never ran, or without GPUs
+        gpus = int(_cell(row, "n_gpu", where))
+        types = tuple(filter(None, (row.get("gpu_type") or "").split("|")))
+        seconds = max(1.0, _cell(row, "duration_s", where))
+        name = "*" if gpus == 1 else f"{gpus} x *"
+        yield JobSpec(
+            name=row["job_id"],
+            hours={name: seconds / 3600},
+            gpus=types,
+            counts=(gpus,),
+            submit_s=_cell(row, "submit_s", where),
+            deadline_s=_cell(row, "deadline_s", where) if row.get("deadline_s") else None,
+        )
+
+
+def _cell(row: Mapping[str, str], column: str, where: str) -> float:
+    try:
+        return _number()(float(row[column]), f"{where}{column}")
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{where}{column} must be a number, not {row[column]!r}") from None

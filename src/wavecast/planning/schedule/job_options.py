@@ -1,0 +1,115 @@
+"""From a job as it is written to the ways to run it: measured hours, or our own predictions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from wavecast.errors import InvalidInput
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import Ranged, exactly
+from wavecast.planning.schedule.job_files import JobSpec
+from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
+from wavecast.planning.selection import Candidate
+
+Predict = Callable[[JobSpec, Sequence[str]], Sequence[Candidate]]
+"""Predicts a job on GPUs, for each of its counts: from `find_candidates`."""
+_GPUS = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
+
+
+def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple[Job, ...]:
+    """The jobs with the ways to run them; one for each run of a job that runs several times."""
+    jobs: list[Job] = []
+    for spec in specs:
+        first = make_job(spec, fleet, predict)
+        names = (
+            [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
+        )
+        jobs += [replace(first, name=name) for name in names]
+    return tuple(jobs)
+
+
+def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
+    """A job with the ways to run it on a fleet.
+
+    Raises:
+        InvalidInput: it names a GPU that the fleet does not have.
+    """
+    pools = [pool for pool in fleet.pools if _allowed(spec, pool)]
+    known = {name for pool in fleet.pools for name in (pool.gpu, pool.name)}
+    for name in spec.gpus:
+        if name not in known:
+            raise InvalidInput(
+                f"job {spec.name} names {name}, which the cluster does not have; it has "
+                f"{', '.join(sorted(known))}"
+            )
+    refused: list[str] = []
+    if spec.target:
+        found = predict(spec, list(dict.fromkeys(pool.gpu for pool in pools)))
+        options = tuple(_predicted(found, pools, refused))
+    else:
+        options = tuple(_measured(spec, pools))
+    roomy = tuple(one for one in options if fleet.by_name[one.pool].holds(one.gpus))
+    small = [one.name for one in options if one not in roomy]
+    refused += [f"{name}: the pool has no room for so many GPUs" for name in small]
+    deadline = spec.deadline_s
+    if spec.due_in_s is not None:
+        deadline = spec.submit_s + spec.due_in_s
+    return Job(
+        name=spec.name,
+        options=roomy,
+        kind=spec.name,
+        submit_s=spec.submit_s,
+        deadline_s=deadline,
+        priority=spec.priority,
+        impossible=tuple(refused),
+    )
+
+
+def _allowed(spec: JobSpec, pool: Pool) -> bool:
+    named = not spec.gpus or pool.gpu in spec.gpus or pool.name in spec.gpus
+    return named and (spec.spot or not pool.is_spot)
+
+
+def _predicted(
+    found: Sequence[Candidate], pools: Sequence[Pool], refused: list[str]
+) -> Iterator[RunOption]:
+    for one in found:
+        if one.cost is None:
+            refused.append(f"{one.name}: {one.reason}")
+            continue
+        for pool in pools:
+            if pool.gpu == one.device.id:
+                layout = "" if one.strategy is None else _layout(one.strategy)
+                yield _option(pool, one.gpus, one.cost.seconds, layout)
+
+
+def _layout(strategy: Parallel) -> str:
+    """The strategy as `--parallel` takes it: `data=8,shard=3`."""
+    given = {"data": strategy.data, "shard": strategy.shard, "microbatches": strategy.microbatches}
+    usual = {"data": 1, "shard": 0, "microbatches": 1}
+    return ",".join(f"{name}={n}" for name, n in given.items() if n != usual[name])
+
+
+def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:
+    table: Mapping[str, float] = spec.hours or {}
+    if spec.samples_per_s is not None:
+        samples = (spec.plan and spec.plan.samples) or 0.0
+        table = {key: samples / speed / HOUR_S for key, speed in spec.samples_per_s.items()}
+    for key, hours in table.items():
+        parts = _GPUS.fullmatch(key.strip())
+        count, name = (int(parts[1] or 1), parts[2].strip()) if parts else (1, key)
+        for pool in pools:
+            if name in ("*", pool.gpu, pool.name):
+                yield _option(pool, count, exactly(hours * HOUR_S))
+
+
+def _option(pool: Pool, gpus: int, seconds: Ranged, layout: str = "") -> RunOption:
+    """A way to run a job on a pool. Whole machines are paid where more than one is used."""
+    paid = gpus
+    if gpus > pool.gpus_per_node:
+        paid = math.ceil(gpus / pool.gpus_per_node) * pool.gpus_per_node
+    usd = (pool.usd_per_hour or 0.0) * paid * seconds.value / HOUR_S
+    return RunOption(pool.name, gpus, seconds, usd, layout)

@@ -1,0 +1,74 @@
+"""A plan as it is handed to its reader: the schedule, the outlook of each job, and reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
+from wavecast.planning.schedule.planner import Effort, make_schedule
+from wavecast.planning.schedule.reasons import reason
+from wavecast.planning.schedule.refusals import explain, refuse_hopeless
+from wavecast.planning.schedule.starts import Outlook, outlooks
+from wavecast.showing import Shown
+
+
+@dataclass(frozen=True)
+class JobPlan:
+    """A job in a plan, with its outlook and the reason for its place."""
+
+    run: PlannedRun
+    outlook: Outlook | None
+    """When it starts and ends in nine of ten draws. None if no draw could be carried out."""
+    reason: str
+    """Why it runs there."""
+
+    @property
+    def start_s(self) -> float:
+        """When it starts, from the start of the plan."""
+        return self.run.start_s
+
+    @property
+    def end_s(self) -> float:
+        """When it ends, from the start of the plan."""
+        return self.run.end_s
+
+
+@dataclass(frozen=True)
+class JobsPlan(Shown):
+    """A schedule that can be read: what runs where and when, and why."""
+
+    fleet: Fleet
+    schedule: JobSchedule
+    jobs: tuple[JobPlan, ...]
+    """The jobs in the order in which they start."""
+    unmet: tuple[str, ...]
+    """Why deadlines are missed, and what would meet them. Empty if all are met."""
+
+    @property
+    def meets_deadlines(self) -> bool:
+        """Whether all deadlines are met, as far as predicted."""
+        return not self.schedule.late
+
+
+def make_plan(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    aims: Aims,
+    *,
+    robust: bool = False,
+    effort: Effort | None = None,
+) -> JobsPlan:
+    """The plan of some jobs.
+
+    Raises:
+        InvalidInput: a job can run nowhere; says why, and what would help.
+    """
+    refuse_hopeless(fleet, jobs)
+    schedule = make_schedule(fleet, jobs, aims, robust=robust, effort=effort)
+    seen = outlooks(fleet, schedule)
+    planned = tuple(
+        JobPlan(run, seen.get(run.job.name), reason(run, robust)) for run in schedule.runs
+    )
+    unmet = tuple(explain(fleet, jobs, schedule)) if schedule.late else ()
+    return JobsPlan(fleet, schedule, planned, unmet)

@@ -1,0 +1,150 @@
+"""The planner: a relaxed problem, greedy schedules, then the exact search.
+
+The relaxed problem gives a bound and a choice of options, simple rules give a schedule to begin
+with, and CP-SAT improves it and its bound. Many jobs are decomposed: the relaxed problem divides
+them among the pools, and each pool is searched by itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from wavecast.planning.schedule.bounds import Relaxation, relax
+from wavecast.planning.schedule.exact import ExactSearch, in_units, search, time_unit_s
+from wavecast.planning.schedule.greedy import greedy, rank
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
+from wavecast.planning.schedule.seating import Chosen, seat
+
+MOST_WHOLE = 400
+"""Up to this many jobs are searched as a whole."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search."""
+
+    limit_s: float = 30.0
+    """The time limit of the exact search. 0 for none: only simple rules and the bound."""
+    workers: int | None = None
+    """How many threads search. None for all cores."""
+    most_whole: int = MOST_WHOLE
+    """Up to this many jobs are searched as a whole; more are divided among the pools first."""
+
+
+def make_schedule(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    aims: Aims,
+    *,
+    robust: bool = False,
+    effort: Effort | None = None,
+) -> JobSchedule:
+    """The best schedule that was found.
+
+    Args:
+        fleet: the GPUs.
+        jobs: the jobs; each has at least one option that has room (`refusals.refuse_hopeless`).
+        aims: what is minimised.
+        robust: whether to plan with the high ends of ranges.
+        effort: how hard to search.
+    """
+    effort, began = effort or Effort(), time.perf_counter()
+    relaxation = relax(fleet, jobs, aims, robust)
+    runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
+    planner = _SchedulePlanner(fleet, jobs, aims, robust, effort)
+    unit_s, bound, impossible, method = time_unit_s(runs), relaxation.bound, False, "greedy"
+    if effort.limit_s and len(jobs) <= effort.most_whole:
+        found = planner.search(jobs, runs, unit_s, effort.limit_s)
+        impossible = found.is_impossible
+        bound = bound if impossible else max(bound, found.bound)
+        runs, method = planner.better(runs, found.chosen, "CP-SAT")
+    elif effort.limit_s:
+        runs, method = planner.by_pools(runs, unit_s)
+    if not relaxation.is_possible or impossible:
+        return replace(_least_late(planner, relaxation), solve_s=time.perf_counter() - began)
+    took_s = time.perf_counter() - began
+    return JobSchedule(aims, runs, bound, unit_s, method, robust, took_s)
+
+
+def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> JobSchedule:
+    """The schedule with the least tardiness, where not all deadlines can be met."""
+    aims = replace(planner.aims, tardiness=1.0)
+    soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
+    runs = greedy(soft.fleet, soft.jobs, aims, relaxation.chosen, soft.robust)
+    unit_s, method, bound = time_unit_s(runs), "greedy", 0.0
+    if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
+        found = soft.search(soft.jobs, runs, unit_s, soft.effort.limit_s)
+        runs, method = soft.better(runs, found.chosen, "CP-SAT")
+        bound = found.bound
+    return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True)
+
+
+@dataclass(frozen=True)
+class _SchedulePlanner:
+    fleet: Fleet
+    jobs: Sequence[Job]
+    aims: Aims
+    robust: bool
+    effort: Effort
+
+    def search(
+        self, jobs: Sequence[Job], runs: Sequence[PlannedRun], unit_s: float, limit_s: float
+    ) -> ExactSearch:
+        """The exact search for some jobs, beginning with their runs."""
+        return search(
+            self.fleet,
+            jobs,
+            self.aims,
+            self._warm(jobs, runs, unit_s),
+            unit_s,
+            robust=self.robust,
+            limit_s=limit_s,
+            workers=self.effort.workers,
+        )
+
+    def _warm(
+        self, jobs: Sequence[Job], runs: Sequence[PlannedRun], unit_s: float
+    ) -> tuple[PlannedRun, ...]:
+        """The runs again, with times in whole units."""
+        whole = {job.name: in_units(job, unit_s, self.robust) for job in jobs}
+        places = {
+            run.job.name: next(
+                i for i, one in enumerate(run.job.options) if one.name == run.option.name
+            )
+            for run in runs
+        }
+        order = [whole[run.job.name] for run in runs if run.job.name in whole]
+        return seat(self.fleet, [(job, job.options[places[job.name]]) for job in order])
+
+    def better(
+        self, runs: tuple[PlannedRun, ...], chosen: Sequence[Chosen], method: str
+    ) -> tuple[tuple[PlannedRun, ...], str]:
+        """The better one of a greedy schedule and one that was searched, and its method."""
+        if not chosen:
+            return runs, "greedy"
+        found = seat(self.fleet, chosen, self.robust)
+        if rank(self.aims, found) <= rank(self.aims, runs):
+            return found, method
+        return runs, "greedy"
+
+    def by_pools(
+        self, runs: tuple[PlannedRun, ...], unit_s: float
+    ) -> tuple[tuple[PlannedRun, ...], str]:
+        """Each pool searched by itself, with the options that the jobs have."""
+        order: list[tuple[float, Chosen]] = []
+        used = [[run for run in runs if run.option.pool == pool.name] for pool in self.fleet.pools]
+        share = self.effort.limit_s / max(1, sum(map(bool, used)))
+        for inside in filter(None, used):
+            fixed = {run.job.name: run for run in inside}
+            jobs = [replace(run.job, options=(run.option,)) for run in inside]
+            alone = [replace(run, job=job) for run, job in zip(inside, jobs, strict=True)]
+            found = self.search(jobs, alone, unit_s, share).chosen
+            for place, (job, option) in enumerate(found):
+                order.append((place / len(found), (fixed[job.name].job, option)))
+            if not found:
+                order += [(math.inf, (run.job, run.option)) for run in inside]
+        chosen = [one for _, one in sorted(order, key=lambda each: each[0])]
+        return self.better(runs, chosen, "CP-SAT by pools")

@@ -1,0 +1,199 @@
+"""The simulator: jobs arrive, a policy says what runs, jobs end.
+
+GPUs are counted by pool; machines are not followed. A policy that stops jobs decides anew in every
+round (`Policy.round_s`), as Gavel does, and a job that was stopped, or moves to other GPUs, loses
+`restart_s` before it goes on. Other policies decide when a job arrives or ends.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from wavecast.errors import InvalidInput
+from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, RunOption
+from wavecast.planning.simulation.state import Active, Free, JobOutcome, Simulation, Starts
+
+Seconds = Callable[[Job, RunOption], float]
+"""How long a job really takes on an option."""
+_ARRIVES, _ENDS, _ROUND = 0, 1, 2
+_DONE = 1e-9
+
+
+class SchedulingPolicy(Protocol):
+    """Decides what runs."""
+
+    name: str
+    round_s: float | None
+    """The time between decisions that may stop jobs. None for a policy that stops none."""
+
+    def added(self, active: Active, now_s: float) -> bool:
+        """Take note of a job that was submitted; False if it is not taken on."""
+
+    def ended(self, active: Active) -> None:
+        """Take note of a job that ended."""
+
+    def decide(self, now_s: float, free: Free) -> Starts:
+        """The jobs to start now on free GPUs; in a round, all jobs that are to run."""
+
+
+def simulate(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    policy: SchedulingPolicy,
+    *,
+    restart_s: float = 0.0,
+    seconds: Seconds | None = None,
+) -> Simulation:
+    """What becomes of jobs under a policy.
+
+    Args:
+        fleet: the GPUs.
+        jobs: the jobs; each has at least one option.
+        policy: what decides.
+        restart_s: what stopping a job and starting it again costs it.
+        seconds: how long jobs really take. None for as long as predicted.
+
+    Raises:
+        InvalidInput: a pool has windows, or a job never starts.
+    """
+    if any(pool.windows for pool in fleet.pools):
+        raise InvalidInput(
+            "a simulation takes pools that are always available; leave out available"
+        )
+    return _Simulator(fleet, jobs, policy, restart_s, seconds or _predicted).run()
+
+
+def _predicted(_: Job, option: RunOption) -> float:
+    return option.seconds.value
+
+
+class _Simulator:
+    def __init__(
+        self,
+        fleet: Fleet,
+        jobs: Sequence[Job],
+        policy: SchedulingPolicy,
+        restart_s: float,
+        seconds: Seconds,
+    ) -> None:
+        self._fleet, self._policy, self._restart_s = fleet, policy, restart_s
+        self._seconds = seconds
+        self._prices = {pool.name: pool.usd_per_hour or 0.0 for pool in fleet.pools}
+        self._free = Free(fleet)
+        self._numbers = itertools.count()
+        self._events: list[tuple[float, int, int, Active | None, int]] = []
+        self._active: dict[int, Active] = {}
+        self._outcomes: list[JobOutcome] = []
+        self._dropped: list[Job] = []
+        self._is_round_due = False
+        for order, job in enumerate(sorted(jobs, key=lambda one: one.submit_s)):
+            self._push(job.submit_s, _ARRIVES, Active(job, order))
+
+    def _push(self, time_s: float, kind: int, active: Active | None = None) -> None:
+        version = 0 if active is None else active.version
+        heapq.heappush(self._events, (time_s, kind, next(self._numbers), active, version))
+
+    def run(self) -> Simulation:
+        began = time.process_time()
+        events = self._events
+        while events:
+            now = events[0][0]
+            in_round = changed = False
+            while events and events[0][0] == now:
+                _, kind, _, active, version = heapq.heappop(events)
+                if kind == _ROUND:
+                    in_round, self._is_round_due = True, False
+                elif active is not None and active.version == version:
+                    changed |= (
+                        self._arrive(active, now) if kind == _ARRIVES else self._end(active, now)
+                    )
+            if in_round:
+                self._reassign(now)
+            elif changed and self._policy.round_s is None:
+                self._start(self._policy.decide(now, self._free), now)
+            self._plan_round(now)
+        if self._active:
+            names = ", ".join(one.job.name for one in list(self._active.values())[:3])
+            raise InvalidInput(f"{self._policy.name} never starts {names}; allow other GPUs")
+        took_s = time.process_time() - began
+        done, dropped = tuple(self._outcomes), tuple(self._dropped)
+        return Simulation(self._policy.name, self._fleet, done, dropped, took_s)
+
+    def _plan_round(self, now: float) -> None:
+        round_s = self._policy.round_s
+        if round_s is not None and self._active and not self._is_round_due:
+            waits = all(one.option is None for one in self._active.values())
+            self._push(now if waits and not self._stuck(now) else now + round_s, _ROUND)
+            self._is_round_due = True
+
+    def _stuck(self, now: float) -> bool:
+        """Whether a round has just been decided and left all jobs waiting."""
+        return getattr(self, "_decided_s", -1.0) == now
+
+    def _arrive(self, active: Active, now: float) -> bool:
+        if not self._policy.added(active, now):
+            self._dropped.append(active.job)
+            return False
+        self._active[active.order] = active
+        return True
+
+    def _end(self, active: Active, now: float) -> bool:
+        option = active.option
+        assert option is not None
+        self._account(active, now)
+        self._free.take(option, -1)
+        self._policy.ended(active)
+        del self._active[active.order]
+        self._outcomes.append(
+            JobOutcome(
+                active.job, active.began_s, now, active.gpu_s, active.usd, active.stops, option
+            )
+        )
+        return True
+
+    def _account(self, active: Active, now: float) -> None:
+        """Count what a running job used since it was placed, and its progress."""
+        option = active.option
+        assert option is not None
+        spent = now - active.placed_s
+        active.gpu_s += spent * option.gpus
+        active.usd += spent / HOUR_S * option.gpus * self._prices[option.pool]
+        active.received[option.pool] = active.received.get(option.pool, 0.0) + spent
+        active.left -= max(0.0, now - active.since_s) / active.seconds
+        active.placed_s = now
+        active.since_s = max(active.since_s, now)
+
+    def _start(self, starts: Starts, now: float) -> None:
+        for active, option in starts:
+            restarts = active.began_s < now
+            active.option, active.placed_s = option, now
+            active.seconds = max(1e-3, self._seconds(active.job, option))
+            active.since_s = now + (self._restart_s if restarts else 0.0)
+            active.began_s = min(active.began_s, now)
+            active.version += 1
+            self._free.take(option)
+            left = max(_DONE, active.left) * active.seconds
+            self._push(active.since_s + left, _ENDS, active)
+
+    def _reassign(self, now: float) -> None:
+        """A round: all running jobs may be stopped, moved, or left alone."""
+        self._decided_s = now
+        running = [one for one in self._active.values() if one.option is not None]
+        for active in running:
+            self._account(active, now)
+        wanted = {id(one): (one, option) for one, option in self._policy.decide(now, self._free)}
+        for active in running:
+            kept = wanted.get(id(active))
+            if kept is not None and kept[1] == active.option:
+                del wanted[id(active)]
+                continue
+            assert active.option is not None
+            self._free.take(active.option, -1)
+            active.option = None
+            active.version += 1
+            active.stops += 1
+        self._start(list(wanted.values()), now)

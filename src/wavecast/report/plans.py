@@ -1,0 +1,206 @@
+"""Plans of many jobs: the verdict, the jobs with their GPUs and times, and a Gantt chart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+
+from wavecast.planning.schedule.jobs import Aims
+from wavecast.planning.schedule.planned import JobPlan, JobsPlan
+from wavecast.report.fields import Field, describe, output
+from wavecast.report.gantt import GanttBar, gantt_lines
+from wavecast.report.tables import fitting, left_out, line, remarks, table, titled
+from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
+
+_MOST_ROWS = 60
+
+
+def aims_text(aims: Aims) -> str:
+    """What a plan minimises: `cost + 5 x makespan`."""
+    names = {
+        "cost": aims.cost,
+        "makespan": aims.makespan,
+        "mean completion": aims.completion,
+        "weighted tardiness": aims.tardiness,
+    }
+    parts = [name if w == 1 else f"{w:g} x {name}" for name, w in names.items() if w]
+    return " + ".join(parts)
+
+
+def plan_verdict(plan: JobsPlan) -> str:
+    """A plan in a sentence or three."""
+    schedule = plan.schedule
+    count, due = len(plan.jobs), [one for one in plan.jobs if one.run.job.deadline_s is not None]
+    text = (
+        f"{count} jobs on {plan.fleet.gpus} GPUs end after {long_duration(schedule.makespan_s)} "
+        f"and cost {money(schedule.usd)}."
+    )
+    if due:
+        met = len(due) - len(schedule.late)
+        text += f" {met} of {len(due)} deadlines are met."
+    return f"{text} {_how_good(plan)}"
+
+
+def _how_good(plan: JobsPlan) -> str:
+    schedule, aims = plan.schedule, aims_text(plan.schedule.aims)
+    if schedule.gap < 5e-4:
+        return f"No plan has less {aims}, in time units of {long_duration(schedule.unit_s)}."
+    return f"It is proven to be within {percent(schedule.gap, 1)} of the least {aims}."
+
+
+def moment(seconds: float) -> str:
+    """A time from the start of a plan: `now`, `3.2 h`."""
+    return "now" if seconds < 1 else long_duration(seconds)
+
+
+def _moments(low_s: float, high_s: float) -> str:
+    return moment(low_s) if moment(low_s) == moment(high_s) else span(low_s, high_s, moment)
+
+
+def _span_of_start(one: JobPlan) -> str:
+    seen = one.outlook
+    return UNKNOWN if seen is None else _moments(seen.start_low_s, seen.start_high_s)
+
+
+def _span_of_end(one: JobPlan) -> str:
+    seen = one.outlook
+    return UNKNOWN if seen is None else _moments(seen.end_low_s, seen.end_high_s)
+
+
+JOBS = describe(
+    JobPlan,
+    Field("job", "run.job.name", title="job", meaning="The name of the job."),
+    Field("gpus_text", "run.option.name", title="GPUs", meaning="The GPUs in a few words."),
+    Field("pool", "run.option.pool", meaning="The pool of the GPUs."),
+    Field("gpus", "run.option.gpus", meaning="The number of GPUs."),
+    Field("layout", "run.option.layout"),
+    Field("nodes", "run.nodes"),
+    Field("submit_s", "run.job.submit_s"),
+    Field("start_s", title="start", text=moment, left=False),
+    Field("", _span_of_start, title="range of start", rank=3, left=False),
+    Field("end_s", title="end", text=long_duration),
+    Field("", _span_of_end, title="range of end", rank=4, left=False),
+    Field(
+        "deadline_s", "run.job.deadline_s", title="deadline", rank=2, text=long_duration, absent=""
+    ),
+    Field("in_time", "outlook.in_time", title="in time", rank=2, text=percent, absent=""),
+    Field("late_s", "run.late_s"),
+    Field(
+        "usd",
+        "run.option.usd",
+        title="cost",
+        text=money,
+        meaning="What it costs; 0 where the price is not known.",
+    ),
+    Field("outlook", "outlook"),
+    Field("reason", title="why", rank=5),
+)
+_POOL = output(
+    "The use of a pool.",
+    Field("pool", kind=str, meaning="The name of the pool."),
+    Field("gpus", kind=int, meaning="The number of its GPUs."),
+    Field("jobs", kind=int, meaning="How many jobs run on it."),
+    Field("utilisation", kind=float, meaning="The share of its GPU time until the last job ends."),
+)
+PLANNED = output(
+    "A plan of jobs: which GPUs each has, and when.",
+    Field("verdict", kind=str, meaning="The plan in a sentence or three."),
+    Field("aims", kind=str, meaning="What is minimised."),
+    Field("value", kind=float, meaning="What is minimised, of this plan: USD, hours, or a sum."),
+    Field("bound", kind=float, meaning="No plan has a lower value."),
+    Field("gap", kind=float, meaning="How far the plan may be from the best, as a share."),
+    Field("method", kind=str, meaning="How the plan was found."),
+    Field("unit_s", kind=float, meaning="The time unit of the search."),
+    Field("robust", kind=bool, meaning="Whether it was planned with the high ends of ranges."),
+    Field("usd", kind=float, meaning="What all jobs cost."),
+    Field("makespan_s", kind=float, meaning="When the last job ends."),
+    Field("mean_completion_s", kind=float, meaning="The mean time from submission to end."),
+    Field("meets_deadlines", kind=bool, meaning="Whether all deadlines are met."),
+    Field("unmet", kind=[str], meaning="Why deadlines are missed, and what would meet them."),
+    Field("jobs", kind=[JobPlan], meaning="The jobs in the order in which they start."),
+    Field("pools", kind=[_POOL], meaning="The use of each pool."),
+)
+
+
+def planned(plan: JobsPlan) -> Mapping[str, Any]:
+    """A plan by the keys of JSON."""
+    schedule = plan.schedule
+    names = ("value", "bound", "gap", "method", "unit_s", "usd", "makespan_s", "mean_completion_s")
+    return {
+        "verdict": plan_verdict(plan),
+        "aims": aims_text(schedule.aims),
+        "robust": schedule.is_robust,
+        "meets_deadlines": plan.meets_deadlines,
+        "unmet": list(plan.unmet),
+        "jobs": list(plan.jobs),
+        "pools": list(pool_rows(plan)),
+    } | {name: getattr(schedule, name) for name in names}
+
+
+def pool_rows(plan: JobsPlan) -> Sequence[Mapping[str, Any]]:
+    """The use of each pool, by the keys of JSON."""
+    last = plan.schedule.makespan_s
+    rows = []
+    for pool in plan.fleet.pools:
+        runs = [one.run for one in plan.jobs if one.run.option.pool == pool.name]
+        used = sum((run.end_s - run.start_s) * run.option.gpus for run in runs)
+        share = used / (last * pool.gpus) if last else 0.0
+        rows.append({"pool": pool.name, "gpus": pool.gpus, "jobs": len(runs), "utilisation": share})
+    return rows
+
+
+def plan_bars(plan: JobsPlan) -> list[GanttBar]:
+    """The jobs as bars of a chart."""
+    return [
+        GanttBar(
+            one.run.job.name,
+            one.run.option.name,
+            one.run.job.submit_s,
+            one.start_s,
+            one.end_s,
+            one.run.job.deadline_s,
+        )
+        for one in plan.jobs
+    ]
+
+
+def plan_text(title: str, plan: JobsPlan, width: int) -> RenderableType:
+    """The verdict, the jobs, the chart, and what is to be known of them."""
+    rows = plan.jobs[:_MOST_ROWS]
+    every = JOBS.columns(rows)
+    kept = fitting(every, width)
+    uses = [
+        f"{row['pool']}: {row['jobs']} jobs, {percent(row['utilisation'])} of {row['gpus']} GPUs "
+        "in use until the end"
+        for row in pool_rows(plan)
+    ]
+    lines = [*plan.unmet, *left_out(every, kept), *uses, *_notes(plan)]
+    if len(plan.jobs) > _MOST_ROWS:
+        lines.append(f"{len(plan.jobs) - _MOST_ROWS} more jobs (--json has all)")
+    chart = [line(text) for text in gantt_lines(plan_bars(plan), width)]
+    return titled(title, line(plan_verdict(plan)), "", table(kept), "", *chart, "", *remarks(lines))
+
+
+def _notes(plan: JobsPlan) -> list[str]:
+    schedule = plan.schedule
+    lines = [
+        f"found by {schedule.method} in time units of {long_duration(schedule.unit_s)}; "
+        f"the bound is {schedule.bound:.4g}, the plan {schedule.value:.4g}"
+    ]
+    unpriced = [pool.name for pool in plan.fleet.pools if pool.usd_per_hour is None]
+    if unpriced:
+        lines.append(f"no price is known, and none is counted, for {', '.join(unpriced)}")
+    if schedule.is_robust:
+        lines.append("planned with the high ends of the ranges of times (--robust)")
+    lines.append("ranges: where nine of ten draws lie, with times drawn from their ranges")
+    return lines
+
+
+describe(
+    JobsPlan,
+    Field("", plan_verdict, title="verdict"),
+    Field("", planned, kind=PLANNED, inline=True),
+    parts="jobs",
+)

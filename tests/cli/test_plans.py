@@ -1,0 +1,123 @@
+"""`wavecast plan`, `simulate` and `capacity`: files, answers and exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from made import step
+from shell import run
+
+pytest.importorskip("ortools")
+
+JOBS = """
+[[jobs]]
+name = "traced"
+target = "step.json.gz"
+iterations = 1e7
+runs = 2
+
+[[jobs]]
+name = "measured"
+hours = { "l4" = 10, "4 x l4" = 3, "t4" = 20 }
+deadline = "24h"
+priority = 2
+
+[cluster]
+power_limit_kw = 5
+[[cluster.pools]]
+gpu = "l4"
+gpus = 8
+usd_per_hour = 0.6
+[[cluster.pools]]
+gpu = "t4"
+gpus = 4
+usd_per_hour = 0.2
+"""
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    step().save(tmp_path / "step.json.gz")
+    path = tmp_path / "jobs.toml"
+    path.write_text(JOBS)
+    return path
+
+
+def test_a_plan_has_gpus_times_and_reasons(jobs: Path) -> None:
+    done = run("plan", jobs, "--time-limit", "3s", "--html", "p.html")
+    assert done.code == 0, done.err
+    assert "1 of 1 deadlines are met. No plan has less cost" in done.out
+    assert "cheapest of 3 ways" in done.out
+    assert "<h2" in (jobs.parent / "p.html").read_text()
+    found = json.loads(run("plan", jobs, "--by", "makespan", "--json").out)
+    measured = next(row for row in found["jobs"] if row["job"] == "measured")
+    assert (measured["gpus"], measured["pool"]) == (4, "l4")
+    assert found["makespan_s"] == pytest.approx(3 * 3600)
+    assert found["gap"] == 0
+
+
+def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None:
+    jobs.write_text(JOBS.replace('"24h"', '"2h"'))
+    done = run("plan", jobs, "--time-limit", "2s")
+    assert done.code == 1
+    assert "measured cannot meet its deadline even alone" in done.out
+    jobs.write_text(JOBS.replace("priority = 2", "prority = 2"))
+    done = run("plan", jobs)
+    assert done.code == 2
+    assert 'jobs[2].prority is not a key of a job; did you mean "priority"?' in done.err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("gpus = 8", "gpus = 0", "cluster.pools[1].gpus must be a positive number"),
+        ("gpus = 8", "", "cluster.pools[1].gpus is missing"),
+        ('"24h"', '"soon"', "jobs[2].deadline is a time such as 48h"),
+        ("iterations = 1e7", "", "jobs[1] (traced): say how long it is"),
+        ('{ "l4" = 10', '{ "l4" = -1', "jobs[2].hours.l4 must be above 0"),
+        ("runs = 2", 'gpus = ["h100"]', "job traced names h100, which the cluster does not have"),
+        ("runs = 2", "runs = 2.5", "jobs[1].runs must be a whole number"),
+    ],
+)
+def test_wrong_values_are_named_with_file_and_key(
+    jobs: Path, old: str, new: str, told: str
+) -> None:
+    jobs.write_text(JOBS.replace(old, new, 1))
+    done = run("plan", jobs)
+    assert done.code == 2
+    assert f"{jobs}: " in done.err
+    assert told in done.err
+
+
+def test_tables_of_jobs_and_clusters_are_simulated(tmp_path: Path) -> None:
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_s,duration_s,n_gpu\na,0,3600,1\nb,10,60,2\nc,20,,1\n")
+    cluster = tmp_path / "cluster.csv"
+    cluster.write_text("gpu,gpus,usd_per_hour\nv100-sxm-16gb,2,1.0\n")
+    done = run(
+        *("simulate", trace, "--cluster", cluster, "--policy", "fifo", "--policy", "shortest"),
+        "--json",
+    )
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert [row["jobs"] for row in found["policies"]] == [2, 2]
+    assert found["policies"][0]["makespan_s"] == pytest.approx(3660)
+    assert "there is no policy" in run("simulate", trace, "--cluster", cluster, "--policy", "x").err
+
+
+def test_capacity_answers_and_compares_buying(jobs: Path) -> None:
+    text = JOBS.replace("runs = 2", "runs_per_week = 30").replace("deadline", "due_in")
+    text = text.replace("1e7", "1e5")
+    jobs.write_text(text.replace("priority = 2", "runs_per_week = 2"))
+    done = run("capacity", jobs, "--draws", "2", "--weeks", "1", "--buy", "l4=2500", "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["best"]["in_time"] >= 0.95
+    bought = {row["pool"]: row["even_weeks"] for row in found["purchases"]}
+    assert bought.get("l4", 2500 / (0.6 * 168)) == pytest.approx(2500 / (0.6 * 168))
+    jobs.write_text(text)
+    done = run("capacity", jobs)
+    assert (done.code, "job measured needs runs_per_week" in done.err) == (2, True)

@@ -1,0 +1,135 @@
+"""Policies by simulation, and the capacity that is found with them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from wavecast.errors import InvalidInput
+from wavecast.planning.capacity import CapacitySearch, buy_or_rent, from_trace, weekly
+from wavecast.planning.cost import Ranged, exactly
+from wavecast.planning.purchase import Purchase
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job, Pool, RunOption
+from wavecast.planning.simulation.policies import NAMES, policy_of
+from wavecast.planning.simulation.simulator import simulate
+from wavecast.planning.simulation.state import Simulation
+
+HOUR = 3600.0
+
+
+def workload(count: int = 40) -> tuple[Fleet, list[Job]]:
+    chance = random.Random(1)
+    fleet = Fleet((Pool("a", "a", 8, usd_per_hour=1.0), Pool("b", "b", 4, usd_per_hour=4.0)))
+    jobs = []
+    for n in range(count):
+        hours, gain = chance.uniform(0.1, 6), chance.uniform(1, 6)
+        gpus = chance.choice((1, 1, 2, 4))
+        options = (
+            RunOption("a", gpus, exactly(hours * HOUR), hours * gpus),
+            RunOption("b", gpus, exactly(hours / gain * HOUR), 4 * hours / gain * gpus),
+        )
+        jobs.append(Job(f"j{n}", options, "", n * 600.0, n * 600.0 + 12 * HOUR))
+    return fleet, jobs
+
+
+def used_at_once(found: Simulation, pool: str) -> int:
+    runs = [one for one in found.outcomes if one.option.pool == pool]
+    moments = [one.start_s for one in runs]
+    return max(
+        (sum(o.option.gpus for o in runs if o.start_s <= m < o.end_s - 1e-6) for m in moments),
+        default=0,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_ends_all_jobs(name: str) -> None:
+    fleet, jobs = workload()
+    found = simulate(fleet, jobs, policy_of(name, fleet, Aims(completion=1)), restart_s=10)
+    assert sorted(one.job.name for one in found.outcomes) == sorted(job.name for job in jobs)
+    for one in found.outcomes:
+        assert one.start_s >= one.job.submit_s
+        if not one.stops:
+            assert one.end_s - one.start_s == pytest.approx(one.option.seconds.value)
+    if not any(one.stops for one in found.outcomes):
+        assert used_at_once(found, "a") <= 8
+        assert used_at_once(found, "b") <= 4
+    assert 0 < found.utilisation <= 1
+
+
+def test_fifo_is_as_computed_by_hand() -> None:
+    fleet = Fleet((Pool("p", "p", 2, usd_per_hour=1.0),))
+    times = ((2, 1), (1, 2), (1, 1))
+    jobs = [
+        Job(f"j{n}", (RunOption("p", g, exactly(h * HOUR), 0),)) for n, (h, g) in enumerate(times)
+    ]
+    found = simulate(fleet, jobs, policy_of("fifo", fleet, Aims(cost=1)))
+    # The second waits for both GPUs, and the third does not pass it.
+    assert {o.job.name: o.end_s / HOUR for o in found.outcomes} == {"j0": 2, "j1": 3, "j2": 4}
+    assert found.mean_completion_s == pytest.approx(3 * HOUR)
+    assert found.usd == pytest.approx(5.0)
+    short = simulate(fleet, jobs, policy_of("shortest", fleet, Aims(cost=1)))
+    assert short.makespan_s == pytest.approx(3 * HOUR)
+
+
+def test_a_stop_costs_what_it_is_said_to_cost() -> None:
+    fleet = Fleet((Pool("p", "p", 1),))
+    long = Job("long", (RunOption("p", 1, exactly(10 * HOUR), 0),))
+    short = Job("short", (RunOption("p", 1, exactly(HOUR), 0),), "", HOUR)
+    policy = policy_of("shortest", fleet, Aims(cost=1), stops=True, round_s=HOUR)
+    found = simulate(fleet, [long, short], policy, restart_s=600)
+    ends = {one.job.name: (one.end_s, one.stops) for one in found.outcomes}
+    assert ends["long"][1] == 1
+    assert ends["long"][0] == pytest.approx(11 * HOUR + 600, abs=HOUR)
+    assert ends["short"][0] < 3.1 * HOUR
+
+
+def test_ours_ends_sooner_than_fifo() -> None:
+    fleet, jobs = workload(80)
+    found = {
+        name: simulate(fleet, jobs, policy_of(name, fleet, Aims(makespan=1)))
+        for name in ("fifo", "ours")
+    }
+    assert found["ours"].makespan_s < found["fifo"].makespan_s
+
+
+def test_pools_with_windows_are_refused() -> None:
+    fleet = Fleet((Pool("p", "p", 1, windows=((0.0, 1.0),)),))
+    with pytest.raises(InvalidInput, match="always available"):
+        simulate(fleet, [], policy_of("fifo", fleet, Aims(cost=1)))
+
+
+def test_the_capacity_found_is_the_least_that_keeps_the_promise() -> None:
+    fleet = Fleet((Pool("a", "a", 64, 1, 1.0), Pool("b", "b", 64, 1, 10.0)))
+    seconds = Ranged(6 * HOUR, 5 * HOUR, 7.2 * HOUR)
+    options = tuple(RunOption(pool, 1, seconds, 6.0) for pool in ("a", "b"))
+    job = Job("j", options, "j", 0.0, 12 * HOUR)
+    search = CapacitySearch(fleet, weekly([job], [100.0], weeks=2, draws=3), 0.95, (1, 1))
+    found = search.plan()
+    assert found.best is not None
+    assert set(found.best.counts) == {"a"}
+    count = found.best.counts["a"]
+    assert found.best.in_time >= 0.95
+    assert search.judged((count - 1, 0)).in_time < 0.95
+    instead = found.without["a"]
+    assert instead is not None
+    assert set(instead.counts) == {"b"}
+    assert instead.usd_per_week > found.best.usd_per_week
+    # 100 jobs of six hours a week are 3.6 GPUs that never rest.
+    assert count >= 4
+
+
+def test_a_promise_that_cannot_be_kept_has_no_mix() -> None:
+    fleet = Fleet((Pool("a", "a", 2, 1, 1.0),))
+    jobs = [Job(f"j{n}", (RunOption("a", 1, exactly(HOUR), 1.0),), "", 0.0, HOUR) for n in range(9)]
+    assert CapacitySearch(fleet, from_trace(jobs, 2), 0.95, (1,)).plan().best is None
+
+
+def test_the_break_even_of_buying() -> None:
+    pool = Pool("a", "a", 8, usd_per_hour=1.0, power_w=500.0)
+    found = buy_or_rent(pool, 4, Purchase(8_400.0, years=4, usd_per_kwh=0.0))
+    assert found.even_weeks == pytest.approx(50.0)
+    assert found.rent_usd_per_week == pytest.approx(672.0)
+    assert found.even_utilisation == pytest.approx(8_400 / (4 * 365.25 * 24))
+    dear = buy_or_rent(pool, 4, Purchase(1e6, years=1))
+    assert dear.even_utilisation is None
