@@ -298,6 +298,6 @@ def _twelfth(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
             verdicts[name] = not faster if several else one.efficiency >= SCALES_WELL
             told.append(f"{name}: {one.efficiency:.0%} of each GPU's speed")
         where = "several machines" if several else "several GPUs of one machine"
-        missing = f"needs results on {where} (suite run --gpus N --nodes M)"
+        missing = f"needs results on {where}: rows with the columns gpus and nodes"
         made.append(_judged(12, claim, verdicts, "; ".join(told) or missing))
     return tuple(made)
