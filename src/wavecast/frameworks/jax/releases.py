@@ -1,4 +1,4 @@
-"""The private interfaces of JAX that are used, all in this file; tried with jax 0.9.2 to 0.10.2.
+"""The private interfaces of JAX that are used, all in this file; tried with jax 0.10.2.
 
 `lower` runs in the user's process, `compile_module` in a process of its own.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -25,6 +26,16 @@ def version_of(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def expect_no_extension() -> None:
+    """Keep the plugin from warning that its extension is missing: only kernels on a GPU need it."""
+    for plugin in ("xla_cuda13", "xla_cuda12"):
+        logging.getLogger(f"jax_plugins.{plugin}").addFilter(_is_other_news)
+
+
+def _is_other_news(record: logging.LogRecord) -> bool:
+    return "cuda_plugin_extension is not found" not in record.getMessage()
 
 
 def versions() -> str:

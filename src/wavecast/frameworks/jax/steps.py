@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.jax import keras_steps
+from wavecast.frameworks.jax import keras_steps, releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.hardware.device import Device
@@ -152,6 +152,7 @@ def captured_jax(
 
 def _show_devices(count: int) -> None:
     """Let jax run on the CPU, with several devices if the step needs them."""
+    releases.expect_no_extension()
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     if count > 1:
