@@ -267,3 +267,17 @@ while True:
     run = scripts.run(scripts.Program(str(script(body))))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)
+
+
+@pytest.mark.parametrize(
+    ("framework", "message"),
+    [("jax", "trains with JAX.*trace_jax"), ("tensorflow", "TensorFlow.*KERAS_BACKEND=jax")],
+)
+def test_a_script_of_another_framework_is_told_the_way(
+    framework: str, message: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "train.py"
+    stand_in = f"import sys, types\nsys.modules[{framework!r}] = types.ModuleType({framework!r})\n"
+    path.write_text(f"{stand_in}import {framework}\nfor step in range(3):\n    pass\n")
+    with pytest.raises(CaptureError, match=message):
+        wavecast.run_script(path)

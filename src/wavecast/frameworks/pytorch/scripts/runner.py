@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -196,9 +197,24 @@ def _result(
     )
 
 
+_JAX = (
+    "return its jitted step and the arguments (arrays or shapes) from a function, and use wavecast "
+    "predict FILE.py:FUNCTION, or wavecast.trace_jax (docs: Predict a JAX step)"
+)
+_OTHERS = {
+    "jax": f"JAX, whose scripts are not followed; {_JAX}",
+    "tensorflow": "TensorFlow, which is not followed; a Keras 3 model can be predicted on JAX: set "
+    f"KERAS_BACKEND=jax, {_JAX}",
+}
+"""Frameworks that a script without a step of PyTorch may train with, and what to do then."""
+
+
 def _no_step(program: Program, loop: Loop) -> str:
     """Why no step was found, and what to do."""
     line = loop.backwards.last_line
+    other = next((name for name in _OTHERS if name in sys.modules), None)
+    if line is None and other is not None:
+        return f"{program.shown} trains with {_OTHERS[other]}"
     if line is None:
         return (
             f"{program.shown} ended without an optimizer step (torch.optim) and without a backward "
