@@ -105,6 +105,7 @@ class BuyOrRent:
     """What buying the GPUs of a pool is worth against renting them."""
 
     pool: str
+    """The name of the pool."""
     gpus: int
     rent_usd_per_week: float
     """What renting all of them costs, all the time."""

@@ -52,6 +52,7 @@ class Observation(Shown):
     number: int
     """TBD's number."""
     claim: str
+    """What TBD found, in a sentence."""
     agreeing: tuple[str, ...] = ()
     """The models (with their precision) that show it."""
     others: tuple[str, ...] = ()

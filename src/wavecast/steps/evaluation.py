@@ -132,6 +132,7 @@ class OpError(Shown):
     """
 
     op: str
+    """The name of the op."""
     pairs: int
     """In how many pairs both GPUs ran it equally often."""
     error: float | None

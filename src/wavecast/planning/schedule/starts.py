@@ -28,9 +28,13 @@ class Outlook:
     """When a job starts and ends, in nine of ten draws, and whether it is in time."""
 
     start_low_s: float
+    """The low end of the range of its start, in seconds from the beginning of the plan."""
     start_high_s: float
+    """The high end of that range."""
     end_low_s: float
+    """The low end of the range of its end, in seconds from the beginning of the plan."""
     end_high_s: float
+    """The high end of that range."""
     in_time: float | None
     """The share of draws in which it meets its deadline. None without a deadline."""
 

@@ -49,9 +49,11 @@ class JobOutcome:
     start_s: float
     """When it first started."""
     end_s: float
+    """When it ended, in seconds from the beginning."""
     gpu_s: float
     """The GPU time that it used, what restarts cost included."""
     usd: float
+    """What it cost, in USD."""
     stops: int
     """How often it was stopped and started again."""
     option: RunOption
@@ -78,6 +80,7 @@ class Simulation(Shown):
     """What a policy made of jobs on a fleet."""
 
     policy: str
+    """The name of the policy."""
     fleet: Fleet
     outcomes: tuple[JobOutcome, ...]
     """The jobs in the order in which they ended."""

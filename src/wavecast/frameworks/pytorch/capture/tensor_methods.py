@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.host_values import known_values
@@ -215,6 +216,9 @@ def _apply_to_tensors(module: Any, fn: Callable[[Any], Any], recurse: bool) -> A
 def _replace(tensor: Any, changed: Any) -> None:
     if changed is tensor:
         return
+    if is_traceable_wrapper_subclass(tensor):  # a DTensor, whose memory is that of its part
+        for part in tensor.__tensor_flatten__()[0]:
+            _replace(getattr(tensor, part), getattr(changed, part))
     tensor.data = changed
 
 
