@@ -22,7 +22,8 @@ def test_the_shipped_costs_are_those_of_the_fit() -> None:
         "launch": launch,
         "attention": attention,
     }
-    assert pytest.approx(fitted, abs=0.06) == COMPILED
+    shipped = {name: COMPILED[name] for name in fitted}  # XLA's call is not fitted on these steps
+    assert pytest.approx(fitted, abs=0.06) == shipped
 
 
 def test_steps_of_families_left_out_lie_in_the_range_of_a_host() -> None:

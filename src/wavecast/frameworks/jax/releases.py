@@ -54,10 +54,9 @@ def bytecode(lowered: Any) -> bytes:
 
 def partitions(lowered: Any) -> int:
     """Over how many devices a lowered step is spread."""
-    assignment = lowered._lowering.compile_args.get("device_assignment")
-    if assignment is None:
-        assignment = lowered._lowering.compile_args.get("device_list")
-    return max(len(assignment or (0,)), 1)
+    attributes = lowered.compiler_ir("stablehlo").operation.attributes
+    name = "mhlo.num_partitions"
+    return int(attributes[name]) if name in attributes else 1
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def test_the_script_gives_the_step_written_by_hand(
         pytest.importorskip(package)
     if "pytorch_lightning" in case.needs:
         request.getfixturevalue("lightning")
-    if importlib.util.find_spec("bitsandbytes"):
+    # It turns the checks of distributions off, so a script without packages must not see it.
+    if case.needs and importlib.util.find_spec("bitsandbytes"):
         importlib.import_module("bitsandbytes")
     before = sorted(folder.rglob("*"))
     done = run("run", "--gpu", GPU, "--json", case.script, *case.arguments)
