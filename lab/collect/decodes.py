@@ -2,75 +2,224 @@
 
     python -m lab collect decodes OUT
 
-It needs torch, numpy and transformers only. Models have random weights in bf16. Each step is that
-which `wavecast predict hf:NAME --task prefill|decode` traces, run eagerly. OUT/decodes.json has the
-median time of each in seconds, and the peak of allocated memory.
+It needs torch, numpy and transformers only, and takes below five minutes. Models have random
+weights in bf16. Each step is that which `wavecast predict hf:NAME --task prefill|decode` traces:
+eager with a growing cache; with a static cache, captured as one CUDA graph; and, for the smallest
+models, compiled with a static cache. OUT/decodes.json has each step's median time in seconds and
+its quartiles, how long the host takes to issue it, the peak of allocated memory, and the GPU's busy
+time, which a profiler measures after all times were taken.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from lab import needs
 
 MODELS = (
-    *("gpt2", "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b", "gemma-2-2b"),
-    *("qwen2.5-7b", "mistral-7b", "llama-3.1-8b", "qwen3-8b", "gemma-2-9b"),
+    *("llama-3.2-1b", "gpt2", "pythia-1.4b", "opt-1.3b", "qwen2.5-0.5b", "gemma-2-2b"),
+    *("phi-3-mini", "gpt2-xl", "mistral-7b", "qwen2.5-7b", "llama-3.1-8b", "qwen3-8b"),
 )
-CASES = (("prefill", 1, 1024), ("prefill", 4, 1024), ("decode", 1, 1023), ("decode", 32, 1023))
-"""Task, batch, and tokens of the prompt or in the cache."""
-SECONDS = 1.0
+SHORT = {"gpt2": 1024, "gpt2-xl": 1024, "opt-1.3b": 2048, "pythia-1.4b": 2048, "phi-3-mini": 2048}
+"""The most tokens of a sequence, where it is below 4,096."""
+COMPILED = (("llama-3.2-1b", 1), ("gpt2", 1), ("llama-3.2-1b", 32), ("pythia-1.4b", 1))
+"""The models that are compiled, at a batch."""
+SECONDS = 0.5
 """How long each step is timed."""
+LAST_COMPILED_S, LAST_PROFILED_S = 180.0, 265.0
+"""Seconds after the start after which no step is compiled or profiled any more."""
 
 
-def measure(name: str, task: str, batch: int, seq: int) -> dict[str, Any]:
-    """The time and the memory of one step."""
-    import torch
+@dataclass(frozen=True)
+class InferenceCase:
+    """One step of a model."""
 
-    from wavecast.frameworks.pytorch.huggingface.inference import make_step
+    model: str
+    task: str
+    batch: int
+    seq: int
+    """The tokens of the prompt, or in the cache."""
+    cache: str = "dynamic"
+    way: str = "eager"
+    """How it runs: "eager", "graph" (one CUDA graph), "compiled", or "reduce-overhead" (compiled,
+    with CUDA graphs)."""
+
+    @property
+    def key(self) -> str:
+        """The step in one word."""
+        return f"{self.model}-{self.task}-b{self.batch}-s{self.seq}-{self.cache}-{self.way}"
+
+
+def cases(model: str) -> list[InferenceCase]:
+    """The steps of a model: of a short prompt, of one that fills the GPU, and of single tokens."""
+    most = SHORT.get(model, 4096)
+    many, short = (16 if model == "phi-3-mini" else 64), min(1024, most) - 1
+    eager = (
+        *(("prefill", 1, min(1024, most)), ("prefill", 8, min(2048, most))),
+        *(("decode", 1, short), ("decode", 32, short), ("decode", many, most - 1)),
+    )
+    graphs = () if model == "opt-1.3b" else (eager[2], eager[4])  # OPT reads its mask from the GPU
+    return [
+        *(InferenceCase(model, *size) for size in eager),
+        *(InferenceCase(model, *size, cache="static", way="graph") for size in graphs),
+    ]
+
+
+def compiled_cases() -> list[InferenceCase]:
+    """The steps that are compiled, the most important first."""
+    ways = [
+        InferenceCase(*size[:1], "decode", size[1], 1023, "static", "compiled") for size in COMPILED
+    ]
+    return [ways[0], replace(ways[0], way="reduce-overhead"), *ways[1:]]
+
+
+def recipe(case: InferenceCase) -> Any:
+    """The recipe of a case's step."""
     from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
     from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 
-    step = make_step(recipe_of(name, batch, None, ModelOptions(task=task, seq=seq)))
-    for _ in range(3):
+    cache = "static" if case.cache == "static" else None
+    options = ModelOptions(task=case.task, seq=case.seq, cache=cache)
+    return recipe_of(case.model, case.batch, None, options)
+
+
+class BuiltModel:
+    """The model that was built last: its weights serve all of its steps."""
+
+    def __init__(self) -> None:
+        self.name, self.model = "", None
+
+    def started(self, case: InferenceCase) -> Callable[[], Any]:
+        """The step of a case, warm: its kernels are loaded, its graph is captured."""
+        import torch
+
+        from wavecast.frameworks.pytorch.huggingface.inference import make_step, step_of
+
+        torch._dynamo.reset()
+        if self.name != case.model or case.way in ("compiled", "reduce-overhead"):
+            self.model = None
+            torch.cuda.empty_cache()
+            self.name, self.model = case.model, make_step(recipe(case)).model
+        step = step_of(self.model, recipe(case))
+        if case.way in ("compiled", "reduce-overhead"):
+            mode = None if case.way == "compiled" else case.way
+            step.model.forward = torch.compile(step.model.forward, mode=mode)
+            self.name = ""
+        for _ in range(4):
+            step()
+        torch.cuda.synchronize()
+        return _captured(step) if case.way == "graph" else step
+
+
+def _captured(step: Callable[[], Any]) -> Callable[[], Any]:
+    """The step as one CUDA graph."""
+    import torch
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
         step()
+    graph.replay()
     torch.cuda.synchronize()
+
+    def replay() -> Callable[[], Any]:
+        graph.replay()
+        return step  # which holds the tensors that the graph reads
+
+    return replay
+
+
+def op_s() -> float:
+    """Seconds that the host takes to issue one small op now: the machine's speed drifts."""
+    import torch
+
+    x = torch.zeros(1, device="cuda")
+    times = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(400):
+            x.add_(1.0)
+        times.append((time.perf_counter() - begin) / 400)
+        torch.cuda.synchronize()
+    return min(times)
+
+
+def timed(steps: BuiltModel, case: InferenceCase) -> dict[str, Any]:
+    """Time, issue time and memory of one step."""
+    import torch
+
+    step = steps.started(case)
     torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    step()
+    issued_s = time.perf_counter() - begin
+    torch.cuda.synchronize()
     times: list[float] = []
-    while sum(times) < SECONDS or len(times) < 5:
+    most = min(200, case.seq // 6) if case.cache == "static" else 200  # places left in the cache
+    while (5 * sum(times) < SECONDS or len(times) < 5) and len(times) < most:
         begin = time.perf_counter()
         for _ in range(5):
             step()
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begin) / 5)
+    low, middle, high = (float(value) for value in np.percentile(times, (25, 50, 75)))
     return {
-        **{"model": name, "task": task, "batch": batch, "seq": seq},
-        **{"seconds": statistics.median(times), "runs": 5 * len(times)},
-        "peak_bytes": torch.cuda.max_memory_allocated(),
+        **{"seconds": middle, "quartiles": [low, high], "runs": 5 * len(times)},
+        **{"issued_s": issued_s, "peak_bytes": torch.cuda.max_memory_allocated(), "op_s": op_s()},
     }
+
+
+def profiled(steps: BuiltModel, case: InferenceCase) -> dict[str, Any]:
+    """Seconds in which the GPU runs kernels in one step. No time is right after this."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    step = steps.started(case)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+    busy_us = sum(event.device_time_total for event in profiler.events() or ())
+    return {"gpu_s": busy_us / 3e6}
 
 
 def main(given: Sequence[str] = ()) -> None:
     """Measure all models, and write what was measured so far after each."""
     import torch
+    import transformers
 
     parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args(given).out
     out.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in MODELS:
-        for case in CASES:
-            try:
-                rows.append(measure(name, *case))
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:
-                rows.append({"model": name, "task": case[0], "error": f"{error}"[:300]})
-            torch.cuda.empty_cache()
-        told = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "steps": rows}
+    begin, steps, rows = time.perf_counter(), BuiltModel(), dict[str, dict[str, Any]]()
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+
+    def add(
+        measure: Callable[[BuiltModel, InferenceCase], dict[str, Any]], case: InferenceCase
+    ) -> None:
+        found = rows.setdefault(case.key, asdict(case))
+        try:
+            found.update(measure(steps, case))
+        except Exception as error:  # a model that fails costs no other one
+            found["error"] = f"{type(error).__name__}: {error}"[:300]
+        torch.cuda.empty_cache()
+        told = {"gpu": torch.cuda.get_device_name(), **versions, "steps": list(rows.values())}
         (out / "decodes.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
-        print(name, len(rows), flush=True)
+        print(f"{time.perf_counter() - begin:.0f} s", case.key, found.get("seconds"), flush=True)
+
+    plain = [case for model in MODELS for case in cases(model)]
+    for case in plain:
+        add(timed, case)
+    for case in compiled_cases():
+        if time.perf_counter() - begin < LAST_COMPILED_S:
+            add(timed, case)
+    for case in plain:
+        if time.perf_counter() - begin < LAST_PROFILED_S and "error" not in rows[case.key]:
+            add(profiled, case)

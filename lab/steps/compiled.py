@@ -52,7 +52,7 @@ def trained(
     compiled_optimizer: bool = False,
 ) -> Step:
     """The training step of a model on the device, in a way and a precision."""
-    chosen = OPTIMIZERS[optimizer](model.parameters())
+    chosen = OPTIMIZERS[optimizer]([p for p in model.parameters() if p.requires_grad])
     if how != EAGER:
         model.compile(mode=None if how == DEFAULT else how)
         if compiled_optimizer:
@@ -65,6 +65,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "momentum": partial(torch.optim.SGD, lr=0.01, momentum=0.9, weight_decay=1e-4),
     "adamw": partial(torch.optim.AdamW, lr=1e-4),
     "fused": partial(torch.optim.AdamW, lr=1e-4, fused=True),
+    "loop": partial(torch.optim.AdamW, lr=1e-4, foreach=False),
 }
 
 

@@ -24,11 +24,13 @@ class ScriptCase:
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     """The packages that it imports beside torch and numpy."""
+    file: str = ""
+    """The file in `tests/scripts`, if it is not called as the case is."""
 
     @property
     def script(self) -> Path:
         """The file to run."""
-        return HERE / "nanogpt" / "train.py" if self.name == "nanogpt" else HERE / f"{self.name}.py"
+        return HERE / (self.file or f"{self.name}.py")
 
     @property
     def make_step(self) -> Callable[[], Callable[[], Any]]:
@@ -84,6 +86,7 @@ CASES = (
         "nanogpt",
         "nanoGPT: memmap, estimate_loss, exec of a config",
         ("--eval_interval=1000", "--compile=False"),
+        file="nanogpt/train.py",
     ),
     ScriptCase("hf_trainer", "Hugging Face Trainer", needs=("transformers", "accelerate")),
     ScriptCase(
