@@ -128,21 +128,17 @@ def digest(rows: Sequence[FusedKernel]) -> str:
     return hashlib.sha256("\n".join(seen).encode()).hexdigest()
 
 
-def card(rows: Sequence[FusedKernel], model: OpModel, others_s: Floats) -> str:
-    """The content of the file."""
+def card(rows: Sequence[FusedKernel], others_s: Floats, name: str, head: Sequence[str]) -> str:
+    """The content of the file of a model of fused kernels, with the lines that it begins with."""
     seconds = np.array([row.seconds for row in rows])
+    total_s = np.array([row.seconds * row.runs for row in rows])
+    ratios = others_s / seconds
     of_steps = np.array([row.family != SMALL for row in rows])
-    total = np.array([row.seconds * row.runs for row in rows])[of_steps]
-    off = np.abs(others_s / seconds - 1)[of_steps]
-    low, high = np.quantile((seconds / others_s)[of_steps], RANGE)
-    families = sorted({row.family for row in rows if row.family != SMALL})
+    off = np.abs(ratios - 1)[of_steps]
+    low, high = np.quantile(1 / ratios[of_steps], RANGE)
+    by_time = (off * total_s[of_steps]).sum() / total_s[of_steps].sum()
     lines = [
-        "# The model of the fused kernels that torch.compile makes.",
-        "# Written by lab/fit/fused.py.",
-        f'fitted = "{datetime.now(UTC).date()}"',
-        f'data = "{of_steps.sum()} kernels of compiled steps of {len(families)} families, and '
-        f"{(~of_steps).sum()} of small functions, on our H200, torch 2.11 "
-        '(measurements/h200/compiled)"',
+        *head,
         f"rows = {len(rows)}",
         f'rows_sha256 = "{digest(rows)}"',
         f'gpus = ["{GPU}"]',
@@ -152,22 +148,34 @@ def card(rows: Sequence[FusedKernel], model: OpModel, others_s: Floats) -> str:
         "# nine in ten ratios of measured to predicted time there. Only one GPU was measured, so",
         f"# the range is widened; it was {low:.3f} to {high:.3f}.",
         "[groups]",
-        f'"fused" = {{ low = {low / ONE_GPU_SPREAD:.3f}, high = {high * ONE_GPU_SPREAD:.3f}, '
-        f"mean = {off.mean():.3f}, median = {np.median(off):.3f}, "
-        f"by_time = {(off * total).sum() / total.sum():.3f}, ops = {of_steps.sum()}, gpus = 1, "
-        "left_out = true }",
+        f'"{name}" = {{ low = {low / ONE_GPU_SPREAD:.3f}, high = {high * ONE_GPU_SPREAD:.3f}, '
+        f"mean = {off.mean():.3f}, median = {np.median(off):.3f}, by_time = {by_time:.3f}, "
+        f"ops = {of_steps.sum()}, gpus = 1, left_out = true }}",
         "",
         "[families]",
     ]
-    for family in families:
+    for family in families_of(rows):
         here = np.array([row.family == family for row in rows])
-        mine = np.array([row.seconds * row.runs for row in rows])[here]
-        said_s = others_s[here] / seconds[here] * mine
-        lines.append(
-            f'"{family}" = {{ kernels = {here.sum()}, '
-            f"total = {said_s.sum() / mine.sum() - 1:.3f} }}"
-        )
+        ratio = (ratios * total_s)[here].sum() / total_s[here].sum() - 1
+        lines.append(f'"{family}" = {{ kernels = {here.sum()}, total = {ratio:.3f} }}')
     return "\n".join(lines) + "\n"
+
+
+def families_of(rows: Sequence[FusedKernel]) -> list[str]:
+    """The families of the steps that the kernels are of."""
+    return sorted({row.family for row in rows} - {SMALL})
+
+
+def _head(rows: Sequence[FusedKernel]) -> list[str]:
+    small = sum(row.family == SMALL for row in rows)
+    return [
+        "# The model of the fused kernels that torch.compile makes.",
+        "# Written by lab/fit/fused.py.",
+        f'fitted = "{datetime.now(UTC).date()}"',
+        f'data = "{len(rows) - small} kernels of compiled steps of {len(families_of(rows))} '
+        f"families, and {small} of small functions, on our H200, torch 2.11 "
+        '(measurements/h200/compiled)"',
+    ]
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -178,5 +186,5 @@ def main(given: Sequence[str] = ()) -> None:
     others_s = left_out(rows)
     np.savez_compressed(MODELS / "fused.npz", **stored({"fused": model}))  # type: ignore[arg-type]
     path = MODELS / "fused.toml"
-    path.write_text(card(rows, model, others_s), encoding="utf-8")
+    path.write_text(card(rows, others_s, "fused", _head(rows)), encoding="utf-8")
     print(path.read_text(encoding="utf-8"))

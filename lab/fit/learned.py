@@ -26,9 +26,10 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.fit.op_fit import fit, further_trees
+from lab.fit.chip_rows import telling_rows, with_rows_of_a_chip
+from lab.fit.op_fit import fit
 from lab.fit.op_table import OpTable, tables
-from lab.measured.op_data import all_rows, rows_of_a_chip
+from lab.measured.op_data import OF_A_CHIP, all_rows, rows_of_a_chip
 from lab.measured.op_row import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
@@ -84,24 +85,6 @@ def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str,
                 name, {parameter: start for parameter, (start, *_) in PHYSICS[name][1].items()}
             )
     return models
-
-
-def with_rows_of_a_chip(
-    models: Mapping[str, OpModel], rows: Sequence[OpRow], more: Sequence[OpRow]
-) -> dict[str, OpModel]:
-    """The models with the trees of chips grown further on more rows; all else stays as it is.
-
-    `rows` are those that the models were fitted on.
-    """
-    gpus, added = {row.gpu for row in more}, set(map(id, more))
-    both = tables([*(row for row in rows if row.gpu in gpus), *more])
-    grown = dict(models)
-    for name in tables(more):
-        new = np.array([id(row) in added for row in both[name].rows])
-        others = {key: models[key] for key in FITTED[: FITTED.index(name)]}
-        chips = further_trees(both[name], new, models[name], others)
-        grown[name] = replace(models[name], chips=chips)
-    return grown
 
 
 def left_out(measured: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
@@ -380,9 +363,14 @@ def main(given: Sequence[str] = ()) -> None:
         print(table_of(scores))
         lines = group_lines(scores)
     if not args.score:
-        more = rows_of_a_chip()
-        models = with_rows_of_a_chip(restored(stored(models), FITTED), rows, more)
+        models, seen = restored(stored(models), FITTED), list(rows)
+        for campaign in OF_A_CHIP:
+            more = rows_of_a_chip(campaign)
+            if campaign == "newer":
+                more = telling_rows(more)
+            models = with_rows_of_a_chip(models, seen, more)
+            seen += more
         arrays: dict[str, Any] = stored(models)
         np.savez_compressed(MODELS / "learned.npz", **arrays)
-        (MODELS / "learned.toml").write_text(card([*rows, *more], models, lines))
+        (MODELS / "learned.toml").write_text(card(seen, models, lines))
         print(f"{(MODELS / 'learned.npz').stat().st_size / 1e6:.2f} MB")

@@ -15,8 +15,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from lab import needs
-from lab.fit.fused import digest, fit, left_out
-from lab.fit.learned import ONE_GPU_SPREAD, RANGE
+from lab.fit.fused import card, families_of, fit, left_out
 from lab.measured.compiled import GPU, FusedKernel
 from lab.measured.jax_steps import fused_kernels, kernels
 from lab.places import MODELS
@@ -24,7 +23,6 @@ from wavecast.hardware.devices import device
 from wavecast.ops.matmul import XLA_UNALIGNED
 from wavecast.predictors.learned.autotuned import MARK, class_of
 from wavecast.predictors.learned.file import stored
-from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -81,41 +79,14 @@ def _resized(t: TensorSpec, rows: int, columns: int) -> TensorSpec:
     return TensorSpec(shape, t.dtype, (rows * columns, 1, rows)[-len(shape) :])
 
 
-def card(rows: Sequence[FusedKernel], others_s: Floats) -> str:
-    """The content of the file."""
-    seconds = np.array([row.seconds for row in rows])
-    total = np.array([row.seconds * row.runs for row in rows])
-    off = np.abs(others_s / seconds - 1)
-    low, high = np.quantile(seconds / others_s, RANGE)
-    families = sorted({row.family for row in rows})
-    lines = [
+def _head(rows: Sequence[FusedKernel]) -> list[str]:
+    return [
         "# The model of the fused kernels that XLA makes.",
         "# Written by lab/fit/xla.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
-        f'data = "{len(rows)} kernels of JAX steps of {len(families)} families on our H200, '
-        'jax 0.11.2 (measurements/h200/jax)"',
-        f"rows = {len(rows)}",
-        f'rows_sha256 = "{digest(rows)}"',
-        f'gpus = ["{GPU}"]',
-        "",
-        "# mean, median: relative errors of the kernels of steps whose family was left out of the",
-        "# fit. by_time: the same, each kernel by its share of the time. low, high: the range of",
-        "# nine in ten ratios of measured to predicted time there. Only one GPU was measured, so",
-        f"# the range is widened; it was {low:.3f} to {high:.3f}.",
-        "[groups]",
-        f'"xla" = {{ low = {low / ONE_GPU_SPREAD:.3f}, high = {high * ONE_GPU_SPREAD:.3f}, '
-        f"mean = {off.mean():.3f}, median = {np.median(off):.3f}, "
-        f"by_time = {(off * total).sum() / total.sum():.3f}, ops = {len(rows)}, gpus = 1, "
-        "left_out = true }",
-        "",
-        "[families]",
+        f'data = "{len(rows)} kernels of JAX steps of {len(families_of(rows))} families on our '
+        'H200, jax 0.11.2 (measurements/h200/jax)"',
     ]
-    for family in families:
-        here = np.array([row.family == family for row in rows])
-        said_s = (others_s / seconds * total)[here].sum()
-        ratio = said_s / total[here].sum() - 1
-        lines.append(f'"{family}" = {{ kernels = {here.sum()}, total = {ratio:.3f} }}')
-    return "\n".join([*lines, *library_lines()]) + "\n"
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -125,5 +96,6 @@ def main(given: Sequence[str] = ()) -> None:
     model, others_s = fit(rows, "xla"), left_out(rows, "xla")
     np.savez_compressed(MODELS / "xla.npz", **stored({"xla": model}))  # type: ignore[arg-type]
     path = MODELS / "xla.toml"
-    path.write_text(card(rows, others_s), encoding="utf-8")
+    lines = "\n".join(library_lines())
+    path.write_text(f"{card(rows, others_s, 'xla', _head(rows))}{lines}\n", encoding="utf-8")
     print(path.read_text(encoding="utf-8"))

@@ -94,8 +94,9 @@ def test_the_files_count_how_often_steps_need_host_costs() -> None:
         if (trace := blind_trace(step.name)) is not None
     ]
     assert len(kept) == 47
-    # Recomputed ops were counted as backward ones when the files were written and the host fitted.
-    plain = [(step, trace) for step, trace in kept if "checkpointed" not in step.name]
+    # When the files were written, recomputed ops were counted as backward ones, and views that
+    # `linear` makes without autograd as views of Python code.
+    plain = [(s, t) for s, t in kept if "checkpointed" not in s.name and "infer" not in s.name]
     for step, trace in plain[::4]:
         assert asked_of(trace) == step.asked, step.name
 

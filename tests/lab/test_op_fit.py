@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from made import relu, tensor
 
 from lab.fit.boosting import grow
-from lab.fit.learned import covered, spread, with_rows_of_a_chip
+from lab.fit.chip_rows import with_rows_of_a_chip
+from lab.fit.learned import covered, spread
 from lab.fit.op_fit import shared_trees, trusted
 from lab.measured.op_row import OpRow
 from wavecast.hardware.devices import device

@@ -14,22 +14,28 @@ _WINDOWED = """
 _SUMS_BACK = "avg_pool2d_backward avg_pool3d_backward"
 
 
-def _window(op: Op) -> int:
-    """The number of points under one window; a single side length counts for all dimensions."""
+def window(op: Op) -> int:
+    """The number of points under one window, at most those of the image.
+
+    A single side length counts for all dimensions.
+    """
     sides = integers(op, "kernel_size")
     spatial = 3 if "3d" in op.base else 2
-    return math.prod(sides) if len(sides) != 1 else sides[0] ** spatial
+    if len(sides) == 1:
+        sides = sides * spatial
+    image = max(op.inputs[:2], key=lambda t: t.numel)
+    return min(math.prod(sides), math.prod(image.shape[-spatial:]))
 
 
 @cost(*aten(_WINDOWED), kind=Kind.POOLING)
 def _pool(op: Op) -> Cost:
-    return Cost(op.outputs[0].numel * _window(op), read(op.inputs), written(op.outputs))
+    return Cost(op.outputs[0].numel * window(op), read(op.inputs), written(op.outputs))
 
 
 @cost(*aten(_SUMS_BACK), kind=Kind.POOLING)
 def _average_backward(op: Op) -> Cost:
     """Only the shape of the forward input is used."""
-    return Cost(op.inputs[0].numel * _window(op), read(op.inputs[:1]), written(op.outputs))
+    return Cost(op.inputs[0].numel * window(op), read(op.inputs[:1]), written(op.outputs))
 
 
 streaming(

@@ -6,6 +6,8 @@ The columns do not depend on the GPU, so they are built once for all GPUs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from wavecast import ops
@@ -146,6 +148,32 @@ def _convolutions(op: Op) -> tuple[Part, ...]:
 
     The forward pass of a transposed convolution is the image gradient of a plain one.
     """
+    return (*_passes_of_convolution(op), *map(_reordered, _unlike(op)))
+
+
+def _unlike(op: Op) -> Iterator[TensorSpec]:
+    """The images that are first copied to channels-last, because another operand is in it.
+
+    torch does so if the image or the weight is in channels-last (cudnn_conv_suggest_memory_format).
+    """
+    operands = op.inputs[: 3 if "backward" in op.base else 2]
+    if any(t.channels_last for t in operands):
+        for t in operands:
+            images = len(t.shape) == 4 and t is not operands[-1]
+            if images and t.strides is None and min(t.shape[1], math.prod(t.shape[2:])) > 1:
+                yield t
+
+
+def _reordered(image: TensorSpec) -> Part:
+    """The copy of an image to channels-last."""
+    _, c, h, w = image.shape
+    copy = Op("aten.clone", (image,), (replace(image, strides=(c * h * w, 1, c * w, c)),))
+    cost = ops.cost_of(copy)
+    assert cost is not None
+    return Part("stream", passes.row_of(copy, cost))
+
+
+def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
     transposed = bool(op.attr("transposed", False)) or "transpose" in op.base
     if "backward" not in op.base:
         image, weight, out = op.inputs[0], op.inputs[1], op.outputs[0]

@@ -8,6 +8,7 @@ from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.kernel_counts import COUNTED
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.ops.spatial import window
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
@@ -150,13 +151,10 @@ def _footprint_bytes(op: Op, cost: Cost) -> int:
 
 def _accesses(op: Op, whole: TensorSpec) -> int:
     """Elements to handle; in pooling, an element counts once for each window that contains it."""
-    sides = integers(op, "kernel_size")
-    if ops.kind(op) is not Kind.POOLING or not sides:
+    if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
         return whole.numel
-    spatial = 3 if "3d" in op.base else 2
-    window = math.prod(sides) if len(sides) > 1 else sides[0] ** spatial
     pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
-    return max(whole.numel, pooled.numel * window)
+    return max(whole.numel, pooled.numel * window(op))
 
 
 def _tensors(op: Op) -> int:
