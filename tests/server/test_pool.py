@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from wavecast.errors import InvalidInput, UnknownName
+from wavecast.errors import InvalidInput, StoreUnavailable, UnknownName
 from wavecast.server import answers
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable, WorkerPool
@@ -51,6 +51,44 @@ def test_a_worker_answers_refuses_and_goes_on(tmp_path: Path) -> None:
         await equal_questions_are_asked_once(pool)
 
     with_pool(tmp_path, use)
+
+
+def test_questions_have_a_place_and_an_address_leaves_room_for_others(tmp_path: Path) -> None:
+    async def use() -> None:
+        # Without workers, every question waits.
+        pool = WorkerPool(replace(LIMITS, workers=0, visitor_queue=2), tmp_path)
+        asked = [asyncio.ensure_future(pool.ask(name, "", {}, name[0])) for name in ("a1", "b1")]
+        await asyncio.sleep(0)
+        asked.append(asyncio.ensure_future(pool.ask("a2", "", {}, "a")))
+        await asyncio.sleep(0)
+        assert pool.places("a") == [1, 3]
+        assert pool.places("b") == [2]
+        assert pool.places("c") == []
+        pool.limits = replace(pool.limits, queue=10)
+        with pytest.raises(ServerBusy, match="2 of your questions wait"):
+            await pool.ask("a3", "", {}, "a")
+        await pool.close()
+        assert all(
+            isinstance(each, asyncio.CancelledError)
+            for each in await asyncio.gather(*asked, return_exceptions=True)
+        )
+
+    asyncio.run(use())
+
+
+def test_a_worker_ends_when_its_server_is_gone() -> None:
+    nobody = subprocess.Popen(
+        [sys.executable, "-m", "wavecast.server.worker", str(1 << 30), "1"], stdin=subprocess.PIPE
+    )
+    assert nobody.wait(60) == 0  # although its input is still open
+    assert nobody.stdin is not None
+    nobody.stdin.close()
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "work").write_text("")
+    with pytest.raises(StoreUnavailable, match="remove what is in the way"):
+        WorkerPool(LIMITS, tmp_path / "work")
 
 
 async def equal_questions_are_asked_once(pool: WorkerPool) -> None:

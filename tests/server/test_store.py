@@ -42,16 +42,57 @@ def test_the_longest_unused_results_are_forgotten_and_saved_ones_last(tmp_path: 
         store.save([str(number)])
     assert store.get("saved") is None  # even saved ones are bounded
     size = sqlite3.connect(tmp_path / "results.sqlite").execute(
-        "SELECT sum(length(body)) FROM results"
+        "SELECT sum(length(body)) FROM checked_results"
     )
     assert size.fetchone()[0] <= 10_000
 
 
-def test_a_damaged_result_is_one_that_is_not_there(tmp_path: Path) -> None:
-    ResultStore(tmp_path, ServerLimits()).put("a", b"answer")
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE checked_results SET body = x'00ff'",
+        "UPDATE checked_results SET body = 'text'",
+        "UPDATE checked_results SET body = 7",
+        "UPDATE checked_results SET body = (SELECT body FROM checked_results WHERE name = 'b')",
+        "UPDATE checked_results SET checksum = x''",
+        "UPDATE checked_results SET name = 'a' || name",
+        "DELETE FROM checked_results",
+    ],
+)
+def test_a_damaged_result_is_one_that_is_not_there(tmp_path: Path, change: str) -> None:
+    store = ResultStore(tmp_path, ServerLimits())
+    store.put("a", b"answer")
+    store.put("b", b"CHANGED")
+    store.close()
     with sqlite3.connect(tmp_path / "results.sqlite") as connection:
-        connection.execute("UPDATE results SET body = x'00ff'")
-    assert ResultStore(tmp_path, ServerLimits()).get("a") is None
+        connection.execute(change)
+    again = ResultStore(tmp_path, ServerLimits())
+    assert again.get("a") is None
+    again.put("a", b"answer")
+    assert again.get("a") == b"answer"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no database", b"SQLite format 3\0" + bytes(4096), bytes(100)]
+)
+def test_a_damaged_file_is_put_aside(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "results.sqlite").write_bytes(content)
+    store = ResultStore(tmp_path, ServerLimits())
+    store.put("a", b"answer")
+    assert store.get("a") == b"answer"
+
+
+@pytest.mark.parametrize(
+    "table",
+    ["CREATE TABLE checked_results (name TEXT)", "CREATE VIEW checked_results AS SELECT 1 AS name"],
+)
+def test_a_file_with_another_table_is_put_aside(tmp_path: Path, table: str) -> None:
+    with sqlite3.connect(tmp_path / "results.sqlite") as connection:
+        connection.execute(table)
+    store = ResultStore(tmp_path, ServerLimits())
+    store.put("a", b"answer")
+    assert store.get("a") == b"answer"
+    assert (tmp_path / "results.sqlite.damaged").exists()
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:

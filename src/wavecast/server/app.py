@@ -20,7 +20,7 @@ from wavecast.server.guard import UPLOAD_PATH, bounded_bodies, same_origin, trus
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable
 from wavecast.server.questions import PredictionQuestion
-from wavecast.server.service import PredictionService, UnknownResult, tidy
+from wavecast.server.service import VISITOR, PredictionService, UnknownResult, tidy
 
 _T = TypeVar("_T")
 _UPLOADED = (
@@ -72,7 +72,7 @@ def make_app(
         openapi_url="/api/openapi.json",
         docs_url=None,  # its scripts would come from other machines
         redoc_url=None,
-        dependencies=[Depends(same_origin)],
+        dependencies=[Depends(same_origin), Depends(_note_visitor)],
     )
     app.add_middleware(bounded_bodies, limits=limits)
     app.add_middleware(trusted_hosts, names=names)
@@ -81,6 +81,10 @@ def make_app(
     _add_questions(app, service)
     _add_results(app, service)
     return app
+
+
+async def _note_visitor(request: Request) -> None:
+    VISITOR.set("" if request.client is None else request.client.host)
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -146,6 +150,12 @@ def _add_questions(app: FastAPI, service: PredictionService) -> None:
     async def health() -> dict[str, Any]:
         """Whether the server answers, and how busy it is."""
         return {"version": wavecast.__version__, **service.pool.load}
+
+    @app.get("/api/queue")
+    async def queue() -> dict[str, Any]:
+        """How many questions wait, and the places of yours: 0 for one that is being answered."""
+        waiting = service.pool.load["waiting"]
+        return {"waiting": waiting, "yours": service.pool.places(VISITOR.get())}
 
     @app.get("/api/catalogue")
     async def catalogue() -> Response:

@@ -18,6 +18,8 @@ class ServerLimits:
     """Connections at the same time, idle ones included. Others are told to come again (503)."""
     queue: int = 128
     """Questions that wait for a worker. Others are told to come again (503)."""
+    visitor_queue: int = 64
+    """Questions of one address that wait or run, so that it leaves room for others."""
     workers: int = max(1, min(4, os.cpu_count() or 1))
     """Worker processes."""
     job_s: float = 120.0

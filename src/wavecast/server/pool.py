@@ -17,6 +17,7 @@ from typing import Any
 import wavecast
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.server.limits import ServerLimits
+from wavecast.server.store import make_folder
 from wavecast.server.worker import LENGTH_BYTES, packed
 
 
@@ -35,6 +36,7 @@ class _Waiting:
     question: Mapping[str, Any]
     topic: str
     """Questions of one topic are best answered by the same worker: it has the trace at hand."""
+    visitor: str
     answer: asyncio.Future[dict[str, Any]]
     waiters: int = 0
 
@@ -74,9 +76,11 @@ class WorkerPool:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _closed: bool = False
 
+    def __post_init__(self) -> None:
+        make_folder(self.folder)
+
     async def start(self) -> None:
         """Start the workers, and let each load what most questions need."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         for _ in range(self.limits.workers):
             self._spawn_later()
 
@@ -99,14 +103,23 @@ class WorkerPool:
             "workers": len(self._all),
         }
 
-    async def ask(self, key: str, topic: str, question: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer of a worker.
+    def places(self, visitor: str) -> list[int]:
+        """Where the questions of a visitor are in the queue; 0 for one that is being answered."""
+        running = [0 for waiting in self._running.values() if waiting.visitor == visitor]
+        queue = enumerate(self._waiting.values(), start=1)
+        return running + [place for place, waiting in queue if waiting.visitor == visitor]
+
+    async def ask(
+        self, key: str, topic: str, question: Mapping[str, Any], visitor: str = ""
+    ) -> dict[str, Any]:
+        """The answer of a worker. Questions are answered in the order in which they came.
 
         A question of the same key that already waits or runs is not asked again. If all who wait
         for a question go away before it has begun, it is forgotten.
 
         Raises:
-            ServerBusy: too many questions wait, or this one has waited too long.
+            ServerBusy: too many questions wait, or of this visitor, or this one has waited too
+                long.
             Unanswerable: it took too long, or too much memory.
             WavecastError: the worker refused; says why.
         """
@@ -114,7 +127,13 @@ class WorkerPool:
         if waiting is None:
             if len(self._waiting) >= self.limits.queue:
                 raise ServerBusy("too many questions wait for an answer; try again in a moment")
-            waiting = _Waiting(question, topic, asyncio.get_running_loop().create_future())
+            if visitor and len(self.places(visitor)) >= self.limits.visitor_queue:
+                raise ServerBusy(
+                    f"{self.limits.visitor_queue} of your questions wait already; try again when "
+                    "one is answered"
+                )
+            answer = asyncio.get_running_loop().create_future()
+            waiting = _Waiting(question, topic, visitor, answer)
             self._waiting[key] = waiting
             self._dispatch()
         waiting.waiters += 1
@@ -202,7 +221,8 @@ class WorkerPool:
             "TMPDIR": tempfile.gettempdir(),
         }
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "wavecast.server.worker", str(self.limits.job_bytes)),
+            *(sys.executable, "-P", "-m", "wavecast.server.worker"),
+            *(str(self.limits.job_bytes), str(os.getpid())),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,

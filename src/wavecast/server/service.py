@@ -10,6 +10,7 @@ import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from wavecast.server.store import FileStore, RecentResults, ResultStore
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\w.@~-]*[/\\])+[\w.@~-]+")
 _NAMES_BYTES = 1 << 20
 """How many names of results are remembered by the words of their questions."""
+VISITOR: ContextVar[str] = ContextVar("VISITOR", default="")
+"""The address from which the present request came."""
 _NOT_KEPT = "no longer kept here; ask for it again"
 
 
@@ -69,15 +72,13 @@ class PredictionService:
         draft = self.uploads.folder / f"{secrets.token_hex(8)}.part"
         try:
             name = await _written(content, draft)
-            kept = self.uploads.path(name)
-            if kept is None:
-                kept = await asyncio.to_thread(self.uploads.adopt, draft, name)
+            kept = await asyncio.to_thread(self.uploads.adopt, draft, name)
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)
         question = {"ask": "inspect", "file": str(kept)}
         try:
-            reply = await self.pool.ask(f"inspect-{name}", name, question)
+            reply = await self.pool.ask(f"inspect-{name}", name, question, VISITOR.get())
         except WavecastError as error:
             with suppress(OSError):
                 kept.unlink()
@@ -118,7 +119,11 @@ class PredictionService:
             UnknownResult: there is none of that name, or no longer.
         """
         body = await self.result_bytes(name)
-        result: dict[str, Any] = json.loads(body)
+        try:
+            result: dict[str, Any] = json.loads(body)
+            PredictionQuestion.model_validate(result["question"])
+        except (ValueError, LookupError, TypeError):
+            raise UnknownResult(f"the result {name} is {_NOT_KEPT}") from None
         return result
 
     async def result_bytes(self, name: str) -> bytes:
@@ -176,7 +181,7 @@ class PredictionService:
         if "question" in question and question["question"]["trace"] and not question["file"]:
             raise UnknownResult(f"the uploaded file is {_NOT_KEPT}")
         try:
-            reply = await self.pool.ask(name, topic, question)
+            reply = await self.pool.ask(name, topic, question, VISITOR.get())
         except WavecastError as error:
             raise shown(error) from None
         doubts = {"doubts": [tidy(doubt) for doubt in reply["doubts"]]}

@@ -5,6 +5,7 @@ Only models of the suite are made, so that no code of a user runs.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 import wavecast
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.files import write_whole
 from wavecast.frameworks.decoders import DECODERS, DEFAULT_SEQ, sizes_of
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.step_source import StepSource, traced_target
@@ -57,10 +59,8 @@ class TraceShelf:
             return self._kept[name]
         trace = (self._shared(name) if share else None) or make()
         if share and self.folder is not None:
-            path = self.folder / f"{name}.json.gz"
-            if not path.exists():
-                with suppress(InvalidInput):  # a full disk; the trace is at hand anyway
-                    trace.save(path)
+            with suppress(InvalidInput, OSError):  # a full disk; the trace is at hand anyway
+                _share(trace, self.folder / f"{name}.json.gz")
         self._kept[name] = trace
         while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_CALLS:
             self._kept.popitem(last=False)
@@ -70,9 +70,28 @@ class TraceShelf:
         if self.folder is None:
             return None
         path = self.folder / f"{name}.json.gz"
-        with suppress(InvalidInput):  # there is none, or it is damaged: it is made again
-            return load_trace(path)
+        with suppress(InvalidInput, OSError):  # there is none, or it is damaged: it is made again
+            if _checksum(path) == _checksum_path(path).read_text(encoding="ascii").split():
+                return load_trace(path)
         return None
+
+
+def _share(trace: Trace, path: Path) -> None:
+    """Keep a trace for other workers, with a checksum that tells it from any other file."""
+    if path.exists() and _checksum_path(path).exists():
+        return
+    trace.save(path)
+    write_whole(_checksum_path(path), " ".join(_checksum(path)))
+
+
+def _checksum_path(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
+def _checksum(path: Path) -> list[str]:
+    """The digest of a file and its name, as `sha256sum` writes them."""
+    with path.open("rb") as file:
+        return [hashlib.file_digest(file, "sha256").hexdigest(), path.name]
 
 
 def questioned_step(
@@ -104,11 +123,21 @@ def questioned_step(
 
 def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> QuestionedStep:
     batch = step["batch"]
-    read = shelf.get(digest("file", file.name, batch), lambda: read_file(file, batch), share=False)
+    read = shelf.get(
+        digest("file", file.name, batch), lambda: read_file(_unchanged(file), batch), share=False
+    )
     measured = read.measurement is not None
     if step["precision"] is not None and not measured:
         raise InvalidInput("the precision of a trace is fixed; leave it as it was traced")
     return QuestionedStep(step["label"] or "the uploaded file", FamilyTraces((read,)), measured)
+
+
+def _unchanged(file: Path) -> Path:
+    """An uploaded file, whose name is the digest of what was uploaded."""
+    with suppress(OSError):
+        if _checksum(file)[0] == file.name.partition(".")[0]:
+            return file
+    raise InvalidInput("the uploaded file was changed or removed on the server; upload it again")
 
 
 def read_file(file: Path, batch: int | None = None) -> Trace:

@@ -3,6 +3,7 @@
 A message is eight bytes with its length, then JSON. Questions come on the standard input, answers
 leave on the standard output; what libraries print goes elsewhere. The process limits its own
 memory, and the server ends it when it takes too long, so a hostile file costs one worker at most.
+It ends by itself when its server is gone, whatever it is doing then.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import warnings
 from contextlib import suppress
 from typing import IO, Any
@@ -19,6 +22,8 @@ from wavecast.errors import DoubtfulInput, WavecastError
 LENGTH_BYTES = 8
 _CANNOT_GO_ON = 70
 """The exit code after an error that leaves the process in an unknown state."""
+_LOOK_S = 1.0
+"""How often a worker looks whether its server is still there."""
 
 
 def packed(message: object) -> bytes:
@@ -32,12 +37,20 @@ def main() -> None:
     questions, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit_memory(int(sys.argv[1]))
+    threading.Thread(target=end_without, args=(int(sys.argv[2]),), daemon=True).start()
     while (question := _read(questions)) is not None:
         answer = answered(question)
         answers.write(packed(answer))
         answers.flush()
         if answer.get("ended"):
             sys.exit(_CANNOT_GO_ON)
+
+
+def end_without(parent: int) -> None:
+    """End this process as soon as its parent is another one: the server was killed."""
+    while os.getppid() == parent:
+        time.sleep(_LOOK_S)
+    os._exit(0)
 
 
 def limit_memory(most_bytes: int) -> None:
