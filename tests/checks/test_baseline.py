@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from made import step
 
 import wavecast
@@ -41,6 +43,48 @@ def test_a_baseline_comes_back_as_it_was_written(tmp_path: Path, summary: StepSu
     assert StepComparison(read.steps["mine"]["l4"], summary).ops == ()
     write_baseline(read, tmp_path / "again.toml")
     assert (tmp_path / "again.toml").read_bytes() == (tmp_path / "base.toml").read_bytes()
+
+
+times_s = st.floats(1e-9, 1e6)
+parts = st.lists(
+    st.builds(Share, st.text(max_size=8), st.integers(0, 10**6), times_s),
+    max_size=4,
+    unique_by=lambda part: part.name,
+).map(tuple)
+summaries = st.builds(
+    StepSummary,
+    gpu=st.just("l4"),
+    seconds=times_s,
+    gpu_s=times_s,
+    host_s=times_s,
+    bound_by=st.sampled_from(["gpu", "host"]),
+    kernels=st.integers(0, 10**6),
+    syncs=st.integers(0, 100),
+    needed_bytes=st.none() | st.integers(0, 1 << 45),
+    peak_bytes=st.none() | st.integers(0, 1 << 45),
+    fits=st.none() | st.booleans(),
+    samples=st.none() | st.integers(1, 10**9),
+    unit=st.sampled_from(["samples", "tokens"]),
+    unpredicted_share=st.floats(0, 1),
+    ops=parts,
+    modules=parts,
+    types=parts,
+    memory=st.dictionaries(st.text(max_size=8), st.integers(0, 1 << 45), max_size=3),
+)
+
+
+@given(summary=summaries, target=st.text(max_size=8), price=st.floats(0.01, 1000))
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+def test_any_baseline_comes_back_as_it_was_kept(
+    tmp_path: Path, summary: StepSummary, target: str, price: float
+) -> None:
+    baseline = Baseline({target: {"l4": summary}}, {"torch": "2"}, "a host", {"l4": price})
+    write_baseline(baseline, tmp_path / "any.toml")
+    again = read_baseline(tmp_path / "any.toml")
+    assert again == replace(baseline, steps={target: {"l4": kept(summary)}})
+    assert kept(kept(summary)) == kept(summary)
 
 
 def test_the_order_of_steps_does_not_matter(summary: StepSummary) -> None:

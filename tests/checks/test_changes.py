@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -60,14 +61,25 @@ def test_the_documents_show_this_table() -> None:
     assert f"{words[wrong]} of them were wrong" in page
 
 
-@pytest.mark.parametrize("name", ["github-actions.yml", "gitlab-ci.yml"])
-def test_the_examples_for_ci_run_a_command_that_exists(name: str) -> None:
-    job = yaml.safe_load((SOURCE.parent / name).read_text(encoding="utf-8"))
-    if name.startswith("github"):
-        commands = [step.get("run", "") for step in job["jobs"]["check"]["steps"]]
+@pytest.mark.parametrize("name", ["action.yml", "gitlab-ci.yml"])
+def test_what_ci_runs_is_a_command_that_exists(name: str) -> None:
+    if name == "action.yml":
+        action = yaml.safe_load((SOURCE.parents[2] / name).read_text(encoding="utf-8"))
+        script = action["runs"]["steps"][-1]["run"].replace('${AGAINST:+--against "$AGAINST"}', "")
+        commands = [script.replace("\\\n", "")]
     else:
-        commands = job["wavecast"]["script"]
+        commands = yaml.safe_load((SOURCE.parent / name).read_text(encoding="utf-8"))["wavecast"][
+            "script"
+        ]
     [command] = [line for line in commands if line.startswith("wavecast ")]
     word, *arguments = shlex.split(command)[1:]
     shown = get_command(app).commands[word]  # type: ignore[attr-defined]
     assert shown.make_context(word, arguments).params["markdown"] is not None
+
+
+def test_the_action_takes_the_inputs_of_the_example() -> None:
+    text = (SOURCE.parents[2] / "action.yml").read_text(encoding="utf-8")
+    inputs = yaml.safe_load(text)["inputs"]
+    assert set(re.findall(r"inputs\.([\w-]+)", text)) == set(inputs)
+    example = yaml.safe_load((SOURCE.parent / "github-actions.yml").read_text(encoding="utf-8"))
+    assert set(example["jobs"]["check"]["steps"][-1]["with"]) <= set(inputs)

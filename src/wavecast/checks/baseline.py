@@ -68,6 +68,7 @@ def kept(step: StepSummary) -> StepSummary:
         peak_bytes=_whole_mib(step.peak_bytes),
         low_s=None,
         high_s=None,
+        unit=step.unit if step.samples is not None else "samples",
         unpredicted_share=round(step.unpredicted_share, 4),
         framework="",
         ops=_kept_parts(step.ops),
@@ -83,13 +84,18 @@ def _rounded(seconds: float) -> float:
     return float(f"{seconds:.{_DIGITS}g}")
 
 
+def _rounded_part(seconds: float) -> float:
+    """The time of a part: to 10 ns, and with no more digits than the file has."""
+    return round(float(f"{seconds:.{_DIGITS + 3}g}"), 8)
+
+
 def _whole_mib(nbytes: int | None) -> int | None:
     return None if nbytes is None else round(nbytes / _MIB) * _MIB
 
 
 def _kept_parts(parts: Sequence[Share]) -> tuple[Share, ...]:
     """The parts that take time, by name: an order that does not depend on the times."""
-    rounded = (replace(part, gpu_s=round(part.gpu_s, 8)) for part in parts)
+    rounded = (replace(part, gpu_s=_rounded_part(part.gpu_s)) for part in parts)
     return tuple(sorted((part for part in rounded if part.gpu_s), key=lambda part: part.name))
 
 
@@ -252,7 +258,7 @@ def _parts(table: Mapping[str, Any], key: str, where: str) -> tuple[Share, ...]:
         calls, gpu_ms = (
             _number(part.get(each), f"{where}.{key}.{name}.{each}") for each in ("calls", "gpu_ms")
         )
-        parts.append(Share(name, int(calls), round(gpu_ms / 1e3, 8)))
+        parts.append(Share(name, int(calls), _rounded_part(gpu_ms / 1e3)))
     return tuple(parts)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from wavecast.checks.baseline import Baseline, kept
 from wavecast.checks.config import CheckConfig, CheckedTarget, Tolerances
+from wavecast.checks.places import ChangedLines, new_places
 from wavecast.checks.verdicts import (
     ChoiceVerdict,
     Outcome,
@@ -21,6 +22,7 @@ from wavecast.checks.verdicts import (
 )
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
 from wavecast.frameworks.step_source import Tracing, target_source
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import resolve
@@ -111,7 +113,8 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
             f"{target.target} is a trace, so assume, ranks and compile would change nothing"
         )
     step = replace(wanted, name=target.name, **traced)
-    traces = target_source(step, tracing).families(gpus)
+    with naming_all_lines():
+        traces = target_source(step, tracing).families(gpus)
     issued_by = None if wanted.is_measured else host  # a measured step keeps its own host
     spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
     strategy = strategy_of(spread, target.target, wanted.options) if spread else None
@@ -174,15 +177,31 @@ def baseline_of(
     )
 
 
-def check_all(config: CheckConfig, predicted: Predicted, baseline: Baseline) -> CheckResult:
-    """The verdicts on the steps of a file of checks."""
+def check_all(
+    config: CheckConfig,
+    predicted: Predicted,
+    baseline: Baseline,
+    changed: ChangedLines | None = None,
+) -> CheckResult:
+    """The verdicts on the steps of a file of checks.
+
+    Args:
+        config: the file of checks.
+        predicted: the steps as they are.
+        baseline: the steps as they were.
+        changed: the lines of code that changed since. None if that is not known.
+    """
     steps: list[StepVerdict] = []
     choices: list[ChoiceVerdict] = []
     for target in config.targets:
         before = baseline.steps.get(target.name, {})
         after = predicted.steps.get(target.name, {})
         for gpu in target.gpus:
-            steps.append(_verdict(target, gpu, predicted, baseline))
+            verdict = _verdict(target, gpu, predicted, baseline)
+            if verdict.comparison is not None and verdict.outcome is not Outcome.WITHIN:
+                places = new_places(verdict.comparison, changed)
+                verdict = replace(verdict, places=places)
+            steps.append(verdict)
         choices += judge_choices(
             target.name, before, after, baseline.usd_per_hour, target.tolerances.choice
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wavecast.checks.verdicts import Figure, Outcome, StepVerdict
-from wavecast.steps.comparison import PartChange
+from wavecast.steps.comparison import WORTH_A_ROW_S, PartChange
 
 _PARTS = 5
 """How many ops and modules are named."""
@@ -23,7 +23,8 @@ def _lines(verdict: StepVerdict) -> Iterator[str]:
         return
     change = verdict.comparison
     for what, parts in (("ops", change.ops), ("modules", change.modules)):
-        yield from _parts(what, [part for part in parts if part.delta_s])
+        yield from _parts(what, [part for part in parts if abs(part.delta_s) >= WORTH_A_ROW_S])
+    yield from (f"  {place.file}:{place.line}: {place.text}" for place in verdict.places)
     said = [*change.remarks, verdict.cause]
     yield from (f"  {text}" for text in said if text)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wavecast.checks.config import Tolerances
+from wavecast.checks.places import CodePlace
 from wavecast.steps.comparison import StepComparison
 from wavecast.steps.summary import StepSummary
 from wavecast.steps.unpredicted import TOO_MUCH
@@ -52,6 +53,8 @@ class StepVerdict:
     """Why nothing can be said; empty if something can."""
     cause: str = ""
     """Where a change comes from: the step, Wavecast, or perhaps a library."""
+    places: tuple[CodePlace, ...] = ()
+    """The lines of code at which the step does more than before."""
 
     @property
     def outcome(self) -> Outcome:

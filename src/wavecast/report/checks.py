@@ -8,13 +8,16 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 
 from wavecast.checks.checking import CheckResult
+from wavecast.checks.places import CodePlace
 from wavecast.checks.verdicts import FAILING, ChoiceVerdict, Figure, Outcome, StepVerdict
+from wavecast.report.characters import one_line
 from wavecast.report.comparisons import (
     PARTS_SHOWN,
     change,
     changes,
     part_columns,
     renamed_modules,
+    signed_duration,
     tables_of,
 )
 from wavecast.report.fields import Field, columns, describe, output
@@ -103,6 +106,13 @@ describe(
     *map(Field, ("outcome", "figures")),
     *(Field(name, blank=True) for name in ("problem", "cause")),
     "comparison",
+    "places",
+)
+PLACES = describe(
+    CodePlace,
+    Field("", lambda place: f"{place.file}:{place.line}", title="line", left=True),
+    Field("", "text", title="", folds=True),
+    *map(Field, ("file", "line", "op", "calls", "delta_s")),
 )
 FIGURES = describe(
     Figure,
@@ -131,7 +141,7 @@ describe(
     *map(Field, ("exit_code", "steps", "choices", "remarks")),
     parts="steps",
 )
-_BASELINE = Field("baseline", kind=str, meaning="The file with the baseline.")
+_BASELINE = Field("baseline", kind=str, meaning="The file with the baseline, or a commit.")
 _SOFTWARE = output(
     "The versions of libraries with which steps were traced.",
     Field("baseline", kind=Mapping[str, str], meaning="Those of the baseline."),
@@ -186,7 +196,11 @@ def _details(row: StepVerdict, width: int) -> list[RenderableType]:
     heading = line(f"{row.target} on {row.gpu}", "bold")
     said = remarks([row.cause]) if row.cause else []
     figures = shown(FIGURES.columns(row.figures), width)
-    return [heading, "", *figures, *changes(row.comparison, width), *said, ""]
+    parts = [heading, "", *figures, *changes(row.comparison, width), *said, ""]
+    if row.places:
+        lines = shown(PLACES.columns(row.places), width)
+        parts += [line("where the step does more", "bold"), "", *lines, ""]
+    return parts
 
 
 def choice_lines(result: CheckResult) -> list[str]:
@@ -220,7 +234,42 @@ def verdict_line(result: CheckResult) -> str:
     return "; ".join(said) or f"all {total} within tolerance"
 
 
-def markdown(result: CheckResult, baseline: Path) -> str:
+def annotated_lines(result: CheckResult, folder: str = "") -> list[str]:
+    """The verdicts as GitHub's annotations: a warning at each line, an error for what got worse.
+
+    Args:
+        result: the verdicts.
+        folder: the present folder as seen from the top of the repository: `part/`.
+    """
+    lines: dict[str, None] = {}
+    for row in result.steps:
+        for place in row.places if row.outcome in FAILING else ():
+            at = {"file": f"{folder}{place.file}", "line": str(place.line)}
+            added = f", {signed_duration(place.delta_s)} on {row.gpu}" if place.delta_s else ""
+            told = f"{row.target}: {place.text}{added}"
+            lines.setdefault(_workflow_command("warning", told, at | {"title": "Wavecast"}))
+    for row in _worth_details(result.steps):
+        if row.outcome in FAILING:
+            told = f"{row.target} on {row.gpu} got {_verdict(row)}"
+            lines.setdefault(_workflow_command("error", told, {"title": "Wavecast"}))
+    for text in choice_lines(result):
+        lines.setdefault(_workflow_command("error", text, {"title": "Wavecast"}))
+    return list(lines)
+
+
+def _workflow_command(name: str, message: str, properties: Mapping[str, str]) -> str:
+    """A command to GitHub's runner, as its own toolkit escapes it."""
+
+    def escaped(text: str, *more: str) -> str:
+        for character in ("%", "\r", "\n", *more):
+            text = text.replace(character, f"%{ord(character):02X}")
+        return text
+
+    given = ",".join(f"{key}={escaped(value, ':', ',')}" for key, value in properties.items())
+    return f"::{name} {given}::{escaped(one_line(message))}"
+
+
+def markdown(result: CheckResult, compared_with: str) -> str:
     """The verdicts as Markdown, for the summary of a CI job or a comment on a change."""
     parts = [f"### Wavecast: {markdown_text(verdict_line(result))}", ""]
     parts += markdown_table(columns(result.steps))
@@ -228,7 +277,9 @@ def markdown(result: CheckResult, baseline: Path) -> str:
         parts += ["", *_markdown_details(row)]
     lines = [*choice_lines(result), *result.remarks]
     parts += ["", *(f"- {markdown_text(text)}" for text in lines)] if lines else []
-    parts += ["", f"Baseline: `{baseline.name}`. `wavecast check --update` accepts the changes."]
+    is_file = compared_with.endswith(".toml")
+    accept = " `wavecast check --update` accepts the changes." if is_file else ""
+    parts += ["", f"Compared with `{Path(compared_with).name}`.{accept}"]
     return "\n".join(parts) + "\n"
 
 
@@ -245,6 +296,9 @@ def _markdown_details(row: StepVerdict) -> Iterator[str]:
         yield from markdown_table(changed, [heading, *(column.name for column in changed[1:])])
         if len(parts) > PARTS_SHOWN:
             yield f"\nand {len(parts) - PARTS_SHOWN} more"
+    if row.places:
+        yield ""
+        yield from markdown_table(PLACES.columns(row.places), ["line", "what is new"])
     yield ""
     said = [*renamed_modules(row.comparison), *row.comparison.remarks, row.cause]
     yield from (f"- {markdown_text(text)}" for text in said if text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +12,15 @@ import typer
 import wavecast
 from wavecast.checks.baseline import Baseline, read_baseline, write_baseline
 from wavecast.checks.checking import CheckResult, Predicted, baseline_of, check_all, predict_all
+from wavecast.checks.commits import (
+    baseline_at,
+    changed_since,
+    commit_of,
+    folder_in_repository,
+    last_commit_of,
+)
 from wavecast.checks.config import CheckConfig, find_config, read_config
+from wavecast.checks.places import ChangedLines
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.output.screen import print_json, print_lines, show, waiting, width
 from wavecast.cli.output.standard_output import keep_for_results
@@ -32,6 +40,18 @@ TargetOption = Annotated[
 UpdateOption = Annotated[
     bool, typer.Option("--update", help="Write the baseline with the figures of now.")
 ]
+AgainstOption = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        metavar="COMMIT",
+        help="Compare with the code of a commit instead of the baseline; merge-base is where this "
+        "branch left the main one.",
+    ),
+]
+AnnotateOption = Annotated[
+    bool, typer.Option("--annotate", help="Also print annotations for GitHub, at lines of code.")
+]
 MarkdownOption = Annotated[
     Path | None,
     typer.Option(
@@ -48,7 +68,9 @@ def check(
     config: ConfigOption = None,
     target: TargetOption = None,
     update: UpdateOption = False,
+    against: AgainstOption = None,
     markdown: MarkdownOption = None,
+    annotate: AnnotateOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check that steps are as fast and as small as a committed baseline says.
@@ -60,23 +82,53 @@ def check(
     \b
     wavecast check --update            (write the baseline, and commit it)
     wavecast check
-    wavecast check --markdown "$GITHUB_STEP_SUMMARY"
+    wavecast check --against merge-base --annotate --markdown "$GITHUB_STEP_SUMMARY"
     """
-    if update and markdown is not None:
-        raise InvalidInput("--update writes the baseline and judges nothing; leave --markdown out")
+    _refuse_beside_update(update, markdown, against, annotate)
+    if annotate and as_json:
+        raise InvalidInput("--json prints nothing but JSON; leave out --annotate")
     asked = read_config(find_config(Path()) if config is None else config)
     wanted = asked.only(target) if target else asked
-    # An update of all targets replaces the baseline, also one that cannot be read.
-    before = None if update and not target else _baseline(asked, missing_is_fine=update)
     keep_for_results()
+    before, changed = None, None
+    if against is not None:
+        before, changed = _at(against, wanted)
+    # An update of all targets replaces the baseline, also one that cannot be read.
+    elif not update or target:
+        before = _baseline(asked, missing_is_fine=update)
     now = predict_all(wanted, wavecast.__version__, _tracing)
     if update:
         _update(wanted, now, before, whole=not target, as_json=as_json)
         return
     kept = before or Baseline({})
-    result = check_all(wanted, now, kept)
-    _print(result, asked, kept, now, markdown, as_json)
+    if changed is None and (written := last_commit_of(asked.baseline)):
+        changed = changed_since(written)
+    result = check_all(wanted, now, kept, changed)
+    software = {"baseline": kept.software, "now": now.software}
+    _print(result, str(asked.baseline) if against is None else against, software, markdown, as_json)
+    if annotate:
+        print_lines(
+            "".join(f"{text}\n" for text in report.annotated_lines(result, folder_in_repository()))
+        )
     raise typer.Exit(result.exit_code)
+
+
+def _refuse_beside_update(
+    update: bool, markdown: Path | None, against: str | None, annotate: bool
+) -> None:
+    given = {"--markdown": markdown, "--against": against, "--annotate": annotate or None}
+    for option, value in given.items():
+        if update and value is not None:
+            raise InvalidInput(
+                f"--update writes the baseline and judges nothing; leave {option} out"
+            )
+
+
+def _at(against: str, config: CheckConfig) -> tuple[Baseline, ChangedLines]:
+    """The steps as a commit has them, and the lines that changed since."""
+    commit = commit_of(against)
+    with waiting(f"tracing the steps of {commit[:8]}"):
+        return baseline_at(commit, config), changed_since(commit)
 
 
 def _baseline(config: CheckConfig, *, missing_is_fine: bool) -> Baseline | None:
@@ -110,18 +162,16 @@ def _update(
 
 def _print(
     result: CheckResult,
-    config: CheckConfig,
-    before: Baseline,
-    now: Predicted,
+    compared_with: str,
+    software: Mapping[str, Mapping[str, str]],
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    text = report.markdown(result, config.baseline)
+    text = report.markdown(result, compared_with)
     if markdown is not None and str(markdown) != "-":
         write_whole(markdown, text)
     if as_json:
-        software = {"baseline": before.software, "now": now.software}
-        checked = {"result": result, "baseline": str(config.baseline), "software": software}
+        checked = {"result": result, "baseline": compared_with, "software": software}
         print_json(report.CHECKED.record(checked))
     elif str(markdown) == "-":
         print_lines(text)
