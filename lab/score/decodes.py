@@ -1,54 +1,112 @@
 """How long prompts and single tokens take with language models, predicted against measured.
 
-    python -m lab score decodes
+    python -m lab score decodes [--rows] [--predict OUT.json]
 
-Needs transformers. Reads measurements/h200/decodes.json (`lab collect decodes`), and prints the
-table of docs/howto/predict-a-hugging-face-model.md.
+Needs transformers. Reads measurements/h200/decodes (`lab collect decodes`): `first.json`, which was
+measured before the host's cost of forward passes was repaired, and `second.json`. Prints the tables
+of docs/howto/predict-text-generation.md. `--predict` writes the predictions of the second round's
+steps instead; `predicted.json` was committed before they were measured.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import wavecast
 from lab import needs
+from lab.collect.decodes import MODELS, InferenceCase, cases, compiled_cases, recipe
 from lab.markdown import heading
 from lab.places import H200
 from wavecast.frameworks.pytorch.huggingface.inference import make_step
-from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.frameworks.step_source import captured
+from wavecast.hardware.devices import device
 
 GPU = "h200-sxm"
+FOLDER = H200 / "decodes"
+COMPILED: Mapping[str, bool | str] = {"compiled": True, "reduce-overhead": "reduce-overhead"}
+"""How tracing compiles a step, by the way in which it runs."""
 
 
-def predict(row: dict[str, Any]) -> wavecast.Prediction:
-    """The prediction of a measured step."""
-    options = ModelOptions(task=row["task"], seq=row["seq"])
-    recipe = recipe_of(row["model"], row["batch"], None, options)
-    return wavecast.predict(wavecast.trace(lambda: make_step(recipe), gpu=GPU), GPU)
+def predict(case: InferenceCase) -> wavecast.Prediction:
+    """The prediction of a step."""
+    made, compiled = recipe(case), COMPILED.get(case.way, False)
+    trace = captured(lambda: make_step(made), gpu=device(GPU), compiled=compiled)
+    return wavecast.predict(trace, GPU, graphed=case.way == "graph")
+
+
+def row_of(case: InferenceCase) -> dict[str, Any]:
+    """A step with its predicted time, range, GPU time and memory."""
+    found = predict(case)
+    assert found.memory is not None
+    times = {name: getattr(found, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
+    return {**asdict(case), **times, "peak_bytes": found.memory.peak_bytes}
+
+
+def measured(name: str) -> Iterator[tuple[InferenceCase, dict[str, Any]]]:
+    """The steps of a round that were measured, each with what was measured."""
+    fields = InferenceCase.__dataclass_fields__
+    for row in json.loads((FOLDER / name).read_text(encoding="utf-8"))["steps"]:
+        if "seconds" in row:
+            case = InferenceCase(**{field: row[field] for field in fields if field in row})
+            yield case, asdict(case) | row
+
+
+def _write(out: Path) -> None:
+    every = [*(case for model in MODELS for case in cases(model)), *compiled_cases()]
+    rows = []
+    for case in every:
+        rows.append(row_of(case))
+        print(case.key, f"{rows[-1]['seconds'] * 1e3:.2f} ms", flush=True)
+        out.write_text(json.dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], rows: bool) -> None:
+    """Print the errors of some steps, and each step if wanted."""
+    if rows:
+        names = "model | task | batch | tokens | way | measured ms | predicted ms | error | memory"
+        print(*heading(names, "lllll"), sep="\n")
+    for told, found in pairs if rows else ():
+        step = " | ".join(str(found[name]) for name in ("model", "task", "batch", "seq", "way"))
+        error, memory = (told[n] / found[n] - 1 for n in ("seconds", "peak_bytes"))
+        times = f"{found['seconds'] * 1e3:.2f} | {told['seconds'] * 1e3:.2f} | {error:+.0%}"
+        print(f"| {step} | {times} | {memory:+.1%} |")
+    errors = [abs(told["seconds"] / found["seconds"] - 1) for told, found in pairs]
+    memory = [abs(told["peak_bytes"] / found["peak_bytes"] - 1) for told, found in pairs]
+    busy = [abs(told["gpu_s"] / found["gpu_s"] - 1) for told, found in pairs if "gpu_s" in found]
+    inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in pairs)
+    gpu = f", GPU time {mean(busy):.1%}" if busy else ""
+    print(
+        f"\n{title}: {len(pairs)} steps, time {mean(errors):.1%} on average (median "
+        f"{median(errors):.1%}){gpu}, memory {mean(memory):.1%}, in the range {inside}\n"
+    )
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print each step, and the errors of all."""
-    needs.parser(__doc__).parse_args(given)
-    rows = json.loads((H200 / "decodes.json").read_text(encoding="utf-8"))["steps"]
-    print(
-        *heading("model | task | batch | measured ms | predicted ms | error | memory", "ll"),
-        sep="\n",
-    )
-    errors, in_range = [], 0
-    for row in rows:
-        found = predict(row)
-        assert found.memory is not None
-        error = found.seconds / row["seconds"] - 1
-        memory = found.memory.peak_bytes / row["peak_bytes"] - 1
-        errors.append(abs(error))
-        in_range += (found.low_s or 0.0) <= row["seconds"] <= (found.high_s or 0.0)
-        times = f"{row['seconds'] * 1e3:.2f} | {found.seconds * 1e3:.2f} | {error:+.0%}"
-        print(f"| {row['model']} | {row['task']} | {row['batch']} | {times} | {memory:+.1%} |")
-    median = statistics.median(errors)
-    print(f"\n{len(rows)} steps: mean error {statistics.mean(errors):.0%}, median {median:.0%}")
-    print(f"in the range: {in_range}")
+    """Print the errors of both rounds, or write the predictions of the second."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--rows", action="store_true", help="print each step")
+    parser.add_argument("--predict", type=Path, metavar="OUT.json")
+    asked = parser.parse_args(given)
+    if asked.predict is not None:
+        return _write(asked.predict)
+    _print("first round", [(row_of(c), row) for c, row in measured("first.json")], asked.rows)
+    if not (FOLDER / "second.json").exists():
+        return None
+    committed = json.loads((FOLDER / "predicted.json").read_text(encoding="utf-8"))["steps"]
+    blind = {
+        InferenceCase(**{f: row[f] for f in InferenceCase.__dataclass_fields__}).key: row
+        for row in committed
+    }
+    second = list(measured("second.json"))
+    _print("second round, as committed", [(blind[case.key], row) for case, row in second], False)
+    now = [(row_of(case), row) for case, row in second]
+    for way in dict.fromkeys(row["way"] for _, row in now):
+        chosen = [pair for pair in now if pair[1]["way"] == way]
+        _print(f"second round, {way}", chosen, asked.rows)
+    _print("second round", now, False)
+    return None

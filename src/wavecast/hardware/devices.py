@@ -56,6 +56,11 @@ def known_device(name: str) -> Device:
     """
     if name.endswith(".toml"):
         raise UnknownName(f'"{name}" is not the name of a device; files cannot name others')
+    if re.match(r"[./~\\]", name):
+        raise UnknownName(
+            f'"{name}" is a path; give a path to FILE.toml, or a name: list them with '
+            '"wavecast devices"'
+        )
     if (exact := _device_of_id(name)) is not None:
         return exact
     return the_one(name, devices(), "device", _keys)

@@ -25,8 +25,8 @@ def config(tmp_path: Path) -> str:
     return tiny.written(tmp_path, tiny.LLAMA)
 
 
-def trace_of(config: str, task: str, batch: int, seq: int) -> Trace:
-    recipe = recipe_of(config, batch, None, ModelOptions(task=task, seq=seq))
+def trace_of(config: str, task: str, batch: int, seq: int, **options: Any) -> Trace:
+    recipe = recipe_of(config, batch, None, ModelOptions(task=task, seq=seq, **options))
     return wavecast.trace(lambda: make_step(recipe), samples=recipe.samples)
 
 
@@ -46,6 +46,46 @@ def test_a_longer_cache_needs_more_memory(config: str) -> None:
         return found.peak_bytes
 
     assert peak(60) > peak(4)
+
+
+def test_a_static_cache_is_written_in_place(config: str) -> None:
+    names = [call.op.base for call in trace_of(config, "decode", 2, 16, cache="static")]
+    assert names.count("aten.index_copy_") == 2 * 2  # two layers
+
+
+def test_a_full_window_is_as_long_with_every_token(tmp_path: Path) -> None:
+    config = tiny.written(tmp_path, tiny.LLAMA | {"model_type": "mistral", "sliding_window": 4})
+    step = make_step(recipe_of(config, 1, None, ModelOptions(task="decode", seq=8)), "cpu")
+    for _ in range(2):
+        step()
+        assert {layer.keys.shape[-2] for layer in step.cache.layers} == {3}
+        assert step.cache.get_seq_length() == 8
+
+
+@pytest.mark.parametrize(("weights", "op"), [("nf4", "gemm_4bit"), ("int8", "int8_linear_matmul")])
+def test_quantized_layers_are_those_of_bitsandbytes(weights: str, op: str, config: str) -> None:
+    pytest.importorskip("bitsandbytes")
+    plain = trace_of(config, "decode", 1, 8)
+    trace = trace_of(config, "decode", 1, 8, quantize=weights)
+    matmuls = sum(call.op.base == "aten.mm" for call in plain)
+    assert sum(call.op.base == f"bitsandbytes.{op}" for call in trace) == matmuls - 1  # lm_head
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache": "static"}, "task decode"),
+        ({"task": "decode", "cache": "paged"}, "unknown cache"),
+        ({"task": "decode", "seq": 4, "context": 4}, "another name"),
+        ({"task": "decode", "quantize": "int3"}, "known: int8, nf4"),
+        ({"task": "causal-lm", "quantize": "nf4"}, "for --task prefill"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(
+    options: dict[str, Any], message: str, config: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        recipe_of(config, 1, None, ModelOptions(**options))
 
 
 @pytest.mark.parametrize("task", INFERENCE)

@@ -18,6 +18,8 @@ from wavecast.retargeting.attention_kernels import (
 )
 
 _aten = torch.ops.aten
+_MASK_ALIGNMENT = 8
+"""The efficient kernel reads rows of a mask from multiples of this many elements."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class AttentionCall:
         )
         if backend == EFFICIENT:
             if mask is not None:
-                mask = mask.expand(*query.shape[:3], key.shape[2])
+                mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
             return _aten._scaled_dot_product_efficient_attention(
                 query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
             )[0]
@@ -106,6 +108,15 @@ def _run_flash(
         query, key, value, dropout, causal, False, scale=scale
     )[0]
     return out.narrow(-1, 0, head_dim) if missing else out
+
+
+def _aligned(mask: Any) -> Any:
+    """A mask whose rows begin at multiples of 8 elements; padded if need be (`preprocess_mask`)."""
+    if all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
+        return mask
+    length = mask.shape[-1]
+    missing = _MASK_ALIGNMENT - length % _MASK_ALIGNMENT
+    return _aten.constant_pad_nd(mask, [0, missing]).narrow(-1, 0, length)
 
 
 def _additive_mask(query: Any, mask: Any) -> Any:

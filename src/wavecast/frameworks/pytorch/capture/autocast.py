@@ -42,13 +42,14 @@ FLOAT32 = _words("""
     pdist cdist renorm logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d
     _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
     upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
-    _upsample_bicubic2d_aa linalg_vector_norm linalg_matrix_norm linalg_matrix_norm.str_ord
+    _upsample_bicubic2d_aa
 """)
 
 # These ops take an optional dtype. Float32 is passed unless the caller chose one.
-FLOAT32_DTYPE = _words(
-    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum sum sum.dim_IntList"
-)
+FLOAT32_DTYPE = _words("""
+    prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
+    linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
+""")
 
 # These ops are redirected to an overload that takes a dtype.
 FLOAT32_OVERLOAD = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}

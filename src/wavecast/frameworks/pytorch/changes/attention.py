@@ -7,8 +7,6 @@ runs leave all of this out and call the one function, whose backward pass then f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +19,6 @@ from wavecast.frameworks.pytorch.changes.placeholders import (
     VIEWS,
     LearningMode,
     SeenUses,
-    name_of,
     placeholder,
     returns_tensors,
     tensors_in,
@@ -66,50 +63,48 @@ class FusedAttention(SeenUses):
         self.triangles: Any = WeakTensorKeyDictionary()
         """Masks that let each token see the earlier ones."""
 
+    def mode(self) -> LearningMode:
+        """The mode that looks for attention in one run."""
+        return _FusingMode(self)
+
     def is_triangle(self, name: str, given: list[Any], out: Any) -> bool:
         """Whether the result of a function is such a mask."""
-        if name in _TRIANGLES or (name in _OF_MASKS and given and given[0] in self.triangles):
+        if name in _TRIANGLES:
+            return True
+        if name in _OF_MASKS and given and given[0] in self.triangles:
             return True
         # A module that moves its buffers to the GPU gives torch another object than it was given.
         shapes = {tuple(mask.shape) for mask in self.triangles}
         return name.startswith("_to_copy") and out.dim() > 1 and tuple(out.shape) in shapes
-
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Run the block with attention fused, as far as earlier runs have shown it."""
-        with self.learning(_FusingMode(self)):
-            yield
 
 
 class _FusingMode(LearningMode):
     def __init__(self, fusion: FusedAttention) -> None:
         super().__init__(fusion)
         self._fusion = fusion
-        self._scores: Any = WeakTensorKeyDictionary()
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of a function of torch, or what stands for it."""
-        kwargs, name = kwargs or {}, name_of(func)
-        given = tensors_in((args, kwargs))
-        if name in _MATMULS and len(given) == 2:
-            return self._matmul(func, args, kwargs, *given)
-        for tensor in given:
-            if tensor in self._scores:
-                return self._follow(func, name, tensor, args, kwargs)
-        out = func(*args, **kwargs)
+    def may_begin(self, name: str, given: list[Any]) -> bool:
+        """Whether a function is a matmul of two tensors, which may give scores or use them."""
+        return name in _MATMULS and len(given) == 2
+
+    def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+        """The result of a matmul."""
+        return self._matmul(func, args, kwargs, *given)
+
+    def see(self, name: str, given: list[Any], out: Any) -> None:
+        """Note masks that let each token see the earlier ones."""
         if isinstance(out, torch.Tensor) and self._fusion.is_triangle(name, given, out):
             self._fusion.triangles[out] = True
-        return out
 
     def _matmul(self, func: Any, args: Any, kwargs: Any, left: Any, right: Any) -> Any:
-        scores = self._scores.get(left)
+        scores = self.followed.get(left)
         if scores is not None:
             if not scores.is_probability or right.dim() != scores.query.dim():
                 self.spoil(scores.key)
                 return func(*args, **kwargs)
             return _attend(scores, right) if self.end(scores.key) else func(*args, **kwargs)
-        if right in self._scores:
-            self.spoil(self._scores[right].key)
+        if right in self.followed:
+            self.spoil(self.followed[right].key)
         if left.dim() not in (3, 4) or left.dim() != right.dim():
             return func(*args, **kwargs)
         key = tuple(left.shape), tuple(right.shape), torch.is_grad_enabled()
@@ -117,11 +112,12 @@ class _FusingMode(LearningMode):
             out = placeholder(left, (*left.shape[:-1], right.shape[-1]))
         else:
             out = func(*args, **kwargs)
-        self._scores[out] = _Scores(key, left, right)
+        self.followed[out] = _Scores(key, left, right)
         return out
 
-    def _follow(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        scores = self._scores[tensor]
+    def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function that is given scores."""
+        scores = self.followed[tensor]
         changed = self._changed(scores, name, tensor, args, kwargs)
         if changed is None:
             out = func(*args, **kwargs)
@@ -130,7 +126,7 @@ class _FusingMode(LearningMode):
             return out
         is_replaced = self.is_replaced(scores.key) and name not in VIEWS
         out = placeholder(tensor, tensor.shape) if is_replaced else func(*args, **kwargs)
-        self._scores[out] = changed
+        self.followed[out] = changed
         return out
 
     def _changed(

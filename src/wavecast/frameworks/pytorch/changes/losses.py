@@ -6,25 +6,20 @@ runs compute both together, a chunk of tokens at a time, and again in the backwa
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from wavecast.frameworks.pytorch.changes.placeholders import (
     CASTS,
     VIEWS,
     LearningMode,
     SeenUses,
-    name_of,
     placeholder,
     returns_tensors,
-    tensors_in,
 )
 
 CHUNKS = 8
@@ -46,41 +41,30 @@ class _Logits:
 class ChunkedLoss(SeenUses):
     """What is known of the loss of one step: which output layers feed only the loss."""
 
-    @contextmanager
-    def active(self) -> Iterator[None]:
-        """Run the block with the loss in chunks, as far as earlier runs have shown it."""
-        with self.learning(_ChunkingMode(self)):
-            yield
+    def mode(self) -> LearningMode:
+        """The mode that looks for the loss in one run."""
+        return _ChunkingMode(self)
 
 
 class _ChunkingMode(LearningMode):
-    def __init__(self, learned: SeenUses) -> None:
-        super().__init__(learned)
-        self._logits: Any = WeakTensorKeyDictionary()
+    def may_begin(self, name: str, given: list[Any]) -> bool:
+        """Whether a function is the output layer of a language model."""
+        return name == "linear" and len(given) >= 2 and given[1].shape[0] >= _LEAST_CLASSES
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """The result of a function of torch, or what stands for it."""
-        kwargs, name = kwargs or {}, name_of(func)
-        given = tensors_in((args, kwargs))
-        if name == "linear" and len(given) >= 2 and given[1].shape[0] >= _LEAST_CLASSES:
-            return self._linear(func, args, kwargs, given)
-        for tensor in given:
-            if tensor in self._logits:
-                return self._follow(func, name, tensor, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _linear(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+    def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+        """The logits, or what stands for them."""
         hidden, weight, *bias = given
         key = tuple(hidden.shape), tuple(weight.shape), torch.is_grad_enabled()
         if self.begin(key):
             out = placeholder(hidden, (*hidden.shape[:-1], weight.shape[0]))
         else:
             out = func(*args, **kwargs)
-        self._logits[out] = _Logits(key, hidden, weight, bias[0] if bias else None)
+        self.followed[out] = _Logits(key, hidden, weight, bias[0] if bias else None)
         return out
 
-    def _follow(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        logits = self._logits[tensor]
+    def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function that is given logits."""
+        logits = self.followed[tensor]
         is_replaced = self.is_replaced(logits.key)
         if name == "cross_entropy" and tensor is (args[0] if args else kwargs.get("input")):
             self.end(logits.key)
@@ -88,7 +72,7 @@ class _ChunkingMode(LearningMode):
             return _loss(logits, target) if is_replaced else func(*args, **kwargs)
         if name in CASTS or name in VIEWS or name == "contiguous":
             out = tensor if is_replaced and name not in VIEWS else func(*args, **kwargs)
-            self._logits[out] = logits
+            self.followed[out] = logits
             return out
         out = func(*args, **kwargs)
         if returns_tensors(out):

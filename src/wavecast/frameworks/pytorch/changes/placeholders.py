@@ -14,6 +14,7 @@ import torch
 from torch.optim import optimizer as optimizer_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
 
 VIEWS = frozenset({"view", "reshape", "flatten", "unflatten", "__getitem__", "unsqueeze"}) | (
     frozenset({"squeeze", "transpose", "permute", "expand", "narrow", "view_as", "select"})
@@ -50,9 +51,17 @@ class SeenUses:
     def __init__(self) -> None:
         self.known: frozenset[Any] = frozenset()
 
+    def mode(self) -> LearningMode:
+        """The mode that looks at the functions of one run."""
+        raise NotImplementedError
+
     @contextmanager
-    def learning(self, mode: LearningMode) -> Iterator[None]:
-        """Run the block in a mode, and learn from it at each update of weights and at its end."""
+    def active(self) -> Iterator[None]:
+        """Run the block with functions replaced, as far as earlier runs have shown what they do.
+
+        What this run shows is learned at each update of weights and at its end.
+        """
+        mode = self.mode()
 
         def learn(*_: Any) -> None:
             self.known |= mode.found()
@@ -75,6 +84,36 @@ class LearningMode(TorchFunctionMode):
         self._begun: Counter[Any] = Counter()
         self._ended: Counter[Any] = Counter()
         self._spoiled: set[Any] = set()
+        self.followed: Any = WeakTensorKeyDictionary()
+        """The results whose use is looked at, and what is known of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The result of a function of torch, or what stands for it."""
+        kwargs, name = kwargs or {}, name_of(func)
+        given = tensors_in((args, kwargs))
+        if self.may_begin(name, given):
+            return self.begun(func, args, kwargs, given)
+        for tensor in given:
+            if tensor in self.followed:
+                return self.use(func, name, tensor, args, kwargs)
+        out = func(*args, **kwargs)
+        self.see(name, given, out)
+        return out
+
+    def may_begin(self, name: str, given: list[Any]) -> bool:
+        """Whether the result of a function may be one whose use is to be looked at."""
+        raise NotImplementedError
+
+    def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+        """The result of a function that may begin something."""
+        raise NotImplementedError
+
+    def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function that is given a tensor whose use is looked at."""
+        raise NotImplementedError
+
+    def see(self, name: str, given: list[Any], out: Any) -> None:
+        """Look at the result of any other function."""
 
     def found(self) -> frozenset[Any]:
         """The keys of which each that began has ended, and none was used otherwise."""

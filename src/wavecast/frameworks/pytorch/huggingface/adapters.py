@@ -1,4 +1,4 @@
-"""Low-rank adapters by peft, and 4-bit weights by bitsandbytes."""
+"""Low-rank adapters by peft, also over 4-bit weights."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.models import needing
 from wavecast.frameworks.pytorch.huggingface.options import Lora
+from wavecast.frameworks.pytorch.huggingface.quantization import in_4_bits
 from wavecast.frameworks.pytorch.huggingface.tasks import Task
 
 UNET_TARGETS = ("to_k", "to_q", "to_v", "to_out.0")
@@ -69,7 +70,7 @@ def _reason(error: ValueError) -> str:
 
 
 def quantized(model: nn.Module, compute_dtype: Any, name: str) -> nn.Module:
-    """The model with its linear layers in 4 bits (NF4, scales quantized again), as for QLoRA.
+    """The model with its linear layers in 4 bits, as for QLoRA.
 
     It is what transformers does for `BitsAndBytesConfig(load_in_4bit=True,
     bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)`, followed by peft's
@@ -77,41 +78,9 @@ def quantized(model: nn.Module, compute_dtype: Any, name: str) -> nn.Module:
     float32.
     """
     with needing(f"--qlora with hf:{name}"):
-        import bitsandbytes
         import peft
-        from transformers.pytorch_utils import Conv1D
-        from transformers.quantizers.base import get_keys_to_not_convert
-        from transformers.quantizers.quantizers_utils import should_convert_module
-    kept = get_keys_to_not_convert(model)
-    kinds = (nn.Linear, Conv1D)
-    layers = [
-        (path, layer)
-        for path, layer in model.named_modules()
-        if type(layer) in kinds and should_convert_module(path, kept)
-    ]
-    for path, layer in layers:
-        weight = layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data
-        model.set_submodule(path, _linear_4bit(bitsandbytes, weight, layer.bias, compute_dtype))
-    model.is_loaded_in_4bit = True
+    in_4_bits(model, compute_dtype, f"--qlora with hf:{name}")
     return peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-
-
-def _linear_4bit(bitsandbytes: Any, weight: Any, bias: Any, compute_dtype: Any) -> nn.Module:
-    outputs, inputs = weight.shape
-    layer: nn.Module = bitsandbytes.nn.Linear4bit(
-        inputs,
-        outputs,
-        bias=bias is not None,
-        compute_dtype=compute_dtype,
-        quant_type="nf4",
-        device=weight.device,
-    )
-    layer.weight = bitsandbytes.nn.Params4bit(
-        weight, requires_grad=False, quant_type="nf4", module=layer
-    ).to(weight.device)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.data, requires_grad=False)
-    return layer
 
 
 def trained(model: nn.Module) -> list[torch.Tensor]:

@@ -15,6 +15,7 @@ from wavecast.frameworks.pytorch.huggingface.models import (
     needing,
     refuse_quantized,
 )
+from wavecast.frameworks.pytorch.huggingface.quantization import in_4_bits, in_8_bits
 from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe
 from wavecast.suite.training import autocast
 
@@ -31,21 +32,21 @@ class InferenceStep:
     precision: str
 
     def __call__(self) -> Tensor:
-        """The next token of each sequence. The cache is as long before each call."""
+        """The next token of each sequence. A growing cache is as long before each call."""
         inputs: dict[str, Any] = {"input_ids": self.tokens, "use_cache": True, "logits_to_keep": 1}
         if self.cache is not None:
             inputs["past_key_values"] = self.cache
         with torch.no_grad(), autocast(self.precision, self.tokens.device.type):
             logits = self.model(**inputs).logits
-        if self.cache is not None:
-            self.cache.crop(-1)  # the token that was just added
+        for layer in [] if self.cache is None else self.cache.layers:
+            _drop_latest(layer)
         return torch.argmax(logits[:, -1], dim=-1)
 
 
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
     """The step of the task prefill, on prompts of `sequence` tokens, or decode, after so many.
 
-    Weights are stored in bf16 unless the options say otherwise.
+    Weights are stored in bf16 unless the options say otherwise, and in fp16 beside int8.
 
     Raises:
         InvalidInput: an option is for training only.
@@ -57,28 +58,72 @@ def make_step(recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
             "--checkpointing"
         )
     refuse_quantized(config, False)
-    dtype = DTYPES[options.weights or "bf16"]
-    model, settings = model_of(config, recipe.task, dtype, device)
-    length = recipe.sequence or 1
-    decodes = recipe.task.name == "decode"
-    text = settings.get_text_config()
+    dtype = _dtype_of(recipe)
+    model, _ = model_of(config, recipe.task, dtype, device)
+    if options.quantize is not None:
+        what = f"--quantize with hf:{config.name}"
+        model.requires_grad_(False)
+        in_4_bits(model, dtype, what) if options.quantize == "nf4" else in_8_bits(model, what)
+    return step_of(model.eval(), recipe, device)
+
+
+def _dtype_of(recipe: TrainingRecipe) -> torch.dtype:
+    """The precision of weights that are not quantized, and of keys and values."""
+    usual = "fp16" if recipe.options.quantize == "int8" else "bf16"  # as LLM.int8() computes
+    return DTYPES[recipe.options.weights or usual]
+
+
+def step_of(model: Any, recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
+    """The step of a recipe with a model that was built before."""
+    length, decodes = recipe.sequence or 1, recipe.task.name == "decode"
+    text, dtype = model.config.get_text_config(), _dtype_of(recipe)
     shape = (recipe.batch, 1 if decodes else length)
     tokens = torch.randint(text.vocab_size, shape, device=device)
-    cache = _filled(text, recipe.batch, length, dtype, device) if decodes else None
-    return InferenceStep(model.eval(), tokens, cache, recipe.precision or "fp32")
+    make_cache = _static if recipe.options.cache == "static" else _growing
+    cache = make_cache(text, recipe.batch, length, dtype, device) if decodes else None
+    return InferenceStep(model, tokens, cache, recipe.precision or "fp32")
 
 
-def _filled(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:
-    """A cache with the keys and values of so many tokens."""
+def _growing(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:
+    """A cache with the keys and values of so many tokens, which every token makes longer."""
     with needing("the cache of keys and values"):
         from transformers import DynamicCache
-    heads = settings.num_attention_heads
-    groups = getattr(settings, "num_key_value_heads", None) or heads
-    size = getattr(settings, "head_dim", None) or settings.hidden_size // heads
-    cache = DynamicCache()
+    heads, size = _head_sizes(settings)
+    cache = DynamicCache(config=settings)
     for layer in range(settings.num_hidden_layers):
         key, value = (
-            torch.zeros(batch, groups, length, size, dtype=dtype, device=device) for _ in range(2)
+            torch.zeros(batch, heads, length, size, dtype=dtype, device=device) for _ in range(2)
         )
         cache.update(key, value, layer)
     return cache
+
+
+def _static(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:
+    """A cache with places for so many tokens and one more.
+
+    Attention reads all places, and a mask hides those that are not written yet. So the number of
+    tokens in it changes no kernel, and it begins empty.
+    """
+    with needing("the cache of keys and values"):
+        from transformers import StaticCache
+    heads, size = _head_sizes(settings)
+    cache = StaticCache(config=settings, max_cache_len=length + 1)
+    cache.early_initialization(batch, heads, size, dtype, torch.device(device))
+    return cache
+
+
+def _head_sizes(settings: Any) -> tuple[int, int]:
+    """The heads of keys and values, and the width of one."""
+    heads = settings.num_attention_heads
+    groups = getattr(settings, "num_key_value_heads", None) or heads
+    return groups, getattr(settings, "head_dim", None) or settings.hidden_size // heads
+
+
+def _drop_latest(layer: Any) -> None:
+    """Take the latest token out of a layer of a growing cache."""
+    if layer.is_compileable:
+        return  # a static cache has its places whatever is in them
+    if layer.is_sliding and layer.cumulative_length >= layer.sliding_window:
+        layer.cumulative_length -= 1  # a full window is as long with every token
+    else:
+        layer.crop(-1)

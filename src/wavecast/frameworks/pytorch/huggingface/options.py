@@ -16,6 +16,11 @@ MIXTURE_SIZES = (
     *("kv_rank", "q_rank"),
 )
 """The options that only mixtures of experts of any size take (`mixtral`)."""
+CACHES = ("dynamic", "static")
+"""The caches of keys and values, by transformers' names: one grows, one has a place for each token
+from the start, as compiled code and CUDA graphs need it."""
+QUANTIZED = ("int8", "nf4")
+"""How weights of linear layers can be stored for inference: in 8 or in 4 bits, by bitsandbytes."""
 DECODER_WAYS = ("recompute", "unfused_attention", "untied")
 """How a decoder of any size is trained, beside its sizes."""
 
@@ -31,6 +36,13 @@ class ModelOptions:
     """What the model is trained for, one of `tasks.TASKS`. None to read it from the config."""
     seq: int | None = None
     """The number of tokens in a sequence. None for the task's default."""
+    cache: str | None = None
+    """How decoding keeps keys and values, one of `CACHES`. None for "dynamic"."""
+    quantize: str | None = None
+    """How inference stores the weights of linear layers, one of `QUANTIZED`. None for as they
+    are."""
+    context: int | None = None
+    """`seq` by its name in inference: the tokens of the prompt, or in the cache."""
     weights: str | None = None
     """One of `WEIGHTS`. None for float32, or as QLoRA needs it."""
     lora: str | None = None
@@ -149,8 +161,19 @@ def check(options: ModelOptions) -> None:
         raise InvalidInput(
             f"unknown precision {options.weights!r} of --weights; known: {', '.join(WEIGHTS)}"
         )
-    if options.seq is not None and options.seq < 1:
-        raise InvalidInput(f"--seq must be at least 1, not {options.seq}")
+    if options.cache is not None and options.cache not in CACHES:
+        raise InvalidInput(f"unknown cache {options.cache!r}; known: {', '.join(CACHES)}")
+    if options.cache is not None and options.task != "decode":
+        raise InvalidInput("--cache is how --task decode keeps keys and values; give both")
+    for name, length in (("seq", options.seq), ("context", options.context)):
+        if length is not None and length < 1:
+            raise InvalidInput(f"--{name} must be at least 1, not {length}")
+    if options.seq is not None and options.context is not None:
+        raise InvalidInput("--context is --seq by another name; give one of them")
+    if options.quantize is not None and options.quantize not in QUANTIZED:
+        raise InvalidInput(
+            f"unknown weights {options.quantize!r} of --quantize; known: {', '.join(QUANTIZED)}"
+        )
     if options.qlora and options.weights is not None:
         raise InvalidInput(
             "--qlora stores the weights of linear layers in 4 bits and the others in float32; "

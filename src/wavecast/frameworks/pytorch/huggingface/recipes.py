@@ -42,6 +42,8 @@ class TrainingRecipe:
             parts.append(f"{self.sequence} tokens")
         parts += [] if self.precision is None else [self.precision]
         parts += [] if options.weights is None else [f"{options.weights} weights"]
+        parts += [] if options.quantize is None else [f"{options.quantize} linear layers"]
+        parts += [] if options.cache is None else [f"{options.cache} cache"]
         if lora is not None:
             parts.append(f"{'QLoRA' if options.qlora else 'LoRA'} {lora}")
         if options.checkpointing:
@@ -69,13 +71,17 @@ def recipe_of(
             f"--qlora is for models of transformers; hf:{config.name} is a U-Net of diffusers"
         )
     usual = "bf16" if options.qlora else "fp32" if options.weights is None else None
+    inference = {"--context": options.context, "--quantize": options.quantize}
+    for option, value in inference.items():
+        if value is not None and task.name not in INFERENCE:
+            raise InvalidInput(f"{option} is for --task {' and '.join(INFERENCE)}; leave it out")
     if task.name in INFERENCE:  # in the precision of the weights, which is bf16 by default
         usual = None
     return TrainingRecipe(
         config=config,
         task=task,
         batch=batch or task.batch,
-        sequence=sequence_of(config, task, options.seq),
+        sequence=sequence_of(config, task, options.seq or options.context),
         precision=precision or usual,
         options=options,
     )

@@ -74,6 +74,11 @@ def gpu_id(device: str = "cuda") -> str:
     return device_named(torch.cuda.get_device_name()).id if device == "cuda" else device
 
 
+def gpu_count() -> int:
+    """How many GPUs this machine has."""
+    return int(torch.cuda.device_count())
+
+
 def software(benchmark: bool = False) -> str:
     """The software versions and settings that affect the times."""
     cuda, cudnn = torch.version.cuda, torch.backends.cudnn.version()

@@ -34,7 +34,7 @@ from wavecast.frameworks.pytorch.recording.signature import (
     with_switches,
 )
 from wavecast.frameworks.pytorch.recording.structure import HeldTensor, Structure, key_of
-from wavecast.frameworks.pytorch.recording.user_lines import waiting_line
+from wavecast.frameworks.pytorch.recording.user_lines import all_are_named, known_line
 from wavecast.frameworks.pytorch.recording.values import ValueTable
 from wavecast.traces.step import Kernel, Op, Phase, Role, Scalar, TensorSpec
 
@@ -313,8 +313,8 @@ class OpRecorder:
         phase, module = self.structure.place()
         syncs = not host and waits(op)
         entry = OpEntry(op, phase, module, self.stream, syncs, host, graph=self._here.graph)
-        if syncs:
-            entry.line = waiting_line()
+        if syncs or all_are_named():
+            entry.line = known_line()
         if host:
             entry.reads = self._writers_of(inputs)
         if inputs or outputs:  # those of a compiled kernel follow

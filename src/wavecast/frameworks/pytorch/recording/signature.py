@@ -139,6 +139,8 @@ def attribute_of(value: Any) -> Scalar | None:
 
 def waits(op: Op) -> bool:
     """Whether the host waits until the GPU has run this op."""
+    if op.base in _COPIES and op.outputs and not op.outputs[0].numel:
+        return False  # torch copies nothing then: torch.tensor([], device="cuda")
     if op.name in _READS_BACK or op.base in _READS_BACK:
         return True
     if op.base in ("aten.index", "aten.index_put", "aten.index_put_"):
@@ -149,6 +151,7 @@ def waits(op: Op) -> bool:
     return False
 
 
+_COPIES = {"aten.lift_fresh", "aten._to_copy", "aten.copy_"}
 _MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv"}
 _CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
 _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}

@@ -27,6 +27,25 @@ _programs: list[str] = []
 """Files that are the user's code wherever they lie: the scripts that are running."""
 
 
+_all_are_named: list[bool] = []
+"""As many values as there are blocks in which the line of every op is named."""
+
+
+@contextmanager
+def naming_all_lines() -> Iterator[None]:
+    """Name the line of code of every op that is recorded in the block, not only of waits."""
+    _all_are_named.append(True)
+    try:
+        yield
+    finally:
+        _all_are_named.pop()
+
+
+def all_are_named() -> bool:
+    """Whether the line of every op is named."""
+    return bool(_all_are_named)
+
+
 def user_line() -> str:
     """The innermost running line of the user's code, as `file.py:12`."""
     return user_line_of(sys._getframe(1))
@@ -41,10 +60,10 @@ def user_line_of(frame: FrameType | None) -> str:
     return UNKNOWN_LINE
 
 
-def waiting_line() -> str:
+def known_line() -> str:
     """The running line of the user's code; empty if it is not known, as in a library's thread."""
     line = user_line()
-    return "" if line == "an unknown line" else line
+    return "" if line == UNKNOWN_LINE else line
 
 
 def failing_line(error: BaseException) -> str:
