@@ -24,7 +24,8 @@ from wavecast.runs.run import Run, check, identity
 from wavecast.runs.store import schema
 from wavecast.runs.store import store as store_module
 from wavecast.runs.store.database import connect, default_place, reading
-from wavecast.runs.store.imports import Imported, add_file
+from wavecast.runs.store.imported import Imported
+from wavecast.runs.store.imports import add_file
 from wavecast.runs.store.store import Added, RunStore, insert
 
 RUN = Run("AlexNet", 32, 100, 2.5, gpu="m6000", source="a.csv:2")

@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wavecast import suite
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
@@ -27,6 +27,9 @@ from wavecast.runs.stability import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
 from wavecast.steps.profile import Profile, profile_measured, profile_predicted
 from wavecast.steps.request import predict
+
+if TYPE_CHECKING:
+    from wavecast.frameworks.pytorch.measurement.data_parallel import Machines
 
 
 def configurations(
@@ -152,6 +155,64 @@ def measure_here(
     return _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
 
 
+def spread_over(steps: Iterable[SuiteStep], gpus: int, nodes: int) -> tuple[SuiteStep, ...]:
+    """The steps on 1, 2, 4 ... GPUs of one machine, or on all GPUs of several machines.
+
+    Raises:
+        InvalidInput: the machines cannot have equally many GPUs.
+    """
+    if gpus % nodes:
+        raise InvalidInput(
+            f"{gpus} GPUs in {nodes} machines are not equally many in each; --gpus counts the GPUs "
+            "of all machines together"
+        )
+    counts = [gpus] if nodes > 1 else sorted({gpus, *(2**n for n in range(gpus.bit_length()))})
+    return tuple(
+        replace(step, gpus=count, nodes=nodes)
+        for step in steps
+        for count in counts
+        if count <= gpus
+    )
+
+
+def measure_spread(
+    step: SuiteStep,
+    gpu: str,
+    machines: Machines,
+    device: str = "cuda",
+    limit_s: float = 20.0,
+    iterations: int = 0,
+) -> SuiteResult | None:
+    """Measure a step on several GPUs, each with its own batch, by torchrun.
+
+    Args:
+        step: the step, with its number of GPUs.
+        gpu: the id of the GPU, or "cpu".
+        machines: where it runs.
+        device: "cuda" or "cpu".
+        limit_s: stop sampling iterations after this many seconds.
+        iterations: sample at least this many iterations.
+
+    Returns:
+        The result; None on all machines but the first.
+    """
+    from wavecast.frameworks.pytorch.measurement.data_parallel import sample_spread
+
+    machines = replace(machines, gpus=step.gpus, nodes=step.nodes)
+    sample = sample_spread(
+        *(step.model, step.batch, step.precision, machines),
+        device=device,
+        limit_s=limit_s,
+        least=iterations,
+    )
+    if sample is None:
+        return None
+    unit = suite.benchmark(step.model).unit
+    row = SuiteResult(**asdict(step), gpu=gpu, status="ok", unit=unit, software=sample.software)
+    timed = _timed(row, sample.seconds, sample.peak_bytes, sample.reserved_bytes)
+    return timed if device == "cuda" else replace(timed, peak_bytes=None, reserved_bytes=None)
+
+
 def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
     """Run a function in a new process, and return its result.
 
@@ -223,8 +284,8 @@ def _timed(
     return replace(
         row,
         seconds=median_s,
-        throughput_per_s=row.batch * benchmark.units_per_sample / median_s,
-        tokens_per_s=tokens and row.batch * tokens / median_s,
+        throughput_per_s=row.gpus * row.batch * benchmark.units_per_sample / median_s,
+        tokens_per_s=tokens and row.gpus * row.batch * tokens / median_s,
         gpu_utilisation=min(1.0, row.gpu_s / median_s) if row.gpu_s is not None else None,
         peak_bytes=peak_bytes,
         reserved_bytes=reserved_bytes,

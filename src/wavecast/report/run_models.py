@@ -15,6 +15,7 @@ from wavecast.regression.runs.design import Configuration, Design
 from wavecast.regression.runs.end_to_end import RunModel
 from wavecast.regression.runs.extrapolation import ScalingModel, Trial
 from wavecast.regression.runs.run_table import RunTime
+from wavecast.regression.runs.splits import SplitScore
 from wavecast.report.characters import one_line
 from wavecast.report.fields import Field, describe, output
 from wavecast.report.tables import Column, from_rows, table, titled
@@ -83,6 +84,12 @@ FITTED = output(
     "A model of past runs, fitted by several methods.",
     Field("", "model", kind=RunModel, inline=True),
     Field("other_fits", kind=Sequence[RunModel], meaning="The fits of the same by other methods."),
+    Field(
+        "splits",
+        kind=Sequence[SplitScore],
+        optional=True,
+        meaning="With --split: the errors of fits on small runs on the larger ones.",
+    ),
 )
 describe(
     Trial,

@@ -9,12 +9,14 @@ from rich.console import Group, RenderableType
 
 from wavecast.report.fields import Described, Field, columns, describe, some
 from wavecast.report.tables import Column, shown, titled
-from wavecast.report.units import count, duration, quantity
-from wavecast.runs.suite_results import SuiteResult
+from wavecast.report.units import UNKNOWN, count, duration, quantity
+from wavecast.runs.suite_observations import scaled_results
+from wavecast.runs.suite_results import SuiteResult, gpu_name
 from wavecast.suite import Benchmark
 
 if TYPE_CHECKING:
     from wavecast.suite.demonstrations import SmallTraining
+    from wavecast.suite.quality import TrainingToQuality
 
 describe(
     Benchmark,
@@ -30,6 +32,9 @@ describe(
     *map(Field, ("title", "module", "units_per_sample", "smallest_batch")),
     Field("", "tags", inline=True),
 )
+
+
+_GPUS, _MACHINES = "GPUs", "machines"
 
 
 def _step(row: SuiteResult) -> str:
@@ -49,6 +54,8 @@ describe(
     Field("model", title="model"),
     Field("batch", title="batch", text=str),
     Field("precision", title="precision"),
+    Field("gpus", title=_GPUS, text=str),
+    Field("nodes", title=_MACHINES, rank=1, text=str),
     Field("", _step, title="step", left=False),
     Field("", _throughput, title="throughput", rank=1, left=False),
     Field("tokens_per_s", title="tokens/s", rank=6, absent=""),
@@ -64,7 +71,6 @@ describe(
     Field("peak_bytes", title="peak memory", rank=4),
     *map(Field, ("gpu", "status", "unit", "seconds", "throughput_per_s", "gpu_s", "host_s")),
     *map(Field, ("reserved_bytes", "warm_up", "iterations", "software", "settled")),
-    *map(Field, ("gpus", "nodes")),
 )
 _TRAINING = some(
     Field("domain", title="domain"),
@@ -86,6 +92,56 @@ def small_trainings() -> Described:
     return Described(SmallTraining, _TRAINING)
 
 
+def _cost(one: TrainingToQuality) -> str:
+    """The predicted and the actual cost, in cents of a dollar."""
+    if one.predicted_usd is None or one.usd is None:
+        return UNKNOWN
+    return f"{100 * one.predicted_usd:.3g} and {100 * one.usd:.3g} ct"
+
+
+_TO_QUALITY = some(
+    Field("domain", title="domain", rank=2),
+    Field("model", title="model"),
+    Field("measure", title="quality", rank=4),
+    Field("needed", title="needed", rank=1, text="{:.2f}".format),
+    Field("reached", title="reached", rank=1, text="{:.2f}".format),
+    Field("device"),
+    Field("usual_steps", title="usual steps", text=str),
+    Field("steps", title="steps", text=str),
+    Field("startup_s", title="start-up", rank=3),
+    Field("step_s"),
+    Field("few_steps_s", title="a step", rank=1),
+    Field("test_s", title="a test", rank=3),
+    Field("predicted_s", title="predicted"),
+    Field("seconds", title="took"),
+    Field("error", title="error", text="{:+.0%}".format),
+    Field("step_error", title="error if the steps were known", rank=3, text="{:+.0%}".format),
+    Field("", _cost, title="cost, predicted and actual", rank=2, left=False),
+    *map(Field, ("usd_per_h", "predicted_usd", "usd", "learned")),
+)
+
+
+def trainings_to_quality() -> Described:
+    """The fields of a training to a quality; its class is imported late, as it needs torch."""
+    from wavecast.suite.quality import TrainingToQuality
+
+    return Described(TrainingToQuality, _TO_QUALITY)
+
+
+def to_quality(rows: Sequence[TrainingToQuality], width: int) -> RenderableType:
+    """One row for each training: the time to its quality, predicted and actual."""
+    lines = [
+        "predicted: the usual steps (the median of five other seeds), times the median of 20 first "
+        "steps with their batches; the start-up and the tests",
+        "error: (predicted - actual) / actual; most of it is the number of steps, which differs "
+        "from seed to seed",
+    ]
+    return titled(
+        f"time to quality on {gpu_name(rows[0].device)}",
+        *shown(trainings_to_quality().columns(rows), width, lines),
+    )
+
+
 def suite(models: Sequence[Benchmark], width: int) -> RenderableType:
     """The models of the suite, by domain."""
     return Group(*shown(columns(models), width))
@@ -103,13 +159,27 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
             f"* not settled: no end of warm-up was found in {', '.join(restless)}, so the time is "
             "the median of the last two thirds; measure longer (--again, --iterations)"
         )
+    lines += [
+        f"{one.row.model} b{one.row.batch} {one.row.precision} on {one.row.gpus} GPUs"
+        f"{f' of {one.row.nodes} machines' if one.row.nodes > 1 else ''}: "
+        f"{one.efficiency:.0%} of as many single GPUs"
+        for one in scaled_results(results)
+    ]
     return titled(title, *shown(result_columns(results), width, lines))
 
 
 def result_columns(rows: Sequence[SuiteResult]) -> list[Column]:
-    """The columns of suite results; tokens only if some model counts them beside another unit."""
-    tokens = any(row.tokens_per_s is not None and row.unit != "tokens" for row in rows)
-    return [column for column in columns(rows) if tokens or column.name != "tokens/s"]
+    """The columns of suite results.
+
+    Tokens are shown if some model counts them beside another unit, GPUs and machines if there are
+    several.
+    """
+    needed = {
+        "tokens/s": any(row.tokens_per_s is not None and row.unit != "tokens" for row in rows),
+        _GPUS: any(row.gpus > 1 for row in rows),
+        _MACHINES: any(row.nodes > 1 for row in rows),
+    }
+    return [column for column in columns(rows) if needed.get(column.name, True)]
 
 
 def trainings(rows: Sequence[SmallTraining], width: int) -> RenderableType:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.runs import suite_sweeps as of
-from wavecast.runs.suite_results import SuiteResult
+from wavecast.runs.suite_results import CPU, SuiteResult
 from wavecast.runs.suite_sweeps import LSTM, RECURRENT, Sweep, cores, framework, sweeps
 from wavecast.showing import Shown
 from wavecast.steps.profile import profile_measured
@@ -231,7 +231,7 @@ def observe_kernels(traces: Mapping[str, Trace], device: Device) -> Observation:
 def _ninth(rows: Sequence[SuiteResult]) -> Observation:
     """Each model on two GPUs: the stronger one is faster, and is used less."""
     claim = "a stronger GPU is faster, and its utilisation is lower"
-    strength = {row.gpu: known_device(row.gpu).fp32_flops or 0.0 for row in rows}
+    strength = {row.gpu: peak_flops(row.gpu) for row in rows}
     order = sorted(strength, key=strength.__getitem__)
     by_step = {(row.gpu, row.configuration): row for row in rows if row.seconds is not None}
     verdicts: dict[str, bool] = {}
@@ -255,6 +255,11 @@ def _ninth(rows: Sequence[SuiteResult]) -> Observation:
         f"use of the cores in {less_used} of {len(ratios)}"
     )
     return _judged(9, claim, verdicts, told)
+
+
+def peak_flops(gpu: str) -> float:
+    """The fp32 peak of a GPU, by which GPUs are ordered; 0 where it is unknown, as for a CPU."""
+    return 0.0 if gpu == CPU else known_device(gpu).fp32_flops or 0.0
 
 
 @dataclass(frozen=True)

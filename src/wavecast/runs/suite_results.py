@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from wavecast.files import GrowingTable, csv_line, write_whole
+from wavecast.hardware.devices import known_device
 from wavecast.showing import Shown
 
 
@@ -89,6 +89,15 @@ _EARLIER = (
 """The columns of files that earlier versions wrote."""
 
 
+CPU = "cpu"
+"""What results have in place of a GPU if they were tried out on a CPU."""
+
+
+def gpu_name(gpu: str) -> str:
+    """The name of the GPU with this id."""
+    return "a CPU" if gpu == CPU else known_device(gpu).name
+
+
 def read_results(path: Path) -> tuple[SuiteResult, ...]:
     """The results in a file. If a step was measured again, its last result.
 
@@ -116,6 +125,10 @@ def _from_texts(texts: Mapping[str, str]) -> SuiteResult:
     return SuiteResult(**{name: _value(name, text) for name, text in texts.items()})
 
 
+MOST = 1e18
+"""No measured figure is as large."""
+
+
 def _value(name: str, text: str) -> Any:
     if name in _TEXTS:
         return text
@@ -125,8 +138,8 @@ def _value(name: str, text: str) -> Any:
         return {answer: value for value, answer in _ANSWERS.items()}[text]
     number = int(text) if name in _WHOLE else float(text)
     least = 1 if name in _COUNTS else 0
-    if not least <= number < math.inf:
-        raise ValueError(f"{name} is {text}, but must be a finite number of at least {least}")
+    if not least <= number < MOST:
+        raise ValueError(f"{name} is {text[:40]}, but must be a number from {least} to {MOST:g}")
     return number
 
 

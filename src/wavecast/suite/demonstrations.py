@@ -8,7 +8,7 @@ that counts as solved, which is measured on data that was not trained on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,8 +37,12 @@ class Demonstration:
     """The least quality that counts as learned."""
     steps: int
     """How many training steps it gets."""
-    make: Callable[[float | None], Learner]
-    """Builds the model, its data and its test, given the learning rate (None for the default)."""
+    make: Callable[[float | None, str], Learner]
+    """Builds the model, its data and its test, given the learning rate (None for the default) and
+    the device."""
+    usual_steps: int = 0
+    """How many steps it usually takes to reach the needed quality: the median of five seeds on a
+    CPU (`python -m lab score time_to_quality --seeds`)."""
 
     @property
     def domain(self) -> str:
@@ -55,6 +59,16 @@ class Learner:
     """Returns a new batch."""
     quality: Callable[[], float]
     """The quality on new data."""
+
+    def fill(self) -> None:
+        """Make a batch, and write it into the inputs of the step."""
+        for tensor, values in zip(self.step.inputs, self.refill(), strict=True):
+            tensor.copy_(values)
+
+    def train(self) -> None:
+        """Make a batch, and run a training step on it."""
+        self.fill()
+        self.step()
 
 
 @dataclass(frozen=True)
@@ -87,13 +101,11 @@ def train(
         learning_rate: None for the demonstration's own; 0 shows what it reaches without learning.
         seed: of weights and data. The state of torch's generator is the same afterwards.
     """
-    with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(seed)
-        learner = demonstration.make(learning_rate)
+    with seeded(seed):
+        learner = demonstration.make(learning_rate, "cpu")
         before = learner.quality()
         for _ in range(demonstration.steps):
-            _fill(learner.step.inputs, learner.refill())
-            learner.step()
+            learner.train()
         reached = learner.quality()
     shared = ("domain", "model", "task", "measure", "steps", "needed")
     facts = {name: getattr(demonstration, name) for name in shared}
@@ -101,38 +113,47 @@ def train(
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: models this small only wait for several, and results repeat."""
+def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
+    """A block whose weights and data are those of the seed, made on the device.
+
+    On a CPU it computes on one thread: models this small only wait for several, and results repeat.
+    The state of torch's generators is the same afterwards.
+    """
     before = torch.get_num_threads()
+    own = range(torch.cuda.device_count()) if device == "cuda" else []
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.random.fork_rng(devices=own), torch.device(device):
+            torch.manual_seed(seed)
+            yield
     finally:
         torch.set_num_threads(before)
 
 
-def _fill(held: Sequence[Tensor], fresh: Inputs) -> None:
-    for tensor, values in zip(held, fresh, strict=True):
-        tensor.copy_(values)
-
-
-def _made(name: str, batch: int, rate: float | None, usual: float, **sizes: Any) -> TrainingStep:
+def _made(
+    name: str, batch: int, rate: float | None, device: str, usual: float, **sizes: Any
+) -> TrainingStep:
     learning_rate = usual if rate is None else rate
-    return benchmark(name).make_step(batch, device="cpu", learning_rate=learning_rate, **sizes)
+    return benchmark(name).make_step(batch, device=device, learning_rate=learning_rate, **sizes)
 
 
-def _classifier(rate: float | None) -> Learner:
+def _classifier(rate: float | None, device: str) -> Learner:
     """ResNet classifies the direction of stripes in a noisy image, one of three."""
     sizes = {"image": 32, "classes": 3, "layers": (1, 1, 1, 1), "width": 8}
-    step = _made("resnet50", 32, rate, 0.02, **sizes)
-    across = torch.arange(32).expand(32, 32)
+    return stripes(_made("resnet50", 32, rate, device, 0.02, **sizes))
+
+
+def stripes(step: TrainingStep, noise: float = 1.0) -> Learner:
+    """A classifier of images that learns the direction of stripes in noise, one of three."""
+    batch, _, side, _ = step.inputs[0].shape
+    across = torch.arange(side).expand(side, side)
     place = torch.stack([across, across.T, across + across.T])
 
     def refill() -> Inputs:
-        labels = torch.randint(3, (32,))
-        shift = torch.randint(8, (32, 1, 1))
-        stripes = ((place[labels] + shift) % 8 < 4).float() * 2 - 1
-        return stripes[:, None] + torch.randn(32, 3, 32, 32), labels
+        labels = torch.randint(3, (batch,))
+        shift = torch.randint(8, (batch, 1, 1))
+        stripe = ((place[labels] + shift) % 8 < 4).float() * 2 - 1
+        return stripe[:, None] + noise * torch.randn(batch, 3, side, side), labels
 
     def quality() -> float:
         images, labels = _joined(refill, 8)
@@ -142,10 +163,10 @@ def _classifier(rate: float | None) -> Learner:
     return Learner(step, refill, quality)
 
 
-def _translator(rate: float | None) -> Learner:
+def _translator(rate: float | None, device: str) -> Learner:
     """Seq2Seq reverses a sentence; the quality is the share of tokens that are right."""
     sizes = {"shortest": 2, "longest": 4, "width": 32, "vocabulary": 7}
-    step = _made("nmt", 32, rate, 1.0, dropout=0.0, **sizes)
+    step = _made("nmt", 32, rate, device, 1.0, dropout=0.0, **sizes)
     source, _, following = (held > 0 for held in step.inputs)
     lengths = source.sum(dim=1, keepdim=True)
     backwards = (lengths - 1 - torch.arange(following.shape[1])) % lengths
@@ -168,10 +189,10 @@ def _translator(rate: float | None) -> Learner:
     return Learner(step, refill, quality)
 
 
-def _detector(rate: float | None) -> Learner:
+def _detector(rate: float | None, device: str) -> Learner:
     """Faster R-CNN finds a bright or dark rectangle; the quality is its best proposal's overlap."""
     step = _made(
-        *("faster-rcnn", 8, rate, 0.02),
+        *("faster-rcnn", 8, rate, device, 0.02),
         image=(64, 64),
         objects=2,
         classes=3,
@@ -211,10 +232,10 @@ def _detector(rate: float | None) -> Learner:
     return Learner(step, refill, quality)
 
 
-def _listener(rate: float | None) -> Learner:
+def _listener(rate: float | None, device: str) -> Learner:
     """Deep Speech 2 spells tones of three pitches; the quality is the share of right letters."""
     sizes = {"seconds": 0.6, "frequencies": 17, "channels": 4, "layers": 2, "width": 32}
-    step = _made("deep-speech-2", 8, rate, 3e-4, letters=3, **sizes)
+    step = _made("deep-speech-2", 8, rate, device, 3e-4, letters=3, **sizes)
     spectrograms, text = (held.clone() for held in step.inputs)
     frames, band = torch.arange(spectrograms.shape[-1]), torch.arange(17) // 4
     place = (frames // 7).clamp(max=text.shape[1] - 1)
@@ -242,9 +263,9 @@ def _listener(rate: float | None) -> Learner:
     return Learner(step, refill, quality)
 
 
-def _painter(rate: float | None) -> Learner:
+def _painter(rate: float | None, device: str) -> Learner:
     """WGAN-GP learns the brightness of images; the quality is 1 less the mean difference."""
-    step = _made("wgan-gp", 16, rate, 1e-3, image=8, width=8, noise=8, critic_steps=3)
+    step = _made("wgan-gp", 16, rate, device, 1e-3, image=8, width=8, noise=8, critic_steps=3)
 
     def refill() -> Inputs:
         return ((0.6 + 0.1 * torch.randn(3, 16, 3, 8, 8)).clamp(-1, 1),)
@@ -257,9 +278,9 @@ def _painter(rate: float | None) -> Learner:
     return Learner(step, refill, quality)
 
 
-def _player(rate: float | None) -> Learner:
+def _player(rate: float | None, device: str) -> Learner:
     """A3C learns a game of three actions; the quality is the share of rewarded actions."""
-    step = _made("a3c", 16, rate, 3e-3, image=20, actions=3, discount=0.5)
+    step = _made("a3c", 16, rate, device, 3e-3, image=20, actions=3, discount=0.5)
 
     def refill() -> Inputs:
         return tuple(held.clone() for held in step.inputs)  # the actors play on
@@ -319,11 +340,11 @@ _BRIGHTNESS = "the brightness of real images", "1 less the mean difference in br
 _GAME = "a game of three actions", "actions that are rewarded"
 
 DEMONSTRATIONS = (
-    Demonstration("resnet50", *_STRIPES, needed=0.9, steps=150, make=_classifier),
-    Demonstration("nmt", *_REVERSED, needed=0.85, steps=500, make=_translator),
-    Demonstration("faster-rcnn", *_BOX, needed=0.5, steps=200, make=_detector),
-    Demonstration("deep-speech-2", *_TONES, needed=0.9, steps=200, make=_listener),
-    Demonstration("wgan-gp", *_BRIGHTNESS, needed=0.75, steps=150, make=_painter),
-    Demonstration("a3c", *_GAME, needed=0.9, steps=150, make=_player),
+    Demonstration("resnet50", *_STRIPES, 0.9, 150, _classifier, usual_steps=35),
+    Demonstration("nmt", *_REVERSED, 0.85, 500, _translator, usual_steps=255),
+    Demonstration("faster-rcnn", *_BOX, 0.5, 200, _detector, usual_steps=55),
+    Demonstration("deep-speech-2", *_TONES, 0.9, 200, _listener, usual_steps=95),
+    Demonstration("wgan-gp", *_BRIGHTNESS, 0.75, 150, _painter, usual_steps=75),
+    Demonstration("a3c", *_GAME, 0.9, 150, _player, usual_steps=45),
 )
 """One small training for each of TBD's domains."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,16 +12,23 @@ import typer
 import wavecast
 from wavecast import suite as models
 from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.facts.suite_spread import (
+    SpreadOptions,
+    refuse_alone,
+    run_spread,
+    spread_options,
+)
 from wavecast.cli.output.pages import refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_down, print_json, show, width
 from wavecast.cli.steps.sources import require_gpu
 from wavecast.errors import InvalidInput, UnknownName, WavecastError
 from wavecast.files import write_whole
-from wavecast.hardware.devices import known_device
 from wavecast.report import suites as report
 
 if TYPE_CHECKING:
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
+    from wavecast.suite.demonstrations import Demonstration, SmallTraining
+    from wavecast.suite.quality import TrainingToQuality
     from wavecast.traces.step import Trace
 
 suite_app = Commands(
@@ -51,6 +59,7 @@ AgainOption = Annotated[
     bool,
     typer.Option("--again", help="Measure steps once more that did not settle, or not for long."),
 ]
+ONE_GPU = SpreadOptions()
 PageOption = Annotated[
     Path | None, typer.Option("--html", help="Also write the results as a page of HTML.")
 ]
@@ -66,6 +75,7 @@ def list_(as_json: JsonOption = False) -> None:
 
 
 @suite_app.command()
+@spread_options
 def run(
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
     model: ModelOption = None,
@@ -78,18 +88,27 @@ def run(
     ] = None,
     again: AgainOption = False,
     page: PageOption = None,
+    spread: SpreadOptions = ONE_GPU,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the suite on this machine's GPU.
+    """Measure the suite on this machine's GPU, or on several GPUs.
 
     If it is interrupted, start it again: it continues where it stopped.
 
     \b
     wavecast suite run -o suite-h200.csv --html suite-h200.html
     wavecast suite run -o faster.csv --model faster-rcnn --iterations 3000
+    wavecast suite run -o scaling.csv --model resnet50 --precision fp32 --gpus 4
     """
     from wavecast.campaigns import suite_runs
 
+    refuse_alone(spread)
+    refuse_bad_places(out, page)
+    if spread.gpus is not None:
+        _run_on_several(
+            _steps(model, precision, scale), out, spread, (seconds, iterations), page, as_json
+        )
+        return
     require_gpu()
     from wavecast.frameworks.pytorch.measurement.layers import gpu_id
 
@@ -116,6 +135,25 @@ def run(
             ),
         )
     _finish(f"the suite on {gpu.name}, measured", results, page, as_json)
+    _refuse_failed(failures)
+
+
+def _run_on_several(
+    steps: tuple[SuiteStep, ...],
+    out: Path,
+    spread: SpreadOptions,
+    limits: tuple[float, int],
+    page: Path | None,
+    as_json: bool,
+) -> None:
+    failures: list[str] = []
+    name, results = run_spread(steps, out, spread, *limits, failures)
+    if results:
+        _finish(f"the suite on {name}, measured", results, page, as_json)
+    _refuse_failed(failures)
+
+
+def _refuse_failed(failures: Sequence[str]) -> None:
     if failures:
         raise WavecastError("\n".join(("these steps failed; run again to retry:", *failures)))
 
@@ -131,10 +169,10 @@ def show_(
     \b
     wavecast suite show suite-h200.csv --html suite-h200.html
     """
-    from wavecast.runs.suite_results import read_results
+    from wavecast.runs.suite_results import gpu_name, read_results
 
     results = read_results(path)
-    gpus = ", ".join(dict.fromkeys(known_device(row.gpu).name for row in results))
+    gpus = ", ".join(dict.fromkeys(gpu_name(row.gpu) for row in results))
     _finish(f"the suite on {gpus}, measured", results, page, as_json)
 
 
@@ -162,13 +200,13 @@ def observe(
     from wavecast.report import observations
     from wavecast.report.html.observation_reports import observation_report
     from wavecast.runs.suite_observations import observe_all
-    from wavecast.runs.suite_results import read_results
+    from wavecast.runs.suite_results import gpu_name, read_results
 
     refuse_bad_places(page)
     rows = [row for path in paths for row in read_results(path)]
     gpus = list(dict.fromkeys(row.gpu for row in rows))
     seen = observe_all(rows, _traces(traces))
-    title = f"TBD's observations on {', '.join(known_device(gpu).name for gpu in gpus)}"
+    title = f"TBD's observations on {', '.join(gpu_name(gpu) for gpu in gpus)}"
     write_page(page, lambda: observation_report(title, seen, rows))
     if as_json:
         print_json(
@@ -233,16 +271,33 @@ def train(
         typer.Option("--domain", "-d", help="A domain; repeat for more. Default: all six."),
     ] = None,
     seed: Annotated[int, typer.Option(help="The seed of weights and data.")] = 1,
+    to_quality: Annotated[
+        bool,
+        typer.Option("--to-quality", help="Stop at the needed quality; predict the time first."),
+    ] = False,
+    device: Annotated[
+        str, typer.Option("--device", help='With --to-quality: "cpu" (the default) or "cuda".')
+    ] = "cpu",
+    price: Annotated[
+        float | None,
+        typer.Option(
+            "--price",
+            min=0.0,
+            help="With --to-quality: USD an hour; by default the cheapest offer of the GPU.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a small model of each domain on the CPU until it has learned its task.
 
     The tasks are made up, and take seconds each. The command fails if a model does not reach the
-    quality that its task asks for.
+    quality that its task asks for. With --to-quality, the time and the cost to that quality are
+    predicted from 20 steps, and compared with what they come to.
 
     \b
     wavecast suite train
     wavecast suite train --domain "machine translation"
+    wavecast suite train --to-quality --device cuda
     """
     from wavecast.suite.demonstrations import DEMONSTRATIONS
     from wavecast.suite.demonstrations import train as train_one
@@ -253,6 +308,11 @@ def train(
             f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
         )
     chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    if to_quality:
+        _train_to_quality(chosen, seed, device, price, as_json)
+        return
+    if device != "cpu" or price is not None:
+        raise InvalidInput("--device and --price are for --to-quality")
     trainings = []
     with counting_down("training the suite", len(chosen)) as update:
         for number, demonstration in enumerate(chosen, start=1):
@@ -262,6 +322,35 @@ def train(
         print_json(report.small_trainings().records(trainings))
     else:
         show(report.trainings(trainings, width()))
+    _refuse_unlearned(trainings)
+
+
+def _train_to_quality(
+    chosen: Sequence[Demonstration], seed: int, device: str, price: float | None, as_json: bool
+) -> None:
+    from wavecast.frameworks.pytorch.measurement.layers import gpu_id
+    from wavecast.suite.quality import train_to_quality
+
+    if device not in ("cuda", "cpu"):
+        raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
+    if device == "cuda":
+        require_gpu()
+        offer = wavecast.price(gpu_id())
+        price = offer.usd_per_hour if price is None and offer is not None else price
+    trainings = []
+    with counting_down("training the suite", len(chosen)) as update:
+        for number, demonstration in enumerate(chosen, start=1):
+            one = train_to_quality(demonstration, seed=seed, device=device, gpu=gpu_id(device))
+            trainings.append(replace(one, usd_per_h=price))
+            update(number, 0.0)
+    if as_json:
+        print_json(report.trainings_to_quality().records(trainings))
+    else:
+        show(report.to_quality(trainings, width()))
+    _refuse_unlearned(trainings)
+
+
+def _refuse_unlearned(trainings: Sequence[SmallTraining | TrainingToQuality]) -> None:
     if failed := [training.domain for training in trainings if not training.learned]:
         raise WavecastError(f"did not reach the needed quality: {', '.join(failed)}")
 

@@ -10,7 +10,7 @@ import typer
 
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.output.screen import counting_down, print_json, print_text, telling_stages
-from wavecast.cli.runs.run_models import MethodOption, TimeOption, fit_runs
+from wavecast.cli.runs.run_models import MethodOption, SplitOption, TimeOption, fit_runs
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.report import outputs
 
@@ -95,7 +95,7 @@ def collect(
             progress=lambda now: update(now.done, now.remaining_s),
         )
     if as_json:
-        print_json(outputs.LAYERS.record({"kind": kind, "file": str(out), "rows": rows}))
+        print_json(outputs.TimedLayers(kind, str(out), rows))
     else:
         print_text(f"{out} has {rows} of {count} {kind} layers")
 
@@ -126,6 +126,7 @@ def fit(
         Path | None,
         typer.Option("--plot", help="With --runs: plot actual against predicted (FILE.svg)."),
     ] = None,
+    split: SplitOption = None,
     target: PassOption = None,
     width: WidthOption = None,
     epochs: EpochsOption = None,
@@ -141,18 +142,20 @@ def fit(
     wavecast fit linear-h200.csv linear-t4.csv -o linear.npz
     wavecast predict measured.json.gz --gpu l4 --predictor habitat --model linear.npz
     wavecast fit --runs runs.csv --model alexnet --plot alexnet.svg
+    wavecast fit --runs grid.csv --model alexnet --split 16,150 --split 32,200
     """
     if runs is not None:
         if files or out:
             raise InvalidInput("--runs fits past runs: it takes no other files and no --out")
         layers_only = {"target": target, "width": width, "epochs": epochs, "device": device}
         _refuse(layers_only, "is for layer times (FILE...), and --runs fits past runs")
-        fit_runs(runs, model, phase, method, time, plot, as_json)
+        fit_runs(runs, model, phase, method, time, plot, as_json, split or ())
     elif not files or out is None:
         raise typer.BadParameter("say what to fit: FILE... and --out, or --runs")
     else:
-        runs_only = {"model": model, "phase": phase, "method": method, "plot": plot, "time": time}
-        _refuse(runs_only, "is for past runs (--runs), and FILE... are layer times")
+        runs_only: dict[str, object] = {"model": model, "phase": phase, "method": method}
+        others = {"plot": plot, "time": time, "split": split}
+        _refuse(runs_only | others, "is for past runs (--runs), and FILE... are layer times")
         _fit_layers(
             *(files, out, target or _BOTH, width or _WIDTH, epochs or _EPOCHS, device or "cpu"),
             as_json,

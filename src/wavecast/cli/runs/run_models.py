@@ -18,8 +18,10 @@ from wavecast.files import write_whole
 
 if TYPE_CHECKING:
     from wavecast import Estimate, Run
+    from wavecast.regression.least_squares import Method
     from wavecast.regression.runs.end_to_end import RunModel
     from wavecast.regression.runs.extrapolation import ScalingModel
+    from wavecast.regression.runs.splits import Split, SplitScore
 
 MethodOption = Annotated[
     str | None,
@@ -37,6 +39,14 @@ TimeOption = Annotated[
         "run says it) or iterations (the timed iterations).",
     ),
 ]
+SplitOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--split",
+        help="Fit the runs up to a batch and a number of iterations (such as 16,150), and judge by "
+        'those beyond; repeat for more, or "published" for the three of the paper.',
+    ),
+]
 _DEFAULT_METHOD = "relative non-negative"
 _PUBLISHED_METHOD = "ordinary"
 _DEFAULT_PHASE = "training"
@@ -50,9 +60,11 @@ def fit_runs(
     time: str | None,
     plot: Path | None,
     as_json: bool,
+    split: Sequence[str] = (),
 ) -> None:
     """Fit an end-to-end model to past runs, and print it beside the fit of the paper."""
     from wavecast.report import run_models as report
+    from wavecast.report.run_splits import split_scores
 
     if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
         raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
@@ -61,12 +73,54 @@ def fit_runs(
     other = _DEFAULT_METHOD if fitted.fit.method == _PUBLISHED_METHOD else _PUBLISHED_METHOD
     both = (fitted, fitted.by_method(other))
     title = f"{model or 'runs'} from {source}, {phase}"
+    scores = _split_scores(source, model, phase, [one.fit.method for one in both], time, split)
     if plot is not None:
         write_whole(plot, report.scatter_plot(title, fitted))
     if as_json:
-        print_json(report.FITTED.record({"model": fitted, "other_fits": both[1:]}))
-    else:
-        show(report.run_model(title, both))
+        done = {"model": fitted, "other_fits": both[1:]}
+        print_json(report.FITTED.record(done | ({"splits": scores} if split else {})))
+        return
+    show(report.run_model(title, both))
+    if split:
+        beyond = "fitted on small runs, judged by larger ones"
+        show("", split_scores(beyond, scores, fitted.table.time))
+
+
+def _split_scores(
+    source: str,
+    model: str | None,
+    phase: str,
+    methods: Sequence[Method],
+    time: str | None,
+    split: Sequence[str],
+) -> tuple[SplitScore, ...]:
+    """The errors of fits up to each threshold; none if no threshold was given."""
+    from wavecast.regression.runs.splits import judge
+    from wavecast.runs.sources import opened_runs
+
+    if not split:
+        return ()
+    with opened_runs(source, model, phase) as runs:
+        return judge(runs, read_splits(split), methods, phase=phase, time=time)
+
+
+def read_splits(texts: Sequence[str]) -> list[Split]:
+    """The thresholds that `--split` names."""
+    from wavecast.regression.runs.splits import SPLITS, Split
+
+    if "published" in texts:
+        if len(texts) > 1:
+            raise InvalidInput("--split published has the paper's three thresholds; give no other")
+        return list(SPLITS)
+    found = []
+    for text in texts:
+        pair = numbers("--split", text)
+        if len(pair) != 2 or min(pair) < 1:
+            raise InvalidInput(
+                f'--split takes a batch and a number of iterations, such as 16,150, not "{text}"'
+            )
+        found.append(Split(*pair))
+    return found
 
 
 @dataclass(frozen=True)
@@ -309,10 +363,10 @@ def design(
             "say how long a run takes: --from past runs, or --iteration and --sample"
         )
     space = designs.configurations(
-        _numbers("--batches", batches),
-        _numbers("--iterations", iterations),
+        numbers("--batches", batches),
+        numbers("--iterations", iterations),
         seconds_of,
-        _numbers("--gpus", gpus),
+        numbers("--gpus", gpus),
     )
     chosen = designs.design(space, budget, criterion=criterion, repeats=repeats, most_runs=most)
     if as_json:
@@ -338,7 +392,8 @@ def _end_to_end(
         return wavecast.EndToEnd(method, phase, time=time).fit(runs)
 
 
-def _numbers(option: str, text: str) -> list[int]:
+def numbers(option: str, text: str) -> list[int]:
+    """The whole numbers of an option, such as 8,16,32."""
     try:
         return [int(number) for number in text.split(",")]
     except ValueError:

@@ -20,7 +20,7 @@ from wavecast.suite import PRECISIONS
 if TYPE_CHECKING:
     from wavecast.runs.readers.facts import Given
     from wavecast.runs.run import Run
-    from wavecast.runs.store.imports import Imported
+    from wavecast.runs.store.imported import Imported
 
 runs_app = Commands(
     help="Keep past runs: import logs, list and export them; predict the next run from them.",
@@ -174,8 +174,7 @@ def export(
     with wavecast.RunStore(store, read_only=True, told=_tell) as opened:
         count = write_table(opened.runs(model=model, gpu=gpu, phase=phase), out)
     if as_json:
-        done = {"file": str(out), "runs": count, "store": opened.name}
-        print_json(outputs.EXPORTED_RUNS.record(done))
+        print_json(outputs.ExportedRuns(str(out), count, opened.name))
     else:
         print_text(f"{out} has {runs_in_words(count)} of {opened.name}")
 
@@ -206,8 +205,7 @@ def _add(
                 warn(warnings)
                 warnings.clear()
     if as_json:
-        done = {"store": store.name, "files": outputs.IMPORTED.records(added)}
-        print_json(outputs.STORED_RUNS.record(done | {"warnings": warnings, "failed": failed}))
+        print_json(outputs.StoredRuns(store.name, added, warnings, failed))
     else:
         print_text(report.imported_files(added, store.name))
     _refuse_files(failed, len(files), as_json)
@@ -236,8 +234,7 @@ def _show_read(files: list[Path], given: Given, format: str | None, as_json: boo
         except InvalidInput as error:
             failed.append(str(error))
     if as_json:
-        done = {"runs": runs, "warnings": warnings, "failed": failed}
-        print_json(outputs.READ_RUNS.record(done))
+        print_json(outputs.ReadRuns(runs, warnings, failed))
     else:
         show(report.past_runs(runs, width()) if runs else None)
         warn(warnings)

@@ -20,21 +20,9 @@ from wavecast.runs.readers import iterate_runs
 from wavecast.runs.readers.doubts import warn
 from wavecast.runs.readers.facts import Given
 from wavecast.runs.run import TOTALS, Run, identity
+from wavecast.runs.store.imported import Imported
 from wavecast.runs.store.schema import imports
 from wavecast.runs.store.store import BATCH, RunStore, batches, insert
-
-
-@dataclass(frozen=True, slots=True)
-class Imported:
-    """The result of importing one file."""
-
-    file: str
-    runs: int
-    """How many runs the file has."""
-    new: int
-    """How many of them the store did not have."""
-    resumed_at: int = 0
-    """How many runs an earlier, interrupted import had already added."""
 
 
 @dataclass(frozen=True, slots=True)

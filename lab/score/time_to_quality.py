@@ -1,0 +1,115 @@
+"""Is the time to a quality predicted, before a training and from its first steps?
+
+    python -m lab score time_to_quality             prints the tables
+    python -m lab score time_to_quality --predict   predicts the trainings on an H200 from nothing
+    python -m lab score time_to_quality --seeds     how many steps do five other seeds take?
+
+`lab.collect.time_to_quality` measured measurements/cpu/time_to_quality.json and
+measurements/h200/time_to_quality.json. Predictions from nothing (the time of a step from its code,
+times the steps that such trainings take on a CPU) were committed before the H200 ran them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import wavecast
+from lab import needs
+from lab.markdown import heading
+from lab.places import H200, ROOT
+from wavecast.suite.demonstrations import DEMONSTRATIONS, Demonstration
+from wavecast.suite.quality import EVERY, FULL_SIZE, train_to_quality
+from wavecast.suite.training import TrainingStep
+
+GPU = "h200-sxm"
+CPU_TIMES = ROOT / "measurements" / "cpu" / "time_to_quality.json"
+GPU_TIMES = H200 / "time_to_quality.json"
+PREDICTED = H200 / "time_to_quality_predicted.json"
+OTHER_SEEDS = (2, 3, 4, 5, 6)
+
+
+def predicted() -> Iterator[dict[str, Any]]:
+    """The time of a step of each training on an H200, and of all its steps, from its code."""
+    for name, one in {"full": FULL_SIZE, **{d.model: d for d in DEMONSTRATIONS}}.items():
+        step_s = wavecast.predict(_trace(one), GPU, host="reference").seconds
+        yield {
+            "training": name,
+            "step_s": step_s,
+            "steps": one.usual_steps or None,
+            "seconds": one.usual_steps * step_s or None,
+        }
+
+
+def _trace(one: Demonstration) -> wavecast.Trace:
+    def make_step() -> TrainingStep:
+        with torch.device("cuda"):  # the data too, as `train_to_quality` makes them
+            return one.make(None, "cuda").step
+
+    return wavecast.trace(make_step)
+
+
+def usual_steps(one: Demonstration) -> list[int]:
+    """The steps that other seeds take to the needed quality, on this machine's CPU."""
+    return [train_to_quality(one, seed=seed).steps for seed in OTHER_SEEDS]
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The trainings of a file; none if it does not exist."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+
+
+def table(path: Path) -> Iterator[str]:
+    """What was predicted from a few steps, beside what it took."""
+    titles = "training | seed | steps, usual | steps, needed | a few steps | predicted | took"
+    yield from heading(f"{titles} | error | of the steps' time", "l")
+    for one in read(path):
+        if not one["usual_steps"]:
+            continue
+        spent = one["startup_s"] + one["steps"] * one["few_steps_s"]
+        spent += one["steps"] // EVERY * one["test_s"]
+        yield (
+            f"| {_name(one)} | {one['seed']} | {one['usual_steps']} | {one['steps']} "
+            f"| {1e3 * one['few_steps_s']:.1f} ms | {one['predicted_s']:.2f} s "
+            f"| {one['seconds']:.2f} s | {one['predicted_s'] / one['seconds'] - 1:+.0%} "
+            f"| {spent / one['seconds'] - 1:+.0%} |"
+        )
+
+
+def from_nothing() -> Iterator[str]:
+    """The time of a step that was predicted before, beside that of the first steps."""
+    yield from heading("training | predicted step | measured step | error", "l")
+    before = {one["training"]: one["step_s"] for one in read(PREDICTED)}
+    for name, step_s in before.items():
+        times = [one["step_s"] for one in read(GPU_TIMES) if one["training"] == name]
+        if times:
+            measured_s = statistics.median(times)
+            yield (
+                f"| {name} | {1e3 * step_s:.1f} ms | {1e3 * measured_s:.1f} ms "
+                f"| {step_s / measured_s - 1:+.0%} |"
+            )
+
+
+def _name(one: dict[str, Any]) -> str:
+    return f"{one['model']}, {'published size' if one['training'] == 'full' else 'small'}"
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Print the tables, or predict."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--predict", action="store_true", help="write the predictions")
+    parser.add_argument("--seeds", action="store_true", help="train other seeds on this CPU")
+    args = parser.parse_args(given)
+    if args.predict:
+        PREDICTED.write_text(json.dumps(list(predicted()), indent=1) + "\n", encoding="utf-8")
+    elif args.seeds:
+        for one in DEMONSTRATIONS:
+            steps = usual_steps(one)
+            print(f"{one.model}: {steps}, median {statistics.median(steps):g}", flush=True)
+    else:
+        print("\n".join((*table(CPU_TIMES), "", *table(GPU_TIMES), "", *from_nothing())))
