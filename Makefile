@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo components test slow test-all lint types docs check bench outputs fix clean
+.PHONY: help demo components test slow test-all lint types docs check bench outputs fix audit dist sbom clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -47,6 +47,19 @@ outputs: $(READY) ## rewrite the command output that the documents show
 fix: $(READY) ## format, and repair what can be repaired
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+audit: $(READY) ## known vulnerabilities of what is installed; needs a network
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
+	$(BIN)/pip-audit --skip-editable
+
+dist: $(READY) ## the wheel and the source archive, in dist/
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
+	$(BIN)/python -m build --outdir dist .
+
+sbom: $(READY) ## a bill of materials (CycloneDX) of the wheel with all its extras, in dist/
+	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
+	mkdir -p dist
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file dist/wavecast.cdx.json $(BIN)/python
 
 clean: ## remove the environment and everything generated
 	rm -rf .venv site dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -42,6 +42,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "advice",
         "campaigns",
         "checks",
+        "known_figures",
         "doctor",
         "",  # the public face
         "integrations",

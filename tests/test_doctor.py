@@ -14,6 +14,7 @@ from shell import WIDTHS, run, shown
 from wavecast import doctor
 from wavecast.doctor import Finding, State, examine, is_broken
 from wavecast.errors import InvalidInput
+from wavecast.known_figures import KnownFigure
 from wavecast.report.doctor import examination
 
 pytest.importorskip("torch")
@@ -178,3 +179,18 @@ def test_the_table_fits_the_terminal(width: int) -> None:
     assert all(
         len(line) <= width for line in shown(examination(findings, width), width).split("\n")
     )
+
+
+def test_figures_that_are_known_from_elsewhere_come_out(nowhere: Path) -> None:
+    findings = {each.what: each for each in examine("1.2.3", deep=True)}
+    figures = [each for each in findings.values() if ", known " in each.found]
+    assert len(figures) == 10
+    assert all(each.state is State.GOOD for each in figures), figures
+
+
+def test_a_figure_that_is_off_is_broken(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    off = KnownFigure("FLOPs of a matmul", 2.0, 2.0, 2.001, "2 m n k")
+    monkeypatch.setattr(doctor, "known_figures", lambda: iter([off]))
+    findings = examine("1.2.3", deep=True)
+    assert is_broken(findings)
+    assert findings[-1].found == "2.001, known 2 (2 m n k)"

@@ -6,7 +6,14 @@ import pickle
 
 import pytest
 
-from wavecast.errors import CaptureError, InvalidInput, UnknownName, WavecastError
+from wavecast.errors import (
+    CaptureError,
+    DoubtfulInput,
+    InvalidInput,
+    UnknownName,
+    WavecastError,
+    missing_requirement,
+)
 
 
 @pytest.mark.parametrize("kind", [WavecastError, InvalidInput, UnknownName, CaptureError])
@@ -36,3 +43,14 @@ def test_a_message_of_usual_length_is_unchanged() -> None:
 def test_an_error_reaches_another_process_as_it_is() -> None:
     error = pickle.loads(pickle.dumps(InvalidInput("no")))
     assert (type(error), str(error)) == (InvalidInput, "no")
+
+
+@pytest.mark.parametrize("kind", [InvalidInput, DoubtfulInput])
+def test_a_message_cannot_control_a_terminal(kind: type[Exception]) -> None:
+    assert str(kind("x.log: a\x1b[2Jb\u202e is no model")) == "x.log: a\\x1b[2Jb\\u202e is no model"
+
+
+def test_a_package_that_is_always_needed_is_named() -> None:
+    assert "needs numpy" in str(missing_requirement(ModuleNotFoundError("no", name="numpy")))
+    assert missing_requirement(ModuleNotFoundError("no", name="torch")) is None
+    assert missing_requirement(ImportError("no", name="numpy")) is None

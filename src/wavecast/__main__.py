@@ -13,8 +13,14 @@ def main() -> None:
     """Run the command line."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
-    from wavecast.cli import main as run
+    try:
+        from wavecast.cli import main as run
+    except ModuleNotFoundError as error:
+        from wavecast.errors import missing_requirement
 
+        if (message := missing_requirement(error)) is None:
+            raise
+        sys.exit(f"error: {message}")
     run()
 
 

@@ -18,6 +18,7 @@ from wavecast.errors import MissingExtra, WavecastError
 from wavecast.files import cache_folder, config_folder, data_folder
 from wavecast.hardware.devices import device, devices
 from wavecast.hardware.kept_hosts import kept_hosts
+from wavecast.known_figures import known_figures
 from wavecast.planning.prices import STALE_DAYS, price_book, today
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 15)
@@ -47,13 +48,15 @@ class Finding:
     """What to do; empty if nothing needs to be done."""
 
 
-def examine(version: str) -> tuple[Finding, ...]:
+def examine(version: str, *, deep: bool = False) -> tuple[Finding, ...]:
     """What was found on this machine.
 
     Args:
         version: the version of Wavecast.
+        deep: compute figures that are known from elsewhere, too.
     """
-    return tuple(finding for look in _LOOKS for finding in _looked(look, version))
+    looks = (*_LOOKS, _figures) if deep else _LOOKS
+    return tuple(finding for look in looks for finding in _looked(look, version))
 
 
 def is_broken(findings: tuple[Finding, ...]) -> bool:
@@ -70,6 +73,17 @@ def _looked(look: Callable[[str], Iterator[Finding]], version: str) -> Iterator[
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         yield Finding(look.__name__.strip("_"), State.BROKEN, said, "reinstall what it names")
+
+
+def _figures(version: str) -> Iterator[Finding]:
+    try:
+        for figure in known_figures():
+            state = State.GOOD if figure.holds else State.BROKEN
+            found = f"{figure.found:.6g}, known {figure.known} ({figure.source})"
+            advice = "" if figure.holds else "install Wavecast again, and tell its developers"
+            yield Finding(figure.what, state, found, advice)
+    except MissingExtra as error:
+        yield Finding("figures of models", State.ABSENT, "not computed", str(error))
 
 
 def _python(version: str) -> Iterator[Finding]:

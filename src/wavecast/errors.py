@@ -61,10 +61,18 @@ class StoreUnavailable(WavecastError):
 class DoubtfulInput(UserWarning):
     """A part of a file was skipped, or the user should check it; the warning says where and why."""
 
+    def __init__(self, message: object = "") -> None:
+        super().__init__(_short(str(message)))
+
 
 def _short(message: str) -> str:
-    """A message in one line of bearable length: what it quotes from a file may be of any length."""
+    r"""A message in one line of bearable length: what it quotes from a file may be of any length.
+
+    Characters that control a terminal become escapes, such as \x1b.
+    """
     line = " ".join(message.splitlines())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)
     line = _LONG_WORD.sub(lambda word: f"{word[0][:200]}...{word[0][-60:]}", line)
     return line if len(line) <= _LONGEST_MESSAGE else f"{line[:600]} ... {line[-150:]}"
 
@@ -88,6 +96,18 @@ _EXTRAS = {
     "uvicorn": ("uvicorn", "server"),
     "ortools": ("OR-Tools", "planning"),
 }
+
+
+_REQUIRED = frozenset({"numpy", "rich", "tomli_w", "typer"})
+"""The import names of the packages that every installation of wavecast has."""
+
+
+def missing_requirement(error: BaseException) -> str | None:
+    """What to say of an error if a package that wavecast always needs is missing; else None."""
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name not in _REQUIRED:
+        return None
+    return f"wavecast needs {name}, which is not installed; install wavecast again with pip"
 
 
 @contextmanager

@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
         "--sample 0.0007",
     ),
     "collect": ("linear --device cpu --count 2 -o rows.csv",),
-    "fit": ("--runs runs.csv", "linear.csv -o net.npz --epochs 1 --width 4"),
+    "fit": ("--runs runs.csv --split 16,1000", "linear.csv -o net.npz --epochs 1 --width 4"),
     "memory": (
         "good.json.gz",
         "good.json.gz --gpu l4 --gpu mi300x",
@@ -66,6 +66,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "measure": ("idle.py:make_step",),
     "import": ("profile.json.gz",),
     "runs add": ("runs.csv --store store.sqlite", "no_runs.csv --store store.sqlite"),
+    "runs campaign": (
+        "-o grid.csv --device cpu -m a3c --batches 1,2,3 --iterations 1,2,3 --split 2,3",
+    ),
     "runs list": ("--store store.sqlite",),
     "runs export": ("out.csv --store store.sqlite",),
     "runs predict": (
@@ -79,7 +82,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "suite run": ("-o suite-run.csv --model dcgan --scale 0.25 --precision fp32",),
     "suite observe": ("suite.csv",),
     "suite show": ("suite.csv",),
-    "suite train": ("",),
+    "suite train": ("", "--to-quality --domain 'reinforcement learning' --price 1"),
     "doctor": ("",),
 }
 """The arguments of each command, in the order in which they run."""

@@ -82,13 +82,11 @@ WRONG = [
     Wrong("unknown precision", f"predict resnet50 -p int4 {L4}", ("'int4'", "known: fp32, tf32")),
     Wrong("unknown predictor", f"predict good.json.gz {L4} --predictor magic", ("magic",), code=2),
     Wrong("unknown breakdown", f"predict good.json.gz {L4} --by layer", ("layer",), code=2),
-    Wrong("negative host", f"predict good.json.gz {L4} --host-factor -1", ("0 or above, not -1",)),
+    Wrong("negative host", f"predict good.json.gz {L4} --host-factor -1", ("-1: it is above 0",)),
     Wrong(
-        "host no number", f"predict good.json.gz {L4} --host-factor nan", ("0 or above, not nan",)
+        "host no number", f"predict good.json.gz {L4} --host-factor nan", ("nan: it is above 0",)
     ),
-    Wrong(
-        "infinite host", f"predict good.json.gz {L4} --host-factor inf", ("0 or above, not inf",)
-    ),
+    Wrong("infinite host", f"predict good.json.gz {L4} --host-factor inf", ("inf: it is above 0",)),
     # Steps
     Wrong("step raises", f"predict steps.py:raises {L4}", ("RuntimeError", "steps.py:", "is gone")),
     Wrong("build raises", f"predict steps.py:fails_to_build {L4}", ("ValueError", "no such data")),

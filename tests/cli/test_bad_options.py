@@ -45,6 +45,17 @@ WRONG = [
     Wrong("prices without a file", "prices update none.csv", ("none.csv", "cannot be read")),
     Wrong("prices of no day", "prices update x.csv --date soon", ("2026-11-01", "'soon'")),
     Wrong("no catalogue", "prices update --provider moon", ('"moon"', "aws")),
+    Wrong("life of nothing", f"predict good.json.gz {L4} --lifetime-years 0", ("add --buy",)),
+    Wrong("no life", f"choose good.json.gz {L4} --buy l4=2500 --lifetime-years 0", ("0.0 years",)),
+    Wrong("no host", f"predict good.json.gz {L4} --host-factor 0", ("it is above 0",)),
+    Wrong("no axis", f"predict good.json.gz {L4} --parallel ,", ("names no axis", "data=8")),
+    Wrong(
+        "many GPUs",
+        f"predict good.json.gz {L4} --parallel data=99999999",
+        ("99,999,999 GPUs", "at most 1,000,000"),
+    ),
+    Wrong("path of a GPU", "predict good.json.gz --gpu ../l4", ('"../l4" is a path',)),
+    Wrong("long name", f"predict {'x' * 300} {L4}", ("of 300 letters is too long",)),
     # Options that scale a measurement.
     Wrong("origin of a model", f"predict resnet50 {L4} --origin t4", ("--origin", "not measured")),
     Wrong("origin of a trace", f"predict good.json.gz {L4} --origin t4", ("nothing to scale",)),

@@ -25,8 +25,12 @@ def steps(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_two_traces_are_compared_on_each_gpu(steps: tuple[Path, Path]) -> None:
-    done = run("compare", *steps, "--gpu", "l4", "--gpu", "t4")
+    page = steps[0].with_name("page.html")
+    done = run("compare", *steps, "--gpu", "l4", "--gpu", "t4", "--html", page)
     assert done.code == 0
+    text = page.read_text(encoding="utf-8")
+    assert "On t4 B takes" in text
+    assert ">aten.relu</th>" in text
     lines = done.out.splitlines()
     assert lines[:2] == ["A: before.json.gz", "B: after.json.gz"]
     assert "l4" in lines

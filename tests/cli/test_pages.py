@@ -12,11 +12,13 @@ from shell import run
 def test_a_prediction_is_written_as_a_page_and_as_a_timeline(saved: Path, tmp_path: Path) -> None:
     page, chrome = tmp_path / "report.html", tmp_path / "step.json"
     files = ("--html", page, "--chrome-trace", chrome)
-    done = run("predict", saved, "--gpu", "t4", "--gpu", "l4", *files)
+    done = run("predict", saved, "--gpu", "t4", "--gpu", "l4", "--iterations", "1e6", *files)
     assert done.code == 0, done.err
     assert "t4" in done.out, "the table is printed as well"
     text = page.read_text(encoding="utf-8")
     assert "is the fastest of 2" in text
+    assert "; the whole training takes " in text
+    assert ">range of cost</button>" in text, "the whole training has a table"
     events = json.loads(chrome.read_text(encoding="utf-8"))["traceEvents"]
     assert {event["pid"] for event in events} == {1, 2}
 
@@ -53,6 +55,10 @@ def test_several_gpus_are_written_as_pages(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "4 x h100-sxm-80gb" in page.read_text(encoding="utf-8")
     assert "communication" in chrome.read_text(encoding="utf-8")
-    done = run("scale", step, "--gpu", "h100-sxm-80gb", "--up-to", "4", "--html", page)
+    done = run(
+        "scale", step, "--gpu", "h100-sxm-80gb", "--up-to", "4", "--samples", "1e9", "--html", page
+    )
     assert done.code == 0, done.err
-    assert "of perfect scaling" in page.read_text(encoding="utf-8")
+    text = page.read_text(encoding="utf-8")
+    assert "of perfect scaling" in text
+    assert "The whole training" in text

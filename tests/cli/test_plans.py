@@ -15,7 +15,7 @@ JOBS = """
 [[jobs]]
 name = "traced"
 target = "step.json.gz"
-iterations = 1e7
+iterations = 5e6
 runs = 2
 
 [[jobs]]
@@ -76,7 +76,7 @@ def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None
         ("gpus = 8", "gpus = 0", "cluster.pools[1].gpus must be a positive number"),
         ("gpus = 8", "", "cluster.pools[1].gpus is missing"),
         ('"24h"', '"soon"', "jobs[2].deadline is a time such as 48h"),
-        ("iterations = 1e7", "", "jobs[1] (traced): say how long it is"),
+        ("iterations = 5e6", "", "jobs[1] (traced): say how long it is"),
         ('{ "l4" = 10', '{ "l4" = -1', "jobs[2].hours.l4 must be above 0"),
         ("runs = 2", 'gpus = ["h100"]', "job traced names h100, which the cluster does not have"),
         ("runs = 2", "runs = 2.5", "jobs[1].runs must be a whole number"),
@@ -110,7 +110,7 @@ def test_tables_of_jobs_and_clusters_are_simulated(tmp_path: Path) -> None:
 
 def test_capacity_answers_and_compares_buying(jobs: Path) -> None:
     text = JOBS.replace("runs = 2", "runs_per_week = 30").replace("deadline", "due_in")
-    text = text.replace("1e7", "1e5")
+    text = text.replace("5e6", "1e5")
     jobs.write_text(text.replace("priority = 2", "runs_per_week = 2"))
     done = run("capacity", jobs, "--draws", "2", "--weeks", "1", "--buy", "l4=2500", "--json")
     assert done.code == 0, done.err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_every_command_with_json_has_samples_and_a_schema() -> None:
 def test_a_command_prints_what_its_schema_says(samples: Path, name: str) -> None:
     checker = jsonschema.Draft202012Validator(schema(name))
     for arguments in COMMANDS[name]:
-        done = run(*name.split(), "--json", *arguments.split())
+        done = run(*name.split(), "--json", *shlex.split(arguments))
         printed = json.loads(done.out)
         checker.validate(printed)
         rows = printed if isinstance(printed, list) else [printed]

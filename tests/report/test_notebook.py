@@ -119,6 +119,14 @@ def test_headings_say_what_they_mean() -> None:
     assert 'title="What limits the step: ' in shown
 
 
+def test_a_bar_shows_how_long_each_part_is() -> None:
+    shown = wavecast.predict(step(), "l4")._repr_html_()
+    lengths = [int(found) for found in re.findall(r"width:(\d+)%", shown)]
+    assert lengths[0] == 100
+    assert lengths == sorted(lengths, reverse=True)
+    assert "width:" not in wavecast.device("l4")._repr_html_()
+
+
 def test_the_rows_of_a_prediction_are_its_calls() -> None:
     pytest.importorskip("pandas")
     prediction = wavecast.predict(step(), "t4")

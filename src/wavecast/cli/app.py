@@ -24,7 +24,7 @@ from wavecast.cli.output.screen import (
     show_warnings_safely,
     tell,
 )
-from wavecast.errors import InvalidInput, WavecastError
+from wavecast.errors import InvalidInput, WavecastError, missing_requirement
 from wavecast.frameworks.stages import last
 from wavecast.traces.file import SUFFIXES
 
@@ -120,6 +120,8 @@ def _explained(error: Exception) -> bool:
         print_error(str(error))  # the machine's fault: a full disk, a file that went away
     elif isinstance(error, WavecastError):
         print_error(str(error))
+    elif (message := missing_requirement(error)) is not None:
+        print_error(message)
     else:
         return False
     return True

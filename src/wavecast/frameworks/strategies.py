@@ -53,7 +53,7 @@ def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str,
 
 
 def parse_parallel(text: str) -> Parallel:
-    """The strategy that the option names.
+    """The strategy that the option names; one GPU if it is empty.
 
     Raises:
         InvalidInput: it is not of the form AXIS=N,..., or the strategy contradicts itself.
@@ -70,6 +70,8 @@ def parse_parallel(text: str) -> Parallel:
         if name in values:
             raise InvalidInput(f"--parallel has {name} twice; give it once")
         values[name] = _value(name, value if equals else "", text)
+    if text and not values:
+        raise InvalidInput(f"--parallel {text!r} names no axis; write AXIS=N, as in data=8,shard=3")
     return Parallel(**values)
 
 

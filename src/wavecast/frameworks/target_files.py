@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -16,6 +17,15 @@ _imported: set[str] = set()
 
 
 _JAX = ("jax", "flax", "optax", "equinox", "haiku")
+
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 1000
+
+
+def is_too_long(text: str) -> bool:
+    """Whether a text is too long for a path, so that no file of this name can be looked for."""
+    longest = max(map(len, re.split(r"[/\\:]", text)))
+    return len(text) > _LONGEST_PATH or longest > _LONGEST_NAME
 
 
 def imports_jax(place: str) -> bool:

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import (
-    InvalidInput,
-    MissingExtra,
-    UnknownName,
-    WavecastError,
-    needing_extra,
-)
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError, needing_extra
 from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
-from wavecast.frameworks.target_files import first_line, import_file, imports_jax, place_of
+from wavecast.frameworks.target_files import (
+    first_line,
+    import_file,
+    imports_jax,
+    is_too_long,
+    place_of,
+)
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
@@ -124,6 +124,10 @@ def resolve(
 
 
 def _check(text: str, batch: int | None, precision: str | None, options: ModelOptions) -> None:
+    if is_too_long(text):
+        raise InvalidInput(
+            f"the target {text[:40]!r}... of {len(text)} letters is too long; a target is {FORMS}"
+        )
     if batch is not None and batch < 1:
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if precision is not None and precision not in suite.PRECISIONS:

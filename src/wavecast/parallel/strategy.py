@@ -24,6 +24,10 @@ HABITS = (
 """The options that say how a framework runs a step, where it differs from plain PyTorch."""
 
 
+MOST_GPUS = 1_000_000
+"""More GPUs than any cluster has: a strategy with more was mistyped."""
+
+
 @dataclass(frozen=True)
 class RankAxis:
     """The ranks that differ in one axis only: `size` ranks, `stride` apart."""
@@ -107,6 +111,10 @@ class Parallel(Shown):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
         _check_count("bucket_bytes", self.bucket_bytes)
+        if self.gpus > MOST_GPUS:
+            raise InvalidInput(
+                f"the strategy has {self.gpus:,} GPUs; at most {MOST_GPUS:,} are predicted"
+            )
         self._check_choices()
         self._check_divisions()
 

@@ -27,7 +27,7 @@ from wavecast.report.units import (
     text,
     time_range,
 )
-from wavecast.steps.comparison import PartChange, StepComparison
+from wavecast.steps.comparison import WORTH_A_ROW_S, PartChange, StepComparison
 from wavecast.steps.summary import StepSummary
 
 PARTS_SHOWN = 8
@@ -61,7 +61,7 @@ def renamed_modules(row: StepComparison) -> list[str]:
     return [f"renamed modules: {listed(names)}"] if names else []
 
 
-def _remarks(row: StepComparison) -> Sequence[str]:
+def said_remarks(row: StepComparison) -> Sequence[str]:
     """What a reader should know, in whole sentences."""
     return (*renamed_modules(row), *row.remarks)
 
@@ -72,7 +72,14 @@ PARTS = describe(
     Field("", _word, title=""),
     Field("", _calls, title="calls", left=False),
     Field("before_s", title="GPU time", rank=1, text=_time),
-    Field("after_s", title="now", rank=1, text=_time, meaning="Its GPU time now, in seconds."),
+    Field(
+        "after_s",
+        title="now",
+        rank=1,
+        text=_time,
+        drawn=True,
+        meaning="Its GPU time now, in seconds.",
+    ),
     Field("delta_s", title="change", text=signed_duration),
     Field("calls_before", meaning="How many calls it had."),
     Field("calls_after", meaning="How many calls it has."),
@@ -85,7 +92,7 @@ describe(
     *map(Field, ("unpredicted_share", "fingerprint", "framework")),
     Field("throughput_per_s", "throughput"),
     Field("memory_bytes", "memory"),
-    "notes",
+    *map(Field, ("notes", "lines")),
 )
 describe(
     StepComparison,
@@ -96,7 +103,7 @@ describe(
     Field("memory_ratio", title="memory ratio", text="{:.2f} x".format),
     Field("same_step", "is_same_step"),
     *map(Field, ("before", "after", "kinds", "ops", "types", "modules")),
-    Field("remarks", _remarks, title="remarks", text="; ".join),
+    Field("remarks", said_remarks, title="remarks", text="; ".join),
     parts="ops",
 )
 
@@ -181,7 +188,7 @@ def changes(row: StepComparison, width: int) -> list[RenderableType]:
         parts += ["", line(heading, "bold"), "", *shown(part_columns(changed), width)]
         parts += remarks([f"and {more} more (--json lists all)"]) if more > 0 else []
     parts.append("")
-    parts += remarks(_remarks(row))
+    parts += remarks(said_remarks(row))
     return [*parts, *notes(new_notes(row))]
 
 
@@ -194,7 +201,7 @@ def tables_of(row: StepComparison) -> list[tuple[str, Sequence[PartChange]]]:
 
 def _is_worth_a_line(part: PartChange) -> bool:
     """Whether a part belongs into a table: views take no time, however many there are."""
-    return not part.renamed_to and bool(part.before_s or part.after_s)
+    return not part.renamed_to and abs(part.delta_s) >= WORTH_A_ROW_S
 
 
 def part_columns(parts: Sequence[PartChange]) -> list[Column]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 
@@ -16,6 +17,15 @@ ENERGY_LINE = (
     "energy: at most, with the GPUs at their board's power limit all the time; the machine around "
     "them is not counted"
 )
+
+
+@dataclass(frozen=True)
+class WholeTraining:
+    """A training of some length on each of several GPUs, for a report."""
+
+    plan: TrainingPlan
+    costs: Sequence[TrainingCost | None]
+    """What it takes on each, in the order of the steps; None where it cannot run."""
 
 
 def plan_text(plan: TrainingPlan, unit: str) -> str:
@@ -50,7 +60,7 @@ describe(
     Field("", gpus_text, title="GPUs"),
     *map(Field, ("device_id", "gpus")),
     Field("steps", title="steps", rank=3),
-    Field("", "seconds.value", title="time", text=long_duration),
+    Field("", "seconds.value", title="time", text=long_duration, drawn=True),
     Field("", "seconds", title="range", rank=2, text=long_range),
     Field("", "usd.value", title="cost", text=money),
     Field("", "usd", title="range of cost", rank=2, text=money_range),

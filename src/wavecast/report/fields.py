@@ -64,6 +64,8 @@ class Field:
     """What tables show where it is None."""
     blank: bool = False
     """Whether an empty text says that it is not known: JSON has null, tables have `?`."""
+    drawn: bool = False
+    """Whether notebooks draw it as a bar in each row of a table: a number of at least 0."""
     kind: Any = None
     """Its type, where a lambda gives it. `[one]` is a list, `{str: one}` a table of such."""
     meaning: str = ""
@@ -183,6 +185,7 @@ _HOMES = {
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
         "observations": "runs.suite_observations",
         "parallel": "planning.layouts planning.scaling",
+        "plans": "planning.schedule.planned",
         "priced_steps": "steps.prediction steps.shares",
         "prices": "planning.prices",
         "profiles": "steps.profile",

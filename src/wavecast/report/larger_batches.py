@@ -1,4 +1,4 @@
-"""The step at a larger batch, extrapolated on each GPU from predictions."""
+"""The time of a step at a batch that was not traced, from a line through smaller batches."""
 
 from __future__ import annotations
 

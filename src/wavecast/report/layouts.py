@@ -69,7 +69,7 @@ describe(
     ),
     Field("micro_batch", title="micro-batch", rank=4, text=str),
     Field("recompute", title="recomputed", rank=4),
-    Field("", "seconds", title="step"),
+    Field("", "seconds", title="step", drawn=True),
     Field("", "prediction", title="range", rank=5, text=range_of, absent=""),
     Field("throughput_per_gpu", _rate, title="{unit}/s per GPU", rank=2, text=count),
     Field("mfu", _utilization, title="MFU", rank=2, text=percent),

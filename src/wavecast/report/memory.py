@@ -72,7 +72,7 @@ def _share(needed: Memory) -> float | None:
 
 describe(
     Held,
-    Field("nbytes", title="memory"),
+    Field("nbytes", title="memory", drawn=True),
     Field("kind", title="kind"),
     Field("count", title="tensors", rank=2, text=str),
     Field("", lambda group: group.op or BEFORE_THE_STEP, title="made by", rank=1),

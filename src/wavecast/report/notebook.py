@@ -45,7 +45,9 @@ def listing(results: Sequence[object]) -> str:
     more = len(results) - _LISTED
     name = type(results[0]).__name__
     under = element("p", f"and {more} more") if more > 0 else Html()
-    return joined([_grid(f"{len(results)} x {name}", kept, _meanings(results[0])), under])
+    caption = f"{len(results)} x {name}"
+    shown = _grid(caption, kept, _meanings(results[0]), _lengths(results[:_LISTED]))
+    return joined([shown, under])
 
 
 def _known(every: Sequence[Column]) -> list[Column]:
@@ -79,13 +81,23 @@ def _meanings(result: Any) -> dict[str, str]:
 
 
 def _parts(result: Any) -> Html:
-    """The first parts of a result, such as its longest kernels."""
+    """A table of the parts of a result, such as the kernels of a profile; nothing without them."""
     parts = parts_of(result)
     if not parts:
         return Html()
     kept = _known(columns(parts[:_PARTS_SHOWN]))
     name = described(type(result)).parts.replace("_", " ")
-    return _grid(f"{name}: {len(parts)}", kept, _meanings(parts[0]))
+    first = parts[:_PARTS_SHOWN]
+    return _grid(f"{name}: {len(parts)}", kept, _meanings(parts[0]), _lengths(first))
+
+
+def _lengths(rows: Sequence[Any]) -> list[float]:
+    """The lengths of the bars that are drawn for rows, 0 to 1; none without a field for them."""
+    shown = [presented(row) for row in rows]
+    drawn = next((one for one in described(type(shown[0])).fields if one.drawn), None)
+    values = [0.0 if drawn is None else float(drawn.value(one) or 0.0) for one in shown]
+    longest = max(values)
+    return [value / longest for value in values] if longest > 0 and len(rows) > 1 else []
 
 
 def parts_of(result: Any) -> list[Any]:
@@ -96,10 +108,14 @@ def parts_of(result: Any) -> list[Any]:
     return list(parts() if callable(parts) else parts)
 
 
-def _grid(caption: str, shown: Sequence[Column], meanings: dict[str, str]) -> Html:
+def _grid(
+    caption: str, shown: Sequence[Column], meanings: dict[str, str], lengths: Sequence[float]
+) -> Html:
+    """A table, with a bar at the end of each row where there are lengths for them."""
     heads = [_head(column.name, meanings.get(column.name, ""), column.left) for column in shown]
+    heads += [_head("", "")] if lengths else []
     rows = [
-        element("tr", *(_cell(column, row) for column in shown))
+        element("tr", *(_cell(column, row) for column in shown), *map(_bar, lengths[row : row + 1]))
         for row in range(len(shown[0].cells))
     ]
     body = element("thead", element("tr", *heads)), element("tbody", *rows)
@@ -119,6 +135,11 @@ def _head(name: str, meaning: str, left: bool = True) -> Html:
 def _cell(column: Column, row: int) -> Html:
     side = f"{_CELL}{'left' if column.left else 'right'}"
     return element("td", column.cells[row], style=side)
+
+
+def _bar(length: float) -> Html:
+    style = f"background:#5b8ff0;height:.7em;border-radius:2px;width:{100 * length:.0f}%"
+    return element("td", element("div", style=style), style=f"{_CELL}left;min-width:9em")
 
 
 def frame(result: object) -> DataFrame:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from wavecast.hardware.device import Fact
 from wavecast.hardware.kept_hosts import KeptHost
-from wavecast.report.fields import Field, output
+from wavecast.report.fields import Field, described, output
 from wavecast.runs.run import Run
+from wavecast.runs.store.imported import Imported
 from wavecast.traces.step import Trace
 
 TRACE = output(
@@ -22,63 +24,108 @@ CALIBRATION = output(
     Field("file", kind=str | None, meaning="The file with the facts of the GPU."),
     Field("measured", kind=Mapping[str, Fact] | None, meaning="What was measured on the GPU."),
 )
-LAYERS = output(
-    "The layers that were timed into a file.",
-    Field("kind", kind=str, meaning="The kind of layer."),
-    Field("file", kind=str, meaning="The file with their times."),
-    Field("rows", kind=int, meaning="How many layers it has."),
-)
-IMPORTED = output(
-    "What importing one file of runs did.",
-    Field("file", kind=str, meaning="The file."),
-    Field("runs", kind=int, meaning="How many runs it has."),
-    Field("new", kind=int, meaning="How many of them the store did not have."),
-    Field("resumed_at", kind=int, meaning="How many runs an interrupted import had added."),
-)
-_TROUBLE = (
-    Field("warnings", kind=Sequence[str], meaning="What is doubtful about the files."),
-    Field("failed", kind=Sequence[str], meaning="Why some files could not be read."),
-)
-STORED_RUNS = output(
-    "What importing files of runs into a store did.",
-    Field("store", kind=str, meaning="The store."),
-    Field("files", kind=[IMPORTED], meaning="What importing each file did."),
-    *_TROUBLE,
-)
-READ_RUNS = output(
-    "The runs of some files, which were not stored.",
-    Field("runs", kind=Sequence[Run], meaning="The runs."),
-    *_TROUBLE,
-)
-EXPORTED_RUNS = output(
-    "The runs that were written into a file.",
-    Field("file", kind=str, meaning="The file."),
-    Field("runs", kind=int, meaning="How many runs it has."),
-    Field("store", kind=str, meaning="The store that they are from."),
-)
-NETWORK_CARD = output(
-    "The card of a fitted network: on what it was fitted, and how wrong it is.",
-    Field("kind", kind=str, meaning="The kind of layer."),
-    Field("target", kind=str, meaning="The passes whose time it predicts."),
-    Field("fitted", kind=str, meaning="The day of the fit."),
-    Field("data", kind=str, meaning="Where the times are from."),
-    Field("rows", kind=int, meaning="How many layers it was fitted on."),
-    Field("gpus", kind=Sequence[str], meaning="The GPUs that the layers ran on."),
-    Field("vendors", kind=Sequence[str], meaning="The vendors of these GPUs."),
-    Field("width", kind=int, meaning="Neurons of a hidden layer."),
-    Field("depth", kind=int, meaning="Hidden layers."),
-    Field("epochs", kind=int, meaning="Passes over the rows."),
-    Field("batch", kind=int, meaning="Rows of a batch."),
-    Field("rate", kind=float, meaning="The learning rate."),
-    Field("late_rate", kind=float, meaning="The learning rate of the last epochs."),
-    Field("late_after", kind=int, meaning="The epochs before the learning rate falls."),
-    Field("decay", kind=float, meaning="The weight decay."),
-    Field("seed", kind=int, meaning="The seed of the random numbers."),
-    Field("least_s", kind=float, meaning="The shortest time of a row, in seconds."),
-    Field("low", kind=float, meaning="The low end of the range, as a factor."),
-    Field("high", kind=float, meaning="The high end of the range, as a factor."),
-    Field("train_error", kind=float, meaning="The mean error on the rows, in percent."),
-    Field("configuration_error", kind=float, meaning="That on layers left out, in percent."),
-    Field("left_out", kind=Mapping[str, float], meaning="That on each GPU left out, in percent."),
-    Field("ranges", kind=Mapping[str, Sequence[float]], meaning="The ends of each feature."),
-)
+
+
+@dataclass(frozen=True)
+class TimedLayers:
+    """The layers that were timed into a file."""
+
+    kind: str
+    """The kind of layer."""
+    file: str
+    """The file with their times."""
+    rows: int
+    """How many layers it has."""
+
+
+@dataclass(frozen=True)
+class StoredRuns:
+    """What importing files of runs into a store did."""
+
+    store: str
+    """The store."""
+    files: Sequence[Imported]
+    """What importing each file did."""
+    warnings: Sequence[str]
+    """What is doubtful about the files."""
+    failed: Sequence[str]
+    """Why some files could not be read."""
+
+
+@dataclass(frozen=True)
+class ReadRuns:
+    """The runs of some files, which were not stored."""
+
+    runs: Sequence[Run]
+    """The runs."""
+    warnings: Sequence[str]
+    """What is doubtful about the files."""
+    failed: Sequence[str]
+    """Why some files could not be read."""
+
+
+@dataclass(frozen=True)
+class ExportedRuns:
+    """The runs that were written into a file."""
+
+    file: str
+    """The file."""
+    runs: int
+    """How many runs it has."""
+    store: str
+    """The store that they are from."""
+
+
+@dataclass(frozen=True)
+class NetworkCard:
+    """The card of a fitted network: on what it was fitted, and how wrong it is."""
+
+    kind: str
+    """The kind of layer."""
+    target: str
+    """The passes whose time it predicts."""
+    fitted: str
+    """The day of the fit."""
+    data: str
+    """Where the times are from."""
+    rows: int
+    """How many layers it was fitted on."""
+    gpus: Sequence[str]
+    """The GPUs that the layers ran on."""
+    vendors: Sequence[str]
+    """The vendors of these GPUs."""
+    width: int
+    """Neurons of a hidden layer."""
+    depth: int
+    """Hidden layers."""
+    epochs: int
+    """Passes over the rows."""
+    batch: int
+    """Rows of a batch."""
+    rate: float
+    """The learning rate."""
+    late_rate: float
+    """The learning rate of the last epochs."""
+    late_after: int
+    """The epochs before the learning rate falls."""
+    decay: float
+    """The weight decay."""
+    seed: int
+    """The seed of the random numbers."""
+    least_s: float
+    """The shortest time of a row, in seconds."""
+    low: float
+    """The low end of the range, as a factor."""
+    high: float
+    """The high end of the range, as a factor."""
+    train_error: float
+    """The mean error on the rows, in percent."""
+    configuration_error: float
+    """That on layers left out, in percent."""
+    left_out: Mapping[str, float]
+    """That on each GPU left out, in percent."""
+    ranges: Mapping[str, Sequence[float]]
+    """The ends of each feature."""
+
+
+NETWORK_CARD = described(NetworkCard)

@@ -175,7 +175,7 @@ describe(
     ScalePoint,
     Field("gpus", title="GPUs", text=str),
     Field("", "prediction.seconds", title="step", text=duration),
-    Field("relative", title="speed per GPU"),
+    Field("relative", title="speed per GPU", drawn=True),
     Field("", "prediction", inline=True),
 )
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from rich.console import RenderableType
 
 from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import JobPlan, JobsPlan
-from wavecast.report.fields import Field, describe, output
+from wavecast.report.fields import Field, describe
 from wavecast.report.gantt import GanttBar, gantt_lines
 from wavecast.report.tables import fitting, left_out, line, remarks, table, titled
 from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
@@ -97,58 +94,6 @@ JOBS = describe(
     Field("outlook", "outlook"),
     Field("reason", title="why", rank=5),
 )
-_POOL = output(
-    "The use of a pool.",
-    Field("pool", kind=str, meaning="The name of the pool."),
-    Field("gpus", kind=int, meaning="The number of its GPUs."),
-    Field("jobs", kind=int, meaning="How many jobs run on it."),
-    Field("utilisation", kind=float, meaning="The share of its GPU time until the last job ends."),
-)
-PLANNED = output(
-    "A plan of jobs: which GPUs each has, and when.",
-    Field("verdict", kind=str, meaning="The plan in a sentence or three."),
-    Field("aims", kind=str, meaning="What is minimised."),
-    Field("value", kind=float, meaning="What is minimised, of this plan: USD, hours, or a sum."),
-    Field("bound", kind=float, meaning="No plan has a lower value."),
-    Field("gap", kind=float, meaning="How far the plan may be from the best, as a share."),
-    Field("method", kind=str, meaning="How the plan was found."),
-    Field("unit_s", kind=float, meaning="The time unit of the search."),
-    Field("robust", kind=bool, meaning="Whether it was planned with the high ends of ranges."),
-    Field("usd", kind=float, meaning="What all jobs cost."),
-    Field("makespan_s", kind=float, meaning="When the last job ends."),
-    Field("mean_completion_s", kind=float, meaning="The mean time from submission to end."),
-    Field("meets_deadlines", kind=bool, meaning="Whether all deadlines are met."),
-    Field("unmet", kind=[str], meaning="Why deadlines are missed, and what would meet them."),
-    Field("jobs", kind=[JobPlan], meaning="The jobs in the order in which they start."),
-    Field("pools", kind=[_POOL], meaning="The use of each pool."),
-)
-
-
-def planned(plan: JobsPlan) -> Mapping[str, Any]:
-    """A plan by the keys of JSON."""
-    schedule = plan.schedule
-    names = ("value", "bound", "gap", "method", "unit_s", "usd", "makespan_s", "mean_completion_s")
-    return {
-        "verdict": plan_verdict(plan),
-        "aims": aims_text(schedule.aims),
-        "robust": schedule.is_robust,
-        "meets_deadlines": plan.meets_deadlines,
-        "unmet": list(plan.unmet),
-        "jobs": list(plan.jobs),
-        "pools": list(pool_rows(plan)),
-    } | {name: getattr(schedule, name) for name in names}
-
-
-def pool_rows(plan: JobsPlan) -> Sequence[Mapping[str, Any]]:
-    """The use of each pool, by the keys of JSON."""
-    last = plan.schedule.makespan_s
-    rows = []
-    for pool in plan.fleet.pools:
-        runs = [one.run for one in plan.jobs if one.run.option.pool == pool.name]
-        used = sum((run.end_s - run.start_s) * run.option.gpus for run in runs)
-        share = used / (last * pool.gpus) if last else 0.0
-        rows.append({"pool": pool.name, "gpus": pool.gpus, "jobs": len(runs), "utilisation": share})
-    return rows
 
 
 def plan_bars(plan: JobsPlan) -> list[GanttBar]:
@@ -172,9 +117,9 @@ def plan_text(title: str, plan: JobsPlan, width: int) -> RenderableType:
     every = JOBS.columns(rows)
     kept = fitting(every, width)
     uses = [
-        f"{row['pool']}: {row['jobs']} jobs, {percent(row['utilisation'])} of {row['gpus']} GPUs "
+        f"{use.pool}: {use.jobs} jobs, {percent(use.utilisation)} of {use.gpus} GPUs "
         "in use until the end"
-        for row in pool_rows(plan)
+        for use in plan.pools
     ]
     lines = [*plan.unmet, *left_out(every, kept), *uses, *_notes(plan)]
     if len(plan.jobs) > _MOST_ROWS:
@@ -198,9 +143,14 @@ def _notes(plan: JobsPlan) -> list[str]:
     return lines
 
 
+_SCHEDULE = ("value", "bound", "gap", "method", "unit_s")
 describe(
     JobsPlan,
-    Field("", plan_verdict, title="verdict"),
-    Field("", planned, kind=PLANNED, inline=True),
+    Field("verdict", plan_verdict, title="verdict"),
+    Field("aims", lambda plan: aims_text(plan.schedule.aims), kind=str, meaning="Its aims."),
+    *(Field(name, f"schedule.{name}") for name in _SCHEDULE),
+    Field("robust", "schedule.is_robust"),
+    *(Field(name, f"schedule.{name}") for name in ("usd", "makespan_s", "mean_completion_s")),
+    *map(Field, ("meets_deadlines", "unmet", "jobs", "pools")),
     parts="jobs",
 )

@@ -182,7 +182,7 @@ ONE = describe(
     Field("gpus", "step.gpus"),
     Field("cluster", "step.cluster.id", meaning="The machines. None on one GPU."),
     Field("strategy", "step.parallel"),
-    Field("seconds", "step.seconds"),
+    Field("seconds", "step.seconds", drawn=True),
     *(Field(name, f"step.{name}") for name in _NAMES),
     Field("throughput_per_s", "step.throughput"),
     Field("unit", "step.trace.unit"),
@@ -226,7 +226,7 @@ describe(
     Share,
     Field("name", title="name", folds=True),
     Field("calls", title="calls"),
-    Field("gpu_s", title="GPU time"),
+    Field("gpu_s", title="GPU time", drawn=True),
 )
 
 

@@ -42,7 +42,7 @@ describe(
     KernelShare,
     Field("name", title="", text=_short, folds=True),
     Field("runs", title="runs", rank=4),
-    Field("seconds", title="time"),
+    Field("seconds", title="time", drawn=True),
     Field("share", title="share", rank=1, text=_tenths),
     Field("utilisation", title="utilisation", rank=2, text=_tenths),
     Field("intensity", title="FLOP/B", rank=5, text=three_digits),

@@ -13,7 +13,7 @@ from wavecast.report.units import duration, runs
 from wavecast.runs.run import Run
 
 if TYPE_CHECKING:  # the store needs SQLAlchemy, a table of runs does not
-    from wavecast.runs.store.imports import Imported
+    from wavecast.runs.store.imported import Imported
 
 
 def _per_iteration(run: Run) -> float:

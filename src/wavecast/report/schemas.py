@@ -26,14 +26,14 @@ _OUTPUTS = {
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
     "clusters": "[clusters:Cluster]",
-    "collect": "outputs:LAYERS",
+    "collect": "outputs:TimedLayers",
     "compare": "comparisons:COMPARED",
     "design": "run_models:Design",
     "devices": "[devices:Device]",
     "doctor": "doctor:EXAMINATION",
     "evaluate": "evaluations:PairEvaluation",
     "extrapolate": "[larger_batches:GpuLargerBatch]",
-    "fit": "run_models:FITTED outputs:NETWORK_CARD",
+    "fit": "run_models:FITTED outputs:NetworkCard",
     "fits": "[memory:FITS]",
     "import": "outputs:TRACE",
     "layers-fit": "layers:LayerModel",
@@ -42,13 +42,14 @@ _OUTPUTS = {
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
     "parallelize": "[layouts:Layout]",
-    "plan": "plans:PLANNED",
+    "plan": "plans:JobsPlan",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",
     "profile": "[profiles:Profile]",
     "run": "scripts:RESULT",
-    "runs-add": "outputs:STORED_RUNS outputs:READ_RUNS",
-    "runs-export": "outputs:EXPORTED_RUNS",
+    "runs-add": "outputs:StoredRuns outputs:ReadRuns",
+    "runs-campaign": "run_splits:CAMPAIGN",
+    "runs-export": "outputs:ExportedRuns",
     "runs-list": "[runs:Run]",
     "runs-predict": "run_models:FORECAST",
     "scale": "parallel:SCALING",
@@ -58,7 +59,7 @@ _OUTPUTS = {
     "suite-predict": "[suites:SuiteResult]",
     "suite-run": "[suites:SuiteResult]",
     "suite-show": "[suites:SuiteResult]",
-    "suite-train": "[suites:small_trainings]",
+    "suite-train": "[suites:small_trainings] [suites:trainings_to_quality]",
     "trace": "outputs:TRACE",
 }
 """What each command prints: results by the module that describes them, lists in brackets."""
@@ -124,7 +125,7 @@ def mark_of(name: str) -> str | None:
 
 
 def marked(value: Any, name: str) -> Any:
-    """The output of a command as JSON takes it, with the name and version of its schema."""
+    """The results of a command as `--json` prints them: plain data with the name of its schema."""
     value, mark = plain(value), mark_of(name)
     if mark is None:
         return value

@@ -130,7 +130,7 @@ CHOICES = describe(
     RankedChoice,
     Field("", "candidate.name", title="GPUs"),
     Field("", "mark", title=""),
-    Field("", "candidate.seconds.value", title="time", text=long_duration),
+    Field("", "candidate.seconds.value", title="time", text=long_duration, drawn=True),
     Field("", "candidate.seconds", title="range", rank=3, text=long_range),
     Field("", "candidate.cost.usd.value", title="cost", text=money),
     Field("", "candidate.cost.usd", title="range of cost", rank=3, text=money_range),

@@ -41,7 +41,14 @@ def quantity(value: float, unit: str = "") -> str:
 
 def memory(nbytes: float) -> str:
     """A number of bytes in binary units: `79.6 GiB`."""
-    for size, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+    sizes = (
+        (1 << 50, "PiB"),
+        (1 << 40, "TiB"),
+        (1 << 30, "GiB"),
+        (1 << 20, "MiB"),
+        (1 << 10, "KiB"),
+    )
+    for size, unit in sizes:
         if _rounded(nbytes / size) >= 1:
             return f"{three_digits(nbytes / size)} {unit}"
     return f"{nbytes:.0f} B"

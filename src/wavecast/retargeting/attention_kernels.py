@@ -75,7 +75,6 @@ def _efficient(query: Query, capability: tuple[int, int]) -> bool:
         and query.dtype in ("float32", *_HALF)
         and not (query.dtype == "bfloat16" and capability < (8, 0))
         and not query.grouped
-        and not query.mask_needs_grad
         and not (query.mask and query.causal)
         and _aligned(query, capability)
     )

@@ -51,7 +51,7 @@ class AttentionRun:
             q_length=self.query.shape[-2],
             kv_length=self.key.shape[-2],
             mask=self.mask is not None,
-            mask_needs_grad=False,  # no kernel takes such a mask
+            mask_needs_grad=False,  # if it did, `is_partial` would tell
             dropout=self.dropout,
             causal=self.causal,
             grouped=self.query.shape[1] != self.key.shape[1],
@@ -170,7 +170,7 @@ def output_of(call: Call, attention: AttentionRun) -> int:
 def operands(
     reads: tuple[int, ...], attention: AttentionRun, backend: str, mask: int | None
 ) -> tuple[int, ...]:
-    """What the kernel of another backend reads, with the mask that it takes."""
+    """The values that another backend's kernel reads, in its order: the mask has its own place."""
     first, _, results = _split(reads, attention)
     masks = () if mask is None else (mask,)
     if backend == EFFICIENT:

@@ -11,6 +11,8 @@ from wavecast.steps.prediction import Prediction
 from wavecast.steps.shares import Share
 from wavecast.steps.summary import StepSummary, spent, summary_of
 
+WORTH_A_ROW_S = 1e-6
+"""The least change of a part's time that tables show: a microsecond."""
 _WORTH_A_LINE = 0.001
 """The least change of a part's time, as a share of the GPU time, that counts as a change."""
 _WORTH_A_NOTE = 0.1

@@ -17,6 +17,8 @@ from wavecast.traces.step import Op, TensorSpec, Trace
 MODULE_DEPTH = 3
 """How many levels of module names the GPU time is broken down to."""
 NO_KIND, NO_TYPE = "other", "none"
+WAITS = "waits"
+"""The name of waits of the host among the ops of `StepSummary.lines`."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,6 +67,9 @@ class StepSummary(Brief):
     memory: Mapping[str, int] = field(default_factory=dict)
     """The bytes of each kind of memory at the peak."""
     notes: tuple[str, ...] = ()
+    lines: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    """The calls of each op by line of code, as far as the trace names lines; also those of waits,
+    under `waits`."""
 
     @property
     def throughput(self) -> float | None:
@@ -99,7 +104,19 @@ def summary_of(prediction: Prediction) -> StepSummary:
         modules=prediction.by_module(MODULE_DEPTH),
         memory={} if memory is None else {k: n for k, n in memory.by_kind.items() if n},
         notes=tuple(dict.fromkeys((*trace.notes, *prediction.notes))),
+        lines=_lines(trace),
     )
+
+
+def _lines(trace: Trace) -> dict[str, dict[str, int]]:
+    """The calls of each op by line of code."""
+    found: dict[str, dict[str, int]] = {}
+    for call in trace:
+        for name in (call.op.base, WAITS) if call.syncs else (call.op.base,):
+            if call.line:
+                calls = found.setdefault(name, {})
+                calls[call.line] = calls.get(call.line, 0) + 1
+    return found
 
 
 def fingerprint_of(trace: Trace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -94,6 +95,13 @@ class HostOptions:
     host: str | None = None
     host_factor: float = 1.0
     cuda_graph: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.host_factor < math.inf:
+            raise InvalidInput(
+                f"--host-factor {self.host_factor:g}: it is above 0, as in 0.5 for a host that is "
+                "twice as fast; the time of the GPU alone is the step times its share, GPU busy"
+            )
 
     def given(self) -> dict[str, object]:
         """The values that differ from their defaults, by option; None for the others."""

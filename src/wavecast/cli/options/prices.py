@@ -42,11 +42,19 @@ class PriceOptions:
         Raises:
             InvalidInput: an option is malformed, or names a provider without offers.
         """
+        self._refuse_without_purchase()
         if self.prices is not None and setup is not None:
             raise InvalidInput(f"--setup {setup} has its own prices; leave out --prices")
         book = price_book(setup) if self.prices is None else read_prices(self.prices)
         own = [*self._stated(gpus), *self._bought(gpus)]
         return book.with_offers(own).looking_at(self._which(book))
+
+    def _refuse_without_purchase(self) -> None:
+        """Raise InvalidInput for options of bought GPUs where none is bought."""
+        for name in ("lifetime_years", "utilisation", "power_price"):
+            option = f"--{name.replace('_', '-')}"
+            if not self.buy and getattr(self, name) != getattr(NO_PRICES, name):
+                raise InvalidInput(f"{option} is for bought GPUs; add --buy GPU=USD, or leave it")
 
     def _which(self, book: PriceBook) -> PriceFilter:
         names = tuple(name.strip().lower() for name in (self.providers or "").split(",") if name)

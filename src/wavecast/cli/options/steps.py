@@ -84,6 +84,9 @@ model_options = option_group(
     {
         "task": "hf: the task to train for; by default the one that the config names.",
         "seq": "hf, decoders: the number of tokens in a sequence.",
+        "context": "hf: --seq for the tasks prefill and decode: the tokens before the next one.",
+        "cache": "hf: how decode keeps keys and values: dynamic (default) or static.",
+        "quantize": "hf: store linear layers in 8 bits (int8) or 4 bits (nf4) for inference.",
         "weights": "hf, decoders: store the weights as fp32 (default), bf16 or fp16.",
         "lora": "hf, decoders: train low-rank adapters only: r=16, or, for hf, "
         "r=16,alpha=32,dropout=0.05.",

@@ -16,6 +16,7 @@ from wavecast.files import write_whole
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
 
 HtmlOption = Annotated[
@@ -82,6 +83,7 @@ def write_prediction_files(
     title: str,
     rows: Sequence[Prediction],
     setup: str | None = None,
+    training: WholeTraining | None = None,
     *,
     several: bool = False,
 ) -> None:
@@ -90,7 +92,7 @@ def write_prediction_files(
     from wavecast.report.html.reports import prediction_report
 
     book = None if several else price_book(setup)
-    write_page(files.html, lambda: prediction_report(title, rows, book))
+    write_page(files.html, lambda: prediction_report(title, rows, book, training))
     _write_chrome_trace(files.chrome_trace, rows)
 
 

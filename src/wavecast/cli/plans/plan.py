@@ -75,7 +75,7 @@ def plan(
         made = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
     write_page(html, lambda: plan_report(str(jobs), made, _curve(fleet, listed, workers)))
     if as_json:
-        print_json(report.PLANNED.record(report.planned(made)))
+        print_json(made)
     else:
         show(report.plan_text(str(jobs), made, width()))
     if not made.meets_deadlines:

@@ -17,12 +17,14 @@ from wavecast.cli.options.predictors import (
     precision_scaler,
 )
 from wavecast.cli.options.steps import NO_STEP_OPTIONS, ParallelOption, StepOptions, step_options
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
 from wavecast.cli.steps.sources import step_source
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import FORMS, Target
 from wavecast.report import comparisons as report
+from wavecast.report.html.step_differences import difference_report
 from wavecast.steps.comparison import StepComparison
 from wavecast.steps.comparison import compare as compare_predictions
 from wavecast.steps.prediction import Prediction
@@ -50,6 +52,7 @@ def compare(
     other_batch: OtherBatchOption = None,
     other_precision: OtherPrecisionOption = None,
     parallel: ParallelOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
     step: StepOptions = NO_STEP_OPTIONS,
     issuing: HostOptions = NO_HOST_OPTIONS,
@@ -65,6 +68,7 @@ def compare(
     wavecast compare resnet50 resnet50 --batch 64 --precision-b bf16 --gpu h100-sxm-80gb
     """
     refuse_all(gpu, "compare", f"predict {before}")
+    refuse_bad_places(html)
     after_step = replace(
         step, batch=other_batch or step.batch, precision=other_precision or step.precision
     )
@@ -83,6 +87,7 @@ def compare(
         how |= issuing.arguments(several=spread is not None)
         predicted.append([wavecast.predict(traces, on, **how) for on in devices])
     rows = [compare_predictions(old, new) for old, new in zip(*predicted, strict=True)]
+    write_page(html, lambda: difference_report(steps[0].name, steps[1].name, rows))
     _print(steps, rows, as_json)
     exit_if_incomplete([step for row in predicted for step in row])
 

@@ -267,7 +267,8 @@ def scale(
         for one in (point.prediction for point in curve.points)
     ]
     title = f"{traced.name} on {device.id}"
-    write_page(html, lambda: scaling_report(title, curve))
+    whole = None if plan is None else cost_report.WholeTraining(plan, costs)
+    write_page(html, lambda: scaling_report(title, curve, whole))
     if as_json:
         trainings = None if plan is None else costs
         points = report.scaling_record(curve, book=book, trainings=trainings)

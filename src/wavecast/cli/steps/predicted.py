@@ -88,8 +88,9 @@ def print_predictions(
         heading: the title of the table, if it is another.
         before: what is printed before the table.
     """
-    write_prediction_files(shown.files, title, rows, shown.setup, several=shown.several)
     costs = [_cost(row, shown) for row in rows]
+    whole = None if shown.plan is None else cost_report.WholeTraining(shown.plan, costs)
+    write_prediction_files(shown.files, title, rows, shown.setup, whole, several=shown.several)
     if shown.as_json:
         trainings = None if shown.plan is None else costs
         by = "none" if shown.several else shown.by

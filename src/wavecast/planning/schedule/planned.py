@@ -35,6 +35,20 @@ class JobPlan:
 
 
 @dataclass(frozen=True)
+class PoolUse:
+    """The use of a pool until the last job ends."""
+
+    pool: str
+    """The name of the pool."""
+    gpus: int
+    """The number of its GPUs."""
+    jobs: int
+    """How many jobs run on it."""
+    utilisation: float
+    """The share of its GPU time in which jobs run, from 0 to 1."""
+
+
+@dataclass(frozen=True)
 class JobsPlan(Shown):
     """A schedule that can be read: what runs where and when, and why."""
 
@@ -49,6 +63,17 @@ class JobsPlan(Shown):
     def meets_deadlines(self) -> bool:
         """Whether all deadlines are met, as far as predicted."""
         return not self.schedule.late
+
+    @property
+    def pools(self) -> tuple[PoolUse, ...]:
+        """The use of each pool."""
+        last, uses = self.schedule.makespan_s, []
+        for pool in self.fleet.pools:
+            runs = [one.run for one in self.jobs if one.run.option.pool == pool.name]
+            used = sum((run.end_s - run.start_s) * run.option.gpus for run in runs)
+            share = used / (last * pool.gpus) if last else 0.0
+            uses.append(PoolUse(pool.name, pool.gpus, len(runs), share))
+        return tuple(uses)
 
 
 def make_plan(

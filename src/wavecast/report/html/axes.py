@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wavecast.report.html.markup import Html, element, empty_element, escaped
 
@@ -67,6 +67,8 @@ class Plot:
     up: PlotAxis
     parts: tuple[Html, ...] = ()
     height: int = HEIGHT
+    has_long_names: bool = False
+    """Whether the marks of the axis up are names of rows, which need more room than numbers."""
 
     def x(self, value: float) -> str:
         """The place of a value along the plot: `12.5%`."""
@@ -78,7 +80,7 @@ class Plot:
 
     def with_parts(self, parts: Iterable[Html]) -> Plot:
         """The plot with more drawn over it."""
-        return Plot(self.across, self.up, (*self.parts, *parts), self.height)
+        return replace(self, parts=(*self.parts, *parts))
 
     def area(self, xs: Sequence[float], tops: Sequence[float], bottoms: Sequence[float]) -> str:
         """The corners of an area between two lines, for `stretched`."""
@@ -159,13 +161,17 @@ class Plot:
             element("text", text, x="100%", y=min(self.height - 1.0, max(10.0, self.y(value) + 4)))
             for value, text in self.up.ticks
         ]
-        lines = [self.level(self.y(value), "grid") for value, _ in self.up.ticks]
+        if self.has_long_names:
+            lines = [self.upright(value, "grid") for value, _ in self.across.ticks]
+        else:
+            lines = [self.level(self.y(value), "grid") for value, _ in self.up.ticks]
         below = [
             element("text", text, x=self.x(value), y=self.height + 17.0, class_=self.side(value))
             for value, text in self.across.ticks
         ]
         plot = element("svg", *lines, *self.parts, *below, height=height, class_="plot")
-        scale = element("svg", *beside, height=height, class_="beside", aria_hidden="true")
+        room = "beside wide" if self.has_long_names else "beside"
+        scale = element("svg", *beside, height=height, class_=room, aria_hidden="true")
         name = element("p", under, class_="under", aria_hidden="true") if under else Html()
         return element("div", scale, plot, name, class_="chart", role="img", aria_label=label)
 

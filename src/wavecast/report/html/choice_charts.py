@@ -39,7 +39,8 @@ def choice_chart(
     plot = plot.with_parts([plot.stretched(line)])
     plot = plot.with_parts(part for one in front for part in _range(plot, one))
     plot = plot.with_parts(_dot(plot, one, one is selection.best) for one in drawn)
-    named = [(one.seconds.value, plot.y(one.usd.value) - 12, one.name) for one in front]
+    first = sorted(front, key=lambda one: one is not selection.best)
+    named = [(one.seconds.value, plot.y(one.usd.value) - 12, one.name) for one in first]
     plot = plot.with_parts(plot.names(named[:_MOST_NAMED], "strong halo"))
     label = (
         f"Time and money of {len(drawn)} choices. No other is both faster and cheaper than: "

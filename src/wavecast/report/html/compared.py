@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
-from wavecast.planning.cost import Ranged
+from wavecast.planning.cost import Ranged, TrainingCost
 from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate, tells_apart
@@ -42,6 +42,8 @@ class ComparedStep:
     gpus: int = 1
     remark: str = ""
     """What the verdict adds; empty to say what the step is bound by."""
+    training: TrainingCost | None = None
+    """What the whole training takes. None if it was not asked for, or cannot run."""
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -68,8 +70,10 @@ class ComparedStep:
         return self.rate * 3600 / self.usd_per_hour
 
 
-def of_prediction(step: Prediction, book: PriceBook) -> ComparedStep:
-    """A step, with the cheapest offer of a table of prices."""
+def of_prediction(
+    step: Prediction, book: PriceBook, training: TrainingCost | None = None
+) -> ComparedStep:
+    """A step, with the cheapest offer of a table of prices, and what a whole training takes."""
     speed = f"each GPU has {percent(step.efficiency)} of the speed of one alone"
     return ComparedStep(
         name=step.name,
@@ -86,6 +90,7 @@ def of_prediction(step: Prediction, book: PriceBook) -> ComparedStep:
         timetables=lambda: step.timetables,
         gpus=step.gpus,
         remark="" if step.parallel is None else speed,
+        training=training,
     )
 
 

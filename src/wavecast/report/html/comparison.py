@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from wavecast.planning.cost import Ranged
+from wavecast.report.costs import long_range, money_range
 from wavecast.report.html.axes import title_of
 from wavecast.report.html.compared import (
     ComparedStep,
@@ -19,7 +21,9 @@ from wavecast.report.units import (
     UNKNOWN,
     count,
     duration,
+    long_duration,
     memory,
+    money,
     or_unknown,
     percent,
     quantity,
@@ -51,11 +55,20 @@ def _of_one(one: ComparedStep) -> Html:
     parts = ["One step takes about ", _strong(duration(one.seconds)), f" on {one.name}"]
     if one.low_s is not None:
         parts.append(f" (range {time_range(one.low_s, one.high_s)})")
-    parts.append(f"; {one.remark or _BOUNDS[one.bound_by]}.")
+    parts.append(f"; {one.remark or _BOUNDS[one.bound_by]}{_whole(one)}.")
     if one.memory is not None:
         needed = memory(one.memory.needed_bytes)
         parts += [" It ", _strong("fits"), f": it needs {needed} of {_capacity(one)}."]
     return joined(parts)
+
+
+def _whole(one: ComparedStep) -> str:
+    """What the whole training takes there, to end a sentence; nothing if it was not asked for."""
+    if one.training is None:
+        return ""
+    usd = one.training.usd
+    paid = "" if usd is None else f" and {money(usd.value)}"
+    return f"; the whole training takes {long_duration(one.training.seconds.value)}{paid}"
 
 
 def _of_several(
@@ -66,7 +79,7 @@ def _of_several(
     told = "" if first.throughput is None else f", {speed}"
     parts: list[str | Html] = [
         *(_strong(first.name), " is the fastest of "),
-        f"{len(candidates)}: {duration(first.seconds)} a step{told}.",
+        f"{len(candidates)}: {duration(first.seconds)} a step{told}{_whole(first)}.",
     ]
     if close:
         names = listed([one.name for one in close])
@@ -76,7 +89,11 @@ def _of_several(
         if value is first:
             parts.append(f" It also gives most for the money: {most}.")
         else:
-            parts += [" ", _strong(value.name), f" gives most for the money: {most}."]
+            parts += [
+                " ",
+                _strong(value.name),
+                f" gives most for the money: {most}{_whole(value)}.",
+            ]
     return parts
 
 
@@ -116,6 +133,11 @@ def tiles(one: ComparedStep) -> Html:
     if one.per_usd is not None:
         hourly = f"at ${one.usd_per_hour:.2f} an hour"
         shown.append((f"{one.unit} per dollar", quantity(one.per_usd), hourly))
+    if one.training is not None:
+        whole = one.training
+        shown.append(("whole training", long_duration(whole.seconds.value), _or_no(whole.seconds)))
+        if whole.usd is not None:
+            shown.append(("its cost", money(whole.usd.value), money_range(whole.usd)))
     boxes = [
         element(
             "div", element("dt", what), element("dd", figure), element("dd", more, class_="more")
@@ -124,6 +146,10 @@ def tiles(one: ComparedStep) -> Html:
     ]
     name = element("p", one.name, class_="of")
     return element("div", name, element("dl", *boxes), class_="tiles")
+
+
+def _or_no(seconds: Ranged) -> str:
+    return "no range" if seconds.low is None else long_range(seconds)
 
 
 def _step(one: ComparedStep) -> str:

@@ -18,8 +18,8 @@ class Html(str):
 
 
 NOTHING = Html()
-_LONG = 30
-"""Cells with more characters than this may be broken into lines."""
+_LONG = 18
+"""Texts with more characters than this may be broken into lines."""
 
 Content = str | Html | float | int | None
 
@@ -105,7 +105,8 @@ def _cell(
     column: Column, row: int, drawn: Callable[[Column, int], Html | None], is_head: bool
 ) -> Html:
     content = joined([drawn(column, row) or Html(), column.cells[row]])
-    class_ = f"{_side(column)} long" if len(column.cells[row]) > _LONG else _side(column)
+    is_long = column.left and len(column.cells[row]) > _LONG
+    class_ = f"{_side(column)} long" if is_long else _side(column)
     if is_head:
         return element("th", content, scope="row", class_=class_)
     return element("td", content, class_=class_)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from wavecast.hardware.devices import known_device
 from wavecast.report.fields import columns
 from wavecast.report.html.axes import bar
 from wavecast.report.html.colors import key
@@ -13,7 +12,7 @@ from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.tables import Column
 from wavecast.report.units import count, memory, percent
-from wavecast.runs.suite_observations import Observation, scaled_results
+from wavecast.runs.suite_observations import Observation, peak_flops, scaled_results
 from wavecast.runs.suite_results import SuiteResult
 
 _KINDS = {
@@ -136,7 +135,7 @@ def _drawn(figure: _Figure, rows: Sequence[SuiteResult]) -> Section | None:
 
 def _gpus(rows: Sequence[SuiteResult]) -> Section | None:
     """Each step on a GPU beside the same step on the weakest one."""
-    order = sorted({row.gpu for row in rows}, key=lambda gpu: known_device(gpu).fp32_flops or 0.0)
+    order = sorted({row.gpu for row in rows}, key=peak_flops)
     if len(order) < 2:
         return None
     base = {row.configuration: row for row in rows if row.gpu == order[0]}

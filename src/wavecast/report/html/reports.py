@@ -9,6 +9,7 @@ from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.scaling import Scaling
 from wavecast.report import caveats
+from wavecast.report.costs import ENERGY_LINE, WholeTraining, plan_text
 from wavecast.report.fields import columns as columns_of
 from wavecast.report.html import scaling_charts
 from wavecast.report.html.compared import ComparedStep, most_wanted, of_prediction
@@ -23,17 +24,23 @@ from wavecast.report.parallel import (
     unpredicted,
 )
 from wavecast.report.prices import price_lines
-from wavecast.report.tables import from_rows, notes_by_gpu
+from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.prediction import Prediction
 
 _BEST = 3
 """How many strategies have details."""
 _LISTED = 20
+_WHOLE_LINE = (
+    "the error is the same in every step, so the range of the whole is as wide as that of a step"
+)
 
 
 def prediction_report(
-    title: str, rows: Sequence[Prediction], book: PriceBook | None = None
+    title: str,
+    rows: Sequence[Prediction],
+    book: PriceBook | None = None,
+    training: WholeTraining | None = None,
 ) -> Report:
     """Predictions of one step on some GPUs, or spread over several of each.
 
@@ -41,8 +48,9 @@ def prediction_report(
         title: what was predicted.
         rows: the predictions, in the order in which they are shown.
         book: the prices. None for today's.
+        training: what a whole training takes on each; None if it was not asked for.
     """
-    candidates = _compared(rows, book)
+    candidates = _compared(rows, book, training)
     alone = rows[0].parallel is None
     more = [_how_sure(rows)] if alone else [_stages(rows), _how_sure_of_ranks(rows)]
     wanted = most_wanted(candidates)
@@ -56,25 +64,46 @@ def prediction_report(
         "comparison",
     )
     shown = details(wanted)
-    sections = (compared, *shown.sections, *more)
+    whole = training_sections(training, candidates[0].unit)
+    sections = (compared, *whole, *shown.sections, *more)
     head = tiles(wanted[0])
     return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
 
 
-def _compared(steps: Sequence[Prediction], book: PriceBook | None = None) -> list[ComparedStep]:
+def _compared(
+    steps: Sequence[Prediction],
+    book: PriceBook | None = None,
+    training: WholeTraining | None = None,
+) -> list[ComparedStep]:
     book = book or price_book()
-    return [of_prediction(step, book) for step in steps]
+    costs = [None] * len(steps) if training is None else training.costs
+    return [of_prediction(step, book, cost) for step, cost in zip(steps, costs, strict=True)]
 
 
-def scaling_report(title: str, curve: Scaling) -> Report:
+def training_sections(training: WholeTraining | None, unit: str) -> list[Section]:
+    """What a whole training takes on each GPU; nothing if it was not asked for."""
+    if training is None:
+        return []
+    known = [cost for cost in training.costs if cost is not None]
+    shown = fitting(columns_of(known), ANY_WIDTH)
+    listed = table(shown, caption="The whole training on each GPU", sorts=len(known) > 1)
+    none = element("p", "The training fits on none of the GPUs.")
+    told = [plan_text(training.plan, unit), _WHOLE_LINE, ENERGY_LINE]
+    lead = " ".join(map(sentence, told))
+    content = listed if known else none
+    return [Section("training", "The whole training", content, lead, "training")]
+
+
+def scaling_report(title: str, curve: Scaling, training: WholeTraining | None = None) -> Report:
     """How the speed grows with the number of GPUs, with details of the fewest and the most."""
     steps = [point.prediction for point in curve.points]
-    candidates = _compared(steps)
+    candidates = _compared(steps, training=training)
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
     lead = " ".join(map(sentence, scaling_remarks(curve)))
     sections = (
         Section("scaling", "Scaling", chart, lead, "scaling"),
+        *training_sections(training, candidates[0].unit),
         *shown.sections,
         _how_sure_of_ranks(steps),
     )

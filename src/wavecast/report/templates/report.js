@@ -37,9 +37,9 @@ function wavecastReport(root, data, signal) {
 
 // A click on a heading sorts by its column; a second click reverses the order.
 function wavecastSorts(table) {
-  const scale = { k: 1e3, M: 1e6, G: 1e9, T: 1e12, us: 1e-6, ms: 1e-3, KiB: 1024, MiB: 1048576, GiB: 1073741824 };
+  const scale = { k: 1e3, M: 1e6, G: 1e9, T: 1e12, us: 1e-6, ms: 1e-3, min: 60, h: 3600, d: 86400, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40, PiB: 2 ** 50 };
   function value(cell) {
-    const parts = cell.textContent.replaceAll(",", "").replace("> ", "").trim().split(" ");
+    const parts = cell.textContent.replaceAll(/[,$]/g, "").replace("> ", "").trim().split(" ");
     const number = parseFloat(parts[0]);
     return Number.isNaN(number) ? cell.textContent : number * (scale[parts[1]] ?? 1);
   }
