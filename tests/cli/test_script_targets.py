@@ -75,6 +75,7 @@ def test_memory_and_fits_take_the_batch_of_the_script() -> None:
     assert run("fits", "train.py", *L4).code == 0
 
 
+@pytest.mark.slow
 def test_max_batch_changes_the_batch_by_the_scripts_option() -> None:
     limit = ("--limit-gib", "0.4")
     done = run("max-batch", "train.py", *L4, *limit, "--json", "--", "--width", "4096")
