@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
+from itertools import pairwise
 from pathlib import Path
 
 from lab.collect.turns import Line, Turns
@@ -37,7 +38,7 @@ def test_turns_do_not_overlap_and_failures_are_kept(tmp_path: Path) -> None:
     assert "no such step" in turns.failures["raise c"]
     spans = _spans(tmp_path)
     assert len(spans) == 6
-    assert all(end <= begin for (_, end), (begin, _) in zip(spans, spans[1:], strict=False))
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(spans))
 
 
 def test_tasks_that_are_not_ready_in_time_are_named(tmp_path: Path) -> None:
