@@ -191,7 +191,7 @@ def measure(named: Sequence[InferenceCase], ready: Callable[[], None]) -> list[d
     """The rows of steps of one model, once they may be measured."""
     import torch
 
-    steps, rows = BuiltModel(), []
+    steps, rows = BuiltModel(), list[dict[str, Any]]()
     for case in named:
         row = asdict(case)
         try:
