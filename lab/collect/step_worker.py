@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ import torch
 
 from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
+from lab.collect.turns import Turn
 from lab.steps.compiled import EAGER, GRAPHS, CompiledStep
 from lab.steps.timed_sets import step_named
 from wavecast.traces.step import Op
@@ -257,30 +257,23 @@ def trace_step(step: CompiledStep, folder: Path) -> Row:
 
 def main() -> None:
     """Do one task: FOLDER (step | trace | host) NAME DESCRIPTOR."""
-    folder, kind, name, descriptor = Path(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
-
-    def say(**words: Any) -> None:
-        os.write(descriptor, (json.dumps(words) + "\n").encode())
-
-    def ready() -> None:
-        say(ready=name)
-        sys.stdin.readline()
-
+    folder, kind, name = Path(sys.argv[1]), *sys.argv[2:4]
+    turn = Turn(name, int(sys.argv[4]))
     try:
         if kind == "host":
-            row = measure_host(ready)
+            row = measure_host(turn.wait)
         elif kind == "trace":
             row = trace_step(step_named(name), folder)
         else:
-            row = measure_step(step_named(name), folder, ready)
+            row = measure_step(step_named(name), folder, turn.wait)
         with gzip.open(folder / f"{kind}-{name}.row.gz", "wt", encoding="utf-8") as file:
             json.dump(row, file, separators=(",", ":"))
         keys = ("wall_s", "issued_s", "busy_s", "seconds", "gpu_s")
         shown = {key: round(row[key] * 1e3, 2) for key in keys if key in row}
-        say(done=" ".join(f"{key} {value}" for key, value in shown.items()) or "yes")
+        turn.say(done=" ".join(f"{key} {value}" for key, value in shown.items()) or "yes")
     except Exception as error:
         text = traceback.format_exc(limit=-3)[-500:]
-        say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
+        turn.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
 
 
 if __name__ == "__main__":

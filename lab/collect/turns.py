@@ -29,6 +29,23 @@ LAST_MEASURE_S = 4.0
 """Nothing is measured so shortly before the end."""
 
 
+@dataclass(frozen=True)
+class Turn:
+    """What the process of a task says to the one that gives turns, through a pipe."""
+
+    task: str
+    descriptor: int
+
+    def say(self, **words: str) -> None:
+        """Say `done` or `failed`, each with some words."""
+        os.write(self.descriptor, (json.dumps(words) + "\n").encode())
+
+    def wait(self) -> None:
+        """Say that all is ready to be measured, and wait for the turn."""
+        self.say(ready=self.task)
+        sys.stdin.readline()
+
+
 class Worker:
     """The process of one task, with caches of its own."""
 
