@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.collect.turns import Turns
+from lab.collect.turns import ENVIRONMENT, Turns
 from lab.steps.timed_sets import NAMES, names_of
 
 LIBRARIES = ("torch", "triton", "torchvision", "transformers", "numpy")
@@ -43,11 +43,8 @@ PRELOADED = (
     "transformers.generation",
 )
 """What each process would import first."""
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "3",
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+PRELOADING = {
+    **ENVIRONMENT,
     "TORCH_WARM_POOL": "0",  # the process that is forked from compiles nothing
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor does it use the GPU
 }
@@ -136,8 +133,8 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--predict", action="store_true", help="trace and predict, do not measure")
     parser.add_argument("--only", nargs="*", default=[], help="names of steps")
     args = parser.parse_args(given)
-    if any(os.environ.get(name) != value for name, value in ENVIRONMENT.items()):
-        os.execve(sys.executable, sys.orig_argv, os.environ | ENVIRONMENT)
+    if any(os.environ.get(name) != value for name, value in PRELOADING.items()):
+        os.execve(sys.executable, sys.orig_argv, os.environ | PRELOADING)
     for module in PRELOADED:
         importlib.import_module(module)
     names = args.only or names_of(args.which)

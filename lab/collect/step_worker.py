@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ import torch
 
 from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
-from lab.collect.turns import Line
+from lab.collect.turns import Turn, in_new_process
 from lab.steps.compiled import EAGER, GRAPHS, CompiledStep
 from lab.steps.timed_sets import step_named
 from wavecast.traces.step import Op
@@ -185,9 +184,9 @@ def record_eager(step: Run, path: Path) -> Row:
     return {"busy_s": trace.measurement.gpu_s, "trace": path.name}
 
 
-def record_kernels(step: Run, line: Line, origins: KernelOrigins) -> Row:
+def record_kernels(step: Run, turn: Turn, origins: KernelOrigins) -> Row:
     """The kernels of one iteration, the ops of fused ones, and the regions of the host."""
-    events = profiled(step, line.turn)
+    events = profiled(step, turn.taken)
     kernels = kernels_of(events)
     used = {kernel["name"] for kernel in kernels}
     return {
@@ -218,7 +217,7 @@ def prepared(step: CompiledStep, choice: LateChoice, brief: bool) -> Run:
     return run
 
 
-def measure_step(step: CompiledStep, folder: Path, line: Line, brief: bool) -> Row:
+def measure_step(step: CompiledStep, folder: Path, turn: Turn, brief: bool) -> Row:
     """Everything about a step; if brief, only its times, memory and kernels."""
     torch.set_float32_matmul_precision("highest")
     on_gpu = torch.cuda.is_available()
@@ -229,7 +228,7 @@ def measure_step(step: CompiledStep, folder: Path, line: Line, brief: bool) -> R
     run = prepared(step, choice, brief)
     row: Row = {"step": step.name, "family": step.family, "mode": step.mode}
     row["prepare_s"] = round(time.perf_counter() - begin, 2)
-    with line.turn():
+    with turn.taken():
         choice.quiet()
         for _ in range(2):
             run()
@@ -237,19 +236,19 @@ def measure_step(step: CompiledStep, folder: Path, line: Line, brief: bool) -> R
     if not brief:
         row["python_calls"] = python_calls(run)
     if step.mode == EAGER and on_gpu and not brief:
-        with line.turn():
+        with turn.taken():
             row |= record_eager(run, folder / f"{step.name}.json.gz")
     else:
-        row |= record_kernels(run, line, origins)
+        row |= record_kernels(run, turn, origins)
     return row
 
 
-def measure_host(line: Line) -> Row:
+def measure_host(turn: Turn) -> Row:
     """The host benchmark."""
     from wavecast.frameworks.pytorch.measurement import host_benchmark as benchmark
 
     places = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    with line.turn():
+    with turn.taken():
         times = {place: benchmark.time_host(place, rounds=12) for place in places}
     return {"host": times, "processor": benchmark.processor()}
 
@@ -274,20 +273,17 @@ def trace_step(step: CompiledStep, folder: Path) -> Row:
     }
 
 
-def work(task: str, line: Line, folder: Path, brief: bool) -> str:
+def work(turn: Turn, folder: Path, brief: bool) -> str:
     """Do one task, (step | trace | host) NAME; returns its times in milliseconds."""
-    kind, name = task.split()
+    kind, name = turn.task.split()
     if kind != "trace" and not can_use_gpu():
-        for descriptor in (line.reading, line.writing):
-            os.set_inheritable(descriptor, True)
-        given = (str(folder), str(int(brief)), kind, name, str(line.reading), str(line.writing))
-        os.execv(sys.executable, [sys.executable, "-m", "lab.collect.step_worker", *given])
+        in_new_process("-m", "lab.collect.step_worker", str(folder), str(int(brief)))(turn)
     if kind == "host":
-        row = measure_host(line)
+        row = measure_host(turn)
     elif kind == "trace":
         row = trace_step(step_named(name), folder)
     else:
-        row = measure_step(step_named(name), folder, line, brief)
+        row = measure_step(step_named(name), folder, turn, brief)
     with gzip.open(folder / f"{kind}-{name}.row.gz", "wt", encoding="utf-8") as file:
         json.dump(row, file, separators=(",", ":"))
     keys = ("wall_s", "issued_s", "busy_s", "seconds", "gpu_s")
@@ -309,14 +305,14 @@ def can_use_gpu() -> bool:
 
 
 def main() -> None:
-    """Do a task in a new process: FOLDER BRIEF KIND NAME READING WRITING."""
-    folder, brief, kind, name, reading, writing = sys.argv[1:7]
-    line = Line(int(reading), int(writing))
+    """Do a task in a new process: FOLDER BRIEF KIND NAME DESCRIPTOR."""
+    folder, brief, kind, name, descriptor = sys.argv[1:6]
+    turn = Turn(f"{kind} {name}", int(descriptor))
     try:
-        line.say(done=work(f"{kind} {name}", line, Path(folder), brief == "1"))
+        turn.say(done=work(turn, Path(folder), brief == "1"))
     except Exception as error:
         text = traceback.format_exc(limit=-3)[-500:]
-        line.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
+        turn.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
 
 
 if __name__ == "__main__":

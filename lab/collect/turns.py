@@ -31,28 +31,53 @@ LAST_MEASURE_S = 4.0
 """Nothing is measured so shortly before the end."""
 
 
-class Line:
-    """The line from a process to the one that gives turns, at the end of the process."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "3",
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+}
+"""What torch must find in the environment of a task when it is imported."""
 
-    def __init__(self, reading: int, writing: int) -> None:
-        self.reading, self.writing = reading, writing
-        self._heard = os.fdopen(reading, "r", encoding="utf-8", closefd=False)
+
+@dataclass(frozen=True)
+class Turn:
+    """What the process of a task says to the one that gives turns, which answers on stdin."""
+
+    task: str
+    descriptor: int
 
     def say(self, **words: str) -> None:
-        """Send a message."""
-        os.write(self.writing, (json.dumps(words) + "\n").encode())
+        """Say `ready`, `over`, `done` or `failed`, each with some words."""
+        os.write(self.descriptor, (json.dumps(words) + "\n").encode())
+
+    def wait(self) -> None:
+        """Say that all is ready to be measured, and wait for the turn, which lasts to the end."""
+        self.say(ready=self.task)
+        while os.read(0, 1) not in (b"\n", b""):
+            pass
 
     @contextlib.contextmanager
-    def turn(self) -> Iterator[None]:
-        """Wait for a turn, and give it up afterwards."""
-        self.say(ready="yes")
-        self._heard.readline()
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn, and give it up afterwards."""
+        self.wait()
         yield
-        self.say(over="yes")
+        self.say(over=self.task)
 
 
-Work = Callable[[str, Line], str]
-"""Does a task, and returns a few words about what it found."""
+Work = Callable[[Turn], str]
+"""Does a task in a process of its own, and returns a few words about what it found."""
+
+
+def in_new_process(*command: str) -> Work:
+    """Work by a command of Python, to which the words of the task and a descriptor are added."""
+
+    def work(turn: Turn) -> str:
+        os.set_inheritable(turn.descriptor, True)
+        words = (*command, *turn.task.split(), str(turn.descriptor))
+        os.execve(sys.executable, [sys.executable, *words], os.environ | ENVIRONMENT)
+
+    return work
 
 
 class Worker:
@@ -68,12 +93,13 @@ class Worker:
         sys.stdout.flush()
         self.process = os.fork()
         if self.process == 0:
-            self._work(work, own, Line(reading, saying))
+            os.dup2(reading, 0)
+            self._work(work, own, Turn(task, saying))
         os.close(saying)
         os.close(reading)
         self.replies = os.fdopen(hearing, "rb", buffering=0)  # or a line waits where none looks
 
-    def _work(self, work: Work, own: Path, line: Line) -> None:
+    def _work(self, work: Work, own: Path, turn: Turn) -> None:
         """Do the task and end, in the new process."""
         os.setsid()
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -82,10 +108,10 @@ class Worker:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
         os.environ["TRITON_CACHE_DIR"] = str(own / "triton")
         try:
-            line.say(done=work(self.task, line))
+            turn.say(done=work(turn))
         except BaseException as error:
             text = traceback.format_exc(limit=-3)[-500:]
-            line.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
+            turn.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
         finally:
             os._exit(0)
 

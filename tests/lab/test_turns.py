@@ -8,7 +8,7 @@ from collections import deque
 from itertools import pairwise
 from pathlib import Path
 
-from lab.collect.turns import Line, Turns
+from lab.collect.turns import Turn, Turns, in_new_process
 
 
 def _spans(folder: Path) -> list[tuple[float, float]]:
@@ -17,14 +17,14 @@ def _spans(folder: Path) -> list[tuple[float, float]]:
 
 
 def test_turns_do_not_overlap_and_failures_are_kept(tmp_path: Path) -> None:
-    def work(task: str, line: Line) -> str:
-        kind, name = task.split()
+    def work(turn: Turn) -> str:
+        kind, name = turn.task.split()
         if kind == "raise":
             raise ValueError("no such step")
         if kind == "die":
             os._exit(3)
         for number in range(2):
-            with line.turn():
+            with turn.taken():
                 begin = time.monotonic()
                 time.sleep(0.03)
                 (tmp_path / f"{name}-{number}.span").write_text(f"{begin} {time.monotonic()}")
@@ -42,9 +42,19 @@ def test_turns_do_not_overlap_and_failures_are_kept(tmp_path: Path) -> None:
 
 
 def test_tasks_that_are_not_ready_in_time_are_named(tmp_path: Path) -> None:
-    def work(task: str, line: Line) -> str:
+    def work(turn: Turn) -> str:
         time.sleep(60)
-        return task
+        return turn.task
 
     turns = Turns(work, tmp_path, deque(["step a", "step b"]), 1, time.monotonic() + 4.2)
     assert turns.run() == ["step a", "step b"]
+
+
+def test_a_task_may_be_a_command(tmp_path: Path) -> None:
+    code = (
+        "import sys; from lab.collect.turns import Turn; "
+        "turn = Turn(sys.argv[1], int(sys.argv[-1])); turn.wait(); turn.say(done=sys.argv[2])"
+    )
+    turns = Turns(in_new_process("-c", code), tmp_path, deque(["a b"]), 1, time.monotonic() + 60)
+    assert turns.run() == []
+    assert turns.done == ["a b"]
