@@ -120,7 +120,7 @@ def _uncertainty(sizes: np.ndarray, residuals: np.ndarray, batch: int) -> float:
     """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
     freedom = len(sizes) - 2
     t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
-    noise = math.sqrt(float(residuals @ residuals) / freedom)
+    noise = math.hypot(*residuals) / math.sqrt(freedom)
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     return t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
 
