@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
@@ -49,7 +49,7 @@ class LargerBatch(Shown):
 
     def __post_init__(self) -> None:
         what = f"the line through the batches {', '.join(map(str, self.points))} at {self.batch}"
-        refuse_impossible(what, self.seconds, self.low_s, self.high_s)
+        checked(self, what, ("seconds", "low_s", "high_s", "per_sample_s", "fixed_s", "points"))
 
     @property
     def throughput(self) -> float:
