@@ -131,6 +131,9 @@ class Propagation(Redistribution):
         if (base in MOVES or base in CASTS) and call.reads:
             name = self._weights.get(call.reads[0], "")
         for value, placement in zip(call.writes, outputs, strict=True):
+            rank = len(self.trace.values[value].spec.shape)
+            if isinstance(placement, Shard) and placement.dim >= rank:
+                self._refuse(call, f"what it writes has {rank} dimensions")
             if value not in call.reads:
                 self._copy_of.pop(value, None)
                 self._weights.pop(value, None)
