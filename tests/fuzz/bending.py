@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from fuzz import forms
-from fuzz.mutation import TEXTS
+from fuzz.mutation import TEXTS, json_text
 
 from wavecast.traces.decoding import decode
 from wavecast.traces.encoding import encode
@@ -57,7 +57,7 @@ def bent_file(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
 
 def written(trace: Trace) -> bytes:
     """The trace as the content of a file."""
-    return forms.signed(forms.json_text(encode(trace)))
+    return forms.signed(json_text(encode(trace)))
 
 
 _KNOWN: dict[bytes, Trace] = {}

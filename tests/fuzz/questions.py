@@ -54,8 +54,8 @@ def sound(value: Any, where: str) -> None:
 
 
 def _sound_range(value: Mapping[str, Any], where: str) -> None:
-    middle, low, high = (value.get(name) for name in ("seconds", "low_s", "high_s"))
-    if None not in (middle, low, high) and not 0 <= low <= middle <= high:
+    low, middle, high = (value.get(name, 0.0) for name in ("low_s", "seconds", "high_s"))
+    if None not in (low, middle) and high and not 0 <= low <= middle <= high:
         raise BadResult(f"{where} is outside its range: {low}, {middle}, {high}")
     peak, reserved = value.get("peak_bytes"), value.get("reserved_bytes")
     if peak is not None and reserved is not None and peak > reserved:

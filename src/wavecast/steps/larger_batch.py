@@ -6,7 +6,7 @@ Habitat, section 6.1.3: predict at three or more batch sizes that fit, fit a lin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,21 +93,24 @@ def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> La
             f"the time of a step must be positive and finite; these are {_listed(points)}"
         )
     sizes, times = np.array(list(points), dtype=float), np.array(list(points.values()))
-    slope, fixed = np.polyfit(sizes, times, 1)
-    seconds = float(fixed + slope * batch)
+    # In units of a power of two near the longest time, the squares of no time overflow.
+    unit_s = 2.0 ** (math.frexp(float(times.max()))[1] - 1)
+    slope, fixed = (unit_s * float(part) for part in np.polyfit(sizes, times / unit_s, 1))
+    seconds = fixed + slope * batch
     if seconds <= 0:
         raise InvalidInput(
             f"the line through these batches is not above 0 s at {batch}: their times do not grow "
             f"with the batch ({_listed(points)})"
         )
-    off_s = _uncertainty(sizes, times - (fixed + slope * sizes), batch)
+    residuals = [time_s - (fixed + slope * size) for size, time_s in points.items()]
+    off_s = _uncertainty(sizes, residuals, batch)
     return LargerBatch(
         batch=batch,
         seconds=seconds,
         low_s=max(seconds - off_s, 0.0),
         high_s=seconds + off_s,
-        per_sample_s=float(slope),
-        fixed_s=float(fixed),
+        per_sample_s=slope,
+        fixed_s=fixed,
         points=points,
     )
 
@@ -116,7 +119,7 @@ def _listed(points: Mapping[int, float]) -> str:
     return ", ".join(f"{size}: {seconds:.3g} s" for size, seconds in points.items())
 
 
-def _uncertainty(sizes: np.ndarray, residuals: np.ndarray, batch: int) -> float:
+def _uncertainty(sizes: np.ndarray, residuals: Sequence[float], batch: int) -> float:
     """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
     freedom = len(sizes) - 2
     t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
