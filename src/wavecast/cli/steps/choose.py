@@ -105,7 +105,7 @@ def choose(
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
-    limits = _budget(budget), deadline and seconds_of(deadline, "--deadline")
+    limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
     plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
