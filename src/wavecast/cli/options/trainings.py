@@ -78,9 +78,7 @@ class TrainingOptions:
 
 def units_of(target: Target) -> int:
     """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
-    if target.samples is None or not target.batch or target.samples % target.batch:
-        return 1
-    return target.samples // target.batch
+    return target.units_per_sample
 
 
 def _option(name: str) -> str:

@@ -1,0 +1,67 @@
+"""What to rent for a training, and what to change in its step: the page's longer questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import wavecast
+from wavecast.advice.advising import advise_on
+from wavecast.advice.variants import TargetVariants
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.step_source import target_source
+from wavecast.frameworks.targets import Target
+from wavecast.hardware.device import Device
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.prices import price_book
+from wavecast.planning.scaling import doubles
+from wavecast.planning.selection import Aim, select
+from wavecast.report.html.advice_reports import advice_report
+from wavecast.report.html.choice_reports import choice_report
+from wavecast.report.html.documents import Report
+from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
+
+_HOUR_S = 3600.0
+
+
+def chosen_gpus(
+    question: PredictionQuestion, target: Target, limits: ChoiceQuestion
+) -> dict[str, Any]:
+    """The GPUs with an offer for a whole training, the cheapest first, within limits.
+
+    Raises:
+        InvalidInput: the question does not say how long the training is.
+    """
+    if question.training is None:
+        raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
+    plan = TrainingPlan(**question.training.model_dump())
+    wanted = TrainingQuestion(
+        plan=plan,
+        counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
+        batch=target.batch,
+        each=target.units_per_sample,
+    )
+    book = price_book()
+    offered = {offer.device_id for offer in book.seen()}
+    devices = tuple(gpu for gpu in wavecast.devices() if gpu.id in offered)
+    source = target_source(target)
+    found = find_candidates(devices, wanted, source.on, book)
+    deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
+    bounds = limits.budget_usd, deadline_s
+    selection = select(found, Aim.MONEY, *bounds)
+    return _parts(choice_report(target.name, selection, plan, source.on().unit, bounds))
+
+
+def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
+    """What would make a step faster, smaller or cheaper on a GPU."""
+    offer = price_book().cheapest(gpu.id)
+    return _parts(advice_report(advise_on(TargetVariants(target, gpu), gpu, offer)))
+
+
+def _parts(report: Report) -> dict[str, Any]:
+    """A report as parts of the page."""
+    return {
+        "verdict": report.verdict,
+        "sections": [section.drawn() for section in report.sections],
+        "data": report.data,
+    }
