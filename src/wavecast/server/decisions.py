@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import wavecast
-from wavecast.advice.advising import advise_on
+from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
+from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.variants import TargetVariants
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.step_source import target_source
@@ -49,19 +51,27 @@ def chosen_gpus(
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
     selection = select(found, Aim.MONEY, *bounds)
-    return _parts(choice_report(target.name, selection, plan, source.on().unit, bounds))
+    return _parts("offers", choice_report(target.name, selection, plan, source.on().unit, bounds))
 
 
 def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
-    """What would make a step faster, smaller or cheaper on a GPU."""
+    """What would make a step faster, smaller or cheaper on a GPU.
+
+    Compiled steps are left out: they take long to trace, and the page has a control for them.
+    """
     offer = price_book().cheapest(gpu.id)
-    return _parts(advice_report(advise_on(TargetVariants(target, gpu), gpu, offer)))
+    changes = [name for name in CHANGES if name not in SLOW_TO_TRACE]
+    return _parts(
+        "advice",
+        advice_report(advise_on(TargetVariants(target, gpu), gpu, offer, changes=changes)),
+    )
 
 
-def _parts(report: Report) -> dict[str, Any]:
-    """A report as parts of the page."""
+def _parts(place: str, report: Report) -> dict[str, Any]:
+    """A report as parts of the page, whose sections have names of their own there."""
+    sections = [replace(one, identity=f"{place}-{one.identity}") for one in report.sections]
     return {
         "verdict": report.verdict,
-        "sections": [section.drawn() for section in report.sections],
+        "sections": [section.drawn() for section in sections],
         "data": report.data,
     }
