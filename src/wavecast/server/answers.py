@@ -97,7 +97,7 @@ def _report(question: Mapping[str, Any]) -> dict[str, Any]:
     """The whole answer as a page that needs nothing but itself."""
     asked, step = _step(question)
     rows, _ = predicted_rows(asked, step, _gpus(asked))
-    return {"html": report_page(step.name, rows)}
+    return {"html": report_page(step.name, rows, asked.plan)}
 
 
 def _gpus(asked: PredictionQuestion) -> list[Device]:

@@ -14,7 +14,6 @@ from wavecast.frameworks.step_source import target_source
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import price_book
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, select
@@ -34,9 +33,9 @@ def chosen_gpus(
     Raises:
         InvalidInput: the question does not say how long the training is.
     """
-    if question.training is None:
+    plan = question.plan
+    if plan is None:
         raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
-    plan = TrainingPlan(**question.training.model_dump())
     wanted = TrainingQuestion(
         plan=plan,
         counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),

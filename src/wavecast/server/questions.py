@@ -14,6 +14,7 @@ from wavecast.frameworks.decoders import DECODERS
 from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import TrainingPlan
 from wavecast.suite import benchmark
 
 MOST_GPUS = 8
@@ -134,6 +135,11 @@ class PredictionQuestion(BaseModel):
     def of_hugging_face(self) -> bool:
         """Whether the model is one of Hugging Face."""
         return (self.model or "").startswith(HUGGING_FACE)
+
+    @property
+    def plan(self) -> TrainingPlan | None:
+        """The whole training in the words of the library; None if it was not asked for."""
+        return None if self.training is None else TrainingPlan(**self.training.model_dump())
 
     def canonical(self) -> PredictionQuestion:
         """The same question in the library's own names, so that equal questions are equal.
