@@ -109,6 +109,10 @@ class Predictor(Protocol):
         """
         return None
 
+    def assumptions(self, device: Device) -> tuple[str, ...]:
+        """What the predictor assumes because the device's file lacks a fact, in sentences."""
+        return ()
+
 
 @runtime_checkable
 class Scaler(Protocol):

@@ -90,7 +90,8 @@ def predict(
         issuing = find_host(host, target, None if alone else machines.cluster)
         if host_factor != 1:
             issuing = issuing.scaled(host_factor)
-        return predict_parallel(step, parallel, machines, issuing, notes)
+        assumed = machines.kernels.assumptions(target)
+        return predict_parallel(step, parallel, machines, issuing, (*notes, *assumed))
     _refuse_ranks(step)
     return _on_one_gpu(step, notes, target, predictor, origin, (host, host_factor, graphed))
 
@@ -148,6 +149,7 @@ def _on_one_gpu(
         op_predictor = predictor or default_predictor()
         answers = predict_ops(trace, target, op_predictor)
         familiarity = op_predictor.familiarity(target)
+        notes = (*notes, *op_predictor.assumptions(target))
     else:
         measured = measurement_of(trace)
         answers = scale_ops(trace, target, predictor or default_scaler(), origin_of(trace, origin))
