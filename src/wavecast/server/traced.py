@@ -167,8 +167,11 @@ def model_target(step: Mapping[str, Any]) -> Target:
         return resolve(name, batch, precision, ModelOptions(**chosen))
     if name.startswith(HUGGING_FACE):
         _refuse_others(name, sizes, ["seq"])
-        adapted = {"lora": {"lora": "r=16"}, "qlora": {"qlora": True}}.get(step["adapters"], {})
-        own: dict[str, Any] = {**sizes, **adapted, "checkpointing": step["checkpointing"]}
+        own: dict[str, Any] = sizes | {
+            "lora": "r=16" if step["adapters"] == "lora" else None,
+            "qlora": step["adapters"] == "qlora",
+            "checkpointing": step["checkpointing"],
+        }
         return resolve(name, batch, step["precision"], ModelOptions(**own))
     model = benchmark(name)
     if not sizes:
