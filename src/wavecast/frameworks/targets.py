@@ -73,13 +73,6 @@ class Target:
         """Whether it is a measured trace, whose times are scaled rather than predicted."""
         return self.trace is not None and self.trace.measurement is not None
 
-    @property
-    def units_per_sample(self) -> int:
-        """How many units of its trace one sample of the batch has: the tokens of a sequence."""
-        if self.samples is None or not self.batch or self.samples % self.batch:
-            return 1
-        return self.samples // self.batch
-
     def changed(self, batch: int | None = None, precision: str | None = None) -> Target:
         """The same step at another batch or in another precision.
 

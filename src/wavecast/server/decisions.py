@@ -10,7 +10,7 @@ from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.variants import TargetVariants
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.step_source import target_source
+from wavecast.frameworks.step_source import target_source, units_of
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
@@ -40,7 +40,7 @@ def chosen_gpus(
         plan=plan,
         counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
         batch=target.batch,
-        each=target.units_per_sample,
+        each=units_of(target),
     )
     book = price_book()
     offered = {offer.device_id for offer in book.seen()}
