@@ -310,3 +310,25 @@ x = torch.randn(4, 32).cuda()
 torch.equal(model(x), model(x)), torch.allclose(x, x), x[x > 0], torch.unique(x.long())
 """
     assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+
+
+def test_looking_for_the_length_keeps_no_tensor_alive(script: MakeScript) -> None:
+    body = """
+def main():
+    NAME = 3
+    for epoch in range(NAME):
+        for _ in range(5):
+            optimizer.zero_grad()
+            big = model(torch.randn(4096, 32).cuda())
+            big.sum().backward()
+            optimizer.step()
+            del big
+main()
+"""
+    named = wavecast.run_script(script(body.replace("NAME", "epochs")))
+    other = wavecast.run_script(script(body.replace("NAME", "rounds"), name="other.py"))
+    assert named.length is not None
+    assert (named.length.epochs, named.length.steps) == (3, None)  # no loader counts its batches
+    assert other.length is None
+    peaks = {wavecast.memory(run.largest or run.trace).peak_bytes for run in (named, other)}
+    assert len(peaks) == 1
