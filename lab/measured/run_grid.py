@@ -12,7 +12,7 @@ from pathlib import Path
 from wavecast.regression.runs.splits import BATCHES, NETS
 
 ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
-"""What was measured, before section 4.3 of the paper was read to its end: 13 of these 20 are a tenth
+"""What was measured before section 4.3 of the paper was read to its end. 13 of these 20 are a tenth
 of the printed ones (`wavecast.regression.runs.splits.ITERATIONS`), which `lab.collect.run_grid`
 measures."""
 __all__ = ["BATCHES", "ITERATIONS", "NETS", "VARIANTS", "GridRow", "Variant", "layer_key", "read"]

@@ -3,7 +3,8 @@
     python -m lab score half_precision
 
 Each step that was measured on our H200 in both precisions is converted on the same GPU; only the
-GPU's time counts.
+GPU's time counts. Writes the table of docs/appendix/accuracy-scaling.md, which is the only page
+with these figures beside docs/papers.md.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured import campaigns
+from lab.score import pages
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.mixed_precision import MixedPrecision
 
+MARK = "begin: python -m lab score half_precision"
+PAGE = pages.APPENDIX / "accuracy-scaling.md"
 FULL, HALF = "fp32", "bf16"
+CAMPAIGN = "measured"
 CONTENDERS = {
     "Daydream's rule alone": MixedPrecision.daydream,
     "with the op's own ratio": MixedPrecision.shipped,
@@ -35,13 +41,21 @@ def errors(traces: Mapping[str, Trace], scaler: Scaler) -> dict[str, float]:
     return found
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of both, and those of each step."""
-    needs.parser(__doc__).parse_args(given)
-    traces = campaigns.traces("measured")
+def table() -> str:
+    """The mean and the worst error of each way, and its error on ResNet-50."""
+    lines = [*heading("way | steps | mean error | worst | ResNet-50, batch 32")]
+    traces = campaigns.traces(CAMPAIGN)
     for title, make in CONTENDERS.items():
         found = errors(traces, make(HALF))
         sizes = [abs(error) for error in found.values()]
-        print(f"{title}: {len(sizes)} steps, {statistics.mean(sizes):.0%}, worst {max(sizes):.0%}")
-        for name, error in found.items():
-            print(f"    {name}: {error:+.0%}")
+        cells = f"{len(sizes)} | {statistics.mean(sizes):.0%} | {max(sizes):.0%}"
+        lines.append(f"| {title} | {cells} | {found['resnet50_b32-fp32']:+.0%} |")
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Write the table, and print it."""
+    needs.parser(__doc__).parse_args(given)
+    shown = table()
+    print(shown)
+    pages.write(PAGE, MARK, shown)

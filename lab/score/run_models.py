@@ -26,8 +26,8 @@ from lab.score.layer_models import GPU
 from wavecast.campaigns.run_grids import scaled
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.regression.least_squares import Method
-from wavecast.regression.runs.design import configurations, design
 from wavecast.regression.runs import splits
+from wavecast.regression.runs.design import configurations, design
 from wavecast.regression.runs.end_to_end import BatchWork, EndToEnd
 from wavecast.runs.run import Run
 from wavecast.suite import benchmark
@@ -184,9 +184,7 @@ def simulated() -> str:
         _, drawn = synthetic(beta)
         for noise in (0.01, 0.03, 0.05):
             for count in SPLITS:
-                method_errors = [
-                    simulated_error(drawn, noise, count, method) for method in methods
-                ]
+                method_errors = [simulated_error(drawn, noise, count, method) for method in methods]
                 best += method_errors[-1] <= min(method_errors) + 5e-5
                 cells = " | ".join(f"{100 * error:.2f}" for error in method_errors)
                 lines.append(f"| {name} | {noise:.0%} | {count} | {cells} |")

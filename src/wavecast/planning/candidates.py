@@ -129,7 +129,7 @@ class _CandidateFinder:
         device, needed = self._device, None
         for batch, trace in self._tried(1):
             needed = memory(trace, device) if trace.allocations else None
-            if needed is None or needed.fits:
+            if needed is None or needed.fits is not False:
                 return self._predicted_on_one(batch, trace, needed)
         return Candidate(device, 1, batch, memory=needed, reason=_too_large(needed))
 
