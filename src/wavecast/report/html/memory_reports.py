@@ -46,7 +46,9 @@ def _verdict(memories: Sequence[Memory]) -> Html:
     size = memory(max(needed.needed_bytes for needed in memories))
     if any(needed.fits is None for needed in memories):
         missing = " and ".join(first.unrecorded)
-        return joined(["It needs ", element("strong", f"more than {size}"), f": {missing} unknown."])
+        return joined(
+            ["It needs ", element("strong", f"more than {size}"), f": {missing} unknown."]
+        )
     if len(fitting) == len(memories):
         where = fitting[0] if len(fitting) == 1 else f"all {len(fitting)} GPUs"
         return joined(["It ", element("strong", "fits"), f" on {where}: it needs up to {size}."])
