@@ -9,7 +9,8 @@ import pytest
 
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import layer_models, multi_gpu, net_transfers, pages, run_models
+from lab.score import half_precision, layer_models, multi_gpu, net_transfers, pages, run_models
+from lab.score import run_grid as run_grid_scores
 
 APPENDIX = DOCS / "appendix"
 WHOLE = (APPENDIX / "runs-whole.md").read_text(encoding="utf-8")
@@ -167,3 +168,13 @@ def test_networks_of_today_predict_each_other_as_the_pages_say(precision: str) -
             assert float(worst) < 23, "the paper's bound at worst"
         for mean, worst in errors:
             assert f"{mean}%, {worst}%" in SHORT
+
+
+def test_the_printed_grid_is_judged_as_the_page_says() -> None:
+    assert run_grid_scores.table() == pages.section(run_grid_scores.PAGE, run_grid_scores.MARK)
+
+
+@pytest.mark.slow
+def test_mixed_precision_has_one_record() -> None:
+    shown = pages.section(half_precision.PAGE, half_precision.MARK)
+    assert shown == half_precision.table()
