@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.campaigns import run_grids, suite_runs
-from wavecast.campaigns.tasks import ANYWHERE, CPU, Task, task
+from wavecast.campaigns.tasks import ANYWHERE, CPU, CampaignTask, task
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import toml_table
 from wavecast.frameworks.strategies import parse_parallel
@@ -82,7 +82,7 @@ class Campaign:
     """Many tasks under one name."""
 
     name: str
-    tasks: tuple[Task, ...]
+    tasks: tuple[CampaignTask, ...]
     file: str
     """The text of its file."""
     attempts: int = _ATTEMPTS
@@ -117,7 +117,7 @@ def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
     table = toml_table(file)
     refuse_unknown(table, ("name", "attempts", *_SECTIONS), "a campaign")
     own = text(table["name"], "name") if "name" in table and not given else name
-    found: dict[str, Task] = {}
+    found: dict[str, CampaignTask] = {}
     for key, section in _SECTIONS.items():
         listed = table.get(key, [])
         if not isinstance(listed, list):
@@ -139,9 +139,9 @@ class _Section:
 
     needed: Mapping[str, Check]
     more: Mapping[str, Check]
-    make: Callable[[Values], Iterable[Task]]
+    make: Callable[[Values], Iterable[CampaignTask]]
 
-    def tasks(self, table: Any) -> Iterator[Task]:
+    def tasks(self, table: Any) -> Iterator[CampaignTask]:
         """The tasks of one such section."""
         if not isinstance(table, dict):
             raise InvalidInput(" must be a table")
@@ -201,7 +201,7 @@ def _strategies(value: Any, where: str) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _predictions(given: Values) -> Iterator[Task]:
+def _predictions(given: Values) -> Iterator[CampaignTask]:
     steps = product(
         given["targets"], given.get("batches", (None,)), given.get("precisions", (None,))
     )
@@ -212,7 +212,7 @@ def _predictions(given: Values) -> Iterator[Task]:
             yield task("predict", asked, ANYWHERE, f"{target}, {batch}, {precision}")
 
 
-def _layers(given: Values) -> Iterator[Task]:
+def _layers(given: Values) -> Iterator[CampaignTask]:
     kind, seed = given["kind"], int(given.get("seed", 0))
     for gpu in given["gpus"]:
         # A CPU would take minutes for most layers of the sample.
@@ -225,7 +225,7 @@ def _layers(given: Values) -> Iterator[Task]:
             yield task("layer", asked, gpu)
 
 
-def _suite(given: Values) -> Iterator[Task]:
+def _suite(given: Values) -> Iterator[CampaignTask]:
     if CPU in given["gpus"]:
         raise InvalidInput("the suite is measured on GPUs; [[runs]] can be tried out on a CPU")
     steps = suite_runs.configurations(
@@ -242,7 +242,7 @@ def _step(step: SuiteStep) -> dict[str, Any]:
     return {name: value for name, value in asdict(step).items() if name not in ("gpus", "nodes")}
 
 
-def _whole_runs(given: Values) -> Iterator[Task]:
+def _whole_runs(given: Values) -> Iterator[CampaignTask]:
     starts = run_grids.plan(
         given["models"],
         given["batches"],
@@ -254,7 +254,7 @@ def _whole_runs(given: Values) -> Iterator[Task]:
     yield from _starts(starts, given)
 
 
-def _designed(given: Values) -> Iterator[Task]:
+def _designed(given: Values) -> Iterator[CampaignTask]:
     seconds_of = designs.linear_seconds(
         given.get("startup", 0.0), given.get("iteration", 0.0), given.get("sample", 0.0)
     )
@@ -269,7 +269,7 @@ def _designed(given: Values) -> Iterator[Task]:
     yield from _starts(starts, given)
 
 
-def _starts(starts: Iterable[run_grids.Start], given: Values) -> Iterator[Task]:
+def _starts(starts: Iterable[run_grids.Start], given: Values) -> Iterator[CampaignTask]:
     options = {key: given[key] for key in ("image",) if key in given}
     for gpu, start in product(given["gpus"], starts):
         asked = {

@@ -12,12 +12,12 @@ import logging
 import platform
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from wavecast.campaigns.tasks import ANYWHERE, CPU, Task
-from wavecast.campaigns.work import Outcome, perform_all, this_release
+from wavecast.campaigns.tasks import ANYWHERE, CPU, CampaignTask
+from wavecast.campaigns.work import TaskOutcome, perform_all, this_release
 from wavecast.campaigns.workers import Bundle, Finished
 from wavecast.errors import WavecastError, needing_extra
 
@@ -35,10 +35,11 @@ class RayWorkers:
 
     Args:
         address: HOST:PORT of the head, "auto" for the cluster of this machine, or `LOCAL`.
+        own: the resources of this machine, for a cluster that is started here.
     """
 
-    def __init__(self, address: str) -> None:
-        self._ray = connect_ray(address)
+    def __init__(self, address: str, own: Mapping[str, float] | None = None) -> None:
+        self._ray = connect_ray(address, own)
         self._perform = self._ray.remote(perform_on_node)
         self._running: dict[Any, Bundle] = {}
         self._resources: tuple[float, dict[str, float]] = (-_FRESH_S, {})
@@ -98,7 +99,7 @@ class RayWorkers:
         return int(resources.get("CPU" if gpu == ANYWHERE else gpu, 0))
 
 
-def perform_on_node(tasks: Sequence[Task], release: str) -> list[Outcome]:
+def perform_on_node(tasks: Sequence[CampaignTask], release: str) -> list[TaskOutcome]:
     """Perform tasks on a node of Ray, which goes by its machine and its number in the cluster."""
     import ray
 
@@ -106,8 +107,12 @@ def perform_on_node(tasks: Sequence[Task], release: str) -> list[Outcome]:
     return perform_all(tasks, f"{platform.node()}:{number}", release)
 
 
-def connect_ray(address: str) -> Any:
+def connect_ray(address: str, own: Mapping[str, float] | None = None) -> Any:
     """Ray, connected to a cluster.
+
+    Args:
+        address: as `RayWorkers` takes it.
+        own: the resources of this machine, for a cluster that is started here.
 
     Raises:
         MissingExtra: Ray is not installed.
@@ -118,7 +123,8 @@ def connect_ray(address: str) -> Any:
         import ray
     if ray.is_initialized():
         return ray
-    options = {"include_dashboard": False} if address == LOCAL else {}
+    here = {"include_dashboard": False, "resources": dict(own or {})}
+    options = here if address == LOCAL else {}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -133,26 +139,23 @@ def connect_ray(address: str) -> Any:
 
 
 @contextmanager
-def spread_over_ray(address: str) -> Iterator[Callable[..., Iterator[Any]]]:
+def spread_over_ray(address: str) -> Iterator[tuple[Callable[..., Iterator[Any]], int]]:
     """A context with a function like `map`, which calls a function on the nodes of a cluster.
 
     The function must be one of a module, and what comes back is in the order of the items. A call
-    whose node died is made again.
+    whose node died is made again. Beside it comes the number of cores of the cluster.
     """
     ray = connect_ray(address)
 
-    def spread(
-        function: Callable[[_Item], _Answer], items: Iterable[_Item]
-    ) -> Iterator[_Answer]:
+    def spread(function: Callable[[_Item], _Answer], items: Iterable[_Item]) -> Iterator[_Answer]:
         remote = ray.remote(function).options(num_cpus=1, max_retries=3)
-        waiting = [remote.remote(item) for item in items]
-        for reference in waiting:
+        for reference in [remote.remote(item) for item in items]:
             try:
                 yield ray.get(reference)
             except ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, WavecastError) else error) from None
 
     try:
-        yield spread
+        yield spread, int(ray.cluster_resources().get("CPU", 1))
     finally:
         ray.shutdown()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wavecast import suite
-from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable
 from wavecast.regression.runs.splits import Split
@@ -123,16 +123,12 @@ def run(
             if left:
                 todo.append(replace(start, lengths=left))
         done = len(starts) - len(todo)
-        for start in with_progress(todo, already_done=done, report=progress, limit_s=limit_s):
-            try:
-                timed = measure(start)
-            except Exception as error:  # one failing start must not cost the others
-                if failed is None:
-                    raise
-                failed(start, error)
-                continue
-            for one in runs_of(start, timed, gpu=gpu, software=software, phase=phase):
+
+        def work(start: Start) -> None:
+            for one in runs_of(start, measure(start), gpu=gpu, software=software, phase=phase):
                 add(one)
+
+        work_off(todo, work, already_done=done, report=progress, limit_s=limit_s, failed=failed)
     return TABLE.read(path)
 
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from wavecast.campaigns.campaign_files import Campaign
 from wavecast.campaigns.progress import Progress
 from wavecast.campaigns.standing import CampaignRun
-from wavecast.campaigns.tasks import ANYWHERE, Task, together
-from wavecast.campaigns.work import Outcome, runs_of
+from wavecast.campaigns.tasks import ANYWHERE, CampaignTask, together
+from wavecast.campaigns.work import TaskOutcome, runs_of
 from wavecast.campaigns.workers import Bundle, Finished, Workers
 from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
 
@@ -42,11 +42,11 @@ def run_campaign(
         patience_s: how long to wait for a node with a GPU that none has now.
     """
     results.keep_file(campaign.file)
-    return _Running(campaign, results, workers, progress, patience_s).to_the_end()
+    return _TaskFlow(campaign, results, workers, progress, patience_s).to_the_end()
 
 
 @dataclass
-class _Running:
+class _TaskFlow:
     campaign: Campaign
     results: CampaignResults
     workers: Workers
@@ -98,7 +98,7 @@ class _Running:
         somebody = any(self.workers.can_run(gpu) for gpu, queue in self.queues.items() if queue)
         return somebody or waited_s < self.patience_s
 
-    def _queue(self, tasks: list[Task], *, singly: bool = False) -> None:
+    def _queue(self, tasks: list[CampaignTask], *, singly: bool = False) -> None:
         bundles = [(one,) for one in tasks] if singly else together(tasks)
         for bundle in bundles:
             self.queues.setdefault(bundle[0].gpu, deque()).append(bundle)
@@ -132,7 +132,7 @@ class _Running:
         self.done |= {one.task for one in answered}
         self._report()
 
-    def _fail(self, task: Task, outcome: Outcome) -> FailedAttempt:
+    def _fail(self, task: CampaignTask, outcome: TaskOutcome) -> FailedAttempt:
         self.errors[task.id] += 1
         if self.errors[task.id] < self.campaign.attempts:
             self._queue([task], singly=True)
@@ -156,7 +156,7 @@ class _Running:
         self.progress(Progress(done, total, pace_s * (total - done)))
 
 
-def _result(task: Task, outcome: Outcome) -> TaskResult:
+def _result(task: CampaignTask, outcome: TaskOutcome) -> TaskResult:
     assert outcome.answer is not None
     place = {"gpu": task.gpu} if task.gpu != ANYWHERE else {}
     return TaskResult(

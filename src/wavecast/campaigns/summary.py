@@ -17,7 +17,6 @@ from wavecast.files import GrowingTable, csv_line, write_whole
 from wavecast.runs.store.campaign_results import CampaignResults, TaskResult
 from wavecast.runs.suite_results import write_results
 
-
 _PACE_OF = 200
 """From how many of the last results the pace is taken."""
 
@@ -61,9 +60,7 @@ def _nodes(done: Sequence[TaskResult]) -> tuple[NodeWork, ...]:
     for one in done:
         by_node.setdefault(one.node, []).append(one)
     return tuple(
-        NodeWork(
-            node, len(own), sum(one.seconds for one in own), max(one.ended_s for one in own)
-        )
+        NodeWork(node, len(own), sum(one.seconds for one in own), max(one.ended_s for one in own))
         for node, own in sorted(by_node.items())
     )
 

@@ -21,7 +21,7 @@ _MOST_TOGETHER = 64
 
 
 @dataclass(frozen=True)
-class Task:
+class CampaignTask:
     """Something to measure or to predict."""
 
     kind: str
@@ -51,19 +51,21 @@ class Task:
         return f"{self.kind} {', '.join(words)}"
 
 
-def task(kind: str, asked: Mapping[str, Any], gpu: str = ANYWHERE, shared: str = "") -> Task:
+def task(
+    kind: str, asked: Mapping[str, Any], gpu: str = ANYWHERE, shared: str = ""
+) -> CampaignTask:
     """A task that asks for something."""
-    return Task(kind, json.dumps(asked, sort_keys=True), gpu, shared)
+    return CampaignTask(kind, json.dumps(asked, sort_keys=True), gpu, shared)
 
 
-def together(tasks: Iterable[Task]) -> list[tuple[Task, ...]]:
+def together(tasks: Iterable[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
     """Tasks in bundles, each of which runs as a whole: those that share work, up to 64 of them."""
-    groups: dict[tuple[str, str], list[Task]] = {}
+    groups: dict[tuple[str, str], list[CampaignTask]] = {}
     for one in tasks:
         groups.setdefault((one.gpu, one.shared or one.id), []).append(one)
     return [part for group in groups.values() for part in _parts(group)]
 
 
-def _parts(group: Sequence[Task]) -> list[tuple[Task, ...]]:
+def _parts(group: Sequence[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
     starts = range(0, len(group), _MOST_TOGETHER)
     return [tuple(group[start : start + _MOST_TOGETHER]) for start in starts]

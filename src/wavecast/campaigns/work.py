@@ -15,7 +15,7 @@ from typing import Any
 
 from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
-from wavecast.campaigns.tasks import CPU, Task
+from wavecast.campaigns.tasks import CPU, CampaignTask
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.step_source import StepSource, target_source
 from wavecast.frameworks.strategies import strategy_of
@@ -30,7 +30,7 @@ Answer = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TaskOutcome:
     """What became of one attempt at a task."""
 
     task: str
@@ -42,7 +42,9 @@ class Outcome:
     """Why there is no answer."""
 
 
-def perform_all(tasks: Sequence[Task], node: str = "", release: str = "") -> list[Outcome]:
+def perform_all(
+    tasks: Sequence[CampaignTask], node: str = "", release: str = ""
+) -> list[TaskOutcome]:
     """Perform tasks one after the other; one that fails does not stop the others.
 
     Args:
@@ -53,7 +55,7 @@ def perform_all(tasks: Sequence[Task], node: str = "", release: str = "") -> lis
     name = node or platform.node()
     if release and release != this_release():
         refusal = f"{name} has wavecast {this_release()}, and {release} asks; install the same"
-        return [Outcome(one.id, name, 0.0, error=refusal) for one in tasks]
+        return [TaskOutcome(one.id, name, 0.0, error=refusal) for one in tasks]
     return [_performed(one, name) for one in tasks]
 
 
@@ -65,17 +67,17 @@ def this_release() -> str:
         return "unknown"
 
 
-def _performed(task: Task, node: str) -> Outcome:
+def _performed(task: CampaignTask, node: str) -> TaskOutcome:
     began = time.monotonic()
     try:
         answer, error = _WORK[task.kind](task), ""
     except Exception as failure:  # whatever a task raises, the others go on
         text = str(failure) or repr(failure)
         answer, error = None, f"{type(failure).__name__}: {text.splitlines()[0][:500]}"
-    return Outcome(task.id, node, time.monotonic() - began, answer, error)
+    return TaskOutcome(task.id, node, time.monotonic() - began, answer, error)
 
 
-def _predict(task: Task) -> Answer:
+def _predict(task: CampaignTask) -> Answer:
     asked = task.asked
     source = _source(asked["target"], asked["batch"], asked["precision"])
     gpu = device(asked["gpu"])
@@ -105,7 +107,7 @@ def _source(target: str, batch: int | None, precision: str | None) -> StepSource
     return target_source(resolve(target, batch, precision))
 
 
-def _time_layer(task: Task) -> Answer:
+def _time_layer(task: CampaignTask) -> Answer:
     from wavecast.frameworks.pytorch.measurement.layers import software, time_layer
 
     asked, where = task.asked, _measuring_device(task.gpu)
@@ -113,7 +115,7 @@ def _time_layer(task: Task) -> Answer:
     return {**asdict(timed), "software": software()}
 
 
-def _measure_suite(task: Task) -> Answer:
+def _measure_suite(task: CampaignTask) -> Answer:
     _measuring_device(task.gpu)
     asked = task.asked
     step = SuiteStep(asked["model"], asked["batch"], asked["precision"])
@@ -123,7 +125,7 @@ def _measure_suite(task: Task) -> Answer:
     return asdict(measured)
 
 
-def _measure_run(task: Task) -> Answer:
+def _measure_run(task: CampaignTask) -> Answer:
     from wavecast.frameworks.pytorch.measurement import whole_runs
 
     asked = task.asked
@@ -155,7 +157,7 @@ def _measuring_device(gpu: str) -> str:
     return "cuda"
 
 
-_WORK: Mapping[str, Callable[[Task], Answer]] = {
+_WORK: Mapping[str, Callable[[CampaignTask], Answer]] = {
     "predict": _predict,
     "layer": _time_layer,
     "suite": _measure_suite,
@@ -169,7 +171,7 @@ def start_of(asked: Mapping[str, Any]) -> run_grids.Start:
     return run_grids.Start(asked["model"], asked["batch"], lengths, asked["precision"])
 
 
-def runs_of(task: Task, answer: Answer) -> tuple[Run, ...]:
+def runs_of(task: CampaignTask, answer: Answer) -> tuple[Run, ...]:
     """The past runs that an answer has: those of a grid."""
     if task.kind != "run":
         return ()

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Protocol
 
-from wavecast.campaigns.tasks import ANYWHERE, CPU, Task
-from wavecast.campaigns.work import Outcome, perform_all
+from wavecast.campaigns.tasks import ANYWHERE, CPU, CampaignTask
+from wavecast.campaigns.work import TaskOutcome, perform_all
 
-Bundle = tuple[Task, ...]
+Bundle = tuple[CampaignTask, ...]
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Finished:
     """A bundle that came back."""
 
     bundle: Bundle
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[TaskOutcome, ...] = ()
     """What became of each task; nothing if the worker was lost."""
     lost: str = ""
     """Why the worker was lost."""
@@ -94,7 +94,7 @@ class MachineWorkers:
             _Slot(CPU, ""),
             *(_Slot(ANYWHERE, "") for _ in range(processes)),
         ]
-        self._running: dict[Future[list[Outcome]], tuple[_Slot, Bundle]] = {}
+        self._running: dict[Future[list[TaskOutcome]], tuple[_Slot, Bundle]] = {}
 
     def can_run(self, gpu: str) -> bool:
         """Whether this machine has the GPU."""
@@ -141,7 +141,7 @@ class _Slot:
         self.gpu, self._visible = gpu, visible
         self._pool: ProcessPoolExecutor | None = None
 
-    def submit(self, bundle: Bundle) -> Future[list[Outcome]]:
+    def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
         """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(

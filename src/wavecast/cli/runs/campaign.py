@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.output.screen import counting_down, print_json, print_text, show, warn, width
 from wavecast.cli.runs.runs import StoreOption
 from wavecast.errors import WavecastError, needing_extra
@@ -29,14 +30,6 @@ campaign_app = Commands(
 )
 app.add_typer(campaign_app, name="campaign")
 
-RayOption = Annotated[
-    str | None,
-    typer.Option(
-        "--ray",
-        metavar="ADDRESS",
-        help='Run on a Ray cluster: HOST:PORT of its head, "auto", or "local" to start one here.',
-    ),
-]
 ProcessesOption = Annotated[
     int | None,
     typer.Option(
@@ -166,7 +159,7 @@ def resources() -> None:
     \b
     ray start --address head:6379 --resources "$(wavecast campaign resources)"
     """
-    print_text(json.dumps(Counter(_own_gpus()) | {"cpu": 1}))
+    print_text(json.dumps(_own_resources()))
 
 
 @contextmanager
@@ -222,13 +215,20 @@ def _workers(campaign: Campaign, ray: str | None, processes: int | None) -> Work
     from wavecast.campaigns.workers import MachineWorkers, ThisProcess
 
     if ray is not None:
-        from wavecast.campaigns.ray_workers import RayWorkers
+        from wavecast.campaigns.ray_workers import LOCAL, RayWorkers
 
-        return RayWorkers(ray)
+        return RayWorkers(ray, _own_resources() if ray == LOCAL else None)
     count = processes or os.cpu_count() or 1
     if not {task.gpu for task in campaign.tasks} - {ANYWHERE, CPU}:
         return ThisProcess() if count == 1 else MachineWorkers((), count)
     return MachineWorkers(_own_gpus(), count)
+
+
+def _own_resources() -> dict[str, int]:
+    """The GPUs of this machine by their ids, and a CPU, of which one is measured at a time."""
+    from wavecast.campaigns.tasks import CPU
+
+    return {**Counter(_own_gpus()), CPU: 1}
 
 
 def _own_gpus() -> list[str]:

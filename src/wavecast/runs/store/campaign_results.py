@@ -110,8 +110,10 @@ class CampaignResults:
 
     def _insert(self, connection: Connection, result: TaskResult) -> bool:
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
-        statement = dialect.insert(schema.results).on_conflict_do_nothing(
-            index_elements=["campaign", "task"]
+        statement = (
+            dialect.insert(schema.results)
+            .on_conflict_do_nothing(index_elements=["campaign", "task"])
+            .returning(schema.results.c.number)
         )
         row = {
             "campaign": self.name,
@@ -123,7 +125,7 @@ class CampaignResults:
             "seconds": result.seconds,
             "ended_s": result.ended_s,
         }
-        return bool(connection.execute(statement, row).rowcount)
+        return connection.execute(statement, row).first() is not None
 
     def results(self) -> Iterator[TaskResult]:
         """The results, in the order in which they came."""
