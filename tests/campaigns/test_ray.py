@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,9 +34,9 @@ gpus = ["h100-sxm-80gb"]
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+def environment(tmp_path: Path) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    yield {
+    return {
         **kept,
         "PYTHONPATH": str(ROOT / "src"),
         "RAY_USAGE_STATS_ENABLED": "0",
