@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.recomputing import recomputing
 from wavecast.frameworks.step_source import target_source
@@ -40,7 +41,13 @@ class NamedStep:
 
     @classmethod
     def of(cls, target: Target) -> NamedStep:
-        """The name of a target."""
+        """The name of a target.
+
+        Raises:
+            InvalidInput: it is a script, which runs on this machine only.
+        """
+        if target.script is not None:
+            raise InvalidInput(f"{target.name} is a script, which runs here only; leave out --ray")
         kept = ("assume", "ranks", "compiled", "changes")
         rest = tuple((name, getattr(target, name)) for name in kept)
         return cls(target.text, target.batch, target.precision, target.options, rest)
