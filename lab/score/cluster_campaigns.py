@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,10 +120,10 @@ def kills(number: int) -> Iterator[str]:
         done: list[int] = [0]
         workers = RayWorkers(nodes.cluster.address)
         with ThreadPoolExecutor(1) as thread:
-            running = thread.submit(
-                *(run_campaign, campaign, results, workers),
-                progress=lambda now: done.append(now.done),
+            told = partial(
+                run_campaign, campaign, results, workers, progress=lambda now: done.append(now.done)
             )
+            running = thread.submit(told)
             nodes.kill_some(running, lambda: done[-1])
             found = running.result()
         workers.close()

@@ -75,7 +75,7 @@ def candidates_in_parts(
     progress: Callable[[int, int], None],
 ) -> list[Candidate]:
     """What `find_candidates` finds, with each GPU looked at by itself, wherever there is room."""
-    plain = replace(question, smaller={})  # functions do not travel
+    plain = replace(question, smaller={}, larger=_no_larger)  # functions of a step do not travel
     parts = [_CandidatePart(NamedStep.of(target), (one,), plain, book) for one in devices]
     found: list[Candidate] = []
     for number, part in enumerate(spread(find_candidates_of, parts), start=1):
@@ -87,8 +87,13 @@ def candidates_in_parts(
 def find_candidates_of(part: _CandidatePart) -> list[Candidate]:
     """The candidates of one part."""
     target = part.step.target()
-    question = replace(part.question, smaller=smaller_steps(target))
-    return find_candidates(part.devices, question, target_source(target).on, part.book)
+    source = target_source(target)
+    question = replace(part.question, smaller=smaller_steps(target), larger=source.larger)
+    return find_candidates(part.devices, question, source.on, part.book)
+
+
+def _no_larger(gpu: Device, batch: int | None) -> None:
+    """No other step of the loop; nodes look for one themselves."""
 
 
 def smaller_steps(target: Target) -> dict[str, TraceFor]:
