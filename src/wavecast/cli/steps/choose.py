@@ -99,8 +99,6 @@ def choose(
     several GPUs with sharded weights; an hf: model also with checkpointing. Without --batch, the
     batch grows where a sample gets cheaper. Without a length, a million samples are compared.
     """
-    from wavecast.campaigns.searches import smaller_steps
-
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
     source = step_source(wanted, quiet=True)
@@ -118,7 +116,6 @@ def choose(
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
-        smaller=smaller_steps(wanted),
     )
     devices = _looked_at(named, book, question)
     found = _found(wanted, devices, question, source, book, ray)
@@ -151,13 +148,16 @@ def _found(
 
 
 def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
-    """The batch of a step, and whether others are tried."""
+    """The batch of a step, whether others are tried, and what is where it does not fit."""
+    from wavecast.campaigns.searches import smaller_steps
+
     is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
     return {
         "batch": target.batch,
         "each": units_of(target),
         "is_batch_fixed": step.batch is not None or is_script,
         "find_largest": not is_script,
+        "smaller": smaller_steps(target),
     }
 
 
