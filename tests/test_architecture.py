@@ -23,6 +23,7 @@ LAB = sorted((ROOT / "lab").rglob("*.py"))
 HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast": (
         "errors",
+        "soundness",
         "reading",
         "files",
         "showing",
@@ -57,7 +58,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
     ),
     "wavecast/frameworks": (
         *("", "confinement", "stages", "script_results", "jax", "kineto", "ncu", "pytorch"),
-        *("script_process", "scripts", "decoders", "strategies"),
+        *("script_process", "scripts", "script_targets", "step_functions"),
+        *("decoders", "strategies"),
         *("targets", "recomputing", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (
