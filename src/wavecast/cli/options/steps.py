@@ -16,7 +16,8 @@ from wavecast.cli.options.assumptions import AssumeOption, given_values
 from wavecast.cli.options.groups import grouped, option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.targets import FORMS, Target, resolve
+from wavecast.frameworks.target_functions import FORMS
+from wavecast.frameworks.targets import Target, resolve
 
 
 def target_names(incomplete: str) -> list[str]:
