@@ -23,6 +23,7 @@ LAB = sorted((ROOT / "lab").rglob("*.py"))
 HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast": (
         "errors",
+        "soundness",
         "reading",
         "files",
         "showing",

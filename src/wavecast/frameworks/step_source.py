@@ -127,6 +127,13 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
     )
 
 
+def units_of(target: Target) -> int:
+    """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
+    if target.samples is None or not target.batch or target.samples % target.batch:
+        return 1
+    return target.samples // target.batch
+
+
 def _refuse_torch_options(target: Target) -> None:
     if target.compiled:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")

@@ -27,12 +27,12 @@ from wavecast.cli.options.trainings import (
     NO_TRAINING,
     TrainingOptions,
     training_options,
-    units_of,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.step_source import units_of
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
