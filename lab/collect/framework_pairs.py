@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.collect.turns import Turn, Turns
+from lab.collect.turns import Turn, Turns, in_new_process
 from lab.steps.framework_pairs import FRAMEWORKS, PAIRS, pair_named
 
 TIMED_S, ROUNDS = 0.3, 3
@@ -128,8 +128,8 @@ def main(given: Sequence[str] = ()) -> None:
     tasks = deque(f"{one} {name}" for one in reversed(FRAMEWORKS) for name in reversed(names))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        command = ("-m", "lab.collect.framework_pairs", "--worker", name)
-        turns = Turns(command, folder, tasks, options.workers, begin + options.seconds)
+        work_alone = in_new_process("-m", "lab.collect.framework_pairs", "--worker", name)
+        turns = Turns(work_alone, folder, tasks, options.workers, begin + options.seconds)
         unfinished = turns.run()
         rows = [json.loads(path.read_text()) for path in sorted(folder.glob("*.row.json"))]
     seconds = round(time.monotonic() - begin, 1)

@@ -24,9 +24,9 @@ jax = pytest.importorskip("jax")
 
 
 def test_calls_of_nnx_modules_are_scopes() -> None:
-    nnx = pytest.importorskip("flax.nnx")
+    nnx: Any = pytest.importorskip("flax.nnx")
 
-    class Block(nnx.Module):  # type: ignore[misc]
+    class Block(nnx.Module):
         def __init__(self, rngs: Any) -> None:
             self.up = nnx.Linear(4, 8, rngs=rngs)
             self.down = nnx.Linear(8, 4, rngs=rngs)
@@ -34,7 +34,7 @@ def test_calls_of_nnx_modules_are_scopes() -> None:
         def __call__(self, x: Any) -> Any:
             return x + self.down(self.up(x))
 
-    class Net(nnx.Module):  # type: ignore[misc]
+    class Net(nnx.Module):
         def __init__(self, rngs: Any) -> None:
             self.blocks = nnx.List([Block(rngs) for _ in range(2)])
 

@@ -67,7 +67,7 @@ def _name_in(holder: Any, module: Any) -> str:
     """The attribute that holds a module in another: "norm", "blocks.3"; empty if none does."""
     for name, value in vars(holder).items():
         if value is module:
-            return name
+            return str(name)
         if isinstance(value, dict):
             pairs: Iterable[tuple[Any, Any]] = value.items()
         elif (
