@@ -59,8 +59,9 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks": (
         *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
         *("jax", "kineto", "ncu", "pytorch"),
-        *("script_process", "scripts", "decoders", "strategies"),
-        *("target_functions", "targets", "recomputing", "step_source", "tracing"),
+        *("script_process", "scripts", "script_targets", "step_functions"),
+        *("decoders", "strategies", "target_functions"),
+        *("targets", "recomputing", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (
         "",

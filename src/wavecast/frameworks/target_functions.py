@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput, UnknownName, WavecastError
+from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks import keras_models
+from wavecast.frameworks.step_functions import arguments_for, attribute_of, refuse_async
 from wavecast.frameworks.target_files import first_line, import_file, place_of
 
 FORMS = (
-    "a suite model (resnet50, jax:gpt2), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
-    "hf:NAME, a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, "
-    "FILE.json)"
+    "a suite model (resnet50, jax:gpt2), a training script (train.py, its arguments after --), "
+    "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, hf:NAME, a saved or measured trace, or "
+    "a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
 )
 
 
@@ -42,9 +42,9 @@ def made_step(
     """
     if keras is not None:
         return _keras_step(place, name, text, batch, precision, keras)
-    make = _attribute(_import(place), name, text)
-    step = make(**_arguments(make, text, batch, precision))
-    _refuse_async(step, f"the step that {text} returned")
+    make = attribute_of(_import(place), name, text)
+    step = make(**arguments_for(make, text, batch, precision))
+    refuse_async(step, f"the step that {text} returned")
     return step
 
 
@@ -56,13 +56,13 @@ def _keras_step(
     Keras sets the precision, and the batch of a model alone, if the function does not.
     """
     keras_models.choose_backend(backend)
-    make = _attribute(_import(place), name, text)
+    make = attribute_of(_import(place), name, text)
     parameters = inspect.signature(make).parameters
     if "precision" not in parameters:
         keras_models.set_precision(precision)
         precision = None
     given = batch if "batch" in parameters else None
-    made = make(**_arguments(make, text, given, precision))
+    made = make(**arguments_for(make, text, given, precision))
     if not keras_models.is_step(made):
         return made
     if batch is not None and given is None and isinstance(made, tuple):
@@ -104,63 +104,3 @@ def _import(place: str) -> Any:
         ) from error
     finally:
         sys.path.remove(folder)
-
-
-def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
-    value = getattr(module, name, None)
-    if value is None:
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-        names = ", ".join(sorted(functions)) if functions else "no function at all"
-        raise UnknownName(f"{text}: there is no function {name!r}; it has {names}")
-    if not callable(value):
-        raise InvalidInput(
-            f"{text} is not a function but of type {type(value).__name__}; name one that builds "
-            "model, optimizer and inputs and returns the function that runs one step"
-        )
-    _refuse_async(value, text)
-    make: Callable[..., Any] = value
-    return make
-
-
-def _refuse_async(function: Any, text: str) -> None:
-    """Refuse functions whose body does not run when they are called: nothing would be traced."""
-    kinds = {
-        "an async function": inspect.iscoroutinefunction,
-        "a generator": inspect.isgeneratorfunction,
-        "an async generator": inspect.isasyncgenfunction,
-    }
-    for kind, is_of_kind in kinds.items():
-        if is_of_kind(function):
-            raise InvalidInput(f"{text} is {kind}; write a plain function, without async and yield")
-
-
-def _arguments(
-    make: Callable[..., Any], text: str, batch: int | None, precision: str | None
-) -> dict[str, Any]:
-    """The arguments for the function: batch and precision, as far as they are given."""
-    try:
-        accepted = inspect.signature(make).parameters
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"{text}: Python does not know which arguments it takes; wrap it in a function (def)"
-        ) from error
-    given = {"batch": batch, "precision": precision}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    for name, value in given.items():
-        if value is not None and name not in accepted and not takes_any:
-            raise InvalidInput(f"{text} has no parameter {name!r}; add one, or leave out --{name}")
-    missing = [
-        name
-        for name, p in accepted.items()
-        if p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and (given.get(name) is None or p.kind is p.POSITIONAL_ONLY)
-    ]
-    if missing:
-        hint = (
-            "use --batch and --precision"
-            if set(missing) <= set(given)
-            else "only batch and precision can be given; give the others a default value"
-        )
-        raise InvalidInput(f"{text} needs a value for {', '.join(missing)}; {hint}")
-    return {name: value for name, value in given.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The target of a command: a function, a suite, timm or Hugging Face model, or a trace."""
+"""The target of a command: a function, script, suite, timm or Hugging Face model, or trace."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
+from wavecast.frameworks.script_targets import (
+    NO_SCRIPT_OPTIONS,
+    Script,
+    ScriptOptions,
+    script_of,
+)
 from wavecast.frameworks.target_files import imports_of, is_too_long
 from wavecast.frameworks.target_functions import FORMS, made_step
 from wavecast.reading import open_file
@@ -26,11 +32,12 @@ MakeStep = Callable[[], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Target:
-    """A step to trace, or a trace."""
+    """A step to trace, a script to run, or a trace."""
 
     name: str
     """The title of reports: the target with its batch and precision."""
     make_step: MakeStep | None = None
+    script: Script | None = None
     trace: Trace | None = None
     samples: int | None = None
     """How many `unit`s one step takes, for the throughput. None when unknown."""
@@ -38,7 +45,7 @@ class Target:
     text: str = ""
     """The target as the user wrote it."""
     batch: int | None = None
-    """The batch of the step. None when a function chooses its own, or for a saved trace."""
+    """The batch of the step. None when a function or script chooses its own, or for a trace."""
     precision: str | None = None
     """The precision of the step. None when a function chooses its own, or for a saved trace."""
     assume: Mapping[str, Any] | None = None
@@ -63,11 +70,13 @@ class Target:
         """The same step at another batch or in another precision.
 
         Raises:
-            InvalidInput: it is a saved trace, or a function that takes no batch or precision.
+            InvalidInput: it is a saved trace, or a function or script that takes no batch.
         """
-        if self.make_step is None:
+        if self.trace is not None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
-        step = resolve(self.text, batch or self.batch, precision or self.precision, self.options)
+        running = NO_SCRIPT_OPTIONS if self.script is None else self.script.options
+        batch, precision = batch or self.batch, precision or self.precision
+        step = resolve(self.text, batch, precision, self.options, running)
         kept = {name: getattr(self, name) for name in ("assume", "ranks", "compiled", "changes")}
         return replace(step, **kept)
 
@@ -77,6 +86,7 @@ def resolve(
     batch: int | None = None,
     precision: str | None = None,
     options: ModelOptions = NO_OPTIONS,
+    running: ScriptOptions = NO_SCRIPT_OPTIONS,
 ) -> Target:
     """The target that a text names.
 
@@ -85,8 +95,18 @@ def resolve(
         batch: the number of samples in a batch. None for the target's default.
         precision: one of `wavecast.suite.PRECISIONS`. None for float32.
         options: how an `hf:` target is trained. Other targets take none.
+        running: how a script is run. Other targets take none.
     """
     _check(text, batch, precision, options)
+    if (script := script_of(text, running)) is not None:
+        return script_target(script, batch, precision)
+    if running.given():
+        raise InvalidInput(f"{running.given()[0]} is for training scripts, not for {text}")
+    return _of_step(text, batch, precision, options)
+
+
+def _of_step(text: str, batch: int | None, precision: str | None, options: ModelOptions) -> Target:
+    """The target that is no script."""
     if text.startswith("hf:"):
         return _hugging_face(text.removeprefix("hf:"), batch, precision, options)
     if text.endswith((".gz", ".json", *SUFFIXES)):
@@ -99,8 +119,6 @@ def resolve(
         return _function(text, batch, precision)
     if not text.strip():
         raise InvalidInput(f"the target is empty; a target is {FORMS}")
-    if text.endswith(".py"):
-        raise InvalidInput(f"{text} names a file but no function; write {text}:make_step")
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     if is_decoder(text, options):
@@ -138,7 +156,7 @@ class SmallerStep:
 
 def smaller_variants(target: Target) -> dict[str, SmallerStep]:
     """Variants of a step that train the same model with less memory, by what they change."""
-    if target.make_step is None:
+    if target.trace is not None:
         return {}
     variants: dict[str, SmallerStep] = {}
     if target.precision in (None, "fp32", "tf32"):
@@ -148,6 +166,24 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         smaller = SmallerStep(target.changed(batch=half), accumulated=True)
         variants[f"batch {half}, accumulated twice"] = smaller
     return variants
+
+
+def script_target(script: Script, batch: int | None = None, precision: str | None = None) -> Target:
+    """A script, whose batch its own option sets and whose precision is changed by autocast."""
+    if precision == "fp32":
+        raise InvalidInput(
+            f"{script.path} says itself where it computes in less than float32; leave out "
+            "--precision fp32"
+        )
+    asked = script if batch is None else script.with_batch(batch)
+    how = "" if precision is None else f", {precision}"
+    return Target(
+        f"{asked.text}{how}",
+        script=asked,
+        text=script.text,
+        batch=asked.batch if batch is None else batch,
+        precision=precision,
+    )
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:
