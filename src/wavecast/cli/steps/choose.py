@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
@@ -27,20 +27,20 @@ from wavecast.cli.options.trainings import (
     NO_TRAINING,
     TrainingOptions,
     training_options,
-    units_of,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import Target, resolve
+from wavecast.frameworks.step_source import StepSource, units_of
+from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
-from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
-from wavecast.planning.selection import Aim, select
+from wavecast.planning.selection import Aim, Candidate, select
 from wavecast.report import selections as report
 from wavecast.report.html.choice_reports import choice_report
 
@@ -79,6 +79,7 @@ def choose(
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
+    ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -91,6 +92,7 @@ def choose(
     wavecast choose resnet50 --batch 64 --precision bf16 --epochs 90 --dataset-samples 1281167
     wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
     wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
+    wavecast choose train.py --epochs 90 --dataset-samples 1281167 -- --batch-size 64
     wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
 
     A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
@@ -99,46 +101,64 @@ def choose(
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
+    source = step_source(wanted, quiet=True)
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
     limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
-    plan = training.plan(wanted) or _usual_plan(wanted)
+    plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
         counts=_counts(gpus_up_to, wanted),
         shards=(0, 3) if step.ranks is None else (0,),
-        batch=wanted.batch,
-        each=units_of(wanted),
-        is_batch_fixed=step.batch is not None,
+        larger=source.larger,
+        **_batches(wanted, step),
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
-        smaller=_smaller(wanted),
     )
-    source = step_source(wanted, quiet=True)
     devices = _looked_at(named, book, question)
-    with counting_items(f"looking at {len(devices)} GPUs") as progress:
-        found = find_candidates(devices, question, source.on, book, progress)
+    found = _found(wanted, devices, question, source, book, ray)
     selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
-        choice = {"target": wanted.name, "choice": report.chosen(selection)}
-        print_json(report.CHOSEN.record(choice))
+        print_json(report.chosen_record(wanted.name, selection))
     else:
         words = " ".join(("wavecast predict", target, *step.words()))
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
 
 
-def _smaller(target: Target) -> dict[str, TraceFor]:
-    """Settings with which a step needs less memory, that its own code takes."""
-    is_model = target.text.startswith("hf:")
-    if not is_model or target.options.checkpointing or target.trace is not None:
-        return {}
-    options = replace(target.options, checkpointing=True)
-    step = resolve(target.text, target.batch, target.precision, options)
-    step = replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
-    return {"checkpointing": step_source(step, quiet=True).on}
+def _found(
+    target: Target,
+    devices: tuple[Device, ...],
+    question: TrainingQuestion,
+    source: StepSource,
+    book: PriceBook,
+    ray: str | None,
+) -> list[Candidate]:
+    """What the training takes on each GPU, looked at here or on the nodes of a Ray cluster."""
+    with counting_items(f"looking at {len(devices)} GPUs") as progress:
+        if ray is None:
+            return find_candidates(devices, question, source.on, book, progress)
+        from wavecast.campaigns.ray_workers import spread_over_ray
+        from wavecast.campaigns.searches import candidates_in_parts
+
+        with spread_over_ray(ray) as (spread, _):
+            return candidates_in_parts(target, devices, question, book, spread, progress)
+
+
+def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
+    """The batch of a step, whether others are tried, and what is where it does not fit."""
+    from wavecast.campaigns.searches import smaller_steps
+
+    is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
+    return {
+        "batch": target.batch,
+        "each": units_of(target),
+        "is_batch_fixed": step.batch is not None or is_script,
+        "find_largest": not is_script,
+        "smaller": smaller_steps(target),
+    }
 
 
 def _budget(usd: float | None) -> float | None:
@@ -147,9 +167,9 @@ def _budget(usd: float | None) -> float | None:
     return usd
 
 
-def _usual_plan(target: Target) -> TrainingPlan:
+def _usual_plan(target: Target, source: StepSource) -> TrainingPlan:
     """The training that is compared if none is given: a million samples, or of steps."""
-    known = target.samples if target.trace is None else target.trace.samples
+    known = target.samples if target.make_step is not None else source.on().samples
     if known is None and target.make_step is None:
         return TrainingPlan(iterations=_MILLION)
     if known is None:
