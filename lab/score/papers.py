@@ -151,7 +151,8 @@ def _requirement(record: dict[str, Any]) -> Requirement:
     checks = tuple(map(_check, record.pop("check", ())))
     mutations = tuple(Mutation(**one) for one in record.pop("mutation", ()))
     assert record["status"] in STATUSES, f"{record['id']}: {record['status']}"
-    return Requirement(**record, **texts, **lists, checks=checks, mutations=mutations)
+    given: dict[str, Any] = {**record, **texts, **lists}
+    return Requirement(**given, checks=checks, mutations=mutations)
 
 
 _TEXTS = ("paper", "ours", "differs")
