@@ -133,14 +133,13 @@ def predict(
         rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
         chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
-        alone = partial(wavecast.predict, predictor=chosen, origin=origin)
-        predict_on = partial(alone, **issuing.arguments())
+        how = issuing.arguments() | {"predictor": chosen, "origin": origin}
         if step.compile is False:
-            return show_gains(wanted, gpus, predict_on, as_json)
+            return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
         with naming_lines(by):
             traces = source.families(gpus)
         with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = with_largest((predict_on(traces, device) for device in gpus), source)
+            found = with_largest((wavecast.predict(traces, gpu, **how) for gpu in gpus), source)
             rows = listed(found, ranked=ALL in gpu)
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
