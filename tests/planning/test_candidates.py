@@ -10,7 +10,7 @@ from made import call, mm, relu
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
@@ -43,12 +43,14 @@ def traced(batch: int, each: int = 1, weights: int = GIB) -> Trace:
     return Trace(calls, samples=batch * each, allocations=memory)
 
 
+def as_it_is(each: int = 1, batch: int = 8, weights: int = GIB) -> StepSetting:
+    return StepSetting("", lambda _, asked: traced(asked or batch, each, weights))
+
+
 def found(*devices: Device, plan: dict[str, Any] | None = None, **asked: Any) -> list[Candidate]:
     wanted = {"batch": 8, "plan": TrainingPlan(**(plan or {"samples": 1e6})), **asked}
     each = int(asked.get("each", 1))
-    return find_candidates(
-        devices, TrainingQuestion(**wanted), lambda _, batch: traced(batch or 8, each), BOOK
-    )
+    return find_candidates(devices, TrainingQuestion(**wanted), (as_it_is(each),), BOOK)
 
 
 def test_the_batch_that_fits_is_kept_and_the_largest_is_found() -> None:
@@ -111,7 +113,7 @@ def test_weights_that_fit_nowhere_are_a_reason() -> None:
     def on(count: int, weights_gib: int) -> Candidate:
         wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)
         [one] = find_candidates(
-            (T4,), wanted, lambda _, batch: traced(batch or 1, weights=weights_gib * GIB), BOOK
+            (T4,), wanted, (as_it_is(batch=1, weights=weights_gib * GIB),), BOOK
         )
         return one
 
@@ -150,7 +152,5 @@ def test_samples_of_a_batch_may_count_several_units() -> None:
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=1, find_largest=False)
-    find_candidates(
-        (T4, A100), wanted, lambda _, b: traced(b or 1), BOOK, lambda *n: told.append(n)
-    )
+    find_candidates((T4, A100), wanted, (as_it_is(batch=1),), BOOK, lambda *n: told.append(n))
     assert told == [(1, 2), (2, 2)]

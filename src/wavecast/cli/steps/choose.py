@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 import wavecast
+from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
@@ -33,18 +34,21 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import Target, resolve
+from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
-from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
-from wavecast.planning.selection import Aim, select
+from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report import selections as report
 from wavecast.report.html.choice_reports import choice_report
+from wavecast.report.recipes import AskedStep
 
 _MILLION = 1e6
+_COMPILED = 2
+"""How many of the best choices are tried as compiled code."""
 
 
 SomeGpusOption = Annotated[
@@ -58,6 +62,15 @@ DeadlineOption = Annotated[
 ]
 GpusOption = Annotated[
     int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
+]
+AllowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--allow",
+        metavar="NAME,...",
+        help="Also search settings that change the training: precision (autocast), lora, qlora, "
+        "compile, or all.",
+    ),
 ]
 UnverifiedOption = Annotated[
     bool, typer.Option("--unverified", help="Let GPUs win on which no step was measured.")
@@ -75,6 +88,7 @@ def choose(
     deadline: DeadlineOption = None,
     gpus_up_to: GpusOption = 1,
     by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
+    allow: AllowOption = None,
     unverified: UnverifiedOption = False,
     setup: SetupOption = None,
     host: HostOption = None,
@@ -91,11 +105,12 @@ def choose(
     wavecast choose resnet50 --batch 64 --precision bf16 --epochs 90 --dataset-samples 1281167
     wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
     wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
-    wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
+    wavecast choose hf:llama-3.1-8b --samples 50000 --allow precision,lora,qlora
 
-    A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
-    several GPUs with sharded weights; an hf: model also with checkpointing. Without --batch, the
-    batch grows where a sample gets cheaper. Without a length, a million samples are compared.
+    A step that does not fit is tried with smaller batches, whose gradients are accumulated, with
+    checkpointing, and on several GPUs with sharded weights. Without --batch, the batch grows where
+    a sample gets cheaper. --allow adds settings that change the numbers or the weights that train.
+    Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
@@ -114,31 +129,50 @@ def choose(
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
-        smaller=_smaller(wanted),
     )
-    source = step_source(wanted, quiet=True)
+    settings = StepSettings(
+        wanted, allowed_names(allow), lambda step: step_source(step, quiet=True)
+    )
     devices = _looked_at(named, book, question)
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
-        found = find_candidates(devices, question, source.on, book, progress)
-    selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
-    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
+        found = find_candidates(devices, question, settings.searched, book, progress)
+    selection = select(found, by, *limits, with_unverified=unverified)
+    if compiled := _with_compiled(selection, settings, question, book):
+        selection = select([*found, *compiled], by, *limits, with_unverified=unverified)
+    unit = wanted.unit if wanted.trace is None else wanted.trace.unit
+    asked = _asked(target, wanted, step)
+    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
     if as_json:
-        choice = {"target": wanted.name, "choice": report.chosen(selection)}
+        choice = {"target": wanted.name, "choice": report.chosen(selection, asked)}
         print_json(report.CHOSEN.record(choice))
     else:
-        words = " ".join(("wavecast predict", target, *step.words()))
-        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
+        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, asked))
 
 
-def _smaller(target: Target) -> dict[str, TraceFor]:
-    """Settings with which a step needs less memory, that its own code takes."""
-    is_model = target.text.startswith("hf:")
-    if not is_model or target.options.checkpointing or target.trace is not None:
-        return {}
-    options = replace(target.options, checkpointing=True)
-    step = resolve(target.text, target.batch, target.precision, options)
-    step = replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
-    return {"checkpointing": step_source(step, quiet=True).on}
+def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
+    """The step as it was asked for, for the recipe."""
+    options = replace(step, batch=None, precision=None)
+    has = {"checkpointing": target.options.checkpointing, "compile": bool(target.compiled)}
+    return AskedStep(
+        text,
+        (*options.words(), *(["--compile"] if step.compile else [])),
+        step.precision,
+        frozenset(name for name, given in has.items() if given),
+        units_of(target) if target.unit == "tokens" else None,
+    )
+
+
+def _with_compiled(
+    selection: Selection, settings: StepSettings, question: TrainingQuestion, book: PriceBook
+) -> list[Candidate]:
+    """The best choices as compiled code, which takes too long to trace for all of them."""
+    found: list[Candidate] = []
+    for best in selection.ranked[:_COMPILED]:
+        way = settings.compiled(best.changes)
+        if way is not None:
+            same = replace(question, counts=(best.gpus,), batch=best.batch, is_batch_fixed=True)
+            found += find_candidates((best.device,), same, (way,), book)
+    return [one for one in found if one.cost is not None]
 
 
 def _budget(usd: float | None) -> float | None:
