@@ -40,7 +40,7 @@ class AskedStep:
     """The options of the step as they were typed, without batch and precision."""
     precision: str | None = None
     given: frozenset[str] = field(default_factory=frozenset)
-    """The settings that the step has of itself, by the names of changes: "checkpointing"."""
+    """The settings that the step has of itself, by the names of changes: "bf16"."""
     sequence: int | None = None
     """The tokens of a sequence, where they are known."""
 
@@ -120,8 +120,15 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:
         yield "the arguments are those of transformers.TrainingArguments"
-    if asked.is_llama and "lora" not in best.changes and "qlora" not in best.changes:
-        yield f"or with torchtitan: {torchtitan_flags(best.strategy, best, asked)}"
+    if asked.is_llama and not {"lora", "qlora"} & _settings(best, asked):
+        yield f"or with torchtitan: {_torchtitan(best, asked)}"
+
+
+def _settings(best: Candidate, asked: AskedStep) -> set[str]:
+    """All settings of a choice: those of the step itself, and what was changed."""
+    changed = {*best.changes}
+    narrow = {"bf16", "fp16"}
+    return {*changed, *(asked.given - (narrow if narrow & changed else set()))}
 
 
 def _machines(best: Candidate) -> tuple[int, int]:
@@ -144,7 +151,7 @@ def _torchrun(best: Candidate) -> str:
 
 def _accelerate(best: Candidate, asked: AskedStep) -> str:
     machines, _ = _machines(best)
-    narrow = [name for name in ("bf16", "fp16") if name in best.changes or name == asked.precision]
+    narrow = [name for name in ("bf16", "fp16") if name in _settings(best, asked)]
     words = [
         f"accelerate launch --num_processes {best.gpus}",
         f"--num_machines {machines} --main_process_ip HOST" if machines > 1 else "",
@@ -159,13 +166,14 @@ def _trainer_arguments(best: Candidate, asked: AskedStep) -> str:
     words = [] if best.batch is None else [f"--per_device_train_batch_size {best.batch}"]
     micro = 1 if best.cost is None else best.cost.accumulated
     words += [f"--gradient_accumulation_steps {micro}"] if micro > 1 else []
-    changes = {*best.changes, *asked.given, *([asked.precision] if asked.precision else [])}
+    changes = _settings(best, asked)
     words += dict.fromkeys(_ARGUMENTS[name] for name in _ARGUMENTS if name in changes)
     return "".join(f" {word}" for word in words)
 
 
-def torchtitan_flags(strategy: Parallel | None, best: Candidate, asked: AskedStep) -> str:
+def _torchtitan(best: Candidate, asked: AskedStep) -> str:
     """The flags of torchtitan for a choice."""
+    strategy = best.strategy
     words = [] if best.batch is None else [f"--training.local_batch_size {best.batch}"]
     if asked.sequence is not None:
         words.append(f"--training.seq_len {asked.sequence}")
@@ -174,9 +182,9 @@ def torchtitan_flags(strategy: Parallel | None, best: Candidate, asked: AskedSte
             words.append(f"--training.global_batch_size {sequences}")
     axis = "shard" if strategy is not None and strategy.shard else "replicate"
     words.append(f"--parallelism.data_parallel_{axis}_degree {best.gpus}")
-    recomputes = {"checkpointing"} & {*best.changes, *asked.given}
+    recomputes = "checkpointing" in _settings(best, asked)
     words.append(f"--activation_checkpoint.mode {'full' if recomputes else 'none'}")
-    if "compile" in {*best.changes, *asked.given}:
+    if "compile" in _settings(best, asked):
         words.append("--compile.enable")
     return " ".join(words)
 

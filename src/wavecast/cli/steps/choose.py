@@ -152,7 +152,14 @@ def choose(
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
     """The step as it was asked for, for the recipe."""
     options = replace(step, batch=None, precision=None)
-    has = {"checkpointing": target.options.checkpointing, "compile": bool(target.compiled)}
+    chosen = target.options
+    has = {
+        "checkpointing": chosen.checkpointing,
+        "compile": bool(target.compiled),
+        "lora": chosen.lora is not None,
+        "qlora": chosen.qlora,
+        target.precision or "": target.precision is not None,
+    }
     return AskedStep(
         text,
         (*options.words(), *(["--compile"] if step.compile else [])),
