@@ -76,7 +76,7 @@ class TrainingQuestion:
     only_priced: bool = True
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
-    """Whether to search for the largest batch of each GPU."""
+    """Whether to search for the largest batch of each GPU, where the batch is given."""
 
 
 def find_candidates(
@@ -232,8 +232,9 @@ class _CandidateFinder:
         if not self._may_grow:
             return batch, trace, needed, step
         needs = [] if needed is None else [needed.needed_bytes]
+        times = [step.seconds]
         while batch and needed is not None and batch * 2 <= LARGEST_TRIED:
-            if _far_too_large(needs, self._device):
+            if _far_too_large(needs, self._device) or not _may_gain(times):
                 break
             larger = self._trace_for(self._device, batch * 2)
             more = memory(larger, self._device)
@@ -244,6 +245,7 @@ class _CandidateFinder:
                 break
             batch, trace, needed, step = batch * 2, larger, more, slow
             needs.append(more.needed_bytes)
+            times.append(slow.seconds)
         self._grown_batch = batch
         return batch, trace, needed, step
 
@@ -333,7 +335,8 @@ class _CandidateFinder:
 
     def _largest(self, batch: int | None, needed: Memory) -> int | None:
         """The largest batch that fits, found by doubling one that does."""
-        if not self._wanted.find_largest or batch is None or self._wanted.batch is None:
+        asked = self._wanted.batch
+        if not self._wanted.find_largest or batch is None or asked is None or self._may_grow:
             return None
         needs = [needed.needed_bytes]
         while batch * 2 <= LARGEST_TRIED and not _far_too_large(needs, self._device):
@@ -343,6 +346,14 @@ class _CandidateFinder:
             needs.append(doubled.needed_bytes)
             batch *= 2
         return batch
+
+
+def _may_gain(times: list[float]) -> bool:
+    """Whether twice the batch may be worth a trace, by the line through the last two times."""
+    if len(times) < 2:
+        return True
+    doubled_s = times[-1] + 2 * (times[-1] - times[-2])
+    return doubled_s / 2 <= (1 - _WORTH_GROWING) * times[-1]
 
 
 def _far_too_large(needs: list[int], device: Device) -> bool:
