@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from wavecast.frameworks.strategies import option_of
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.selection import Aim, Candidate, Selection
+from wavecast.planning.cost import Ranged
+from wavecast.planning.selection import Aim, Candidate, Limit, Selection
 from wavecast.report.costs import long_range, money_range
 from wavecast.report.units import long_duration, money, of_capacity
 from wavecast.steps.request import on_cluster
@@ -41,6 +42,8 @@ class AskedStep:
     precision: str | None = None
     given: frozenset[str] = field(default_factory=frozenset)
     """The settings that the step has of itself, by the names of changes: "bf16"."""
+    takes_batch: bool = True
+    """Whether it can be predicted at another batch; a saved trace cannot."""
     sequence: int | None = None
     """The tokens of a sequence, where they are known."""
 
@@ -99,13 +102,17 @@ def _ways(best: Candidate) -> Iterator[str]:
 def _takes(best: Candidate) -> str:
     cost = best.cost
     assert cost is not None
-    parts = [f"{long_duration(cost.seconds.value)} ({long_range(cost.seconds)})"]
+    parts = [long_duration(cost.seconds.value) + _range(cost.seconds, long_range)]
     if cost.usd is not None:
-        parts.append(f"{money(cost.usd.value)} ({money_range(cost.usd)})")
+        parts.append(money(cost.usd.value) + _range(cost.usd, money_range))
     if best.memory is not None:
         needed = of_capacity(best.memory.needed_bytes, best.device.memory_bytes)
         parts.append(f"{needed} on each GPU")
     return f"takes: {', '.join(parts)}"
+
+
+def _range(value: Ranged, show: Callable[[Ranged], str]) -> str:
+    return "" if value.low is None else f" ({show(value)})"
 
 
 def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
@@ -120,6 +127,11 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:
         yield "the arguments are those of transformers.TrainingArguments"
+    network = on_cluster(best.device, Parallel()).cluster.network if best.gpus > 1 else None
+    machines, _ = _machines(best)
+    if machines > 1 and network is not None:
+        speed = f"{8 * network.bytes_per_s / 1e9:,.0f} Gbit/s"
+        yield f"ask for a network of {speed} between the machines: so much is assumed"
     if asked.is_llama and not {"lora", "qlora"} & _settings(best, asked):
         yield f"or with torchtitan: {_torchtitan(best, asked)}"
 
@@ -192,7 +204,7 @@ def _torchtitan(best: Candidate, asked: AskedStep) -> str:
 def _predict(best: Candidate, asked: AskedStep) -> str:
     """The command that predicts the choice in detail."""
     words = ["wavecast predict", asked.target, *asked.options]
-    if best.batch is not None:
+    if best.batch is not None and asked.takes_batch:
         words.append(f"--batch {best.batch}")
     narrow = {"bf16", "fp16"} & {*best.changes}
     if asked.precision is not None and not narrow:
@@ -212,6 +224,9 @@ def _others(selection: Selection, best: Candidate) -> Iterator[str]:
         alike = other in selection.as_good
         reason = "it cannot be told apart" if alike else _times(best, other)
         yield f"runner-up: {told(other)}; {reason}"
+    sure = next((one for one in selection.ranked if _is_sure(one)), None)
+    if not _is_sure(best) and sure is not None:
+        yield f"sure to keep the limits: {told(sure)}; {_times(best, sure)}"
     plain = selection.as_given
     if plain is not None:
         kept = "" if plain.keeps_limits else ", which misses the limits"
@@ -220,6 +235,11 @@ def _others(selection: Selection, best: Candidate) -> Iterator[str]:
         fastest = min(selection.ranked, key=lambda one: one.seconds.value)
         if fastest.seconds.value < best.seconds.value / 1.5:
             yield f"if time matters more: {told(fastest)}; {_times(best, fastest)}"
+
+
+def _is_sure(candidate: Candidate) -> bool:
+    """Whether the whole range keeps budget and deadline."""
+    return candidate.budget is candidate.deadline is Limit.KEPT
 
 
 def _times(best: Candidate, other: Candidate) -> str:
@@ -237,5 +257,5 @@ def told(candidate: Candidate) -> str:
     time = long_duration(cost.seconds.value)
     if cost.usd is None:
         return f"{candidate.name}{where}{ways}: {time}, no price"
-    ranged = "" if cost.usd.low is None else f" ({money_range(cost.usd)})"
-    return f"{candidate.name}{where}{ways}: {time}, {money(cost.usd.value)}{ranged}"
+    usd = money(cost.usd.value) + _range(cost.usd, money_range)
+    return f"{candidate.name}{where}{ways}: {time}, {usd}"

@@ -353,7 +353,7 @@ def _demand(call: Call) -> tuple[float | None, float | None]:
     """
     flops, cost = ops.executed_flops(call.op), ops.cost_of(call.op)
     if flops is None and call.kernels and all(map(_computes_nothing, call.kernels)):
-        flops = 0.0
+        flops = 0
     return flops, None if cost is None else float(cost.bytes)
 
 

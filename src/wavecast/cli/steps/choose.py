@@ -165,6 +165,7 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
         (*options.words(), *(["--compile"] if step.compile else [])),
         step.precision,
         frozenset(name for name, given in has.items() if given),
+        target.trace is None,
         units_of(target) if target.unit == "tokens" else None,
     )
 
