@@ -1,19 +1,22 @@
 """How long do prompts and single tokens take with language models? On this machine's GPU.
 
-    python -m lab collect decodes OUT
+    python -m lab collect decodes OUT [--seconds 200]
 
-It needs torch, numpy and transformers only, and takes below five minutes. Models have random
-weights in bf16. Each step is that which `wavecast predict hf:NAME --task prefill|decode` traces:
-eager with a growing cache; with a static cache, captured as one CUDA graph; and, for the smallest
-models, compiled with a static cache. OUT/decodes.json has each step's median time in seconds and
-its quartiles, how long the host takes to issue it, the peak of allocated memory, and the GPU's busy
-time, which a profiler measures after all times were taken.
+It needs torch, numpy and transformers only. Models have random weights in bf16. Each step is that
+which `wavecast predict hf:NAME --task prefill|decode` traces: eager with a growing cache; with a
+static cache, captured as one CUDA graph; and, for the smallest models, compiled with a static
+cache. Each model is built in a process of its own and measured when it has the machine to itself
+(`lab.collect.turns`). OUT/decodes.json has each step's median time in seconds and its quartiles,
+how long the host takes to issue it, and the peak of allocated memory.
 """
 
 from __future__ import annotations
 
 import json
+import sys
+import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -22,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
+from lab.collect.turns import Turn, Turns, in_new_process
 
 MODELS = (
     *("llama-3.2-1b", "gpt2", "pythia-1.4b", "opt-1.3b", "qwen2.5-0.5b", "gemma-2-2b"),
@@ -31,10 +35,10 @@ SHORT = {"gpt2": 1024, "gpt2-xl": 1024, "opt-1.3b": 2048, "pythia-1.4b": 2048, "
 """The most tokens of a sequence, where it is below 4,096."""
 COMPILED = (("llama-3.2-1b", 1), ("gpt2", 1), ("llama-3.2-1b", 32), ("pythia-1.4b", 1))
 """The models that are compiled, at a batch."""
-SECONDS = 0.5
+SECONDS = 0.3
 """How long each step is timed."""
-LAST_COMPILED_S, LAST_PROFILED_S = 180.0, 265.0
-"""Seconds after the start after which no step is compiled or profiled any more."""
+WORKERS = 6
+"""How many models get ready at once; the largest six fit together."""
 
 
 @dataclass(frozen=True)
@@ -175,51 +179,74 @@ def timed(steps: BuiltModel, case: InferenceCase) -> dict[str, Any]:
     }
 
 
-def profiled(steps: BuiltModel, case: InferenceCase) -> dict[str, Any]:
-    """Seconds in which the GPU runs kernels in one step. No time is right after this."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
+def tasks() -> dict[str, list[InferenceCase]]:
+    """What each process measures: all plain steps of a model, or one compiled step."""
+    return {
+        **{model: cases(model) for model in MODELS},
+        **{case.key: [case] for case in compiled_cases()},
+    }
 
-    step = steps.started(case)
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        for _ in range(3):
-            step()
-        torch.cuda.synchronize()
-    busy_us = sum(event.device_time_total for event in profiler.events() or ())
-    return {"gpu_s": busy_us / 3e6}
+
+def measure(named: Sequence[InferenceCase], ready: Callable[[], None]) -> list[dict[str, Any]]:
+    """The rows of steps of one model, once they may be measured."""
+    import torch
+
+    steps, rows = BuiltModel(), list[dict[str, Any]]()
+    for case in named:
+        row = asdict(case)
+        try:
+            if not rows:
+                steps.started(case)  # builds the model, before its turn comes
+                ready()
+            row.update(timed(steps, case))
+        except Exception as error:  # a step that fails costs no other one
+            row["error"] = f"{type(error).__name__}: {error}"[:300]
+        rows.append(row)
+        torch.cuda.empty_cache()
+    return rows
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Measure all models, and write what was measured so far after each."""
+    """Measure all models."""
     import torch
     import transformers
 
     parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path)
-    out: Path = parser.parse_args(given).out
-    out.mkdir(parents=True, exist_ok=True)
-    begin, steps, rows = time.perf_counter(), BuiltModel(), dict[str, dict[str, Any]]()
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    parser.add_argument("--seconds", type=float, default=200.0)
+    args = parser.parse_args(given)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        command = ("-m", "lab.collect.decodes", name)
+        turns = Turns(
+            in_new_process(*command),
+            folder,
+            deque(tasks()),
+            WORKERS,
+            time.monotonic() + args.seconds,
+        )
+        unfinished = turns.run()
+        found = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    told = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "failures": turns.failures,
+        "unfinished": unfinished,
+        "steps": [row for task in tasks() for row in found.get(task, ())],
+    }
+    (args.out / "decodes.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
 
-    def add(
-        measure: Callable[[BuiltModel, InferenceCase], dict[str, Any]], case: InferenceCase
-    ) -> None:
-        found = rows.setdefault(case.key, asdict(case))
-        try:
-            found.update(measure(steps, case))
-        except Exception as error:  # a model that fails costs no other one
-            found["error"] = f"{type(error).__name__}: {error}"[:300]
-        torch.cuda.empty_cache()
-        told = {"gpu": torch.cuda.get_device_name(), **versions, "steps": list(rows.values())}
-        (out / "decodes.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
-        print(f"{time.perf_counter() - begin:.0f} s", case.key, found.get("seconds"), flush=True)
 
-    plain = [case for model in MODELS for case in cases(model)]
-    for case in plain:
-        add(timed, case)
-    for case in compiled_cases():
-        if time.perf_counter() - begin < LAST_COMPILED_S:
-            add(timed, case)
-    for case in plain:
-        if time.perf_counter() - begin < LAST_PROFILED_S and "error" not in rows[case.key]:
-            add(profiled, case)
+def work() -> None:
+    """Measure the steps of one task when it is told to: FOLDER TASK DESCRIPTOR."""
+    folder, task = Path(sys.argv[1]), sys.argv[2]
+    turn = Turn(task, int(sys.argv[3]))
+    rows = measure(tasks()[task], turn.wait)
+    (folder / f"{task}.json").write_text(json.dumps(rows), encoding="utf-8")
+    turn.say(done=" ".join(f"{1e3 * row['seconds']:.2f}" for row in rows if "seconds" in row))
+
+
+if __name__ == "__main__":
+    work()

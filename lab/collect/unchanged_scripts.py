@@ -1,14 +1,16 @@
 """How long do the iterations of unchanged scripts take on this machine's GPU, and as predicted?
 
-    python -m lab collect unchanged_scripts OUT --predict    # anywhere, before measuring
-    python -m lab collect unchanged_scripts OUT              # on the GPU machine, below 420 s
+    python -m lab collect unchanged_scripts OUT --predict             # anywhere, before measuring
+    python -m lab collect unchanged_scripts OUT [--seconds 120]       # on the GPU machine
 
 The scripts are those of `lab.steps.large_scripts`, and small ones of `lab.steps.scripts`. Each runs
-in a clean process and an empty folder, and is stopped after 40 optimizer steps, or 12 s of them. An
-iteration is the time between the ends of two optimizer steps by CUDA events, with which nothing
-waits; the median of those after the tenth is kept. Several optimizers that take turns count
-together. Then five more iterations are profiled, for the time in which the GPU is busy. Writes
-OUT/unchanged_scripts.csv, or with --predict OUT/unchanged_predictions.csv.
+in a clean process and an empty folder. It pauses after ten optimizer steps until it has the machine
+to itself (`lab.collect.turns`), and is stopped after 40 more, or 5 s of them. An iteration is the
+time between the ends of two optimizer steps by CUDA events, with which nothing waits; the median of
+the second half is kept, since batches that were loaded during the pause come first. Several
+optimizers that take turns count together. Then three more iterations are profiled, for the time in
+which the GPU is busy. Writes OUT/unchanged_scripts.csv, or with --predict
+OUT/unchanged_predictions.csv.
 """
 
 from __future__ import annotations
@@ -21,30 +23,29 @@ import json
 import os
 import runpy
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.places import ROOT
+from lab.collect.turns import Turn, Turns, in_new_process
 from lab.steps.large_scripts import LARGE
 from lab.steps.scripts import CASES, ScriptCase, prepare
 
 GPU = "h200-sxm"
+WORKERS = 12
+"""How many scripts get ready at once."""
 _SMALL = ("mnist", "cifar_amp", "accumulate", "gan", "nanogpt", "hf_trainer")
 SCRIPTS = (*LARGE, *(case for case in CASES if case.name in _SMALL))
-_STEPS, _WARM_UP, _PROFILED = 40, 10, 5
-_ENOUGH_S = 12
-_LIMIT_S = 90
-_TOTAL_S = 400
-_MEASURED = ("script", "measured_s", "fastest_s", "slowest_s", "gpu_s", "steps", "run_s", "note")
+_WARM_UP, _STEPS, _PROFILED = 10, 40, 3
+_ENOUGH_S = 5.0
+_MEASURED = ("script", "measured_s", "fastest_s", "slowest_s", "gpu_s", "steps", "note")
 _PREDICTED = ("script", "predicted_s", "low_s", "high_s", "gpu_s", "loading_s", "step", "note")
-_CHILD = "--child"
 
 
 class _EnoughSteps(BaseException):
@@ -55,11 +56,14 @@ class _EnoughSteps(BaseException):
 class Watch:
     """Follows the optimizer steps of a script, which runs in this process."""
 
+    ready: Callable[[], None]
+    """Says that the script is warm, and waits for its turn."""
     ends: list[tuple[int, Any]] = field(default_factory=list)
     profiler: Any = None
     until: int = 0
     """How many optimizer steps to profile up to."""
     begun: float = 0.0
+    """When its turn came; 0 before."""
 
     def note(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         """The hook of optimizer steps."""
@@ -76,8 +80,11 @@ class Watch:
         event.record()
         self.ends.append((id(optimizer), event))
         turns = len({which for which, _ in self.ends})
-        if len(self.ends) == _WARM_UP * turns:
-            self.begun = time.monotonic()
+        if not self.begun and len(self.ends) == _WARM_UP * turns:
+            torch.cuda.synchronize()
+            self.ready()
+            self.begun, self.ends = time.monotonic(), []
+            return
         long = self.begun and time.monotonic() - self.begun > _ENOUGH_S
         if len(self.ends) % turns == 0 and (len(self.ends) >= _STEPS * turns or long):
             torch.cuda.synchronize()
@@ -91,7 +98,7 @@ class Watch:
         """The times of an iteration: by CUDA events, and in which the GPU is busy."""
         last = [event for which, event in self.ends if which == self.ends[-1][0]]
         times = [1e-3 * a.elapsed_time(b) for a, b in itertools.pairwise(last)]
-        kept = times[_WARM_UP:] or times
+        kept = times[len(times) // 2 :]
         return {
             "measured_s": statistics.median(kept),
             "fastest_s": min(kept),
@@ -118,49 +125,36 @@ def _busy_s(profiler: Any) -> float:
     return 1e-6 * busy
 
 
-def time_script(script: str, arguments: Sequence[str]) -> dict[str, object]:
+def time_script(case: ScriptCase, ready: Callable[[], None]) -> dict[str, object]:
     """The times of a script, which runs in this process."""
     import torch
     from torch.optim import optimizer as hooks
 
-    watch = Watch()
+    missing = [package for package in case.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        return {"note": f"needs {', '.join(missing)}"}
+    watch = Watch(ready)
     hooks.register_optimizer_step_post_hook(watch.note)
-    sys.argv = [script, *arguments]
-    sys.path.insert(0, str(Path(script).parent))
+    sys.argv = [str(case.script), *case.arguments]
+    sys.path.insert(0, str(case.script.parent))
     with contextlib.suppress(_EnoughSteps):
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(case.script), run_name="__main__")
     torch.cuda.synchronize()
     return watch.results()
 
 
-def measure(case: ScriptCase) -> dict[str, object]:
-    """The row of a script, measured in a process of its own."""
-    row: dict[str, object] = {"script": case.name}
-    missing = [package for package in case.needs if importlib.util.find_spec(package) is None]
-    if missing:
-        return row | {"note": f"needs {', '.join(missing)}"}
-    begin = time.monotonic()
+def measure(seconds: float, names: Sequence[str]) -> dict[str, dict[str, object]]:
+    """The rows of scripts, measured in processes of their own, by name."""
     with tempfile.TemporaryDirectory() as name:
-        prepare(Path(name))
-        command = [sys.executable, "-m", "lab.collect.unchanged_scripts", _CHILD, str(case.script)]
-        path = os.pathsep.join(map(str, (ROOT / "src", ROOT)))
-        try:
-            done = subprocess.run(
-                [*command, *case.arguments],
-                cwd=name,
-                env=os.environ | {"PYTHONPATH": path, "WANDB_MODE": "disabled"},
-                capture_output=True,
-                text=True,
-                timeout=_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return row | {"note": f"not over after {_LIMIT_S} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
-        return row | {"note": (done.stderr.splitlines() or ["no output"])[-1][:200]}
-    times: dict[str, object] = json.loads(lines[-1])
-    return row | {"run_s": f"{time.monotonic() - begin:.1f}"} | times
+        folder = Path(name)
+        command = ("-m", "lab.collect.unchanged_scripts", name)
+        until = time.monotonic() + seconds
+        turns = Turns(in_new_process(*command), folder, deque(names), WORKERS, until)
+        unfinished = turns.run()
+        rows = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    rows |= {name: {"note": words.splitlines()[0][:200]} for name, words in turns.failures.items()}
+    rows |= {name: {"note": f"not measured after {seconds:g} s"} for name in unfinished}
+    return {name: {"script": name} | row for name, row in rows.items()}
 
 
 def predict(case: ScriptCase) -> dict[str, object]:
@@ -194,33 +188,45 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT")
     parser.add_argument("--predict", action="store_true", help="write predictions instead")
+    parser.add_argument("--seconds", type=float, default=120.0, help="the time to measure")
     parser.add_argument("--only", nargs="*", help="these scripts; other rows stay as they are")
     args = parser.parse_args(given)
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / ("unchanged_predictions.csv" if args.predict else "unchanged_scripts.csv")
-    columns = _PREDICTED if args.predict else _MEASURED
     rows: dict[str, dict[str, object]] = {}
     if args.only and path.exists():
         with path.open(newline="", encoding="utf-8") as file:
             rows = {row["script"]: dict(row) for row in csv.DictReader(file)}
-    begin = time.monotonic()
-    for case in SCRIPTS:
-        if args.only and case.name not in args.only:
-            continue
-        if args.predict:
-            row = predict(case)
-        elif time.monotonic() - begin > _TOTAL_S:
-            row = {"script": case.name, "note": f"not begun after {_TOTAL_S} s"}
-        else:
-            row = measure(case)
-        rows[case.name] = row
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows[case.name] for case in SCRIPTS if case.name in rows)
-        print(row, flush=True)
+    cases = [case for case in SCRIPTS if not args.only or case.name in args.only]
+    if args.predict:
+        for case in cases:
+            rows[case.name] = predict(case)
+            print(rows[case.name], flush=True)
+    else:
+        rows |= measure(args.seconds, [case.name for case in cases])
+    with path.open("w", newline="", encoding="utf-8") as file:
+        columns = _PREDICTED if args.predict else _MEASURED
+        writer = csv.DictWriter(file, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows[case.name] for case in SCRIPTS if case.name in rows)
+
+
+def work() -> None:
+    """Measure one script when it is told to: FOLDER NAME DESCRIPTOR."""
+    folder, name = Path(sys.argv[1]), sys.argv[2]
+    turn = Turn(name, int(sys.argv[3]))
+    case = next(case for case in SCRIPTS if case.name == name)
+    own = folder / f"run-{name}"
+    own.mkdir()
+    prepare(own)
+    os.chdir(own)
+    try:
+        row = time_script(case, turn.wait)
+        (folder / f"{name}.json").write_text(json.dumps(row), encoding="utf-8")
+        turn.say(done=str(row.get("measured_s", row.get("note"))))
+    except BaseException as error:  # a script may end itself
+        turn.say(failed=f"{type(error).__name__}: {str(error)[:300]}")
 
 
 if __name__ == "__main__":
-    _, _, script, *arguments = sys.argv
-    print("\n" + json.dumps(time_script(script, arguments)))
+    work()

@@ -77,12 +77,10 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
         print(f"| {step} | {times} | {memory:+.1%} |")
     errors = [abs(told["seconds"] / found["seconds"] - 1) for told, found in pairs]
     memory = [abs(told["peak_bytes"] / found["peak_bytes"] - 1) for told, found in pairs]
-    busy = [abs(told["gpu_s"] / found["gpu_s"] - 1) for told, found in pairs if "gpu_s" in found]
     inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in pairs)
-    gpu = f", GPU time {mean(busy):.1%}" if busy else ""
     print(
         f"\n{title}: {len(pairs)} steps, time {mean(errors):.1%} on average (median "
-        f"{median(errors):.1%}){gpu}, memory {mean(memory):.1%}, in the range {inside}\n"
+        f"{median(errors):.1%}), memory {mean(memory):.1%}, in the range {inside}\n"
     )
 
 

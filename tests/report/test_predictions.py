@@ -96,14 +96,16 @@ def test_a_step_without_any_prediction_is_still_a_table() -> None:
 
 def test_rows_of_another_predictor_are_marked() -> None:
     fp32 = trace(call(mm(64, 64, 64)), samples=4)
-    rows = [predict(fp32, gpu) for gpu in ("gb300", "l4", "t4", "h200-sxm", "gb200")]
+    unknown = dataclasses.replace(wavecast.device("gb300"), sm_count=None)
+    rows = [predict(fp32, gpu) for gpu in (unknown, "l4", "t4", "h200-sxm")]
     out = shown(report.predictions("step", rows, 200))
     assert (
         "op times: learned (physics and fitted models)\n"
         "[1] op times: attainable (the share of the peak rates that measured ops reach)\n" in out
     )
     marked = [line.split()[0] for line in out.splitlines() if " [1] " in line]
-    assert marked == ["gb300", "gb200"]
+    assert marked == ["gb300"]
+    assert "its number of SMs is not known" in out
 
 
 def test_several_predictors_on_one_gpu_have_their_shares() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 from wavecast.advice.suitability import lacks_bf16
 from wavecast.advice.variants import changed_target
@@ -61,7 +61,10 @@ class StepSettings:
                     f"{self.target.name}"
                 )
         if self.allowed and self.target.make_step is None:
-            raise InvalidInput(f"{self.target.name} is a trace, which is fixed; leave out --allow")
+            what = "is a trace, which is fixed" if self.target.script is None else "is a script"
+            raise InvalidInput(
+                f"--allow: {self.target.name} {what}; wavecast advise says what would help it"
+            )
 
     @property
     def searched(self) -> tuple[StepSetting, ...]:
@@ -101,7 +104,8 @@ class StepSettings:
     def _setting(self, names: tuple[str, ...], smaller: StepSetting | None = None) -> StepSetting:
         words = ", ".join(_WORDS[name] for name in names)
         traces = _Traces(self, names)
-        return StepSetting(words, traces, smaller, lambda gpu: _suits(names, gpu), names)
+        suits = partial(_suits, names)
+        return StepSetting(words, traces, smaller, suits, names, traces.larger)
 
     def _takes(self, name: str) -> bool:
         text = self.target.text
@@ -116,6 +120,10 @@ class _Traces:
 
     def __call__(self, gpu: Device, batch: int | None) -> Trace:
         return self._source.on(gpu, batch)
+
+    def larger(self, gpu: Device, batch: int | None) -> Trace | None:
+        """Another step of the same loop that needs more memory."""
+        return self._source.larger(gpu, batch)
 
     @cached_property
     def _source(self) -> StepSource:

@@ -52,6 +52,8 @@ class StepSetting:
     """Whether it makes sense on a GPU."""
     changes: tuple[str, ...] = ()
     """The names of what it changes, as `wavecast advise` has them."""
+    larger: Callable[[Device, int | None], Trace | None] = lambda gpu, batch: None
+    """Another step of the same loop that needs more memory, for a GPU at a batch; None for none."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,8 @@ class _CandidateFinder:
     def _on_one(self) -> Candidate:
         device, needed = self._device, None
         for batch, trace in self._tried(1):
-            needed = memory(trace, device) if trace.allocations else None
+            fullest = self._setting.larger(device, batch) or trace
+            needed = memory(fullest, device) if trace.allocations else None
             if needed is None or needed.fits:
                 return self._predicted_on_one(batch, trace, needed)
         reason = _NOT_FITTING if needed is None else _too_large(needed.needed_bytes)
@@ -280,7 +283,8 @@ class _CandidateFinder:
             least_bytes = self._ranks.least_bytes(trace, strategy)
             if least_bytes > device.memory_bytes:
                 continue
-            needed = self._ranks.memory(trace, strategy, device)
+            fullest = self._setting.larger(device, batch) or trace
+            needed = self._ranks.memory(fullest, strategy, device)
             if needed is not None and not needed.fits:
                 continue
             host = find_host(wanted.host, device, predictor.cluster)

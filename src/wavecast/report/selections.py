@@ -160,6 +160,11 @@ CHOSEN = output(
 )
 
 
+def chosen_record(target: str, selection: Selection, asked: AskedStep = ANY_STEP) -> dict[str, Any]:
+    """The choices for a target as plain data."""
+    return CHOSEN.record({"target": target, "choice": chosen(selection, asked)})
+
+
 def chosen(selection: Selection, asked: AskedStep = ANY_STEP) -> Mapping[str, Any]:
     """The choices with their verdict, by the keys of JSON."""
     groups = (selection.ranked, selection.beyond, selection.impossible, selection.unverified)

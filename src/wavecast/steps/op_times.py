@@ -44,13 +44,13 @@ class ClusterPredictor:
     ) -> None:
         self.device = device
         self.cluster = cluster
-        self._kernels = kernels
+        self.kernels = kernels
         self._collectives = collectives
         self._answers: dict[Op, Estimate | None] = {}
 
     def on(self, cluster: Cluster) -> ClusterPredictor:
         """The same for another cluster; what is known of kernels is kept."""
-        other = ClusterPredictor(self._kernels, self._collectives, self.device, cluster)
+        other = ClusterPredictor(self.kernels, self._collectives, self.device, cluster)
         known = self._answers.items()
         other._answers = {op: a for op, a in known if ops.kind(op) is not Kind.COLLECTIVE}
         return other
@@ -84,7 +84,7 @@ class ClusterPredictor:
             else:
                 self._answers[op] = None
         if computed:
-            predicted = _predicted(computed, self.device, self._kernels)
+            predicted = _predicted(computed, self.device, self.kernels)
             self._answers.update(zip(computed, predicted, strict=True))
 
 

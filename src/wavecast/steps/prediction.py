@@ -17,8 +17,9 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
+from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.showing import Shown
+from wavecast.soundness import refuse_impossible
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.optimizer_step import (
@@ -153,7 +154,8 @@ class Prediction(Shown):
             InvalidInput: the time is 0 or not finite; the message names the part that made it so.
         """
         seconds = self._optimizer_step.ranks_s + self._optimizer_step.waiting_s
-        refuse_impossible(f"the step on {self.name} ({self._culprit})", seconds)
+        what = f"the step on {self.name} ({self._culprit})"
+        refuse_impossible(what, {"seconds": seconds}, whole=True)
         return seconds
 
     @property
@@ -386,15 +388,9 @@ class Prediction(Shown):
     @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
-        ends: tuple[float, float] | None
         if self.ranks is not None:
-            ends = widened(self.seconds, self.gpu_spread)
-        elif self.familiarity is None or self.modelled < least_modelled():
+            return widened(self.seconds, self.gpu_spread)
+        if self.familiarity is None or self.modelled < least_modelled():
             return None
-        else:
-            [(timed, _)] = self.runs
-            ends = range_on_one_gpu(timed, self.familiarity, self.gpu_spread)
-        if ends is not None:
-            what = f"the range of the step on {self.name} ({self._culprit})"
-            refuse_impossible(what, self.seconds, *ends)
-        return ends
+        [(timed, _)] = self.runs
+        return range_on_one_gpu(timed, self.familiarity, self.gpu_spread)

@@ -173,7 +173,8 @@ def test_an_op_that_was_not_in_the_fit_is_marked_as_unseen() -> None:
 
 
 def test_a_gpu_whose_sms_are_not_known_gets_attainable_shares() -> None:
-    answer = LEARNED.predict(mm(1024, 1024, 1024), device("gb200"))
+    unknown = dataclasses.replace(device("gb200"), sm_count=None)
+    answer = LEARNED.predict(mm(1024, 1024, 1024), unknown)
     assert answer is not None
     assert answer.source == "attainable"
 
@@ -264,6 +265,19 @@ def test_how_well_a_gpu_is_known_depends_on_the_chips_that_were_measured() -> No
     nothing = dataclasses.replace(device("rtx-3090"), sm_count=None)
     assert LEARNED.gpu(nothing) is None
     assert LEARNED.familiarity(nothing) is None
+
+
+def test_facts_that_a_device_lacks_are_said_to_be_assumed() -> None:
+    card = device("rtx-3090")
+    assert LEARNED.assumptions(card) == ()
+    bare = dataclasses.replace(card, boost_clock_hz=None, l2_bytes=None, tdp_w=None)
+    assert LEARNED.assumptions(bare) == (
+        "its clock is not known; 1.6 GHz is assumed",
+        "its power limit is not known; 300 W is assumed",
+        "the size of its L2 is not known; 48 KiB for each SM is assumed",
+    )
+    [said] = LEARNED.assumptions(dataclasses.replace(bare, sm_count=None))
+    assert said == "its number of SMs is not known, so that no op model can be used"
 
 
 def test_terms_of_a_generation_count_on_chips_without_trees() -> None:

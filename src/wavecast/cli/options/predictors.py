@@ -24,6 +24,7 @@ class By(StrEnum):
 
     OP = "op"
     MODULE = "module"
+    LINE = "line"
 
 
 class SetupName(StrEnum):
@@ -74,9 +75,10 @@ HostOption = Annotated[
     typer.Option(
         "--host",
         metavar="reference|mine|NAME|FILE",
-        help="The host that issues the ops: the shipped reference, this machine, or another that "
-        "wavecast calibrate measured (by name or file). By default a measured step keeps its own "
-        "host; others use one that was calibrated with the same GPU, else the reference.",
+        help="The host that issues the ops: the shipped reference, this machine, another that "
+        "wavecast calibrate measured (by name or file), or one of a usual kind, such as desktop, "
+        "workstation or dgx-a100 (wavecast calibrate --list). By default a measured step keeps its "
+        "own host; others use one that was calibrated with the same GPU, else the reference.",
     ),
 ]
 FactorOption = Annotated[
@@ -131,7 +133,7 @@ OriginOption = Annotated[
     typer.Option("--origin", help="The GPU of the measurement, if the trace does not name it."),
 ]
 ByOption = Annotated[
-    By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
+    By | None, typer.Option("--by", help="Also break the GPU's time down by op, module or line.")
 ]
 DepthOption = Annotated[
     int,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import wavecast
 from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
@@ -28,12 +30,12 @@ from wavecast.cli.options.trainings import (
     NO_TRAINING,
     TrainingOptions,
     training_options,
-    units_of,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
@@ -93,6 +95,7 @@ def choose(
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
+    ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -105,6 +108,7 @@ def choose(
     wavecast choose resnet50 --batch 64 --precision bf16 --epochs 90 --dataset-samples 1281167
     wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
     wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
+    wavecast choose train.py --epochs 90 --dataset-samples 1281167 -- --batch-size 64
     wavecast choose hf:llama-3.1-8b --samples 50000 --allow precision,lora,qlora
 
     A step that does not fit is tried with smaller batches, whose gradients are accumulated, with
@@ -114,39 +118,38 @@ def choose(
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
+    source = step_source(wanted, quiet=True)
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
     limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
-    plan = training.plan(wanted) or _usual_plan(wanted)
+    plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
         counts=_counts(gpus_up_to, wanted),
         shards=(0, 3) if step.ranks is None else (0,),
-        batch=wanted.batch,
-        each=units_of(wanted),
-        is_batch_fixed=step.batch is not None,
+        **_batches(wanted, step),
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-    settings = StepSettings(
-        wanted, allowed_names(allow), lambda step: step_source(step, quiet=True)
-    )
+    settings = StepSettings(wanted, allowed_names(allow), _quiet_source(wanted, source))
     devices = _looked_at(named, book, question)
-    with counting_items(f"looking at {len(devices)} GPUs") as progress:
-        found = find_candidates(devices, question, settings.searched, book, progress)
+    found = _found(settings, devices, question, book, ray)
     selection = select(found, by, *limits, with_unverified=unverified)
     if compiled := _with_compiled(selection, settings, question, book):
         selection = select([*found, *compiled], by, *limits, with_unverified=unverified)
-    unit = wanted.unit if wanted.trace is None else wanted.trace.unit
-    asked = _asked(target, wanted, step)
+    unit, asked = source.on().unit, _asked(target, wanted, step)
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
     if as_json:
-        choice = {"target": wanted.name, "choice": report.chosen(selection, asked)}
-        print_json(report.CHOSEN.record(choice))
+        print_json(report.chosen_record(wanted.name, selection, asked))
     else:
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best, asked))
+
+
+def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
+    """Sources of the step's variants; that of the step itself is there already."""
+    return lambda step: source if step is target else step_source(step, quiet=True)
 
 
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
@@ -165,7 +168,7 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
         (*options.words(), *(["--compile"] if step.compile else [])),
         step.precision,
         frozenset(name for name, given in has.items() if given),
-        target.trace is None,
+        target.trace is None and target.script is None,
         units_of(target) if target.unit == "tokens" else None,
     )
 
@@ -183,15 +186,44 @@ def _with_compiled(
     return [one for one in found if one.cost is not None]
 
 
+def _found(
+    settings: StepSettings,
+    devices: tuple[Device, ...],
+    question: TrainingQuestion,
+    book: PriceBook,
+    ray: str | None,
+) -> list[Candidate]:
+    """What the training takes on each GPU, looked at here or on the nodes of a Ray cluster."""
+    with counting_items(f"looking at {len(devices)} GPUs") as progress:
+        if ray is None:
+            return find_candidates(devices, question, settings.searched, book, progress)
+        from wavecast.campaigns.ray_workers import spread_over_ray
+        from wavecast.campaigns.searches import candidates_in_parts
+
+        with spread_over_ray(ray) as (spread, _):
+            return candidates_in_parts(settings, devices, question, book, spread, progress)
+
+
+def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
+    """The batch of a step, and whether others are tried."""
+    is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
+    return {
+        "batch": target.batch,
+        "each": units_of(target),
+        "is_batch_fixed": step.batch is not None or is_script,
+        "find_largest": not is_script,
+    }
+
+
 def _budget(usd: float | None) -> float | None:
     if usd is not None and not 0 < usd < 1e15:
         raise InvalidInput(f"--budget is a number of USD above 0, not {usd:g}")
     return usd
 
 
-def _usual_plan(target: Target) -> TrainingPlan:
+def _usual_plan(target: Target, source: StepSource) -> TrainingPlan:
     """The training that is compared if none is given: a million samples, or of steps."""
-    known = target.samples if target.trace is None else target.trace.samples
+    known = target.samples if target.make_step is not None else source.on().samples
     if known is None and target.make_step is None:
         return TrainingPlan(iterations=_MILLION)
     if known is None:

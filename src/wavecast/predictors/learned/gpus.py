@@ -36,7 +36,7 @@ LATER_BOOST = 1.08
 data-centre cards state the highest one. Since Ampere the data sheet is closer to the real clock."""
 TENSOR_FLOP = {
     **{(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024},
-    **{(9, 0): 4096, (10, 0): 8192, (12, 0): 1024},
+    **{(8, 7): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 1024, (12, 1): 1024},
 }
 """FLOPs of an SM's tensor cores in one clock in float16, by compute capability (white papers).
 Cards for consumers reach half of it when they sum in float32, as all libraries do."""
@@ -150,6 +150,19 @@ def gpu_of(device: Device) -> GpuFacts | None:
         nominal_rates=np.array(rates),
         tensor=tensor,
     )
+
+
+def assumed_facts(device: Device) -> tuple[str, ...]:
+    """A sentence for each fact of a device that is not known and was assumed."""
+    if device.sm_count is None:
+        return ("its number of SMs is not known, so that no op model can be used",)
+    assumed = {
+        f"its clock is not known; {USUAL_CLOCK_HZ / 1e9:.1f} GHz is assumed": device.boost_clock_hz,
+        f"its power limit is not known; {USUAL_WATTS:.0f} W is assumed": device.tdp_w,
+        "the size of its L2 is not known; "
+        f"{USUAL_L2_PER_SM / 1024:.0f} KiB for each SM is assumed": device.l2_bytes,
+    }
+    return tuple(sentence for sentence, fact in assumed.items() if fact is None)
 
 
 def chip_name(device: Device) -> str:

@@ -24,7 +24,7 @@ from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import UNMODELLED, Batch, batch_of, group_of
 from wavecast.predictors.learned.calibration import calibrated
 from wavecast.predictors.learned.file import restored
-from wavecast.predictors.learned.gpus import Floats, GpuFacts, chip_name, gpu_of
+from wavecast.predictors.learned.gpus import Floats, GpuFacts, assumed_facts, chip_name, gpu_of
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.roofline import demand, limits
 from wavecast.traces.step import Op
@@ -120,6 +120,10 @@ class Learned(Predictor):
         if any(other.vendor == device.vendor for other in self.fitted_on):
             return Familiarity.UNSEEN
         return Familiarity.FOREIGN
+
+    def assumptions(self, device: Device) -> tuple[str, ...]:
+        """The facts that the device's file lacks, and what was assumed instead."""
+        return assumed_facts(device)
 
     def gpu(self, device: Device) -> GpuFacts | None:
         """The numbers of a GPU, with measured rates if it was calibrated; None if unknown."""

@@ -1,0 +1,90 @@
+"""How long iterations of unchanged scripts take, predicted against measured.
+
+    python -m lab score unchanged_scripts [--write]
+
+Reads measurements/h200/unchanged_scripts.csv and unchanged_predictions.csv, which was committed
+before the scripts were measured (`lab collect unchanged_scripts`). Data loading is not predicted;
+scripts that wait for it are counted with that error. `--write` puts the table into
+docs/howto/run-your-script.md.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import mean, median
+
+from lab import needs
+from lab.markdown import heading
+from lab.places import DOCS, H200
+from lab.score import pages
+from lab.steps.large_scripts import LARGE
+from lab.steps.scripts import CASES
+
+MARK = "unchanged scripts"
+PAGE = DOCS / "howto" / "run-your-script.md"
+
+
+@dataclass(frozen=True)
+class TimedScript:
+    """A script, measured and predicted."""
+
+    name: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    high_s: float
+
+    @property
+    def error(self) -> float:
+        """How far off the prediction is, as a share of the measured time."""
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def within(self) -> bool:
+        """Whether the range holds what was measured."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def _read(name: str) -> dict[str, dict[str, str]]:
+    with (H200 / name).open(newline="", encoding="utf-8") as file:
+        return {row["script"]: row for row in csv.DictReader(file)}
+
+
+def scripts() -> Iterator[TimedScript]:
+    """The scripts that were both measured and predicted."""
+    measured = _read("unchanged_scripts.csv")
+    for name, row in _read("unchanged_predictions.csv").items():
+        found = measured.get(name, {}).get("measured_s")
+        if found and row["predicted_s"]:
+            times = (float(row[key] or 0) for key in ("predicted_s", "low_s", "high_s"))
+            yield TimedScript(name, float(found), *times)
+
+
+def table() -> Iterator[str]:
+    """The table of the scripts, and the figures of those that do not wait for data."""
+    kinds = {case.name: case.like for case in (*LARGE, *CASES)}
+    every = list(scripts())
+    yield from heading("script | measured | predicted | error | range", "l")
+    for one in every:
+        times = f"{one.measured_s * 1e3:.1f} ms | {one.predicted_s * 1e3:.1f} ms"
+        spread = f"{one.low_s * 1e3:.1f} to {one.high_s * 1e3:.1f} ms"
+        yield f"| {kinds[one.name]} | {times} | {one.error:+.0%} | {spread} |"
+    errors = [abs(one.error) for one in every]
+    yield ""
+    yield (
+        f"{len(every)} scripts: {mean(errors):.0%} on average, median {median(errors):.0%}, worst "
+        f"{max(errors):.0%}; {sum(one.within for one in every)} are in their range."
+    )
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Print the table, and write it into the page if asked."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="write it into the page")
+    args = parser.parse_args(given)
+    text = "\n".join(table())
+    print(text)
+    if args.write:
+        pages.write(PAGE, MARK, text)
