@@ -25,7 +25,6 @@ _ARGUMENTS = {
     "bf16": "--bf16",
     "fp16": "--fp16",
     "checkpointing": "--gradient_checkpointing",
-    "qlora": "--gradient_checkpointing",
     "compile": "--torch_compile",
 }
 """The arguments of transformers' Trainer (`TrainingArguments`)."""
@@ -138,7 +137,7 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
 
 def _settings(best: Candidate, asked: AskedStep) -> set[str]:
     """All settings of a choice: those of the step itself, and what was changed."""
-    changed = {*best.changes}
+    changed = {*best.changes, *(("checkpointing",) if "qlora" in best.changes else ())}
     narrow = {"bf16", "fp16"}
     return {*changed, *(asked.given - (narrow if narrow & changed else set()))}
 

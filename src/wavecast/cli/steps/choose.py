@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -49,6 +50,7 @@ from wavecast.report.html.choice_reports import choice_report
 from wavecast.report.recipes import AskedStep
 
 _MILLION = 1e6
+_Limits = tuple[float | None, float | None]
 _COMPILED = 2
 """How many of the best choices are tried as compiled code."""
 
@@ -122,7 +124,7 @@ def choose(
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
-    limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
+    limits = _limits(budget, deadline)
     plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
@@ -134,11 +136,9 @@ def choose(
         only_priced=not gpu or ALL in gpu,
     )
     settings = StepSettings(wanted, allowed_names(allow), _quiet_source(wanted, source))
-    devices = _looked_at(named, book, question)
-    found = _found(settings, devices, question, book, ray)
-    selection = select(found, by, *limits, with_unverified=unverified)
-    if compiled := _with_compiled(selection, settings, question, book):
-        selection = select([*found, *compiled], by, *limits, with_unverified=unverified)
+    found = _found(settings, _looked_at(named, book, question), question, book, ray)
+    choosing = partial(_select, by, limits, unverified)
+    selection = _selected(found, choosing, settings, question, book)
     unit, asked = source.on().unit, _asked(target, wanted, step)
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
     if as_json:
@@ -173,17 +173,23 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
     )
 
 
-def _with_compiled(
-    selection: Selection, settings: StepSettings, question: TrainingQuestion, book: PriceBook
-) -> list[Candidate]:
-    """The best choices as compiled code, which takes too long to trace for all of them."""
-    found: list[Candidate] = []
+def _selected(
+    found: list[Candidate],
+    choosing: Callable[[list[Candidate]], Selection],
+    settings: StepSettings,
+    question: TrainingQuestion,
+    book: PriceBook,
+) -> Selection:
+    """The choice, with the best ones also as compiled code: it takes long to trace for all."""
+    selection = choosing(found)
+    compiled: list[Candidate] = []
     for best in selection.ranked[:_COMPILED]:
         way = settings.compiled(best.changes)
         if way is not None:
             same = replace(question, counts=(best.gpus,), batch=best.batch, is_batch_fixed=True)
-            found += find_candidates((best.device,), same, (way,), book)
-    return [one for one in found if one.cost is not None]
+            compiled += find_candidates((best.device,), same, (way,), book)
+    able = [one for one in compiled if one.cost is not None]
+    return choosing([*found, *able]) if able else selection
 
 
 def _found(
@@ -215,10 +221,16 @@ def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
     }
 
 
-def _budget(usd: float | None) -> float | None:
+def _select(
+    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
+) -> Selection:
+    return select(candidates, by, *limits, with_unverified=unverified)
+
+
+def _limits(usd: float | None, deadline: str | None) -> _Limits:
     if usd is not None and not 0 < usd < 1e15:
         raise InvalidInput(f"--budget is a number of USD above 0, not {usd:g}")
-    return usd
+    return usd, None if deadline is None else seconds_of(deadline, "--deadline")
 
 
 def _usual_plan(target: Target, source: StepSource) -> TrainingPlan:
