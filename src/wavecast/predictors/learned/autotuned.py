@@ -42,7 +42,7 @@ def class_of(op: Op) -> str | None:
 
 
 def _rows(op: Op) -> str:
-    """Whether the longest rows of a matmul's operands are long and summed over, or it is a batch."""
+    """Whether the longest rows of the operands are long and summed over, or there is a batch."""
     lengths = []
     for tensor, summed in zip(op.inputs[-2:], (-1, -2), strict=True):
         fastest = -1 if tensor.strides is None else -2
