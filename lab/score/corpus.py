@@ -36,7 +36,7 @@ _LONGEST_CPU_S = 60.0
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScriptVerdict:
     """What came of a script."""
 
     script: CorpusScript
@@ -47,7 +47,7 @@ class Verdict:
     cpu_s: float
 
 
-def judge(script: CorpusScript, path: Path) -> Verdict:
+def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
     """Run one script."""
     with tempfile.TemporaryDirectory() as name:
         folder = path.parent if script.inside else Path(name) / "here"
@@ -66,18 +66,20 @@ def judge(script: CorpusScript, path: Path) -> Verdict:
                 timeout=_LIMIT_S,
             )
         except subprocess.TimeoutExpired:
-            return Verdict(script, False, f"no answer in {_LIMIT_S} s", _LIMIT_S, _cpu_s() - before)
+            return ScriptVerdict(
+                script, False, f"no answer in {_LIMIT_S} s", _LIMIT_S, _cpu_s() - before
+            )
         wall_s, cpu_s = time.monotonic() - begin, _cpu_s() - before
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
-        return Verdict(script, False, lines[-1], wall_s, cpu_s)
+        return ScriptVerdict(script, False, lines[-1], wall_s, cpu_s)
     found = json.loads(done.stdout)
     seconds = found["predictions"][0]["seconds"]
     said = f"{1e3 * seconds:.1f} ms; {found['script']['holds']}; {found['script']['choice']}"
-    return Verdict(script, True, said, wall_s, cpu_s)
+    return ScriptVerdict(script, True, said, wall_s, cpu_s)
 
 
-def rows(verdicts: Iterable[Verdict]) -> Iterator[str]:
+def rows(verdicts: Iterable[ScriptVerdict]) -> Iterator[str]:
     """The rows of the table."""
     for one in verdicts:
         arguments = " ".join((*one.script.options, *one.script.arguments))
@@ -92,7 +94,7 @@ def rows(verdicts: Iterable[Verdict]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def summary(verdicts: Sequence[Verdict], missing: Sequence[str]) -> Iterator[str]:
+def summary(verdicts: Sequence[ScriptVerdict], missing: Sequence[str]) -> Iterator[str]:
     """How many were answered, and what was not tried."""
     answered = sum(one.answered for one in verdicts)
     slow = [one for one in verdicts if one.cpu_s > _LONGEST_CPU_S]
@@ -113,7 +115,7 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--only", default="", help="scripts whose names have this word in them")
     parser.add_argument("--write", action="store_true", help="write it into the page")
     args = parser.parse_args(given)
-    verdicts: list[Verdict] = []
+    verdicts: list[ScriptVerdict] = []
     missing: dict[str, None] = {}
     lines = list(heading("script | verdict | step, or reason | wall s | CPU s", "lll"))
     print(*lines, sep="\n", flush=True)

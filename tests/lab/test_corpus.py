@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.score.corpus import Verdict, rows, summary
+from lab.score.corpus import ScriptVerdict, rows, summary
 from lab.steps import corpus
 
 
@@ -32,8 +32,8 @@ def test_data_can_be_made(data: corpus.Generator, tmp_path: Path) -> None:
 def test_the_table_tells_what_was_answered_and_what_was_not_tried() -> None:
     script = corpus.PUBLIC[0]
     verdicts = [
-        Verdict(script, True, "3.0 ms", 10.0, 5.0),
-        Verdict(script, False, "error: a | b", 70.0, 61.0),
+        ScriptVerdict(script, True, "3.0 ms", 10.0, 5.0),
+        ScriptVerdict(script, False, "error: a | b", 70.0, 61.0),
     ]
     table = list(rows(verdicts))
     assert "| answered | 3.0 ms | 10 | 5 |" in table[0]

@@ -332,3 +332,15 @@ main()
     assert other.length is None
     peaks = {wavecast.memory(run.largest or run.trace).peak_bytes for run in (named, other)}
     assert len(peaks) == 1
+
+
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        "torch.eye(4).to_sparse_csr().cuda()",
+        "torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4))",
+    ],
+)
+def test_sparse_matrices_are_refused_with_the_reason(sparse: str, script: MakeScript) -> None:
+    with pytest.raises(CaptureError, match=r"makes a .*sparse tensor.*use the dense form"):
+        wavecast.run_script(script(f"matrix = {sparse}\n{UPDATES}"))
