@@ -32,8 +32,10 @@ from wavecast.steps.pace import Pace
 from wavecast.steps.player import StepTime
 from wavecast.steps.ranges import (
     Coverage,
+    Makeup,
     held,
     least_modelled,
+    makeup_of,
     range_on_one_gpu,
     spread_of,
     widened,
@@ -186,7 +188,12 @@ class Prediction(Shown):
         """How many measured steps lay in ranges like this one; None where nobody counted them."""
         if self._range is None or self.familiarity is None:
             return None
-        return held(self.familiarity, known=self.host.known, bound_by=self.bound_by)
+        return held(
+            self.familiarity,
+            known=self.host.known,
+            bound_by=self.bound_by,
+            training=self.makeup.training,
+        )
 
     @property
     def bound_by(self) -> str:
@@ -384,6 +391,11 @@ class Prediction(Shown):
         return spread_of(self._lasts)
 
     @cached_property
+    def makeup(self) -> Makeup:
+        """What the time of the step is made of, on which the width of its range depends."""
+        return makeup_of(self._lasts, self.host_s, self.gpu_s)
+
+    @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         ends: tuple[float, float] | None
@@ -393,7 +405,7 @@ class Prediction(Shown):
             return None
         else:
             [(timed, _)] = self.runs
-            ends = range_on_one_gpu(timed, self.familiarity, self.gpu_spread)
+            ends = range_on_one_gpu(timed, self.familiarity, self.makeup)
         if ends is not None:
             what = f"the range of the step on {self.name} ({self._culprit})"
             refuse_impossible(what, self.seconds, *ends)

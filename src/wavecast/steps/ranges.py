@@ -1,10 +1,14 @@
-"""The range of a step's time, by how much is known about the GPU and the host.
+"""The range of a step's time, by what is not known about it.
 
-Split conformal prediction by classes (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005): in each class, steps were predicted by models fitted without them, and the range of
-the class holds nine in ten of them. It is then widened until it also holds nine in ten steps of
-GPUs and sources that had no part in making it. `lab/score/ranges.py` writes the file, with what it
-found. A class that is not in the file has no range.
+How far a range reaches, in logarithms, is a sum over what the step's time is made of (`Makeup`):
+the share of each kind of op, and of the host, times a width of that kind. There is one set of
+widths for each class of ignorance: how well the op models know the GPU (`Familiarity`), and whether
+the step is training or inference. The host's time has a range of its own, by whether the host was
+calibrated. `lab/score/ranges.py` fits the widths by the interval score, each class shrunk towards
+its parent, and then multiplies those of a class by one factor, with which ranges made without the
+GPU and the source of a step hold nine in ten (split conformal prediction: Vovk, Gammerman and
+Shafer, "Algorithmic Learning in a Random World", 2005). A class that is not in the file has no
+range.
 
 A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
 the combined range of its ops is widened as much as published steps need
@@ -13,6 +17,7 @@ the combined range of its ops is widened as much as published steps need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -31,21 +36,59 @@ FILE = "models/ranges.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Powers:
-    """Exponents that turn the ops' combined range into the step's GPU-time range.
+class Makeup:
+    """What the predicted time of a step is made of. The width of its range depends on it."""
 
-    The errors of different ops neither add up fully nor cancel.
+    matmul: float
+    """The share of the GPU time in matmuls and attention."""
+    convolution: float
+    """The share in convolutions."""
+    recurrent: float
+    """The share in recurrent layers."""
+    memory: float
+    """The share in all other ops, which mostly wait for memory."""
+    host: float
+    """The host's time, divided by the sum of the host's and the GPU's time."""
+    training: bool
+    """Whether it has a backward pass."""
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares, which are multiplied by the widths of their kinds."""
+        return self.matmul, self.convolution, self.recurrent, self.memory, self.host
+
+
+_KINDS = {
+    **dict.fromkeys(("matmul", "attention"), "matmul"),
+    **{"convolution": "convolution", "rnn": "recurrent"},
+}
+"""The part of a makeup that each kind of op belongs to. All others wait for memory."""
+
+
+def makeup_of(steps: Sequence[TimedTrace], host_s: float, gpu_s: float) -> Makeup:
+    """What the time of some traces is made of.
+
+    Args:
+        steps: traces of one step.
+        host_s: the time that the host needs to issue the step.
+        gpu_s: the time of its kernels.
     """
-
-    below: float
-    """The exponent of the low end."""
-    above: float
-    """The exponent of the high end."""
+    parts = dict.fromkeys(("matmul", "convolution", "recurrent", "memory"), 0.0)
+    for timed in steps:
+        seconds = timed.op_s[:, 0] * timed.arrays.counts
+        for kind, spent_s in zip(timed.work.kind_names, seconds.tolist(), strict=True):
+            parts[_KINDS.get(kind, "memory")] += spent_s
+    total = sum(parts.values()) or 1.0
+    return Makeup(
+        **{name: spent_s / total for name, spent_s in parts.items()},
+        host=host_s / ((host_s + gpu_s) or 1.0),
+        training=any(timed.turn < len(timed.trace) for timed in steps),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The range of a host's true time, divided by its predicted time."""
+    """The range of a true time, divided by its predicted time."""
 
     low: float
     high: float
@@ -113,20 +156,20 @@ def widened(seconds: float, spread: tuple[float, float]) -> tuple[float, float]:
 
 
 def range_on_one_gpu(
-    timed: TimedTrace, familiarity: Familiarity, spread: tuple[float, float]
+    timed: TimedTrace, familiarity: Familiarity, makeup: Makeup
 ) -> tuple[float, float] | None:
     """The range of a step on one GPU.
 
     None if the step was scaled from a measurement or runs as a CUDA graph, since no step that gave
     ranges was or did, and for a GPU of an unknown class.
     """
-    powers = gpu_powers(familiarity)
-    factors = host_factors(familiarity, known=timed.host.known)
+    gpu = gpu_factors(familiarity, makeup)
+    host = host_factors(familiarity, known=timed.host.known, training=makeup.training)
     measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
-    if measured or powers is None or factors is None:
+    if measured or gpu is None or host is None:
         return None
-    low = timed.play(gpu_factor=spread[0] ** powers.below, host_factor=factors.low)
-    high = timed.play(gpu_factor=spread[1] ** powers.above, host_factor=factors.high)
+    low = timed.play(gpu_factor=gpu.low, host_factor=host.low)
+    high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
     return low.seconds, high.seconds
 
 
@@ -135,47 +178,60 @@ def least_modelled() -> float:
     return float(_shipped()["modelled"])
 
 
-def gpu_powers(familiarity: Familiarity) -> Powers | None:
-    """The exponents for a GPU that the op models know this well. None if nothing gave them."""
-    row = _row("gpu", familiarity)
-    if row is None:
-        return None
-    return Powers(row["below"] * row["wider"], row["above"] * row["wider"])
+def gpu_factors(familiarity: Familiarity, makeup: Makeup) -> Factors | None:
+    """The range of the GPU time, relative to it, on a GPU that the op models know this well.
+
+    None if nothing gave it.
+    """
+    row = _row("gpu", familiarity, training=makeup.training)
+    return None if row is None else _factors(row, makeup)
 
 
-def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
-    """The factors for the host of a GPU that the op models know this well.
+def host_factors(familiarity: Familiarity, *, known: bool, training: bool) -> Factors | None:
+    """The range of the host's time, relative to it.
 
     Args:
-        familiarity: how well they know the GPU. Hosts of other vendors' GPUs run other software.
+        familiarity: how well the op models know the GPU. Hosts of other vendors' GPUs run other
+            software.
         known: whether the host was calibrated.
+        training: whether the step has a backward pass.
 
     Returns:
-        None if nothing gave them.
+        None if nothing gave it.
     """
-    row = _row("host", _host(familiarity, known=known))
-    if row is None:
-        return None
-    return Factors(row["low"] ** row["wider"], row["high"] ** row["wider"])
+    row = _row("host", _host(familiarity, known=known), training=training)
+    return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
 
-def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
+def held(
+    familiarity: Familiarity, *, known: bool, bound_by: str, training: bool
+) -> Coverage | None:
     """How many measured steps lay in their ranges, of steps like this one.
 
     Args:
         familiarity: how well the op models know the GPU.
         known: whether the host was calibrated.
         bound_by: "gpu", "host" or "both". For both, the figures of the one that held fewer.
+        training: whether the step has a backward pass.
 
     Returns:
         None if there are no such ranges.
     """
-    gpu, host = _row("gpu", familiarity), _row("host", _host(familiarity, known=known))
+    gpu = _row("gpu", familiarity, training=training)
+    host = _row("host", _host(familiarity, known=known), training=training)
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
     row = min(rows, key=lambda row: row["held"])
     return Coverage(row["held"], row["least"], row["most"])
+
+
+def _factors(row: Mapping[str, Any], makeup: Makeup) -> Factors:
+    below, above = (
+        sum(width * getattr(makeup, name) for name, width in row[side].items())
+        for side in ("below", "above")
+    )
+    return Factors(math.exp(-below), math.exp(above))
 
 
 def _host(familiarity: Familiarity, *, known: bool) -> str:
@@ -184,8 +240,9 @@ def _host(familiarity: Familiarity, *, known: bool) -> str:
     return "foreign" if familiarity is Familiarity.FOREIGN else "unknown"
 
 
-def _row(part: str, name: str) -> Mapping[str, Any] | None:
-    row: Mapping[str, Any] | None = _shipped()[part].get(name)
+def _row(part: str, name: str, *, training: bool) -> Mapping[str, Any] | None:
+    rows: Mapping[str, Any] = _shipped()[part].get(name, {})
+    row: Mapping[str, Any] | None = rows.get("training" if training else "inference")
     return row
 
 
