@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.collect.turns import Turn, Turns
+from lab.collect.turns import Turn, Turns, in_new_process
 
 MODELS = (
     *("llama-3.2-1b", "gpt2", "pythia-1.4b", "opt-1.3b", "qwen2.5-0.5b", "gemma-2-2b"),
@@ -219,7 +219,13 @@ def main(given: Sequence[str] = ()) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         command = ("-m", "lab.collect.decodes", name)
-        turns = Turns(command, folder, deque(tasks()), WORKERS, time.monotonic() + args.seconds)
+        turns = Turns(
+            in_new_process(*command),
+            folder,
+            deque(tasks()),
+            WORKERS,
+            time.monotonic() + args.seconds,
+        )
         unfinished = turns.run()
         found = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
     told = {

@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,20 @@ REGIONS = (
 Event = dict[str, Any]
 
 
-def profiled(run: Callable[[], Any]) -> list[Event]:
-    """The events of a run, as Chrome's trace format has them."""
+def profiled(
+    run: Callable[[], Any], turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> list[Event]:
+    """The events of a run, as Chrome's trace format has them.
+
+    Args:
+        run: what to profile.
+        turn: entered before the run, when the profiler has started, which takes long.
+    """
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, record_shapes=True) as watched:
+    with profile(activities=activities, record_shapes=True) as watched, turn():
         run()
         if torch.cuda.is_available():
             torch.cuda.synchronize()

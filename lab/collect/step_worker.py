@@ -24,12 +24,14 @@ import torch
 
 from lab.collect.inductor_hook import KernelOrigins, LateChoice
 from lab.collect.profiled import busy_s, kernels_of, profiled, regions
-from lab.collect.turns import Turn
+from lab.collect.turns import Turn, in_new_process
 from lab.steps.compiled import EAGER, GRAPHS, CompiledStep
 from lab.steps.timed_sets import step_named
 from wavecast.traces.step import Op
 
-WARM_UP, COMPILED_WARM_UP = 4, 5
+WARM_UP, COMPILED_WARM_UP, BRIEF_WARM_UP = 4, 5, 3
+MEMORY_WAIT_S = 1.0
+"""How long a step waits for memory that other steps use while they prepare."""
 TIMED_S, FEWEST, MOST = 0.5, 6, 36
 ROUNDS, ALONE = 3, 10
 GPU = "h200-sxm"
@@ -45,7 +47,7 @@ def wait() -> None:
 
 
 def timed(step: Run) -> Row:
-    """The wall time of an iteration, the host's time for its parts, and its memory."""
+    """The wall time of an iteration, of several in a row."""
     wait()
     begin = time.perf_counter()
     step()
@@ -59,7 +61,7 @@ def timed(step: Run) -> Row:
             step()
         wait()
         rounds.append((time.perf_counter() - begin) / repeats)
-    return {"wall_s": statistics.median(rounds), "rounds_s": rounds, **parts(step), **memory(step)}
+    return {"wall_s": statistics.median(rounds), "rounds_s": rounds}
 
 
 @contextmanager
@@ -182,9 +184,9 @@ def record_eager(step: Run, path: Path) -> Row:
     return {"busy_s": trace.measurement.gpu_s, "trace": path.name}
 
 
-def record_compiled(step: Run, origins: KernelOrigins) -> Row:
+def record_kernels(step: Run, turn: Turn, origins: KernelOrigins) -> Row:
     """The kernels of one iteration, the ops of fused ones, and the regions of the host."""
-    events = profiled(step)
+    events = profiled(step, turn.taken)
     kernels = kernels_of(events)
     used = {kernel["name"] for kernel in kernels}
     return {
@@ -196,42 +198,58 @@ def record_compiled(step: Run, origins: KernelOrigins) -> Row:
     }
 
 
-def measure_step(step: CompiledStep, folder: Path, ready: Callable[[], None]) -> Row:
-    """Everything about a step."""
+def prepared(step: CompiledStep, choice: LateChoice, brief: bool) -> Run:
+    """A step that has run a few times, with its memory given back so that others can run."""
+    if step.mode != EAGER and torch.cuda.is_available() and step.mode != GRAPHS:
+        choice.install()  # a graph keeps the versions of its recording
+    run = step.make(step.mode)
+    done, left = 0, BRIEF_WARM_UP if brief else WARM_UP if step.mode == EAGER else COMPILED_WARM_UP
+    while done < left:
+        try:
+            run()
+            wait()
+            done += 1
+        except torch.OutOfMemoryError:  # others prepare as well
+            torch.cuda.empty_cache()
+            time.sleep(MEMORY_WAIT_S)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return run
+
+
+def measure_step(step: CompiledStep, folder: Path, turn: Turn, brief: bool) -> Row:
+    """Everything about a step; if brief, only its times, memory and kernels."""
     torch.set_float32_matmul_precision("highest")
     on_gpu = torch.cuda.is_available()
     origins, choice = KernelOrigins(), LateChoice()
     if step.mode != EAGER:
         origins.install(torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 1)
-        if on_gpu and step.mode != GRAPHS:  # a graph keeps the versions of its recording
-            choice.install()
     begin = time.perf_counter()
-    run = step.make(step.mode)
-    for _ in range(WARM_UP if step.mode == EAGER else COMPILED_WARM_UP):
-        run()
-    wait()
+    run = prepared(step, choice, brief)
     row: Row = {"step": step.name, "family": step.family, "mode": step.mode}
     row["prepare_s"] = round(time.perf_counter() - begin, 2)
-    ready()
-    choice.quiet()
-    for _ in range(2):
-        run()
-    row |= timed(run)
-    row["python_calls"] = python_calls(run)
-    if step.mode == EAGER and on_gpu:
-        row |= record_eager(run, folder / f"{step.name}.json.gz")
-    elif on_gpu:
-        row |= record_compiled(run, origins)
+    with turn.taken():
+        choice.quiet()
+        for _ in range(2):
+            run()
+        row |= timed(run) | ({} if brief else parts(run)) | memory(run)
+    if not brief:
+        row["python_calls"] = python_calls(run)
+    if step.mode == EAGER and on_gpu and not brief:
+        with turn.taken():
+            row |= record_eager(run, folder / f"{step.name}.json.gz")
+    else:
+        row |= record_kernels(run, turn, origins)
     return row
 
 
-def measure_host(ready: Callable[[], None]) -> Row:
+def measure_host(turn: Turn) -> Row:
     """The host benchmark."""
     from wavecast.frameworks.pytorch.measurement import host_benchmark as benchmark
 
     places = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-    ready()
-    times = {place: benchmark.time_host(place, rounds=12) for place in places}
+    with turn.taken():
+        times = {place: benchmark.time_host(place, rounds=12) for place in places}
     return {"host": times, "processor": benchmark.processor()}
 
 
@@ -255,22 +273,43 @@ def trace_step(step: CompiledStep, folder: Path) -> Row:
     }
 
 
-def main() -> None:
-    """Do one task: FOLDER (step | trace | host) NAME DESCRIPTOR."""
-    folder, kind, name = Path(sys.argv[1]), *sys.argv[2:4]
-    turn = Turn(name, int(sys.argv[4]))
+def work(turn: Turn, folder: Path, brief: bool) -> str:
+    """Do one task, (step | trace | host) NAME; returns its times in milliseconds."""
+    kind, name = turn.task.split()
+    if kind != "trace" and not can_use_gpu():
+        in_new_process("-m", "lab.collect.step_worker", str(folder), str(int(brief)))(turn)
+    if kind == "host":
+        row = measure_host(turn)
+    elif kind == "trace":
+        row = trace_step(step_named(name), folder)
+    else:
+        row = measure_step(step_named(name), folder, turn, brief)
+    with gzip.open(folder / f"{kind}-{name}.row.gz", "wt", encoding="utf-8") as file:
+        json.dump(row, file, separators=(",", ":"))
+    keys = ("wall_s", "issued_s", "busy_s", "seconds", "gpu_s")
+    shown = {key: round(row[key] * 1e3, 2) for key in keys if key in row}
+    return " ".join(f"{key} {value}" for key, value in shown.items()) or "yes"
+
+
+def can_use_gpu() -> bool:
+    """Whether this process can use the GPU, if there is one.
+
+    It cannot where the process that it was forked from had used it already.
+    """
     try:
-        if kind == "host":
-            row = measure_host(turn.wait)
-        elif kind == "trace":
-            row = trace_step(step_named(name), folder)
-        else:
-            row = measure_step(step_named(name), folder, turn.wait)
-        with gzip.open(folder / f"{kind}-{name}.row.gz", "wt", encoding="utf-8") as file:
-            json.dump(row, file, separators=(",", ":"))
-        keys = ("wall_s", "issued_s", "busy_s", "seconds", "gpu_s")
-        shown = {key: round(row[key] * 1e3, 2) for key in keys if key in row}
-        turn.say(done=" ".join(f"{key} {value}" for key, value in shown.items()) or "yes")
+        if torch.cuda.is_available():
+            torch.zeros(1, device="cuda")
+    except RuntimeError:
+        return False
+    return True
+
+
+def main() -> None:
+    """Do a task in a new process: FOLDER BRIEF KIND NAME DESCRIPTOR."""
+    folder, brief, kind, name, descriptor = sys.argv[1:6]
+    turn = Turn(f"{kind} {name}", int(descriptor))
+    try:
+        turn.say(done=work(turn, Path(folder), brief == "1"))
     except Exception as error:
         text = traceback.format_exc(limit=-3)[-500:]
         turn.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")

@@ -1,8 +1,10 @@
 """Processes that prepare at the same time and measure one at a time.
 
-A process builds and compiles its task, says that it is ready, and waits. While one measures, all
-others are stopped (SIGSTOP), so that it has the machine to itself. Each task has a process of its
-own, since a profiler slows a process down for good.
+A process builds and compiles its task, says that it is ready, and waits for its turn. While one has
+its turn, all others are stopped (SIGSTOP), so that it has the machine to itself. A task may ask for
+several turns. Each task has a process of its own, since a profiler slows a process down for good.
+The processes are forked from one that has imported the libraries already, which takes longer than
+many a measurement.
 """
 
 from __future__ import annotations
@@ -12,77 +14,111 @@ import json
 import os
 import selectors
 import signal
-import subprocess
 import sys
 import time
+import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-QUIET_S = 0.15
+QUIET_S = 0.1
 """What is queued on the GPU when the others are stopped needs this long to finish."""
 MEASURE_S = 40.0
-"""A measurement that takes longer is given up."""
+"""A turn that takes longer is given up."""
 LAST_MEASURE_S = 4.0
 """Nothing is measured so shortly before the end."""
 
 
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "3",
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+}
+"""What torch must find in the environment of a task when it is imported."""
+
+
 @dataclass(frozen=True)
 class Turn:
-    """What the process of a task says to the one that gives turns, through a pipe."""
+    """What the process of a task says to the one that gives turns, which answers on stdin."""
 
     task: str
     descriptor: int
 
     def say(self, **words: str) -> None:
-        """Say `done` or `failed`, each with some words."""
+        """Say `ready`, `over`, `done` or `failed`, each with some words."""
         os.write(self.descriptor, (json.dumps(words) + "\n").encode())
 
     def wait(self) -> None:
-        """Say that all is ready to be measured, and wait for the turn."""
+        """Say that all is ready to be measured, and wait for the turn, which lasts to the end."""
         self.say(ready=self.task)
-        sys.stdin.readline()
+        while os.read(0, 1) not in (b"\n", b""):
+            pass
+
+    @contextlib.contextmanager
+    def taken(self) -> Iterator[None]:
+        """Wait for the turn, and give it up afterwards."""
+        self.wait()
+        yield
+        self.say(over=self.task)
+
+
+Work = Callable[[Turn], str]
+"""Does a task in a process of its own, and returns a few words about what it found."""
+
+
+def in_new_process(*command: str) -> Work:
+    """Work by a command of Python, to which the words of the task and a descriptor are added."""
+
+    def work(turn: Turn) -> str:
+        os.set_inheritable(turn.descriptor, True)
+        words = (*command, *turn.task.split(), str(turn.descriptor))
+        os.execve(sys.executable, [sys.executable, *words], os.environ | ENVIRONMENT)
+
+    return work
 
 
 class Worker:
     """The process of one task, with caches of its own."""
 
-    def __init__(self, command: Sequence[str], task: str, folder: Path) -> None:
+    def __init__(self, work: Work, task: str, folder: Path) -> None:
         self.task, self.since = task, time.monotonic()
         own = folder / f"caches-{task.replace(' ', '-')}"
         own.mkdir(parents=True, exist_ok=True)
-        reading, writing = os.pipe()
-        environment = {
-            **os.environ,
-            "TORCHINDUCTOR_CACHE_DIR": str(own),
-            "TRITON_CACHE_DIR": str(own / "triton"),
-            "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
-            "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
-            "TORCHINDUCTOR_COMPILE_THREADS": "2",
-            "OMP_NUM_THREADS": "1",
-        }
         self.log = own / "log.txt"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, *command, *task.split(), str(writing)],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=(writing,),
-                env=environment,
-                start_new_session=True,
-            )
-        os.close(writing)
-        self.replies = os.fdopen(reading, "r", encoding="utf-8")
+        hearing, saying = os.pipe()
+        reading, self._going = os.pipe()
+        sys.stdout.flush()
+        self.process = os.fork()
+        if self.process == 0:
+            os.dup2(reading, 0)
+            self._work(work, own, Turn(task, saying))
+        os.close(saying)
+        os.close(reading)
+        self.replies = os.fdopen(hearing, "rb", buffering=0)  # or a line waits where none looks
+
+    def _work(self, work: Work, own: Path, turn: Turn) -> None:
+        """Do the task and end, in the new process."""
+        os.setsid()
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own)
+        os.environ["TRITON_CACHE_DIR"] = str(own / "triton")
+        try:
+            turn.say(done=work(turn))
+        except BaseException as error:
+            text = traceback.format_exc(limit=-3)[-500:]
+            turn.say(failed=f"{type(error).__name__}: {str(error)[:300]} {text}")
+        finally:
+            os._exit(0)
 
     def go(self) -> None:
-        """Let it measure."""
-        assert self.process.stdin is not None
+        """Let it have its turn."""
         with contextlib.suppress(BrokenPipeError):
-            self.process.stdin.write(b"go\n")
-            self.process.stdin.flush()
+            os.write(self._going, b"go\n")
 
     def reply(self, timeout_s: float) -> dict[str, Any] | None:
         """What it says next; None if there is nothing in time."""
@@ -99,25 +135,28 @@ class Worker:
     def signal(self, number: int) -> None:
         """Send a signal to the process and to those that compile for it."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
+            os.killpg(self.process, number)
 
     def end(self) -> None:
         """Kill the process."""
         self.signal(signal.SIGCONT)
         self.signal(signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(ProcessLookupError):  # before it became the leader of its group
+            os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
         self.replies.close()
+        os.close(self._going)
 
 
 @dataclass
 class Turns:
     """Tasks that are prepared by several processes at once and measured in turn."""
 
-    command: Sequence[str]
-    """The command of a worker, to which the words of its task and a file descriptor are added."""
+    work: Work
     folder: Path
     tasks: deque[str]
     count: int
+    """How many processes there are at a time."""
     until: float
     """When all ends, by `time.monotonic`."""
     failures: dict[str, str] = field(default_factory=dict)
@@ -129,7 +168,7 @@ class Turns:
         try:
             while time.monotonic() < self.until - LAST_MEASURE_S:
                 while self.tasks and len(self._busy) < self.count:
-                    self._busy.append(Worker(self.command, self.tasks.popleft(), self.folder))
+                    self._busy.append(Worker(self.work, self.tasks.popleft(), self.folder))
                 if not self._busy:
                     break
                 self._wait()
@@ -164,8 +203,11 @@ class Turns:
                 break
             worker.signal(signal.SIGCONT)
             worker.go()
-            answer = worker.reply(min(MEASURE_S, left_s))
-            self._keep(worker, answer or {"failed": "took too long to measure"})
+            answer = worker.reply(min(MEASURE_S, left_s)) or {"failed": "took too long to measure"}
+            if "over" in answer:
+                worker.signal(signal.SIGSTOP)
+            else:
+                self._keep(worker, answer)
         for worker in self._busy:
             worker.signal(signal.SIGCONT)
 

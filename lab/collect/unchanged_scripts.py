@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.collect.turns import Turn, Turns
+from lab.collect.turns import Turn, Turns, in_new_process
 from lab.steps.large_scripts import LARGE
 from lab.steps.scripts import CASES, ScriptCase, prepare
 
@@ -149,7 +149,7 @@ def measure(seconds: float, names: Sequence[str]) -> dict[str, dict[str, object]
         folder = Path(name)
         command = ("-m", "lab.collect.unchanged_scripts", name)
         until = time.monotonic() + seconds
-        turns = Turns(command, folder, deque(names), WORKERS, until)
+        turns = Turns(in_new_process(*command), folder, deque(names), WORKERS, until)
         unfinished = turns.run()
         rows = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
     rows |= {name: {"note": words.splitlines()[0][:200]} for name, words in turns.failures.items()}

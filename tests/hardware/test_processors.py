@@ -7,11 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from wavecast.errors import UnknownName
 from wavecast.hardware.clusters import cluster, clusters
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.kept_hosts import find_host
-from wavecast.hardware.processors import host_of, processors, reference_processor
+from wavecast.hardware.processors import (
+    host_of,
+    processors,
+    reference_processor,
+    usual_hosts,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -55,3 +61,16 @@ def test_a_host_that_was_asked_for_is_not_scaled(monkeypatch: pytest.MonkeyPatch
     assert find_host(REFERENCE_HOST, a100, box) is REFERENCE_HOST
     monkeypatch.setenv("WAVECAST_HOST", "reference")
     assert find_host(None, a100, box) is REFERENCE_HOST
+
+
+def test_usual_hosts_are_found_by_name_and_scaled_by_the_speed_of_a_thread() -> None:
+    hosts = usual_hosts()
+    assert list(hosts.values()) == sorted(hosts.values(), key=lambda usual: usual.factor)
+    assert hosts["cloud-vm"].factor == pytest.approx(1)
+    assert hosts["desktop"].factor < hosts["dgx-h100"].factor < hosts["dgx-a100"].factor
+    found = find_host("dgx-a100")
+    assert found.forward_s == pytest.approx(REFERENCE_HOST.forward_s * hosts["dgx-a100"].factor)
+    assert "EPYC 7742" in found.name
+    assert not found.known
+    with pytest.raises(UnknownName, match="workstation"):
+        find_host("no-such-host")

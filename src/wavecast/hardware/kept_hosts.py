@@ -16,7 +16,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.hardware.host_files import HostFile, read_host
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.hardware.processors import host_of
+from wavecast.hardware.processors import host_of, usual_hosts
 
 MINE, REFERENCE = "mine", "reference"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -38,9 +38,10 @@ def find_host(
     """The host of a name.
 
     Args:
-        wanted: "reference", "mine" (this machine, calibrated), the name of a calibrated host or a
-            path to a .toml file; a Host is returned as it is. None takes the host that
-            $WAVECAST_HOST names, else a host that was calibrated with this GPU, else "reference".
+        wanted: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
+            of a usual one (`usual_hosts`), or a path to a .toml file; a Host is returned as it is.
+            None takes the host that $WAVECAST_HOST names, else a host that was calibrated with this
+            GPU, else "reference".
         gpu: the GPU that the host issues work to.
         cluster: the machines. If no host is named or calibrated, the reference host is scaled to
             their processor, where that is known.
@@ -63,14 +64,15 @@ def find_host(
         return _own_host().file.host
     if wanted.endswith(".toml"):
         return read_host(Path(wanted)).host
-    hosts = {kept.name: kept for kept in kept_hosts()}
+    hosts = {name: usual.host for name, usual in usual_hosts().items()}
+    hosts |= {kept.name: kept.file.host for kept in kept_hosts()}
     if wanted not in hosts:
         names = "".join(f', "{name}"' for name in hosts if name != MINE)
         raise UnknownName(
             f'unknown host "{wanted}"; known are "reference", "mine"{names} and files FILE.toml; a '
             "factor goes into host_factor (--host-factor)"
         )
-    return hosts[wanted].file.host
+    return hosts[wanted]
 
 
 def kept_hosts() -> tuple[KeptHost, ...]:

@@ -48,6 +48,50 @@ def reference_processor() -> Processor:
     return processors()[shipped_toml("processors.toml")["reference"]["value"]]
 
 
+@dataclass(frozen=True, slots=True)
+class UsualHost:
+    """A host of a usual kind, which stands for machines that nobody has calibrated."""
+
+    name: str
+    about: str
+    processor: Processor
+    sustained: float
+    """The share of the highest clock that a thread keeps."""
+    source: str
+    """Where that share is from."""
+
+    @property
+    def factor(self) -> float:
+        """The time that it takes, relative to the reference host."""
+        return reference_processor().speed / (self.processor.speed * self.sustained)
+
+    @property
+    def host(self) -> Host:
+        """The host, for predictions."""
+        name = f"{self.name} (as {self.processor.name}: reference x{self.factor:.2f})"
+        return replace(REFERENCE_HOST.scaled(self.factor), name=name)
+
+
+@functools.cache
+def usual_hosts() -> dict[str, UsualHost]:
+    """Hosts of usual kinds by name, the fastest first.
+
+    >>> list(usual_hosts())[:3]
+    ['desktop', 'workstation', 'laptop']
+    """
+    hosts = [
+        UsualHost(
+            name=name,
+            about=facts["about"],
+            processor=processors()[facts["processor"]],
+            sustained=facts["sustained"]["value"],
+            source=facts["sustained"]["source"],
+        )
+        for name, facts in shipped_toml("hosts/usual.toml").items()
+    ]
+    return {host.name: host for host in sorted(hosts, key=lambda host: host.factor)}
+
+
 def host_of(cluster: Cluster) -> Host:
     """The reference host, scaled to the processor of a cluster.
 

@@ -21,7 +21,7 @@ from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weigh
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
-from wavecast.traces.graphs import has_graphs
+from wavecast.traces.graphs import compiled_gpu, has_graphs
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
 
 T = TypeVar("T")
@@ -123,7 +123,15 @@ class Spreader:
 
 
 def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
-    """Refuse to divide the layers of compiled code, whose kernels are fused for whole layers."""
+    """Refuse to divide the layers of compiled code, whose kernels are fused for whole layers.
+
+    What XLA compiled is one graph for a step, and how it is spread is written in the step itself.
+    """
+    if strategy.gpus > 1 and compiled_gpu(trace) is not None:
+        raise InvalidInput(
+            "a JAX step is spread by its own code: give its arguments shardings over a mesh of "
+            "jax.devices() (jax.sharding), and say how many with --ranks instead of --parallel"
+        )
     sizes = {name: getattr(strategy, name) for name in ("tensor", "context", "expert")}
     asked = [f"{name}={size}" for name, size in sizes.items() if size > 1]
     if asked and any(ops.kind(op) is ops.Kind.FUSED for op in trace.counts):

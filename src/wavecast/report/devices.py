@@ -14,7 +14,9 @@ from wavecast.hardware.device import Device, Fact
 from wavecast.hardware.host_files import HostFile
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.kept_hosts import KeptHost
+from wavecast.hardware.processors import usual_hosts
 from wavecast.planning.prices import Price, price
+from wavecast.predictors.base import Familiarity
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.prices import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
@@ -27,6 +29,7 @@ from wavecast.report.units import (
     text,
     three_digits,
 )
+from wavecast.steps.ranges import host_factors
 
 _COSTS = {
     "forward_s": "an op of the forward pass",
@@ -221,11 +224,29 @@ def saved_host(host: HostFile, path: Path, *, elsewhere: bool) -> Text:
 
 
 def kept_hosts(hosts: Sequence[KeptHost], width: int) -> RenderableType:
-    """One row for each calibrated host, by name."""
+    """One row for each calibrated host, by name, and one for each usual host."""
     if not hosts:
-        return line('no host was calibrated yet: run "wavecast calibrate"')
+        return Group(line('no host was calibrated yet: run "wavecast calibrate"'), "", _usual())
     lines = [
         "/ reference: its time for the same work, divided by the reference host's",
         "busy: the share of the CPU that other programs used while it was measured",
     ]
-    return Group(*shown(columns(hosts), width, lines))
+    return Group(*shown(columns(hosts), width, lines), "", _usual())
+
+
+def _usual() -> RenderableType:
+    """The usual hosts, and which of them the range of a host that was not calibrated covers."""
+    factors = host_factors(Familiarity.MEASURED, known=False)
+    assert factors is not None
+    rows = [
+        (usual.name, usual.about, usual.processor.name, three_digits(usual.factor))
+        for usual in usual_hosts().values()
+    ]
+    covered = [u.name for u in usual_hosts().values() if factors.low <= u.factor <= factors.high]
+    lines = [
+        f"a range with the reference host covers hosts that take {three_digits(factors.low)} to "
+        f"{three_digits(factors.high)} times as long: {', '.join(covered)}",
+        "--host NAME takes another; its range covers hosts around that one",
+    ]
+    named = table(from_rows(rows, "<usual host", "<what it is", "<processor", "/ reference"))
+    return Group(named, "", *remarks(lines))

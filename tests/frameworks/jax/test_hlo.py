@@ -11,6 +11,7 @@ import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.jax.assembly import scheduled
+from wavecast.frameworks.jax.collectives import first_group
 from wavecast.frameworks.jax.driver import CompiledModule
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.origins import argument_of, module_of, phase_of
@@ -102,3 +103,65 @@ def test_names_of_operations_are_read() -> None:
     assert module_of("jit(step)/jvp(while)/body/jit(softmax)/exp") == ""
     assert argument_of("state['params']['blocks'][3]['w']") == "state.params.blocks.3.w"
     assert argument_of("state.opt_state[0].mu['w']") == "state.opt_state.0.mu.w"
+
+
+@pytest.mark.parametrize(
+    ("text", "group"),
+    [
+        ("replica_groups={{0,1},{2,3}}, dimensions={0}", [0, 1]),
+        ("replica_groups=[4,2]<=[8], use_global_device_ids=true", [0, 1]),
+        ("replica_groups=[2,4]<=[4,2]T(1,0), dimensions={1}", [0, 2, 4, 6]),
+        ("replica_groups=mesh['data'=2,'model'=4] {'model'}, dimensions={0}", [0, 1, 2, 3]),
+        ("replica_groups=mesh['data'=2,'model'=4] {'data'}, dimensions={0}", [0, 4]),
+        ("replica_groups=mesh['x'=8] {'x':(2)2}, dimensions={0}", [0, 2]),
+        ("source_target_pairs={{1,0},{0,1}}", [1, 0]),
+        ("dimensions={0}", [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_the_ranks_of_a_collective_are_read(text: str, group: list[int]) -> None:
+    assert first_group(text, 8) == group
+
+
+SPREAD = """HloModule jit_step, is_scheduled=true, num_partitions=8
+
+ENTRY %main (x: f32[1024,1024], y: f32[1024,1024]) -> (f32[1024,1024], f32[1024,1024]) {
+  %x = f32[1024,1024]{1,0} parameter(0)
+  %y = f32[1024,1024]{1,0} parameter(1)
+  %sum = f32[1024,1024]{1,0} all-reduce-start(%x), replica_groups=[1,8]<=[8]
+  %beside = f32[1024,1024]{1,0} add(%y, %y)
+  %summed = f32[1024,1024]{1,0} all-reduce-done(%sum)
+  %after = f32[1024,1024]{1,0} add(%summed, %beside)
+  %all = f32[8192,1024]{1,0} all-gather(%after), replica_groups=[1,8]<=[8], dimensions={0}
+  %last = f32[8192,1024]{1,0} add(%all, %all)
+  ROOT %both = (f32[1024,1024]{1,0}, f32[8192,1024]{1,0}) tuple(%after, %last)
+}
+"""
+
+
+def test_kernels_run_beside_a_collective_until_they_need_it() -> None:
+    sizes = {"argument": 2**23, "output": 2**25, "alias": 0, "temp": 2**23}
+    trace = trace_of(CompiledModule(SPREAD, sizes), GPU)
+    order = [(call.op.name, call.stream) for call in trace][2:]
+    assert order == [
+        ("cuda.stream_wait", 1),
+        ("nccl.all_reduce", 1),
+        ("cuda.event_record", 1),
+        ("xla.loop", 0),
+        ("cuda.stream_wait", 0),
+        ("xla.loop", 0),
+        ("cuda.stream_wait", 1),
+        ("nccl.all_gather", 1),
+        ("cuda.event_record", 1),
+        ("cuda.stream_wait", 0),
+        ("xla.loop", 0),
+    ]
+    step = wavecast.predict(trace, GPU, parallel=wavecast.Parallel(data=8, cluster="dgx-h100"))
+    (stage,) = step.stages
+    hidden_s = stage.communication_s - stage.exposed_s
+    assert 0 < hidden_s < stage.communication_s
+
+
+def test_a_jax_step_is_spread_by_its_own_code_alone() -> None:
+    trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
+    with pytest.raises(InvalidInput, match="--ranks instead of --parallel"):
+        wavecast.predict(trace, GPU, parallel=wavecast.Parallel(data=8, cluster="dgx-h100"))

@@ -25,7 +25,9 @@ jax = pytest.importorskip("jax")
 STEP = """
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 
 def loss(params, x):
@@ -44,13 +46,31 @@ def make_step(batch=256):
     return jax.jit(train_step, donate_argnums=0), (params, jnp.zeros((batch, 512)))
 
 
-def make_spread_step():
-    mesh = Mesh(jax.devices(), ("data",))
-    whole, split = (NamedSharding(mesh, PartitionSpec(*names)) for names in ((), ("data",)))
-    params = {"w1": (512, 1024), "w2": (1024, 512)}
-    params = {k: jax.ShapeDtypeStruct(v, "float32", sharding=whole) for k, v in params.items()}
-    batch = jax.ShapeDtypeStruct((1024, 512), "float32", sharding=split)
-    return jax.jit(train_step, donate_argnums=0), (params, batch)
+def _spread(up, down, batch, *sizes):
+    names = ("data", "model")[-len(sizes):]
+    mesh = Mesh(np.array(jax.devices()).reshape(sizes), names)
+    def shape(dims, *axes):
+        return jax.ShapeDtypeStruct(dims, "float32", sharding=NamedSharding(mesh, P(*axes)))
+    params = {"w1": shape((512, 1024), *up), "w2": shape((1024, 512), *down)}
+    kept = jax.tree.map(lambda one: one.sharding, params)
+    step = jax.jit(train_step, donate_argnums=0, out_shardings=(kept, NamedSharding(mesh, P())))
+    return step, (params, shape((1024, 512), *batch))
+
+
+def make_data_parallel():
+    return _spread((), (), ("model",), 8)
+
+
+def make_fully_sharded():
+    return _spread(("model",), ("model",), ("model",), 8)
+
+
+def make_tensor_parallel():
+    return _spread((None, "model"), ("model", None), (), 8)
+
+
+def make_both():
+    return _spread((None, "model"), ("model", None), ("data",), 2, 4)
 """
 
 
@@ -103,17 +123,28 @@ def test_the_command_line_takes_a_file(file: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.slow
-def test_a_step_on_eight_devices_has_collectives(file: Path) -> None:
+def test_steps_on_eight_devices_have_the_collectives_of_their_sharding(file: Path) -> None:
     code = (
+        "from wavecast.parallel.own_ranks import own_strategy\n"
         "from dataclasses import replace\n"
         "from wavecast.frameworks.targets import resolve\n"
         "from wavecast.frameworks.step_source import target_source\n"
-        f"target = replace(resolve({str(file) + ':make_spread_step'!r}), ranks=8)\n"
-        "trace = target_source(target).on()\n"
-        "print([(c.op.name, c.op.attr('ranks')) for c in trace if 'nccl' in c.op.name])\n"
+        "for name in ('data_parallel', 'fully_sharded', 'tensor_parallel', 'both'):\n"
+        f"    target = replace(resolve({str(file)!r} + ':make_' + name), ranks=8)\n"
+        "    trace = target_source(target).on()\n"
+        "    found = {(c.op.name, c.op.attr('ranks'), c.op.attr('stride')) for c in trace\n"
+        "             if 'nccl' in c.op.name and c.op.inputs[0].numel > 1}\n"
+        "    own = own_strategy(trace, 8)\n"
+        "    print(name, own.data, own.tensor, own.shard, *sorted(found), sep='; ')\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "('nccl.all_reduce', 8)" in run.stdout
+    said = dict(line.split("; ", 1) for line in run.stdout.splitlines())
+    assert said == {
+        "data_parallel": "8; 1; 0; ('nccl.all_reduce', 8, 1)",
+        "fully_sharded": "8; 1; 3; ('nccl.all_gather', 8, 1); ('nccl.reduce_scatter', 8, 1)",
+        "tensor_parallel": "1; 8; 0; ('nccl.all_reduce', 8, 1)",
+        "both": "2; 4; 0; ('nccl.all_reduce', 2, 4); ('nccl.all_reduce', 4, 1)",
+    }
 
 
 def test_options_of_torch_are_refused(file: Path) -> None:

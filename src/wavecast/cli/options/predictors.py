@@ -74,9 +74,10 @@ HostOption = Annotated[
     typer.Option(
         "--host",
         metavar="reference|mine|NAME|FILE",
-        help="The host that issues the ops: the shipped reference, this machine, or another that "
-        "wavecast calibrate measured (by name or file). By default a measured step keeps its own "
-        "host; others use one that was calibrated with the same GPU, else the reference.",
+        help="The host that issues the ops: the shipped reference, this machine, another that "
+        "wavecast calibrate measured (by name or file), or one of a usual kind, such as desktop, "
+        "workstation or dgx-a100 (wavecast calibrate --list). By default a measured step keeps its "
+        "own host; others use one that was calibrated with the same GPU, else the reference.",
     ),
 ]
 FactorOption = Annotated[

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from wavecast.frameworks.jax.collectives import is_collective, is_waited_for
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.frameworks.jax.instruction_ops import PlannedCall, planned_call
 from wavecast.frameworks.jax.origins import module_of, phase_of
@@ -20,6 +21,8 @@ from wavecast.traces.step import Call, Op, Phase, TensorSpec
 MOST_CALLS = 400_000
 """Loops are written out up to this many calls."""
 _UNKNOWN_TURNS = "xla.while_of_unknown_length"
+_COMPUTE, _COMMUNICATION = 0, 1
+"""XLA runs all collectives on one stream, beside the kernels on another."""
 
 
 @dataclass
@@ -63,6 +66,10 @@ class Schedule:
     _views: dict[tuple[int, TensorSpec], int] = field(default_factory=dict)
     _makers: dict[int, Instruction] = field(default_factory=dict)
     _phase: Phase = Phase.FORWARD
+    _stream: int = _COMPUTE
+    _events: int = 0
+    _running: dict[int, tuple[Instruction, int]] = field(default_factory=dict)
+    """The collectives that nobody has waited for: their results, and the events of their ends."""
 
     def run(self) -> None:
         """Walk through the module's schedule."""
@@ -115,9 +122,7 @@ class Schedule:
             case "tuple" | "opt-barrier" | "add-dependency":
                 return operands
             case "bitcast":
-                if not operands:
-                    return []
-                return [self._tensor(one.shape, self.tensors[operands[0]].buffer, operands[0])]
+                return [self._tensor(one.shape, self.tensors[v].buffer, v) for v in operands[:1]]
             case "constant" | "after-all" | "partition-id" | "replica-id":
                 return [self._tensor(shape, None) for shape in one.shapes]
             case "while":
@@ -128,7 +133,10 @@ class Schedule:
                 body = self.module.called(one, "to_apply") or self.module.called(one)
                 return operands if body is None else self._walk(body, [[v] for v in operands])
         if one.opcode.endswith(("-done", "-update")):
+            self._await(operands)
             return operands
+        if is_collective(one):
+            return self._exchange(one, operands)
         return self._kernel(one, operands)
 
     def _loop(self, one: Instruction, operands: list[int]) -> list[int]:
@@ -158,6 +166,31 @@ class Schedule:
         self.notes["a conditional is counted by its longest branch"] += 1
         # The first operand is the condition; each branch takes one of the others.
         return self._walk(chosen, [operands[1:] or operands])
+
+    def _exchange(self, one: Instruction, operands: list[int]) -> list[int]:
+        """A collective: it begins when its operands are there, and runs beside the kernels."""
+        self._order(one, _COMMUNICATION, "stream_wait", stream=_COMPUTE)
+        self._stream = _COMMUNICATION
+        results = self._kernel(one, operands)
+        self._stream = _COMPUTE
+        self._events += 1
+        self._order(one, _COMMUNICATION, "event_record", event=self._events)
+        self._running |= dict.fromkeys(results, (one, self._events))
+        if is_waited_for(one):
+            self._await(results)
+        return results
+
+    def _await(self, values: Sequence[int]) -> None:
+        """Let the kernels that follow wait for the collective that writes values."""
+        found = [self._running.pop(value) for value in values if value in self._running]
+        for event, one in {event: one for one, event in found}.items():
+            self._order(one, _COMPUTE, "stream_wait", event=event)
+
+    def _order(self, one: Instruction, on: int, name: str, **attrs: int) -> None:
+        op = Op(f"cuda.{name}", (), (), tuple(attrs.items()))
+        module = module_of(one.op_name)
+        self.calls.append(Call(op, self._phase, module, on, graph=0))
+        self.sources.append("")
 
     def _kernel(self, one: Instruction, operands: list[int]) -> list[int]:
         shapes = [self.tensors[value].shape for value in operands]
@@ -283,6 +316,7 @@ class Schedule:
                 op,
                 phase,
                 module_of(name),
+                self._stream,
                 line=self.module.line(one),
                 reads=tuple(reads),
                 writes=tuple(writes),

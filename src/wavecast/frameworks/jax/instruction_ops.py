@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wavecast.frameworks.jax import libraries
+from wavecast.frameworks.jax.collectives import collective, is_collective
 from wavecast.frameworks.jax.fusions import FREE, fusion_op
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -16,15 +17,6 @@ VIEWS = frozenset(
     "replica-id add-dependency domain get-dimension-size".split()
 )
 """Instructions that run no kernel."""
-COLLECTIVES = {
-    "all-reduce": "all_reduce",
-    "all-gather": "all_gather",
-    "reduce-scatter": "reduce_scatter",
-    "all-to-all": "all_to_all",
-    "ragged-all-to-all": "all_to_all",
-    "collective-permute": "send",
-    "collective-broadcast": "broadcast",
-}
 _UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call fft".split())
 _LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
 
@@ -49,8 +41,8 @@ def planned_call(
     opcode = instruction.opcode.removesuffix("-start")
     if opcode in VIEWS or instruction.opcode.endswith("-done"):
         return None
-    if opcode in COLLECTIVES:
-        return _collective(module, instruction, inputs, COLLECTIVES[opcode])
+    if is_collective(instruction):
+        return _all(collective(module, instruction, inputs), inputs)
     if opcode == "custom-call":
         return _custom_call(instruction, inputs, padded)
     if opcode in _UNREAD:
@@ -125,32 +117,3 @@ def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
 def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:
     """Whether a copy goes from the GPU to the host, or back."""
     return bool(inputs) and inputs[0].host != instruction.shape.host
-
-
-def _collective(
-    module: HloModule, instruction: Instruction, inputs: Sequence[Shape], name: str
-) -> PlannedCall:
-    """A collective, with the number of ranks of a group and the stride between them."""
-    first, ranks = _ranks(instruction.attributes, module.partitions)
-    stride = first[1] - first[0] if len(first) > 1 else 1
-    ranks = 2 if name == "send" else ranks
-    attrs: tuple[tuple[str, Scalar], ...] = (("ranks", ranks), ("stride", max(stride, 1)))
-    outputs = _specs(instruction.shapes)
-    if instruction.opcode.endswith("-start") and len(outputs) > len(inputs):
-        outputs = outputs[len(inputs) :] if len(outputs) >= 2 * len(inputs) else outputs
-    outputs = outputs[: len(inputs)]
-    return _all(Op(f"nccl.{name}", _specs(inputs), outputs, attrs), inputs)
-
-
-def _ranks(text: str, partitions: int) -> tuple[list[int], int]:
-    """The first group of `replica_groups={{0,1},{2,3}}` or `[2,4]<=[8]`, and its size."""
-    listed = re.search(r"replica_groups=\{\{([\d,]+)\}", text)
-    if listed:
-        group = [int(rank) for rank in listed[1].split(",")]
-        return group, len(group)
-    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](T\([\d,]+\))?", text)
-    if tiled:
-        groups, size = int(tiled[1]), int(tiled[2])
-        stride = groups if tiled[4] else 1
-        return [rank * stride for rank in range(size)], size
-    return list(range(partitions)), partitions
