@@ -297,7 +297,7 @@ def table(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Itera
 def held(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
     """The shares of steps within the ranges of hosts, calibrated and not."""
     for known in (False, True):
-        ends = host_factors(Familiarity.MEASURED, known=known, training=True)
+        ends = host_factors(Familiarity.MEASURED, known=known)
         assert ends is not None
         off = [step.seconds / step.machine**known for step in steps]
         predicted = [ratios[step.step] * step.seconds for step in steps]

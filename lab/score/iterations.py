@@ -39,7 +39,6 @@ from lab.steps.by_name import suite_steps
 from wavecast import Host
 from wavecast.hardware.calibration import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.steps.ranges import Makeup
 
 MARK = "begin: python -m lab score iterations"
 
@@ -60,8 +59,6 @@ class IterationRow:
     """The predicted host time over the predicted GPU time."""
     unseen: bool = False
     """Whether the machine is in no fit."""
-    makeup: Makeup | None = None
-    """What the predicted time is made of."""
 
 
 REFERENCE, AT_START, THROUGHOUT, HOST_OUT, MODEL_OUT = (
@@ -123,7 +120,6 @@ def rows(data: Path, cache: Path, titles: Collection[str] = EVERY) -> Iterator[I
                     is_within(prediction, step.seconds),
                     prediction.host_s / prediction.gpu_s,
                     machine in unseen,
-                    prediction.makeup,
                 )
 
 

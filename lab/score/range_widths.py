@@ -7,9 +7,8 @@ each class of ignorance and each side, so that a range may be wider above than b
 The widths minimise the interval score (Gneiting and Raftery, "Strictly Proper Scoring Rules,
 Prediction, and Estimation", JASA 2007, equation 43), which is the width plus 2 / alpha times the
 distance by which a step lies outside. For each side alone that is quantile regression (Koenker and
-Bassett, "Regression Quantiles", Econometrica 1978). A class with few steps tells little, so its
-widths are pulled to those of its parent: training or inference on GPUs that are known this well,
-all steps on such GPUs, all steps.
+Bassett, "Regression Quantiles", Econometrica 1978). A class with few steps and fewer sources tells
+little, so its widths are pulled to those of all steps, and those to one width for all kinds.
 """
 
 from __future__ import annotations
@@ -26,9 +25,10 @@ from lab.score.ranged_steps import RangedStep
 Floats = NDArray[np.float64]
 ALPHA = 0.1
 """The share of steps that may lie outside of their ranges."""
-PULL = 12.0
-"""How strongly the widths of a class are pulled to those of its parent, as a number of steps."""
-ROOT_PULL = 3.0
+PULL = 400.0
+"""How strongly the widths of a class are pulled to those of all steps, as a number of steps. Weaker
+pulls give worse scores for sources left out: widths by kind then describe the sources."""
+ROOT_PULL = 400.0
 """The same for the widths of all steps, which are pulled to one width for all kinds."""
 LEAST_WIDTH = 0.02
 """No kind is narrower than this: two measurements of a step differ by as much."""

@@ -3,12 +3,11 @@
     python -m lab score ranges --data FOLDER --cache FOLDER [--traced] [--save FILE] [--write]
     python -m lab score ranges --steps FILE [--write]
 
-The widths of ranges depend on the class of ignorance and on what the step's time is made of
+The widths of ranges depend on the class of ignorance and on what the GPU time is made of
 (`wavecast.steps.ranges`). `lab.score.range_widths` fits them by the interval score, each class
-shrunk towards its parent: all steps; those on GPUs that are known this well; of these training or
-inference. Each step is judged by a range that is made without the step's GPU and without its
-source. All widths of a class are then multiplied by one factor, `wider`, with which nine in ten of
-its steps lie in such ranges.
+shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
+without its source. All widths of a class are then multiplied by one factor, `wider`, with which
+nine in ten of its steps lie in such ranges.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
@@ -31,12 +30,14 @@ The command prints, by class and by set, the share of steps in their ranges, the
 low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
 the exponents of docs/adr/0024, and after. It writes data/models/ranges.toml. `--traced` leaves out
 steps whose traces are not in the cache. `--save` keeps the predicted steps, and `--steps` reads
-them. `--write` puts the tables into docs/appendix/accuracy-ranges.md.
+them. `--write` puts the tables into docs/appendix/accuracy-ranges.md, docs/accuracy.md and
+docs/concepts/estimates.md.
 """
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,11 +50,12 @@ from lab import needs
 from lab.fit.kept_apart import KeptApart
 from lab.markdown import heading
 from lab.measured.figures import percent
-from lab.places import MODELS
+from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
 from lab.score.range_widths import ALPHA, Widths, fit, interval_score, weights_of
 from lab.score.ranged_steps import RangedStep
 from wavecast.predictors.base import Familiarity
+from wavecast.steps.ranges import least_modelled
 
 BEFORE = {
     "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
@@ -61,9 +63,8 @@ BEFORE = {
 }
 """The ranges before: exponents of the range of the ops for GPUs, logarithms of factors for hosts
 (docs/adr/0024)."""
-KINDS = ("matmul", "convolution", "recurrent", "memory", "host")
+KINDS = ("matmul", "convolution", "recurrent", "memory")
 """The parts of a makeup, in the order of its shares."""
-USES = ("training", "inference")
 LEAST = 19
 """The fewest steps that can show a share of one in twenty: the largest of them is the end."""
 CLASSES = (
@@ -72,13 +73,8 @@ CLASSES = (
 )
 """The part and the name of each class."""
 MARK = "begin: python -m lab score ranges"
-Key = tuple[str, str, str]
-"""Part, class and use."""
-
-
-def use_of(step: RangedStep) -> str:
-    """Whether a step is training or inference."""
-    return USES[0] if step.makeup.training else USES[1]
+Key = tuple[str, str]
+"""Part and class."""
 
 
 class Tree:
@@ -88,16 +84,12 @@ class Tree:
         self._steps = steps
         self.widths = cache(self._widths)
 
-    def _widths(self, part: str, known: str = "", use: str = "") -> Widths:
-        """The widths of a class, shrunk towards its parent; "" stands for all."""
-        own = [
-            step
-            for step in self._steps
-            if step.part == part and known in ("", step.known) and use in ("", use_of(step))
-        ]
+    def _widths(self, part: str, known: str = "") -> Widths:
+        """The widths of a class, shrunk towards all steps; "" stands for these."""
+        own = [step for step in self._steps if step.part == part and known in ("", step.known)]
         if not known:
             return fit(own)
-        parent = self.widths(part, known) if use else self.widths(part)
+        parent = self.widths(part)
         return fit(own, parent) if own else parent
 
 
@@ -113,7 +105,7 @@ class Judged:
     @property
     def key(self) -> Key:
         """The class of the step."""
-        return self.step.part, self.step.known, use_of(self.step)
+        return self.step.part, self.step.known
 
     @property
     def needed(self) -> float:
@@ -136,17 +128,23 @@ class Judged:
 
 
 def judged(steps: Sequence[RangedStep]) -> list[Judged]:
-    """Each step with a range that is made without its GPU and source, before it is widened."""
+    """Each step with a range that is made without its GPU and source, before it is widened.
+
+    Steps that no other GPU and source can judge are left out.
+    """
     every = []
     for part in BEFORE:
         own = [step for step in steps if step.part == part]
-        trees: dict[tuple[str, str], Tree] = {}
+        trees: dict[tuple[str, str], Tree | None] = {}
         for step, weight in zip(own, weights_of(own).tolist(), strict=True):
             pair = step.owner, step.chip
             if pair not in trees:
-                trees[pair] = Tree([other for other in own if other.is_apart(*pair)])
-            reach = trees[pair].widths(part, step.known, use_of(step)).reach(step)
-            every.append(Judged(step, weight, *reach))
+                others = [other for other in own if other.is_apart(*pair)]
+                trees[pair] = Tree(others) if others else None
+            tree = trees[pair]
+            if tree is not None:
+                reach = tree.widths(part, step.known).reach(step)
+                every.append(Judged(step, weight, *reach))
     return every
 
 
@@ -165,11 +163,22 @@ def before(steps: Iterable[RangedStep]) -> list[Judged]:
 
 
 def widening(same: Sequence[Judged]) -> float:
-    """The factor with which ranges made apart hold nine in ten steps of a class."""
-    pairs = sorted((one.needed, one.weight) for one in same)
-    total = np.cumsum([weight for _, weight in pairs])
+    """The factor with which ranges made apart hold nine in ten steps of a class.
+
+    Nine in ten hold whether every step has the same weight or a source's weight grows with the
+    square root of its number of steps. The factor may make ranges narrower, to a half at most.
+    """
+    by_step = _quantile([(one.needed, 1.0) for one in same])
+    by_source = _quantile([(one.needed, one.weight) for one in same])
+    return math.ceil(1000 * max(by_step, by_source, 0.5)) / 1000
+
+
+def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
+    """The smallest value that nine in ten of the weights do not exceed."""
+    values, weights = zip(*sorted(pairs), strict=True)
+    total = np.cumsum(weights)
     at = int(np.searchsorted(total, (1 - ALPHA) * total[-1] - 1e-9))
-    return math.ceil(1000 * max(pairs[at][0], 0.5)) / 1000
+    return float(values[min(at, len(values) - 1)])
 
 
 @dataclass(frozen=True)
@@ -188,15 +197,17 @@ class Ranges:
         apart = judged(steps)
         wider = {}
         for part, known in CLASSES:
-            same = [one for one in apart if one.key[:2] == (part, known)]
+            same = [one for one in apart if one.key == (part, known)]
             if len(same) >= LEAST:
                 wider[part, known] = widening(same)
-        kept = [one.times(wider[one.key[:2]]) for one in apart if one.key[:2] in wider]
-        return cls(Tree(steps), wider, kept, min(step.modelled for step in steps))
+        kept = [one.times(wider[one.key]) for one in apart if one.key in wider]
+        # Where only some of the steps were predicted, others that gave ranges before still count.
+        modelled = min(least_modelled(), *(step.modelled for step in steps))
+        return cls(Tree(steps), wider, kept, modelled)
 
-    def widths(self, part: str, known: str, use: str) -> Widths:
+    def widths(self, part: str, known: str) -> Widths:
         """The widths that ship."""
-        return self.tree.widths(part, known, use).times(self.wider[part, known])
+        return self.tree.widths(part, known).times(self.wider[part, known])
 
     def to_toml(self) -> str:
         """The content of ranges.toml."""
@@ -204,36 +215,31 @@ class Ranges:
             "# The ranges of step times (wavecast/steps/ranges.py). below, above: how far they",
             "# reach, in logarithms, for each part of a step's time. steps: how many gave them.",
             "# held, least, most: the share of steps in ranges made without their GPU and source,",
-            "# in all, and of the worst and best set of ten steps or more.",
+            "# in all, and of the worst and best set of nineteen steps or more.",
             "# modelled: the least share of a step's GPU time that came from the op models.",
             "# Written by lab/score/ranges.py.",
             f'fitted = "{datetime.now(UTC).date()}"',
             f"modelled = {math.floor(1000 * self.least_modelled) / 1000:.3f}",
         ]
         for part, known in self.wider:
-            for use in USES:
-                lines += ["", f"[{part}.{known}.{use}]", *self._row(part, known, use)]
+            lines += ["", f"[{part}.{known}]", *self.row(part, known)]
         return "\n".join(lines) + "\n"
 
-    def _row(self, part: str, known: str, use: str) -> Iterator[str]:
-        widths = self.widths(part, known, use)
+    def row(self, part: str, known: str) -> Iterator[str]:
+        """The lines of a class in ranges.toml."""
+        widths = self.widths(part, known)
         for side, values in (("below", widths.below), ("above", widths.above)):
             if part == "host":
                 yield f"{side} = {values[0]:.3f}"
             else:
                 named = zip(KINDS, values[:-1], strict=True)  # the last one is of old software
                 yield f"{side} = {{ {', '.join(f'{name} = {x:.3f}' for name, x in named)} }}"
-        same = [one for one in self.judged if one.key == (part, known, use)]
-        enough = same if len(same) >= LEAST else self._class(part, known)
+        same = [one for one in self.judged if one.key == (part, known)]
+        sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
+        least, most = min(sets), max(sets)
         yield f"steps = {len(same)}"
-        shares = [share(g) for g in by_set(enough).values() if len(g) >= 10] or [share(enough)]
-        values = {"held": share(enough), "least": min(shares), "most": max(shares)}
-        yield from (
-            f"{name} = {math.floor(x * 1000 + 1e-6) / 1000:.3f}" for name, x in values.items()
-        )
-
-    def _class(self, part: str, known: str) -> list[Judged]:
-        return [one for one in self.judged if one.key[:2] == (part, known)]
+        for name, value in (("held", share(same)), ("least", least), ("most", most)):
+            yield f"{name} = {math.floor(value * 1000 + 1e-6) / 1000:.3f}"
 
 
 def by_set(some: Iterable[Judged]) -> dict[str, list[Judged]]:
@@ -260,13 +266,12 @@ def needed(some: Sequence[Judged]) -> float:
     return float(given(some) ** max(factor, 0.0))
 
 
+COLUMNS = "steps | in range | given / needed | score | in range before | given / needed | score"
+
+
 def table(old: Sequence[Judged], new: Sequence[Judged]) -> Iterator[str]:
     """The figures by class and by set, before and after."""
-    yield from heading(
-        "class | set | steps | in range | given / needed | score | "
-        "in range before | given / needed | score",
-        "ll",
-    )
+    yield from heading(f"class | set | {COLUMNS}", "ll")
     for known in dict.fromkeys(one.step.known for one in new):
         same = [[one for one in some if one.step.known == known] for some in (new, old)]
         names = [*by_set(same[0]), "**all**"]
@@ -291,6 +296,32 @@ def report(old: Sequence[Judged], new: Sequence[Judged]) -> str:
         same = [[one for one in some if one.step.part == part] for some in (old, new)]
         lines += [f"## {title}", "", *table(*same), ""]
     return "\n".join(lines).strip()
+
+
+def summary(old: Sequence[Judged], new: Sequence[Judged]) -> str:
+    """The figures by class alone, for docs/accuracy.md."""
+    lines = [*heading(f"class | {COLUMNS}", "l")]
+    for part, known in dict.fromkeys(one.key for one in new):
+        groups = [[one for one in some if one.key == (part, known)] for some in (new, old)]
+        cells = [cell for group in groups for cell in _cells(group)]
+        title = f"{part.replace('gpu', 'GPU')}: {known}"
+        lines.append(f"| {title} | {len(groups[0])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def widths_table(made: Ranges) -> str:
+    """How far down and up ranges reach for each part of a step's time, for the page on ranges."""
+    lines = [*heading(f"class | {' | '.join(KINDS)} | steps | held | by set", "l")]
+    for part, known in made.wider:
+        widths = made.widths(part, known)
+        pairs = zip(widths.below[:-1], widths.above[:-1], strict=True)
+        ends = [f"-{below:.2f} +{above:.2f}" for below, above in pairs]
+        row = tomllib.loads("\n".join(made.row(part, known)))
+        held = f"{row['held']:.0%} | {row['least']:.0%} to {row['most']:.0%}"
+        cells = ends if part == "gpu" else ["", "", "", f"(host) {ends[0]}"]
+        title = f"{part.replace('gpu', 'GPU')}: {known}"
+        lines.append(f"| {title} | {' | '.join(cells)} | {row['steps']} | {held} |")
+    return "\n".join(lines)
 
 
 def predicted(data: Path, cache_folder: Path, traced: bool) -> list[RangedStep]:
@@ -325,8 +356,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     if args.save is not None:
         ranged_steps.write(steps, args.save)
     ranges = Ranges.of(steps)
-    text, shown = ranges.to_toml(), report(before(steps), ranges.judged)
+    old = before(steps)
+    text, shown = ranges.to_toml(), report(old, ranges.judged)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
     print(f"{text}\n{shown}")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-ranges.md", MARK, shown)
+        pages.write(DOCS / "accuracy.md", MARK, summary(old, ranges.judged))
+        pages.write(DOCS / "concepts" / "estimates.md", MARK, widths_table(ranges))

@@ -325,9 +325,7 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     own, reference = predict(step, "t4"), predict(step, "t4", host="reference")
     assert own.bound_by == reference.bound_by == "host"
     measured = Familiarity.MEASURED
-    known, unknown = (
-        host_factors(measured, known=known, training=False) for known in (True, False)
-    )
+    known, unknown = (host_factors(measured, known=known) for known in (True, False))
     assert known is not None
     assert unknown is not None
     for prediction, factors in ((own, known), (reference, unknown)):

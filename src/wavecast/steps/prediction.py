@@ -34,6 +34,7 @@ from wavecast.steps.ranges import (
     Coverage,
     Makeup,
     held,
+    host_factors,
     least_modelled,
     makeup_of,
     range_on_one_gpu,
@@ -188,12 +189,7 @@ class Prediction(Shown):
         """How many measured steps lay in ranges like this one; None where nobody counted them."""
         if self._range is None or self.familiarity is None:
             return None
-        return held(
-            self.familiarity,
-            known=self.host.known,
-            bound_by=self.bound_by,
-            training=self.makeup.training,
-        )
+        return held(self.familiarity, known=self.host.known, bound_by=self.bound_by)
 
     @property
     def bound_by(self) -> str:
@@ -392,15 +388,15 @@ class Prediction(Shown):
 
     @cached_property
     def makeup(self) -> Makeup:
-        """What the time of the step is made of, on which the width of its range depends."""
-        return makeup_of(self._lasts, self.host_s, self.gpu_s)
+        """What the GPU time is made of, on which the width of its range depends."""
+        return makeup_of(self._lasts)
 
     @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         ends: tuple[float, float] | None
         if self.ranks is not None:
-            ends = widened(self.seconds, self.gpu_spread)
+            ends = self._range_of_ranks(self.ranks)
         elif self.familiarity is None or self.modelled < least_modelled():
             return None
         else:
@@ -410,3 +406,19 @@ class Prediction(Shown):
             what = f"the range of the step on {self.name} ({self._culprit})"
             refuse_impossible(what, self.seconds, *ends)
         return ends
+
+    def _range_of_ranks(self, ranks: Ranks) -> tuple[float, float]:
+        """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.
+
+        Hosts that have time to spare change nothing, so steps are only played with other hosts
+        where the slowest ones would come near to the step's time.
+        """
+        low_s, high_s = widened(self.seconds, self.gpu_spread)
+        hosts = host_factors(Familiarity.UNSEEN, known=self.host.known)
+        if hosts is None or self.host_s * hosts.high < self.seconds / 2:
+            return low_s, high_s
+        fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
+        return (
+            min(low_s, fast.ranks_s + fast.waiting_s),
+            max(high_s, slow.ranks_s + slow.waiting_s),
+        )

@@ -1,14 +1,13 @@
 """The range of a step's time, by what is not known about it.
 
-How far a range reaches, in logarithms, is a sum over what the step's time is made of (`Makeup`):
-the share of each kind of op, and of the host, times a width of that kind. There is one set of
-widths for each class of ignorance: how well the op models know the GPU (`Familiarity`), and whether
-the step is training or inference. The host's time has a range of its own, by whether the host was
-calibrated. `lab/score/ranges.py` fits the widths by the interval score, each class shrunk towards
-its parent, and then multiplies those of a class by one factor, with which ranges made without the
-GPU and the source of a step hold nine in ten (split conformal prediction: Vovk, Gammerman and
-Shafer, "Algorithmic Learning in a Random World", 2005). A class that is not in the file has no
-range.
+How far the range of the GPU time reaches, in logarithms, is a sum over what it is made of
+(`Makeup`): the share of each kind of op times a width of that kind. There is one set of widths for
+each class of ignorance, which is how well the op models know the GPU (`Familiarity`). The host's
+time has a range of its own, by whether the host was calibrated. `lab/score/ranges.py` fits the
+widths by the interval score, each class shrunk towards all steps, and then multiplies those of a
+class by one factor, with which ranges made without the GPU and the source of a step hold nine in
+ten (split conformal prediction: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
+World", 2005). A class that is not in the file has no range.
 
 A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
 the combined range of its ops is widened as much as published steps need
@@ -37,25 +36,21 @@ FILE = "models/ranges.toml"
 
 @dataclass(frozen=True, slots=True)
 class Makeup:
-    """What the predicted time of a step is made of. The width of its range depends on it."""
+    """What the predicted GPU time of a step is made of. The width of its range depends on it."""
 
     matmul: float
-    """The share of the GPU time in matmuls and attention."""
+    """The share in matmuls and attention."""
     convolution: float
     """The share in convolutions."""
     recurrent: float
     """The share in recurrent layers."""
     memory: float
     """The share in all other ops, which mostly wait for memory."""
-    host: float
-    """The host's time, divided by the sum of the host's and the GPU's time."""
-    training: bool
-    """Whether it has a backward pass."""
 
     @property
     def shares(self) -> tuple[float, ...]:
         """The shares, which are multiplied by the widths of their kinds."""
-        return self.matmul, self.convolution, self.recurrent, self.memory, self.host
+        return self.matmul, self.convolution, self.recurrent, self.memory
 
 
 _KINDS = {
@@ -65,25 +60,17 @@ _KINDS = {
 """The part of a makeup that each kind of op belongs to. All others wait for memory."""
 
 
-def makeup_of(steps: Sequence[TimedTrace], host_s: float, gpu_s: float) -> Makeup:
-    """What the time of some traces is made of.
-
-    Args:
-        steps: traces of one step.
-        host_s: the time that the host needs to issue the step.
-        gpu_s: the time of its kernels.
-    """
+def makeup_of(steps: Sequence[TimedTrace]) -> Makeup:
+    """What the GPU time of some traces is made of."""
     parts = dict.fromkeys(("matmul", "convolution", "recurrent", "memory"), 0.0)
     for timed in steps:
         seconds = timed.op_s[:, 0] * timed.arrays.counts
         for kind, spent_s in zip(timed.work.kind_names, seconds.tolist(), strict=True):
             parts[_KINDS.get(kind, "memory")] += spent_s
-    total = sum(parts.values()) or 1.0
-    return Makeup(
-        **{name: spent_s / total for name, spent_s in parts.items()},
-        host=host_s / ((host_s + gpu_s) or 1.0),
-        training=any(timed.turn < len(timed.trace) for timed in steps),
-    )
+    total = sum(parts.values())
+    if not total:
+        return Makeup(matmul=0.0, convolution=0.0, recurrent=0.0, memory=1.0)
+    return Makeup(**{name: spent_s / total for name, spent_s in parts.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +151,7 @@ def range_on_one_gpu(
     ranges was or did, and for a GPU of an unknown class.
     """
     gpu = gpu_factors(familiarity, makeup)
-    host = host_factors(familiarity, known=timed.host.known, training=makeup.training)
+    host = host_factors(familiarity, known=timed.host.known)
     measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
     if measured or gpu is None or host is None:
         return None
@@ -183,42 +170,37 @@ def gpu_factors(familiarity: Familiarity, makeup: Makeup) -> Factors | None:
 
     None if nothing gave it.
     """
-    row = _row("gpu", familiarity, training=makeup.training)
+    row = _row("gpu", familiarity)
     return None if row is None else _factors(row, makeup)
 
 
-def host_factors(familiarity: Familiarity, *, known: bool, training: bool) -> Factors | None:
+def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
     """The range of the host's time, relative to it.
 
     Args:
         familiarity: how well the op models know the GPU. Hosts of other vendors' GPUs run other
             software.
         known: whether the host was calibrated.
-        training: whether the step has a backward pass.
 
     Returns:
         None if nothing gave it.
     """
-    row = _row("host", _host(familiarity, known=known), training=training)
+    row = _row("host", _host(familiarity, known=known))
     return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
 
-def held(
-    familiarity: Familiarity, *, known: bool, bound_by: str, training: bool
-) -> Coverage | None:
+def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
     """How many measured steps lay in their ranges, of steps like this one.
 
     Args:
         familiarity: how well the op models know the GPU.
         known: whether the host was calibrated.
         bound_by: "gpu", "host" or "both". For both, the figures of the one that held fewer.
-        training: whether the step has a backward pass.
 
     Returns:
         None if there are no such ranges.
     """
-    gpu = _row("gpu", familiarity, training=training)
-    host = _row("host", _host(familiarity, known=known), training=training)
+    gpu, host = _row("gpu", familiarity), _row("host", _host(familiarity, known=known))
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
@@ -240,9 +222,8 @@ def _host(familiarity: Familiarity, *, known: bool) -> str:
     return "foreign" if familiarity is Familiarity.FOREIGN else "unknown"
 
 
-def _row(part: str, name: str, *, training: bool) -> Mapping[str, Any] | None:
-    rows: Mapping[str, Any] = _shipped()[part].get(name, {})
-    row: Mapping[str, Any] | None = rows.get("training" if training else "inference")
+def _row(part: str, name: str) -> Mapping[str, Any] | None:
+    row: Mapping[str, Any] | None = _shipped()[part].get(name)
     return row
 
 
