@@ -11,13 +11,18 @@ import pty
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import typer.testing
 from rich.console import Console, RenderableType
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from wavecast.cli import app
 
+# typer builds all commands anew for each run, which takes longer than most of them do.
+typer.testing._get_command = cache(get_command)  # type: ignore[attr-defined]
 GOLDEN = Path(__file__).parent / "golden"
 _PASSED_ON = ("PATH", "PYTHONPATH", "XDG_CONFIG_HOME")
 """The environment variables of a command in a terminal."""

@@ -1,6 +1,7 @@
-"""The long run of the fuzzers.
+"""The long run of the fuzzers: of damaged files, and of traces in which single fields are bent.
 
 python -m tests.fuzz --inputs 1000000 --workers 2
+python -m tests.fuzz --structure --minutes 60
 python -m tests.fuzz --replay "trace:1234"
 """
 
@@ -17,7 +18,12 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2] / 
 def main() -> int:
     """Run a campaign, or judge one input again; returns 1 if there was a fault."""
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
-    parser.add_argument("--inputs", type=int, default=10_000, help="how many, over all readers")
+    parser.add_argument("--inputs", type=int, help="how many, over all readers; 10,000")
+    parser.add_argument("--minutes", type=float, help="stop after this long, at the latest")
+    parser.add_argument(
+        "--structure", action="store_true", help="bend traces that load, and ask all questions"
+    )
+    parser.add_argument("--trace-steps", action="store_true", help="trace the bent steps again")
     parser.add_argument("--first", type=int, default=0, help="the number of the first input")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0, help="another seed makes other inputs")
@@ -28,16 +34,28 @@ def main() -> int:
 
     import torch
 
+    if options.trace_steps:
+        from fuzz.traced_steps import write_steps
+
+        write_steps()
+        return 0
     torch.set_num_threads(1)  # a forked process must not wait for threads that it does not have
     if options.replay:
         return replay(options.replay, options.seed, options.keep)
     from fuzz import campaign
+    from fuzz.questions import QUESTIONS
+    from fuzz.readers import READERS
 
     begun = campaign.start(
-        options.inputs, options.seed, options.keep, options.reader, options.first
+        options.inputs or (1_000_000 if options.minutes else 10_000),
+        options.seed,
+        options.keep,
+        options.reader,
+        options.first,
+        QUESTIONS if options.structure else READERS,
     )
     try:
-        begun.run(options.workers)
+        begun.run(options.workers, options.minutes and 60 * options.minutes)
     except KeyboardInterrupt:
         print("stopped before the end")
     print(campaign.table(begun))
@@ -51,10 +69,11 @@ def replay(wanted: str, seed: int, keep: Path) -> int:
     import traceback
 
     from fuzz import judgement
+    from fuzz.questions import QUESTIONS
     from fuzz.readers import READERS
 
     name, _, number = wanted.rpartition(":")
-    (reader,) = (reader for reader in READERS if reader.name == name)
+    (reader,) = (reader for reader in (*READERS, *QUESTIONS) if reader.name == name)
     given = judgement.make_input(reader, int(number), seed)
     with tempfile.TemporaryDirectory() as place, judgement.watched():
         folder = Path(place)

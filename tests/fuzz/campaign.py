@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing as mp
 import os
 import tempfile
@@ -16,7 +17,7 @@ from fuzz import judgement
 from fuzz.judgement import ACCEPTED, BAD, FAULTS, HANG, LARGE, RAW, REFUSED, Verdict
 from fuzz.readers import READERS, Reader
 
-BLOCK = 500
+BLOCK = 25
 """How many inputs a worker gets at once."""
 KEPT = 2
 """How many inputs of the same fault are kept as files."""
@@ -121,8 +122,14 @@ class Campaign:
     tallies: list[Tally]
     left: list[Block]
 
-    def run(self, workers: int) -> None:
-        """Run all blocks in worker processes, of which a killed one is replaced."""
+    def run(self, workers: int, longest_s: float | None = None) -> None:
+        """Run all blocks in worker processes, of which a killed one is replaced.
+
+        Args:
+            workers: the number of processes.
+            longest_s: after this long no further block is begun. None for no limit.
+        """
+        end = math.inf if longest_s is None else time.monotonic() + longest_s
         context = mp.get_context("fork")
         running: list[_Worker] = []
         try:
@@ -130,6 +137,8 @@ class Campaign:
                 while len(running) < workers and self.left:
                     running.append(self._begun(context))
                 self._hear(running)
+                if time.monotonic() > end:
+                    self.left.clear()
                 running = [worker for worker in running if self._goes_on(worker)]
         finally:
             for worker in running:
@@ -239,10 +248,15 @@ def _own_bytes() -> int:
 
 
 def start(
-    inputs: int, campaign: int, keep: Path | None, names: Sequence[str] = (), first: int = 0
+    inputs: int,
+    campaign: int,
+    keep: Path | None,
+    names: Sequence[str] = (),
+    first: int = 0,
+    among: Sequence[Reader] = READERS,
 ) -> Campaign:
     """A campaign of this many inputs, over all readers or those named."""
-    readers = [reader for reader in READERS if not names or reader.name in names]
+    readers = [reader for reader in among if not names or reader.name in names]
     for reader in readers:
         reader.seeds()  # made once, before the workers are forked
     tallies = [Tally() for _ in readers]

@@ -142,16 +142,21 @@ def trace(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     chance = random.random()
     if chance < _KEPT_WHOLE / 2:
         return mutate_bytes(data, random, others)
-    document = _parsed(_unpacked(data))
+    whole = document(data)
     if chance < _KEPT_WHOLE:
-        return packed(mutate_json(document, random))
-    body = document["trace"]
+        return packed(mutate_json(whole, random))
+    body = whole["trace"]
     if chance < 0.5:
         body = with_odd_ops(body, random)
         changed = json_text(body)
     else:
         changed = mutate_json(body, random, op_names())
-    return signed(changed, document["version"])
+    return signed(changed, whole["version"])
+
+
+def document(data: bytes) -> Any:
+    """The JSON in a trace file."""
+    return _parsed(_unpacked(data))
 
 
 def signed(body: bytes, version: int = VERSION) -> bytes:

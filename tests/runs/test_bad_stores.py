@@ -281,3 +281,14 @@ def test_a_recorder_of_trainings_refuses_a_read_only_store_at_its_start(read_onl
 
     with pytest.raises(StoreUnavailable, match="can be read but not written"):
         TrainingRecorder(read_only, "a training")
+
+
+def test_numbers_of_damaged_runs_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    with RunStore(path) as store:
+        store.add(RUNS[:3])
+        assert (store.arrays()["seconds"] > 0).all()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE wavecast_runs SET seconds = -1.0")
+    with RunStore(path) as store, pytest.raises(StoreUnavailable, match="seconds of a run is not"):
+        store.arrays()

@@ -520,3 +520,9 @@ def test_a_table_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
 def test_a_log_whose_name_no_file_can_have_does_not_exist(name: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no such file or folder"):
         wavecast.read_runs(tmp_path / name)
+
+
+def test_a_warning_does_not_control_the_terminal(tmp_path: Path) -> None:
+    told: list[str] = []
+    Doubts(tmp_path / "a\x1b[31m.csv", told.append).tell("line 2", "has \x1b]0;title\x07 in it")
+    assert told == [rf"{tmp_path}/a\x1b[31m.csv: line 2: has \x1b]0;title\x07 in it"]

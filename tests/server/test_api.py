@@ -234,3 +234,50 @@ def test_answers_are_plain_json(client: TestClient) -> None:
     assert body.headers["content-type"] == "application/json"
     assert body.headers["cache-control"] == "no-store"
     json.loads(body.text, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_models_of_hugging_face_are_fine_tuned(client: TestClient) -> None:
+    pytest.importorskip("transformers")
+    models = {model["name"]: model for model in get(client, "/api/catalogue")["models"]}
+    assert models["hf:llama-3.2-1b"] == {
+        **{"name": "hf:llama-3.2-1b", "title": "Llama 3.2 1B", "domain": "Hugging Face"},
+        **{"batch": 1, "unit": "tokens", "sizes": {"seq": 2048}, "adapts": True},
+    }
+    small = {"model": "hf:Llama-3.2-1B", "sizes": {"seq": 64}, "batch": 1, "gpus": ["l4"]}
+    whole = post(client, "/api/predictions", small)
+    lora = post(client, "/api/predictions", small | {"adapters": "lora", "checkpointing": True})
+    assert whole["question"]["model"] == "hf:llama-3.2-1b"
+    assert lora["rows"][0]["needed_bytes"] < whole["rows"][0]["needed_bytes"]
+    assert "checkpointing" in lora["target"]
+    unknown = post(client, "/api/predictions", small | {"model": "hf:llama-9"}, 422)
+    assert "llama-3.1-8b" in unknown["error"]["message"]
+    other = post(client, "/api/predictions", QUESTION | {"adapters": "lora"}, 422)
+    assert "hf:NAME" in other["error"]["message"]
+
+
+def test_all_offers_are_compared_within_a_budget(client: TestClient) -> None:
+    answer = post(client, "/api/predictions", QUESTION | {"training": {"samples": 1e8}})
+    place = f"/api/results/{answer['id']}/choices"
+    choice = post(client, place, {"budget_usd": 500.0, "deadline_h": 48.0, "most_gpus": 2})
+    assert "$" in choice["verdict"]
+    assert "2 x l4" in "".join(choice["sections"])
+    poor = post(client, place, {"budget_usd": 0.001})
+    assert choice["verdict"] != poor["verdict"]
+    unasked = post(client, "/api/predictions", QUESTION)
+    told = post(client, f"/api/results/{unasked['id']}/choices", {}, 422)
+    assert "how long the training is" in told["error"]["message"]
+
+
+def test_changes_are_advised_for_a_model_and_for_a_trace(
+    client: TestClient, saved_step: Path
+) -> None:
+    small = {"model": "gpt", "sizes": {"layers": 1, "hidden": 64, "heads": 4, "seq": 32}}
+    answer = post(client, "/api/predictions", small | {"gpus": ["l4"]})
+    advice = get(client, f"/api/results/{answer['id']}/gpus/l4/advice")
+    assert "fused" in "".join(advice["sections"])
+    assert advice["verdict"]
+    kept = upload(client, saved_step.read_bytes()).json()
+    answer = post(client, "/api/predictions", {"trace": kept["trace"], "gpus": ["l4"]})
+    advice = get(client, f"/api/results/{answer['id']}/gpus/l4/advice")
+    assert advice["sections"]
+    get(client, f"/api/results/{answer['id']}/gpus/t4/advice", 404)

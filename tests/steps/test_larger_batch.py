@@ -129,3 +129,8 @@ def test_a_time_that_is_none_is_refused(wrong: float) -> None:
 def test_times_that_fall_with_the_batch_do_not_reach_below_0() -> None:
     with pytest.raises(InvalidInput, match=r"not above 0 s at 64.*8: 3 s, 16: 2 s, 24: 1 s"):
         extrapolate_batch({8: 3.0, 16: 2.0, 24: 1.0}, 64)
+
+
+def test_times_near_the_largest_number_are_refused() -> None:
+    with pytest.raises(InvalidInput):
+        extrapolate_batch({2: 1e300, 4: 1.7e308, 8: 1e-3}, 10**6)

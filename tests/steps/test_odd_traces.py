@@ -23,11 +23,11 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.footprint.workspaces.estimate import Constants, workspaces_of
 from wavecast.ops import reading
-from wavecast.predictors.base import refuse_impossible
 from wavecast.predictors.learned.batch import _readable_parts
 from wavecast.predictors.mlp.features import layer_of
 from wavecast.retargeting.attention_ops import attention_in
 from wavecast.retargeting.rewriting import retarget
+from wavecast.soundness import checked, refuse_impossible
 from wavecast.traces.step import Kernel, Measurement, Op, TensorSpec, Trace
 
 REFUSALS = "nothing refused", "CUDA graph", "no kernels", "all kernels", "cannot both be"
@@ -122,9 +122,38 @@ def test_a_step_of_which_nothing_is_known_has_no_time() -> None:
 
 @pytest.mark.parametrize("times", [(0.0,), (math.nan,), (math.inf,), (1.0, 2.0, 3.0), (1.0, 0, 0)])
 def test_a_time_that_cannot_be_is_refused(times: tuple[float, ...]) -> None:
-    with pytest.raises(InvalidInput, match="the step comes out as"):
-        refuse_impossible("the step", *times)
-    refuse_impossible("the step", 1.0, 0.0, 1.0)
+    names = ("seconds", "low_s", "high_s")
+    with pytest.raises(InvalidInput, match="comes out as"):
+        refuse_impossible("the step", dict(zip(names, times, strict=False)), whole=True)
+    refuse_impossible("the step", {"seconds": 1.0, "low_s": 0.0, "high_s": 1.0}, whole=True)
+    refuse_impossible("a kernel", {"seconds": 0.0})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("gpu_s", -1.0),
+        ("idle_s", {"host": math.nan}),
+        ("peak_bytes", -1),
+        ("unpredicted_share", 1.1),
+        ("shares", [0.5, 1.5]),
+        ("usd_per_hour", math.inf),
+        ("saved_bytes", math.inf),
+        ("batch", math.nan),
+    ],
+)
+def test_a_field_that_cannot_be_is_refused_by_its_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidInput, match=f"the step: {field} comes out as"):
+        refuse_impossible("the step", {"name": "x", field: value, "unknown": None})
+
+
+def test_memory_is_at_least_its_parts_and_totals_are_sums() -> None:
+    with pytest.raises(InvalidInput, match="more than reserved_bytes"):
+        refuse_impossible("memory", {"peak_bytes": 2, "reserved_bytes": 1})
+    prediction = wavecast.predict(step(), "l4")
+    assert checked(prediction, "the step", ("seconds",), {"gpu_s": [prediction.gpu_s]})
+    with pytest.raises(InvalidInput, match="its parts are 0 together"):
+        checked(prediction, "the step", (), {"gpu_s": []})
 
 
 def test_memory_that_cannot_be_is_refused() -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.scripts import run_script
 from wavecast.frameworks.step_source import traced_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
@@ -46,7 +45,7 @@ class StepVariants(Protocol):
 
 @dataclass(frozen=True)
 class TargetVariants:
-    """Variants of a target: a function, a model, or a saved trace, which is as it is."""
+    """Variants of a target: a function, a script, a model, or a trace, which is as it is."""
 
     target: Target
     gpu: Device
@@ -61,6 +60,8 @@ class TargetVariants:
         """All that need code for a trace; adapters for all but Hugging Face models."""
         if self.target.trace is not None:
             return frozenset(CHANGES) - {*EDITS, GRAPHED}
+        if self.target.script is not None:
+            return frozenset((*_ADAPTERS, "compile_graphs"))
         is_model = self.target.text.startswith("hf:")
         if not is_model or self.target.options.lora or self.target.options.qlora:
             return frozenset(_ADAPTERS)
@@ -81,6 +82,8 @@ def _changed(target: Target, name: str) -> Target:
         return target.changed(precision=name)
     if name in _MODES:
         return replace(target, compiled=_MODES[name])
+    if name == "batch" and target.script is not None:
+        return replace(target, changes=(*target.changes, "twice_the_batch"))
     if name == "batch":
         if target.batch is None:
             raise InvalidInput("its batch is not known; give --batch, which the step then takes")
@@ -99,34 +102,6 @@ def _with_options(target: Target, name: str) -> Target:
     }[name]
     step = resolve(target.text, target.batch, target.precision, options)
     return replace(step, compiled=target.compiled, changes=target.changes)
-
-
-@dataclass(frozen=True)
-class ScriptVariants:
-    """Variants of a training script, which runs once for each."""
-
-    script: str
-    arguments: tuple[str, ...]
-    gpu: Device
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The title of reports."""
-        return self.script
-
-    @property
-    def unsuitable(self) -> frozenset[str]:
-        """Adapters, and a mode of the compiler."""
-        return frozenset((*_ADAPTERS, "compile_graphs"))
-
-    def traced(self, names: Sequence[str]) -> Trace:
-        """The trace of the repeated step, with changes to the code."""
-        changes = ["twice_the_batch" if name == "batch" else name for name in names]
-        done = run_script(
-            self.script, self.arguments, gpu=self.gpu, changes=changes, **self.options
-        )
-        return done.trace
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:

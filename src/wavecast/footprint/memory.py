@@ -23,6 +23,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.retargeting.family_traces import FamilyTraces, trace_on
 from wavecast.retargeting.rewriting import Retargeted, retarget
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Allocation, Call, Role, Trace
 
@@ -73,11 +74,8 @@ class Memory(Shown):
     """Whether the step ran on this GPU and its memory was measured."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.peak_bytes <= self.reserved_bytes:
-            raise InvalidInput(
-                f"the step allocates {self.peak_bytes} bytes of {self.reserved_bytes} reserved, "
-                "which cannot be; trace it again, or check the sizes in a hand-made trace"
-            )
+        names = ("peak_bytes", "reserved_bytes", "context_bytes", "needed_bytes")
+        checked(self, "the memory of the step", names)
 
     @property
     def process_bytes(self) -> int | None:

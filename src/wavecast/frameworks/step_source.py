@@ -13,6 +13,8 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.frameworks.jax.steps import captured_jax
+from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
+from wavecast.frameworks.scripts import run_script
 from wavecast.frameworks.targets import MakeStep, Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
@@ -20,6 +22,7 @@ from wavecast.hardware.families import Family, family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.retargeting.rewriting import retarget, serves
 from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
 TraceAt = Callable[[Device | None, int | None], Trace]
@@ -53,7 +56,7 @@ class StepSource:
             gpu: the GPU. None for any trace that exists, else one for a recent GPU.
             batch: the batch. None for the step's own.
         """
-        at = None if batch == self._batch else batch
+        at = self._other(batch)
         by_family: _Key = (None if gpu is None else family(gpu), at)
         by_gpu: _Key = (None if gpu is None else gpu.id, at)
         for key in (by_family, by_gpu):
@@ -71,8 +74,21 @@ class StepSource:
                 f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}'
             )
         named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
-        found = {id(trace): trace for trace in (self._common(gpu, batch) for gpu in named)}
+        at = self._other(batch)
+        found = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
         return FamilyTraces(tuple(found.values()))
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        return None
+
+    def fullest(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
+        """The step of the loop that needs most memory."""
+        return self.larger(gpu, batch) or self.on(gpu, batch)
+
+    def _other(self, batch: int | None) -> int | None:
+        """A batch, if it is not the step's own."""
+        return None if batch == self._batch else batch
 
     def _common(self, gpu: Device | None, batch: int | None) -> Trace:
         """A trace that serves a GPU, with the kernels of the GPU that it was made for."""
@@ -88,9 +104,11 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
     """The source of a target's traces.
 
     Args:
-        target: the step, or a saved trace, which has one batch only.
+        target: the step, a script, or a saved trace, which has one batch only.
         tracing: what surrounds the tracing.
     """
+    if target.script is not None:
+        return ScriptSource(target, tracing)
 
     def trace_at(gpu: Device | None, batch: int | None) -> Trace:
         if target.trace is not None:
@@ -102,8 +120,89 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
     return StepSource(trace_at, target.batch)
 
 
+class ScriptSource(StepSource):
+    """The traces of the step that a script repeats; the script runs once for each."""
+
+    def __init__(
+        self,
+        target: Target,
+        tracing: Tracing = lambda _: nullcontext(),
+        tell_first: Callable[[ScriptRun], None] = lambda _: None,
+    ) -> None:
+        super().__init__(self._run_at, target.batch)
+        self._target, self._tracing, self._tell_first = target, tracing, tell_first
+        self.runs: list[ScriptRun] = []
+        """What each run gave, in order."""
+        self._batches: list[int | None] = []
+        """The batch of each run."""
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        trace = self._common(gpu, self._other(batch))
+        largest = next(run.largest for run in self.runs if run.trace is trace)
+        return largest if largest is None or gpu is None else retarget(largest, gpu).trace
+
+    def _run_at(self, gpu: Device | None, batch: int | None) -> Trace:
+        target = self._target if batch is None else self._target.changed(batch=batch)
+        with self._tracing(target) as progress:
+            run = run_target(target, gpu, progress)
+        self._refuse_unchanged(target, run)
+        if not self.runs:
+            self._tell_first(run)
+        self.runs.append(run)
+        self._batches.append(target.batch)
+        return run.trace
+
+    def _refuse_unchanged(self, target: Target, run: ScriptRun) -> None:
+        """Refuse a run at another batch whose samples are not in proportion to those before."""
+        for before, batch in zip(self.runs, self._batches, strict=True):
+            if batch is None or target.batch is None or batch == target.batch:
+                continue
+            old, new = before.trace, run.trace
+            if old.samples is None and new.samples is None:
+                if old.allocations != new.allocations:
+                    continue
+                found = "has the same memory"
+            elif old.samples and new.samples and old.samples * target.batch == new.samples * batch:
+                continue
+            else:
+                found = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
+            raise InvalidInput(
+                f"a step of {target.name} {found}; name the option that sets the batch with "
+                "--batch-option, or give the script data for as many samples"
+            )
+
+
+def _samples(trace: Trace) -> str:
+    return "an unknown number of samples" if trace.samples is None else f"{trace.samples} samples"
+
+
+def run_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> ScriptRun:
+    """What the run of a target's script gives, for a GPU."""
+    script = target.script
+    assert script is not None
+    changes = [*target.changes, *([] if target.precision is None else [target.precision])]
+    changes += ["compile"] if target.compiled else []
+    changes += ["few_samples"] if script.is_asked else []
+    return run_script(
+        script.path,
+        script.arguments,
+        module=script.is_module,
+        gpu=gpu,
+        samples=target.samples,
+        progress=progress,
+        assume=target.assume,
+        ranks=target.ranks,
+        changes=changes,
+        lines=all_are_named(),
+        **script.options.arguments(),
+    )
+
+
 def traced_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> Trace:
     """The trace of a target for a GPU, made anew."""
+    if target.script is not None:
+        return run_target(target, gpu, progress).trace
     assert target.make_step is not None
     if target.jax:
         _refuse_torch_options(target)
@@ -125,6 +224,13 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         compiled=target.compiled,
         changes=target.changes,
     )
+
+
+def units_of(target: Target) -> int:
+    """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
+    if target.samples is None or not target.batch or target.samples % target.batch:
+        return 1
+    return target.samples // target.batch
 
 
 def _refuse_torch_options(target: Target) -> None:

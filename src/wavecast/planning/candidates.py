@@ -57,6 +57,8 @@ class TrainingQuestion:
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
     """Whether to search for the largest batch of each GPU."""
+    larger: Callable[[Device, int | None], Trace | None] = lambda gpu, batch: None
+    """Another step of the same loop that needs more memory, for a GPU at a batch; None for none."""
     smaller: Mapping[str, TraceFor] = field(default_factory=dict)
     """Settings that are tried where the step does not fit, with the function that traces it so."""
 
@@ -128,7 +130,8 @@ class _CandidateFinder:
     def _on_one(self) -> Candidate:
         device, needed = self._device, None
         for batch, trace in self._tried(1):
-            needed = memory(trace, device) if trace.allocations else None
+            fullest = self._wanted.larger(device, batch) or trace
+            needed = memory(fullest, device) if trace.allocations else None
             if needed is None or needed.fits:
                 return self._predicted_on_one(batch, trace, needed)
         return Candidate(device, 1, batch, memory=needed, reason=_too_large(needed))
@@ -181,6 +184,7 @@ class _CandidateFinder:
             for shard in self._wanted.shards:
                 strategy = Parallel(data=count, shard=shard, microbatches=micro)
                 step = steps.predict(steps.spread(strategy))
+                step = replace(step, largest=self._wanted.larger(device, batch))
                 needed = step.memory
                 if step.fits is False:
                     continue

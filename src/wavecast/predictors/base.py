@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device
 from wavecast.showing import Shown
 from wavecast.traces.step import Call, Op
@@ -30,29 +28,6 @@ class Estimate(Shown):
     """The high end of that range."""
     source: str
     """The name of the predictor or scaler, for reports."""
-
-
-def refuse_impossible(
-    what: str, seconds: float, low_s: float | None = None, high_s: float | None = None
-) -> None:
-    """Raise InvalidInput unless a time is positive, finite and inside its own range.
-
-    Every result of the package passes this check once.
-
-    Args:
-        what: the time and where it comes from, for the message: "the step on l4, by its ops".
-        seconds: the time.
-        low_s: the low end of its range, 0 or above; None if it has no range.
-        high_s: the high end of its range.
-    """
-    low = seconds if low_s is None else low_s
-    high = seconds if high_s is None else high_s
-    if 0 < seconds < math.inf and 0 <= low <= seconds <= high < math.inf:
-        return
-    ends = "" if low_s is None else f", from {low:g} to {high:g} s"
-    raise InvalidInput(
-        f"{what} comes out as {seconds:g} s{ends}; a time is positive, finite and inside its range"
-    )
 
 
 class Familiarity(StrEnum):

@@ -29,6 +29,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from wavecast.report import declared, units
 from wavecast.report.declared import Declared
 from wavecast.report.tables import Column
+from wavecast.soundness import refuse_impossible
 
 Of = str | Callable[[Any], Any]
 ABSENT: Any = object()
@@ -136,6 +137,7 @@ class Described:
                     made |= {} if value in (None, ABSENT) else plain(value)
                 elif value is not ABSENT:
                     made[field.name] = plain(value)
+        refuse_impossible(self.kind.__name__, made)
         return made
 
     def records(self, results: Iterable[Any]) -> list[dict[str, Any]]:

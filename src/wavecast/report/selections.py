@@ -170,6 +170,11 @@ CHOSEN = output(
 )
 
 
+def chosen_record(target: str, selection: Selection) -> dict[str, Any]:
+    """The choices for a target as plain data."""
+    return CHOSEN.record({"target": target, "choice": chosen(selection)})
+
+
 def chosen(selection: Selection) -> Mapping[str, Any]:
     """The choices with their verdict, by the keys of JSON."""
     groups = (selection.ranked, selection.beyond, selection.impossible, selection.unverified)

@@ -6,14 +6,14 @@ Habitat, section 6.1.3: predict at three or more batch sizes that fit, fit a lin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
@@ -49,7 +49,7 @@ class LargerBatch(Shown):
 
     def __post_init__(self) -> None:
         what = f"the line through the batches {', '.join(map(str, self.points))} at {self.batch}"
-        refuse_impossible(what, self.seconds, self.low_s, self.high_s)
+        checked(self, what, ("seconds", "low_s", "high_s", "per_sample_s", "fixed_s", "points"))
 
     @property
     def throughput(self) -> float:
@@ -93,21 +93,24 @@ def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> La
             f"the time of a step must be positive and finite; these are {_listed(points)}"
         )
     sizes, times = np.array(list(points), dtype=float), np.array(list(points.values()))
-    slope, fixed = np.polyfit(sizes, times, 1)
-    seconds = float(fixed + slope * batch)
+    # In units of a power of two near the longest time, the squares of no time overflow.
+    unit_s = 2.0 ** (math.frexp(float(times.max()))[1] - 1)
+    slope, fixed = (unit_s * float(part) for part in np.polyfit(sizes, times / unit_s, 1))
+    seconds = fixed + slope * batch
     if seconds <= 0:
         raise InvalidInput(
             f"the line through these batches is not above 0 s at {batch}: their times do not grow "
             f"with the batch ({_listed(points)})"
         )
-    off_s = _uncertainty(sizes, times - (fixed + slope * sizes), batch)
+    residuals = [time_s - (fixed + slope * size) for size, time_s in points.items()]
+    off_s = _uncertainty(sizes, residuals, batch)
     return LargerBatch(
         batch=batch,
         seconds=seconds,
         low_s=max(seconds - off_s, 0.0),
         high_s=seconds + off_s,
-        per_sample_s=float(slope),
-        fixed_s=float(fixed),
+        per_sample_s=slope,
+        fixed_s=fixed,
         points=points,
     )
 
@@ -116,11 +119,11 @@ def _listed(points: Mapping[int, float]) -> str:
     return ", ".join(f"{size}: {seconds:.3g} s" for size, seconds in points.items())
 
 
-def _uncertainty(sizes: np.ndarray, residuals: np.ndarray, batch: int) -> float:
+def _uncertainty(sizes: np.ndarray, residuals: Sequence[float], batch: int) -> float:
     """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
     freedom = len(sizes) - 2
     t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
-    noise = math.sqrt(float(residuals @ residuals) / freedom)
+    noise = math.hypot(*residuals) / math.sqrt(freedom)
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     return t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
 

@@ -14,6 +14,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.sound_steps import checked_step
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.step import Trace
 
@@ -72,7 +73,7 @@ class ParallelSteps:
 
     def predict(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
         """The time of one optimizer step that was spread before."""
-        return Prediction(
+        made = Prediction(
             trace=self.trace,
             device=self._predictor.device,
             answers=self._answers,
@@ -80,6 +81,7 @@ class ParallelSteps:
             notes=(*notes, *step.notes),
             ranks=Ranks(step, self._predictor, self._alone),
         )
+        return checked_step(made)
 
     @cached_property
     def _alone(self) -> TimedTrace:

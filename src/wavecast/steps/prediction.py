@@ -17,8 +17,9 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.base import Estimate, Familiarity, refuse_impossible
+from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.showing import Shown
+from wavecast.soundness import refuse_impossible
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.optimizer_step import (
@@ -156,7 +157,8 @@ class Prediction(Shown):
             InvalidInput: the time is 0 or not finite; the message names the part that made it so.
         """
         seconds = self._optimizer_step.ranks_s + self._optimizer_step.waiting_s
-        refuse_impossible(f"the step on {self.name} ({self._culprit})", seconds)
+        what = f"the step on {self.name} ({self._culprit})"
+        refuse_impossible(what, {"seconds": seconds}, whole=True)
         return seconds
 
     @property
@@ -394,18 +396,12 @@ class Prediction(Shown):
     @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
-        ends: tuple[float, float] | None
         if self.ranks is not None:
-            ends = self._range_of_ranks(self.ranks)
-        elif self.familiarity is None or self.modelled < least_modelled():
+            return self._range_of_ranks(self.ranks)
+        if self.familiarity is None or self.modelled < least_modelled():
             return None
-        else:
-            [(timed, _)] = self.runs
-            ends = range_on_one_gpu(timed, self.familiarity, self.makeup)
-        if ends is not None:
-            what = f"the range of the step on {self.name} ({self._culprit})"
-            refuse_impossible(what, self.seconds, *ends)
-        return ends
+        [(timed, _)] = self.runs
+        return range_on_one_gpu(timed, self.familiarity, self.makeup)
 
     def _range_of_ranks(self, ranks: Ranks) -> tuple[float, float]:
         """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.

@@ -20,8 +20,8 @@ from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.device import Device
 from wavecast.hardware.rates import available
 from wavecast.ops import Kind, Unit
-from wavecast.predictors.base import refuse_impossible
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 from wavecast.steps.arguments import refuse_impossible_measurement
 from wavecast.steps.idle import idle_by_cause
 from wavecast.steps.prediction import Prediction
@@ -100,7 +100,8 @@ class Profile(Shown):
     """The share of these ops in the step's work, as in `Prediction`."""
 
     def __post_init__(self) -> None:
-        refuse_impossible(f"the step of {self.name} on {self.device.id}", self.seconds)
+        what = f"the step of {self.name} on {self.device.id}"
+        checked(self, what, ("seconds", "gpu_s", "host_s", "idle_s", "memory_bytes"))
         if not 0 <= self.gpu_s <= self.seconds * (1 + 1e-9):
             raise InvalidInput(
                 f"the GPU is busy for {self.gpu_s:g} s in a step of {self.seconds:g} s of "

@@ -33,6 +33,7 @@ from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.parallel_steps import predict_parallel
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.sound_steps import checked_step
 from wavecast.steps.timed_trace import issue_times
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.step import Trace
@@ -76,7 +77,8 @@ def predict(
         parallel: how the step is spread over several GPUs. The trace is then one micro-batch.
 
     Raises:
-        InvalidInput: the trace is empty, or the arguments contradict each other.
+        InvalidInput: the trace is empty, the arguments contradict each other, or the result cannot
+            be, such as a step of no time.
         UnknownName: the GPU, its origin, the host or the cluster is not known.
     """
     target = checked_target(trace, gpu)
@@ -93,7 +95,8 @@ def predict(
         assumed = machines.kernels.assumptions(target)
         return predict_parallel(step, parallel, machines, issuing, (*notes, *assumed))
     _refuse_ranks(step)
-    return _on_one_gpu(step, notes, target, predictor, origin, (host, host_factor, graphed))
+    hosting = (host, host_factor, graphed)
+    return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
 
 
 def _refuse_ranks(trace: Trace) -> None:

@@ -187,3 +187,5 @@ def test_a_step_of_too_many_different_ops_is_refused(
 
 def test_a_message_does_not_list_a_thousand_steps() -> None:
     assert len(named(list(range(0, 10_000, 7)))) < 200
+    assert named([3, 1 << 62]) == f"the steps 3, {1 << 62}"
+    assert named([3, 4, 5]) == "the steps 3 to 5"

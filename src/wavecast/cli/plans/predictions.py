@@ -7,11 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import wavecast
-from wavecast.cli.options.trainings import units_of
 from wavecast.cli.output.screen import counting_items
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput, prefixed
-from wavecast.frameworks.step_source import StepSource
+from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan

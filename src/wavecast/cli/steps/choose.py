@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,12 +27,12 @@ from wavecast.cli.options.trainings import (
     NO_TRAINING,
     TrainingOptions,
     training_options,
-    units_of,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
@@ -91,6 +91,7 @@ def choose(
     wavecast choose resnet50 --batch 64 --precision bf16 --epochs 90 --dataset-samples 1281167
     wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
     wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
+    wavecast choose train.py --epochs 90 --dataset-samples 1281167 -- --batch-size 64
     wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
 
     A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
@@ -99,35 +100,44 @@ def choose(
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
+    source = step_source(wanted, quiet=True)
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
     limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
-    plan = training.plan(wanted) or _usual_plan(wanted)
+    plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
         counts=_counts(gpus_up_to, wanted),
         shards=(0, 3) if step.ranks is None else (0,),
-        batch=wanted.batch,
-        each=units_of(wanted),
-        is_batch_fixed=step.batch is not None,
+        larger=source.larger,
+        **_batches(wanted, step),
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
         smaller=_smaller(wanted),
     )
-    source = step_source(wanted, quiet=True)
     devices = _looked_at(named, book, question)
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
         found = find_candidates(devices, question, source.on, book, progress)
     selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
-        choice = {"target": wanted.name, "choice": report.chosen(selection)}
-        print_json(report.CHOSEN.record(choice))
+        print_json(report.chosen_record(wanted.name, selection))
     else:
         words = " ".join(("wavecast predict", target, *step.words()))
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
+
+
+def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
+    """The batch of a step, and whether others are tried."""
+    is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
+    return {
+        "batch": target.batch,
+        "each": units_of(target),
+        "is_batch_fixed": step.batch is not None or is_script,
+        "find_largest": not is_script,
+    }
 
 
 def _smaller(target: Target) -> dict[str, TraceFor]:
@@ -147,9 +157,9 @@ def _budget(usd: float | None) -> float | None:
     return usd
 
 
-def _usual_plan(target: Target) -> TrainingPlan:
+def _usual_plan(target: Target, source: StepSource) -> TrainingPlan:
     """The training that is compared if none is given: a million samples, or of steps."""
-    known = target.samples if target.trace is None else target.trace.samples
+    known = target.samples if target.make_step is not None else source.on().samples
     if known is None and target.make_step is None:
         return TrainingPlan(iterations=_MILLION)
     if known is None:

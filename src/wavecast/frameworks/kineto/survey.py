@@ -321,7 +321,7 @@ def named(numbers: list[int]) -> str:
     """The numbers of steps in words, such as "the steps 101 to 105"."""
     if len(numbers) == 1:
         return f"the step {numbers[0]}"
-    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+    if all(later == earlier + 1 for earlier, later in pairwise(numbers)):
         return f"the steps {numbers[0]} to {numbers[-1]}"
     rest = f" and {len(numbers) - _MOST_NAMED} more" if len(numbers) > _MOST_NAMED else ""
     return f"the steps {', '.join(map(str, numbers[:_MOST_NAMED]))}{rest}"

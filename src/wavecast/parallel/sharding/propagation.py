@@ -21,6 +21,7 @@ from wavecast.parallel.sharding.placements import (
 )
 from wavecast.parallel.sharding.redistribution import MATMULS, Redistribution
 from wavecast.parallel.sharding.state import CASTS, Exchange, kind_of
+from wavecast.traces.contradictions import CONTRADICTIONS, contradiction
 from wavecast.traces.step import Call, Phase, TensorSpec
 
 _GRADIENTS = ("aten.embedding_dense_backward", "aten.mm", "aten.sum", GROUPED)
@@ -41,7 +42,10 @@ class Propagation(Redistribution):
         for position, call in enumerate(self.trace):
             if position == end:
                 self._finish_gradients(end)
-            self._follow(position, call)
+            try:
+                self._follow(position, call)
+            except CONTRADICTIONS as error:
+                raise contradiction("sharding", call, error) from error
             self._read.update(call.reads)
             self._read.difference_update(call.writes)
             for value in call.writes:
@@ -127,6 +131,9 @@ class Propagation(Redistribution):
         if (base in MOVES or base in CASTS) and call.reads:
             name = self._weights.get(call.reads[0], "")
         for value, placement in zip(call.writes, outputs, strict=True):
+            rank = len(self.trace.values[value].spec.shape)
+            if isinstance(placement, Shard) and placement.dim >= rank:
+                self._refuse(call, f"what it writes has {rank} dimensions")
             if value not in call.reads:
                 self._copy_of.pop(value, None)
                 self._weights.pop(value, None)

@@ -12,6 +12,7 @@ from wavecast.parallel.sharding.placements import Placements, Shard, local
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.state import Exchange
 from wavecast.parallel.strategy import RankAxis
+from wavecast.traces.contradictions import CONTRADICTIONS, contradiction
 from wavecast.traces.editing import Edit, with_op
 from wavecast.traces.step import (
     Allocation,
@@ -122,6 +123,13 @@ class _RankTrace:
         )
 
     def _call(self, position: int, call: Call) -> Call:
+        try:
+            return self._part_of(position, call)
+        except CONTRADICTIONS as error:
+            raise contradiction("sharding", call, error) from error
+
+    def _part_of(self, position: int, call: Call) -> Call:
+        """The call on one rank."""
         placed = [axis.placements.calls.get(position) for axis in self.axes]
         if not any(placed):
             self._read(position, call.reads)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from wavecast.parallel.sharding.dims import Dims, Labels
 from wavecast.parallel.sharding.indexing import MOVES, Marks, compressed, dim_of
 from wavecast.parallel.sharding.rules import dims_of
+from wavecast.traces.contradictions import CONTRADICTIONS, contradiction
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 Numbers = NDArray[np.int64]
@@ -102,7 +103,10 @@ class Units:
         """The classes over which a loss normalises."""
         for call in trace:
             if call.phase is Phase.FORWARD and call.op.outputs:
-                self._follow(call)
+                try:
+                    self._follow(call)
+                except CONTRADICTIONS as error:
+                    raise contradiction("finding what can be sharded", call, error) from error
 
     def _axes_of(self, value: int, spec: TensorSpec) -> Axes:
         if value not in self._axes:

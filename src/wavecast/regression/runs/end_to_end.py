@@ -22,12 +22,13 @@ from itertools import product
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import Estimate, refuse_impossible
+from wavecast.predictors.base import Estimate
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, LinearFit, Method, mape, rank, signed_errors
 from wavecast.regression.runs.run_table import RunTable, RunTime, tabulate
 from wavecast.runs.run import Run
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 
 FULL = ("1", "batch", "iterations", "batch*iterations")
 BY_ITERATIONS = ("1", "iterations")
@@ -127,8 +128,8 @@ class RunModel(Shown):
         # A line through few runs may have a range that reaches below 0, which no time does.
         low_s, high_s = max(0.0, min(float(low[0]), seconds)), max(float(high[0]), seconds)
         source = f"{len(self.table)} runs"
-        refuse_impossible(f"the time from {source}", seconds, low_s, high_s)
-        return Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
+        estimate = Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
+        return checked(estimate, f"the time from {source}", ("seconds", "low_s", "high_s"))
 
     @property
     def predicted(self) -> Array:

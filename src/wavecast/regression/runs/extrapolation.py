@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.predictors.base import Estimate, refuse_impossible
+from wavecast.predictors.base import Estimate
 from wavecast.regression import least_squares
 from wavecast.regression.least_squares import Array, LinearFit, Method, signed_errors
 from wavecast.regression.runs.laws import (
@@ -39,6 +39,7 @@ from wavecast.regression.runs.laws import (
 from wavecast.regression.runs.run_table import check_run
 from wavecast.runs.run import Run
 from wavecast.showing import Shown
+from wavecast.soundness import checked
 
 Mask = NDArray[np.bool_]
 
@@ -207,8 +208,8 @@ class ScalingModel(Shown):
         off = seconds * max(_NINETY_OF_MEAN * _error(self.trial), self._spread(kept))
         low_s, high_s = max(0.0, seconds - off), seconds + off
         source = f"{len(self.runs)} runs, {self.law.name}"
-        refuse_impossible(f"the time from {source}", seconds, low_s, high_s)
-        return Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
+        estimate = Estimate(seconds=seconds, low_s=low_s, high_s=high_s, source=source)
+        return checked(estimate, f"the time from {source}", ("seconds", "low_s", "high_s"))
 
     def _spread(self, kept: Array) -> float:
         """Half the width of the fit's 90% range, as a share of the predicted time."""

@@ -65,6 +65,8 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
     up = replace(up, high=max(up.high, highest * 2.5))
     plot = Plot(across, up, height=300)
     points = [point for point in points if _is_inside(point, plot)]
+    if not points:
+        return element("p", "All ops of this step compute next to nothing in their time.")
     lines = [_memory_roof(plot, gpu, highest), *_compute_roofs(plot, gpu, roofs)]
     plot = plot.with_parts([plot.stretched(*lines)])
     plot = plot.with_parts(_roof_names(plot, gpu, roofs))

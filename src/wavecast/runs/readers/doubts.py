@@ -39,10 +39,14 @@ class Doubts:
         kind = kind or what
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] <= MOST_TOLD:
-            self.told(f"{self.path}: {place}: {what}" if place else f"{self.path}: {what}")
+            self._tell(f"{place}: {what}" if place else what)
 
     def close(self) -> None:
         """Say how many further warnings there were of each kind."""
         for kind, count in self.counts.items():
             if count > MOST_TOLD:
-                self.told(f"{self.path}: {count - MOST_TOLD} more lines like this: {kind}")
+                self._tell(f"{count - MOST_TOLD} more lines like this: {kind}")
+
+    def _tell(self, doubt: str) -> None:
+        # What a file says may control a terminal; a DoubtfulInput is one line that does not.
+        self.told(str(DoubtfulInput(f"{self.path}: {doubt}")))

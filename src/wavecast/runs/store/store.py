@@ -36,6 +36,8 @@ BATCH = 10_000
 _Item = TypeVar("_Item")
 NUMBERS = ("batch", "iterations", "seconds", "gpus", "inner_modules", *TOTALS)
 """The fields of a run that are numbers."""
+_ALWAYS = ("batch", "iterations", "seconds", "gpus")
+"""Those that every run has, above 0."""
 _SINCE = {"inner_modules": 2, **dict.fromkeys(TOTALS, 3)}
 """The version of the tables that added a column, if it was not the first."""
 
@@ -167,6 +169,9 @@ class RunStore:
             model: only runs of this model.
             gpu: only runs on this GPU.
             phase: only "training" or "testing".
+
+        Raises:
+            StoreUnavailable: a run in the store is damaged.
         """
         if other := set(columns) - set(NUMBERS):
             choices = ", ".join(NUMBERS)
@@ -183,7 +188,11 @@ class RunStore:
         except (TypeError, ValueError) as error:
             raise self._damaged(str(error)) from None
         whole = np.concatenate(parts) if parts else np.empty((0, len(columns)))
-        return {name: whole[:, index] for index, name in enumerate(columns)}
+        arrays = {name: whole[:, index] for index, name in enumerate(columns)}
+        for name in set(columns) & set(_ALWAYS):
+            if not ((arrays[name] > 0) & (arrays[name] < np.inf)).all():
+                raise self._damaged(f"{name} of a run is not a finite number above 0")
+        return arrays
 
     def count(
         self, *, model: str | None = None, gpu: str | None = None, phase: str | None = None
