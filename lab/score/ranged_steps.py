@@ -114,8 +114,7 @@ def bound(prediction: Prediction, case: Case, known: Familiarity) -> RangedStep 
     if prediction.gpu_s > MARGIN * prediction.host_s:
         return of_prediction(prediction, ratio, "gpu", known, *where, old=case.old)
     if prediction.host_s > MARGIN * prediction.gpu_s:
-        host = "foreign" if known is Familiarity.FOREIGN else "unknown"
-        return of_prediction(prediction, ratio, "host", host, *where, old=case.old)
+        return of_prediction(prediction, ratio, "host", "unknown", *where, old=case.old)
     return None
 
 

@@ -17,9 +17,9 @@ The steps are predicted by models that know as little as the class says (`lab.sc
 * `measured` GPUs: steps on our H200, predicted by models that saw its chip, but no model of the
   step's family; and steps that were measured after the fit. The source is the campaign; the GPU
   cannot be left out.
-* `unknown` and `foreign` hosts: published steps that wait for a host, predicted with the reference
-  host. `unknown` also has our own hosts, predicted as if they had not been calibrated, with the
-  machine left out of the reference host.
+* `unknown` hosts: published steps that wait for a host, predicted with the reference host, and our
+  own hosts, predicted as if they had not been calibrated, with the machine left out of the
+  reference host.
 * `known` hosts: steps predicted with a host that was calibrated between the timings, its costs
   fitted without the machine and without the model (`lab.score.iterations`). The source is the
   machine.
@@ -30,8 +30,8 @@ The command prints, by class and by set, the share of steps in their ranges, the
 low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
 the exponents of docs/adr/0024, and after. It writes data/models/ranges.toml. `--traced` leaves out
 steps whose traces are not in the cache. `--save` keeps the predicted steps, and `--steps` reads
-them. `--write` puts the tables into docs/appendix/accuracy-ranges.md, docs/accuracy.md and
-docs/concepts/estimates.md.
+them; a class that they lack stays as it ships. `--write` puts the tables into
+docs/appendix/accuracy-ranges.md, docs/accuracy.md and docs/concepts/estimates.md.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +55,9 @@ from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
 from lab.score.range_widths import ALPHA, Widths, fit, interval_score, weights_of
 from lab.score.ranged_steps import RangedStep
+from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
-from wavecast.steps.ranges import least_modelled
+from wavecast.steps.ranges import FILE, least_modelled
 
 BEFORE = {
     "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
@@ -69,7 +71,7 @@ LEAST = 19
 """The fewest steps that can show a share of one in twenty: the largest of them is the end."""
 CLASSES = (
     *(("gpu", str(known)) for known in Familiarity),
-    *(("host", known) for known in ("known", "unknown", "foreign")),
+    *(("host", known) for known in ("known", "unknown")),
 )
 """The part and the name of each class."""
 MARK = "begin: python -m lab score ranges"
@@ -221,12 +223,16 @@ class Ranges:
             f'fitted = "{datetime.now(UTC).date()}"',
             f"modelled = {math.floor(1000 * self.least_modelled) / 1000:.3f}",
         ]
-        for part, known in self.wider:
-            lines += ["", f"[{part}.{known}]", *self.row(part, known)]
+        for part, known in CLASSES:
+            row = self.row(part, known) if (part, known) in self.wider else _kept(part, known)
+            lines += ["", f"[{part}.{known}]", *row] if row else []
         return "\n".join(lines) + "\n"
 
-    def row(self, part: str, known: str) -> Iterator[str]:
+    def row(self, part: str, known: str) -> list[str]:
         """The lines of a class in ranges.toml."""
+        return list(self._row(part, known))
+
+    def _row(self, part: str, known: str) -> Iterator[str]:
         widths = self.widths(part, known)
         for side, values in (("below", widths.below), ("above", widths.above)):
             if part == "host":
@@ -240,6 +246,18 @@ class Ranges:
         yield f"steps = {len(same)}"
         for name, value in (("held", share(same)), ("least", least), ("most", most)):
             yield f"{name} = {math.floor(value * 1000 + 1e-6) / 1000:.3f}"
+
+
+def _kept(part: str, known: str) -> list[str]:
+    """The lines of a class in the file that ships, for a class of which no steps were predicted."""
+    row: Mapping[str, Any] = shipped_toml(FILE)[part].get(known, {})
+    return [f"{name} = {_inline(value)}" for name, value in row.items()]
+
+
+def _inline(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return f"{value}"
+    return f"{{ {', '.join(f'{name} = {x}' for name, x in value.items())} }}"
 
 
 def by_set(some: Iterable[Judged]) -> dict[str, list[Judged]]:
@@ -294,7 +312,8 @@ def report(old: Sequence[Judged], new: Sequence[Judged]) -> str:
     lines: list[str] = []
     for part, title in parts.items():
         same = [[one for one in some if one.step.part == part] for some in (old, new)]
-        lines += [f"## {title}", "", *table(*same), ""]
+        if same[1]:
+            lines += [f"## {title}", "", *table(*same), ""]
     return "\n".join(lines).strip()
 
 

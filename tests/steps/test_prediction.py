@@ -164,7 +164,7 @@ def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
 def test_host_times_move_by_their_spread() -> None:
     host = dataclasses.replace(FREE_HOST, forward_s=100.0)
     prediction = predicted(trace(call(mm())), host=host)
-    factors = host_factors(Familiarity.UNSEEN, known=False)
+    factors = host_factors(known=False)
     assert factors is not None
     wanted = (100 * factors.low, 100 * factors.high)
     assert (prediction.low_s, prediction.high_s) == pytest.approx(wanted)

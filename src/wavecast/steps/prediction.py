@@ -409,8 +409,10 @@ class Prediction(Shown):
         Hosts that have time to spare change nothing, so steps are only played with other hosts
         where the slowest ones would come near to the step's time.
         """
-        low_s, high_s = widened(self.seconds, self.gpu_spread)
-        hosts = host_factors(Familiarity.UNSEEN, known=self.host.known)
+        strategy = ranks.spread.strategy
+        layered = strategy.tensor > 1 and strategy.pipeline > 1
+        low_s, high_s = widened(self.seconds, self.gpu_spread, layered=layered)
+        hosts = host_factors(known=self.host.known)
         if hosts is None or self.host_s * hosts.high < self.seconds / 2:
             return low_s, high_s
         fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))

@@ -110,9 +110,14 @@ class Widening:
 
 
 @cache
-def shipped_widening() -> Widening:
-    """The exponents that were fitted to published steps."""
-    table = shipped_toml("models/parallel_ranges.toml")
+def shipped_widening(layered: bool) -> Widening:
+    """The exponents that were fitted to published steps.
+
+    Args:
+        layered: whether both layers and the model are divided (tensor and pipeline ranks). What
+            frameworks do beside the model then differs most.
+    """
+    table = shipped_toml("models/parallel_ranges.toml")["layered" if layered else "others"]
     return Widening(table["below"], table["above"])
 
 
@@ -136,9 +141,9 @@ def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     return max(1 - below / total, 0.0), 1 + above / total
 
 
-def widened(seconds: float, spread: tuple[float, float]) -> tuple[float, float]:
+def widened(seconds: float, spread: tuple[float, float], *, layered: bool) -> tuple[float, float]:
     """The range of a step on several GPUs, from the combined range of its ops."""
-    low, high = shipped_widening().widened(*spread)
+    low, high = shipped_widening(layered).widened(*spread)
     return seconds * low, seconds * high
 
 
@@ -151,7 +156,7 @@ def range_on_one_gpu(
     ranges was or did, and for a GPU of an unknown class.
     """
     gpu = gpu_factors(familiarity, makeup)
-    host = host_factors(familiarity, known=timed.host.known)
+    host = host_factors(known=timed.host.known)
     measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
     if measured or gpu is None or host is None:
         return None
@@ -174,18 +179,13 @@ def gpu_factors(familiarity: Familiarity, makeup: Makeup) -> Factors | None:
     return None if row is None else _factors(row, makeup)
 
 
-def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
-    """The range of the host's time, relative to it.
+def host_factors(*, known: bool) -> Factors | None:
+    """The range of the host's time, relative to it; None if nothing gave it.
 
     Args:
-        familiarity: how well the op models know the GPU. Hosts of other vendors' GPUs run other
-            software.
         known: whether the host was calibrated.
-
-    Returns:
-        None if nothing gave it.
     """
-    row = _row("host", _host(familiarity, known=known))
+    row = _row("host", _host(known))
     return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
 
@@ -200,7 +200,7 @@ def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | 
     Returns:
         None if there are no such ranges.
     """
-    gpu, host = _row("gpu", familiarity), _row("host", _host(familiarity, known=known))
+    gpu, host = _row("gpu", familiarity), _row("host", _host(known))
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
@@ -216,10 +216,8 @@ def _factors(row: Mapping[str, Any], makeup: Makeup) -> Factors:
     return Factors(math.exp(-below), math.exp(above))
 
 
-def _host(familiarity: Familiarity, *, known: bool) -> str:
-    if known:
-        return "known"
-    return "foreign" if familiarity is Familiarity.FOREIGN else "unknown"
+def _host(known: bool) -> str:
+    return "known" if known else "unknown"
 
 
 def _row(part: str, name: str) -> Mapping[str, Any] | None:
