@@ -55,6 +55,12 @@ class Widths:
         below, above = (tuple(factor * x for x in side) for side in (self.below, self.above))
         return Widths(below, above)
 
+    def flat(self, steps: Sequence[RangedStep]) -> Widths:
+        """One width for all kinds, as far as the ranges of these steps reach on average."""
+        below, above = np.mean([self.reach(step) for step in steps], axis=0).tolist()
+        count = len(self.below) - 1  # the last one is of old software
+        return Widths((*[below] * count, self.below[-1]), (*[above] * count, self.above[-1]))
+
 
 def _dot(widths: Iterable[float], shares: Iterable[float]) -> float:
     return sum(width * share for width, share in zip(widths, shares, strict=True))

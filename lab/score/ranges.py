@@ -7,7 +7,8 @@ The widths of ranges depend on the class of ignorance and on what the GPU time i
 (`wavecast.steps.ranges`). `lab.score.range_widths` fits them by the interval score, each class
 shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
 without its source. All widths of a class are then multiplied by one factor, `wider`, with which
-nine in ten of its steps lie in such ranges, and in those that all steps make.
+nine in ten of its steps lie in such ranges, and in those that all steps make. GPUs of other vendors
+were measured with convolutions alone, so their class has one width for all kinds.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
@@ -92,7 +93,10 @@ class Tree:
         if not known:
             return fit(own)
         parent = self.widths(part)
-        return fit(own, parent) if own else parent
+        if not own:
+            return parent
+        fitted = fit(own, parent)
+        return fitted.flat(own) if known == Familiarity.FOREIGN else fitted
 
 
 @dataclass(frozen=True)

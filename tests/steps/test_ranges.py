@@ -98,6 +98,13 @@ def test_few_steps_stay_near_their_parent() -> None:
     assert many == pytest.approx(0.19, abs=0.02)
 
 
+def test_other_vendors_have_one_width_for_all_kinds() -> None:
+    own = [*steps(NARROW, "foreign", "b", "y"), *steps(WIDE, "unseen", makeup=CONVOLUTION)]
+    unseen, foreign = (Tree(own).widths("gpu", known) for known in ("unseen", "foreign"))
+    assert len(set(foreign.above[:-1])) == len(set(foreign.below[:-1])) == 1
+    assert len(set(unseen.above[:-1])) > 1
+
+
 def test_old_software_has_a_width_that_others_do_not_get() -> None:
     draw = random.Random(2)
     new = steps(draw.gauss(0, 0.05) for _ in range(300))
