@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     HostOption,
@@ -33,14 +33,14 @@ from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.step_source import StepSource, units_of
-from wavecast.frameworks.targets import Target, resolve
+from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
-from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
-from wavecast.planning.selection import Aim, select
+from wavecast.planning.selection import Aim, Candidate, select
 from wavecast.report import selections as report
 from wavecast.report.html.choice_reports import choice_report
 
@@ -79,6 +79,7 @@ def choose(
     setup: SetupOption = None,
     host: HostOption = None,
     show_best: Annotated[int, typer.Option("--show", min=1, help="How many to show.")] = 10,
+    ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -115,11 +116,9 @@ def choose(
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
-        smaller=_smaller(wanted),
     )
     devices = _looked_at(named, book, question)
-    with counting_items(f"looking at {len(devices)} GPUs") as progress:
-        found = find_candidates(devices, question, source.on, book, progress)
+    found = _found(wanted, devices, question, source, book, ray)
     selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
     write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
     if as_json:
@@ -129,26 +128,37 @@ def choose(
         show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
 
 
+def _found(
+    target: Target,
+    devices: tuple[Device, ...],
+    question: TrainingQuestion,
+    source: StepSource,
+    book: PriceBook,
+    ray: str | None,
+) -> list[Candidate]:
+    """What the training takes on each GPU, looked at here or on the nodes of a Ray cluster."""
+    with counting_items(f"looking at {len(devices)} GPUs") as progress:
+        if ray is None:
+            return find_candidates(devices, question, source.on, book, progress)
+        from wavecast.campaigns.ray_workers import spread_over_ray
+        from wavecast.campaigns.searches import candidates_in_parts
+
+        with spread_over_ray(ray) as (spread, _):
+            return candidates_in_parts(target, devices, question, book, spread, progress)
+
+
 def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
-    """The batch of a step, and whether others are tried."""
+    """The batch of a step, whether others are tried, and what is where it does not fit."""
+    from wavecast.campaigns.searches import smaller_steps
+
     is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
     return {
         "batch": target.batch,
         "each": units_of(target),
         "is_batch_fixed": step.batch is not None or is_script,
         "find_largest": not is_script,
+        "smaller": smaller_steps(target),
     }
-
-
-def _smaller(target: Target) -> dict[str, TraceFor]:
-    """Settings with which a step needs less memory, that its own code takes."""
-    is_model = target.text.startswith("hf:")
-    if not is_model or target.options.checkpointing or target.trace is not None:
-        return {}
-    options = replace(target.options, checkpointing=True)
-    step = resolve(target.text, target.batch, target.precision, options)
-    step = replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
-    return {"checkpointing": step_source(step, quiet=True).on}
 
 
 def _budget(usd: float | None) -> float | None:
