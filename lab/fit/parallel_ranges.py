@@ -92,7 +92,7 @@ def read_steps(
                     relative = (math.log(float(row[name]) / seconds) for name in names)
                     name = APART if row["row_id"] in apart else _source(row["source"])
                     layered = {"TP", "PP"} <= set(row["strategy"].split("+"))
-                    steps[name].append(RangedStep(*relative, layered))
+                    steps[name].append(RangedStep(*relative, layered=layered))
     return steps
 
 

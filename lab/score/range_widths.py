@@ -130,7 +130,7 @@ def _stepped(cost: Callable[[Floats], float], widths: Floats, step: Floats) -> F
     """The widths after as much of a step as makes them better."""
     now = cost(widths)
     for shrink in 0.5 ** np.arange(12):
-        tried = np.maximum(widths - shrink * step, LEAST_WIDTH)
+        tried: Floats = np.maximum(widths - shrink * step, LEAST_WIDTH)
         if cost(tried) < now:
             return tried
     return widths
