@@ -89,10 +89,10 @@ def read_steps(
                 if "far_below_best" not in row["flags"]:
                     seconds = float(row["predicted_s"])
                     names = ("measured_s", "ops_low_s", "ops_high_s")
-                    relative = (math.log(float(row[name]) / seconds) for name in names)
+                    measured, low, high = (math.log(float(row[n]) / seconds) for n in names)
                     name = APART if row["row_id"] in apart else _source(row["source"])
                     layered = {"TP", "PP"} <= set(row["strategy"].split("+"))
-                    steps[name].append(RangedStep(*relative, layered=layered))
+                    steps[name].append(RangedStep(measured, low, high, layered))
     return steps
 
 
