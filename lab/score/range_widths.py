@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.score.ranged_steps import RangedStep
+from lab.score.ranged_steps import OffStep
 
 Floats = NDArray[np.float64]
 ALPHA = 0.1
@@ -45,7 +45,7 @@ class Widths:
     below: tuple[float, ...]
     above: tuple[float, ...]
 
-    def reach(self, step: RangedStep) -> tuple[float, float]:
+    def reach(self, step: OffStep) -> tuple[float, float]:
         """How far down and up the range of a step reaches."""
         shares = step.shares
         return _dot(self.below, shares), _dot(self.above, shares)
@@ -55,7 +55,7 @@ class Widths:
         below, above = (tuple(factor * x for x in side) for side in (self.below, self.above))
         return Widths(below, above)
 
-    def flat(self, steps: Sequence[RangedStep]) -> Widths:
+    def flat(self, steps: Sequence[OffStep]) -> Widths:
         """One width for all kinds, as far as the ranges of these steps reach on average."""
         below, above = np.mean([self.reach(step) for step in steps], axis=0).tolist()
         count = len(self.below) - 1  # the last one is of old software
@@ -72,7 +72,7 @@ def interval_score(off: float, below: float, above: float) -> float:
     return below + above + 2 / ALPHA * outside
 
 
-def weights_of(steps: Sequence[RangedStep]) -> Floats:
+def weights_of(steps: Sequence[OffStep]) -> Floats:
     """A source's total weight grows with the square root of its number of steps."""
     counts = Counter(step.owner for step in steps)
     weights = np.array([counts[step.owner] ** -0.5 for step in steps])
@@ -80,7 +80,7 @@ def weights_of(steps: Sequence[RangedStep]) -> Floats:
     return scaled
 
 
-def fit(steps: Sequence[RangedStep], parent: Widths | None = None) -> Widths:
+def fit(steps: Sequence[OffStep], parent: Widths | None = None) -> Widths:
     """The widths of a class; without a parent, those of all steps."""
     shares = np.array([step.shares for step in steps])
     off = np.array([step.off for step in steps])

@@ -33,7 +33,7 @@ OURS = "h200"
 
 
 @dataclass(frozen=True)
-class RangedStep:
+class OffStep:
     """How far a step's measured time is from its predicted time, and what it is made of."""
 
     part: str
@@ -80,9 +80,9 @@ def of_prediction(
     chip: str = "",
     *,
     old: bool = False,
-) -> RangedStep:
+) -> OffStep:
     """A step whose measured time is `ratio` times its predicted time."""
-    return RangedStep(
+    return OffStep(
         *(part, known, of_set, math.log(ratio), prediction.makeup, owner, chip),
         spread=prediction.gpu_spread,
         modelled=prediction.modelled,
@@ -90,7 +90,7 @@ def of_prediction(
     )
 
 
-def published(data: Path, cache: Path, apart: KeptApart, traced: bool) -> Iterator[RangedStep]:
+def published(data: Path, cache: Path, apart: KeptApart, traced: bool) -> Iterator[OffStep]:
     """Published steps, predicted without their GPU and source, once for each class that applies.
 
     Compiled steps are left out, because their ops are not those that we trace. A step that waits
@@ -107,7 +107,7 @@ def published(data: Path, cache: Path, apart: KeptApart, traced: bool) -> Iterat
                 yield step
 
 
-def bound(prediction: Prediction, case: Case, known: Familiarity) -> RangedStep | None:
+def bound(prediction: Prediction, case: Case, known: Familiarity) -> OffStep | None:
     """The step if it is clearly bound by the GPU or by the host; else None."""
     ratio, owner = case.measured_s / prediction.seconds, owner_of(case.set)
     where = case.set, owner, _chip(case.gpu)
@@ -118,7 +118,7 @@ def bound(prediction: Prediction, case: Case, known: Familiarity) -> RangedStep 
     return None
 
 
-def on_our_gpu(cache: Path, apart: KeptApart, traced: bool) -> Iterator[RangedStep]:
+def on_our_gpu(cache: Path, apart: KeptApart, traced: bool) -> Iterator[OffStep]:
     """The GPU time of our own steps, predicted without anything that we measured.
 
     Their iterations are left out: most were timed after a profiler had run (docs/adr/0018).
@@ -134,7 +134,7 @@ def on_our_gpu(cache: Path, apart: KeptApart, traced: bool) -> Iterator[RangedSt
                 yield of_prediction(predicted, ratio, "gpu", known, *where)
 
 
-def families_out(data: Path, cache: Path, traced: bool) -> Iterator[RangedStep]:
+def families_out(data: Path, cache: Path, traced: bool) -> Iterator[OffStep]:
     """The GPU time of our own steps, predicted with our GPU and without their model families."""
     cases = list(own_steps.cases())
     traces = _made(cases, cache, traced)
@@ -146,14 +146,14 @@ def families_out(data: Path, cache: Path, traced: bool) -> Iterator[RangedStep]:
                 yield of_prediction(predicted, ratio, "gpu", known, case.set, case.set)
 
 
-def never_seen() -> Iterator[RangedStep]:
+def never_seen() -> Iterator[OffStep]:
     """The GPU time of models that are in no fit (`lab.score.blind`)."""
     for row in blind.rows():
         ratio, of_set = 1 / (1 + row.gpu_error), f"{OURS} blind"
         yield of_prediction(row.prediction, ratio, "gpu", Familiarity.MEASURED, of_set, of_set)
 
 
-def timed(data: Path, cache: Path) -> Iterator[RangedStep]:
+def timed(data: Path, cache: Path) -> Iterator[OffStep]:
     """Iterations on our machines, predicted with calibrated and reference hosts."""
     classes = {iterations.HOST_OUT: "known", iterations.REFERENCE: "unknown"}
     for row in iterations.rows(data, cache, classes):
@@ -161,19 +161,19 @@ def timed(data: Path, cache: Path) -> Iterator[RangedStep]:
             known, name = classes[row.host], f"{OURS} {row.machine} machine"
             owner, chip = (name, "") if known == "known" else (OURS, _chip(GPU))
             off = -math.log(1 + row.error)
-            yield RangedStep("host", known, name, off, NOTHING, owner, chip)
+            yield OffStep("host", known, name, off, NOTHING, owner, chip)
 
 
-def write(steps: Iterable[RangedStep], path: Path) -> None:
+def write(steps: Iterable[OffStep], path: Path) -> None:
     """Write steps to a file, one line each."""
     path.write_text("".join(f"{json.dumps(asdict(s))}\n" for s in steps), encoding="utf-8")
 
 
-def read_file(path: Path) -> list[RangedStep]:
+def read_file(path: Path) -> list[OffStep]:
     """The steps of a file that `write` wrote."""
     rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     return [
-        RangedStep(**{**row, "makeup": Makeup(**row["makeup"]), "spread": tuple(row["spread"])})
+        OffStep(**{**row, "makeup": Makeup(**row["makeup"]), "spread": tuple(row["spread"])})
         for row in rows
     ]
 

@@ -55,7 +55,7 @@ from lab.measured.figures import percent
 from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
 from lab.score.range_widths import ALPHA, Widths, fit, interval_score, weights_of
-from lab.score.ranged_steps import RangedStep
+from lab.score.ranged_steps import OffStep
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import FILE, least_modelled
@@ -80,10 +80,10 @@ Key = tuple[str, str]
 """Part and class."""
 
 
-class Tree:
+class WidthTree:
     """The widths of all classes that some steps give."""
 
-    def __init__(self, steps: Sequence[RangedStep]) -> None:
+    def __init__(self, steps: Sequence[OffStep]) -> None:
         self._steps = steps
         self.widths = cache(self._widths)
 
@@ -100,10 +100,10 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedRange:
     """A step, and how far the range reaches that was made without its GPU and source."""
 
-    step: RangedStep
+    step: OffStep
     weight: float
     below: float
     above: float
@@ -128,12 +128,12 @@ class Judged:
         """The interval score."""
         return interval_score(self.step.off, self.below, self.above)
 
-    def times(self, factor: float) -> Judged:
+    def times(self, factor: float) -> JudgedRange:
         """The same with a range that is wider by a factor."""
-        return Judged(self.step, self.weight, self.below * factor, self.above * factor)
+        return JudgedRange(self.step, self.weight, self.below * factor, self.above * factor)
 
 
-def judged(steps: Sequence[RangedStep]) -> list[Judged]:
+def judged(steps: Sequence[OffStep]) -> list[JudgedRange]:
     """Each step with a range that is made without its GPU and source, before it is widened.
 
     Steps that no other GPU and source can judge are left out.
@@ -141,20 +141,20 @@ def judged(steps: Sequence[RangedStep]) -> list[Judged]:
     every = []
     for part in BEFORE:
         own = [step for step in steps if step.part == part]
-        trees: dict[tuple[str, str], Tree | None] = {}
+        trees: dict[tuple[str, str], WidthTree | None] = {}
         for step, weight in zip(own, weights_of(own).tolist(), strict=True):
             pair = step.owner, step.chip
             if pair not in trees:
                 others = [other for other in own if other.is_apart(*pair)]
-                trees[pair] = Tree(others) if others else None
+                trees[pair] = WidthTree(others) if others else None
             tree = trees[pair]
             if tree is not None:
                 reach = tree.widths(part, step.known).reach(step)
-                every.append(Judged(step, weight, *reach))
+                every.append(JudgedRange(step, weight, *reach))
     return every
 
 
-def before(steps: Iterable[RangedStep]) -> list[Judged]:
+def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
     """The steps that had a range before, with that range."""
     every = []
     for step in steps:
@@ -164,11 +164,11 @@ def before(steps: Iterable[RangedStep]) -> list[Judged]:
             below, above = powers
             if step.part == "gpu":
                 below, above = below * logs[0], above * logs[1]
-            every.append(Judged(step, 1.0, below, above))
+            every.append(JudgedRange(step, 1.0, below, above))
     return every
 
 
-def widening(same: Sequence[Judged]) -> float:
+def widening(same: Sequence[JudgedRange]) -> float:
     """The factor with which ranges made apart hold nine in ten steps of a class.
 
     Nine in ten hold whether every step has the same weight or a source's weight grows with the
@@ -191,22 +191,22 @@ def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
 class Ranges:
     """The fitted widths of each class, the factors that widen them, and the judged steps."""
 
-    tree: Tree
+    tree: WidthTree
     wider: Mapping[tuple[str, str], float]
-    judged: Sequence[Judged]
+    judged: Sequence[JudgedRange]
     """With widened ranges."""
     least_modelled: float
 
     @classmethod
-    def of(cls, steps: Sequence[RangedStep]) -> Ranges:
+    def of(cls, steps: Sequence[OffStep]) -> Ranges:
         """The ranges that some steps give."""
-        apart, tree = judged(steps), Tree(steps)
+        apart, tree = judged(steps), WidthTree(steps)
         wider = {}
         for key in CLASSES:
             same = [one for one in apart if one.key == key]
             if len(same) >= LEAST:
                 reach = tree.widths(*key).reach
-                ships = [Judged(one.step, one.weight, *reach(one.step)) for one in same]
+                ships = [JudgedRange(one.step, one.weight, *reach(one.step)) for one in same]
                 wider[key] = max(widening(same), widening(ships))
         kept = [one.times(wider[one.key]) for one in apart if one.key in wider]
         # Where only some of the steps were predicted, others that gave ranges before still count.
@@ -266,25 +266,25 @@ def _inline(value: Any) -> str:
     return f"{{ {', '.join(f'{name} = {x}' for name, x in value.items())} }}"
 
 
-def by_set(some: Iterable[Judged]) -> dict[str, list[Judged]]:
+def by_set(some: Iterable[JudgedRange]) -> dict[str, list[JudgedRange]]:
     """Steps by set, in the order of the names."""
-    sets: dict[str, list[Judged]] = {}
+    sets: dict[str, list[JudgedRange]] = {}
     for one in sorted(some, key=lambda one: one.step.set):
         sets.setdefault(one.step.set, []).append(one)
     return sets
 
 
-def share(some: Sequence[Judged]) -> float:
+def share(some: Sequence[JudgedRange]) -> float:
     """The share of steps in their ranges."""
     return sum(one.inside for one in some) / len(some)
 
 
-def given(some: Sequence[Judged]) -> float:
+def given(some: Sequence[JudgedRange]) -> float:
     """The mean width of the ranges, as the ratio of their ends."""
     return math.exp(float(np.mean([one.below + one.above for one in some])))
 
 
-def needed(some: Sequence[Judged]) -> float:
+def needed(some: Sequence[JudgedRange]) -> float:
     """The same if all ranges are scaled by the factor with which they hold nine in ten."""
     factor = float(np.quantile([one.needed for one in some], 1 - ALPHA, method="higher"))
     return float(given(some) ** max(factor, 0.0))
@@ -293,7 +293,7 @@ def needed(some: Sequence[Judged]) -> float:
 COLUMNS = "steps | in range | given / needed | score | in range before | given / needed | score"
 
 
-def table(old: Sequence[Judged], new: Sequence[Judged]) -> Iterator[str]:
+def table(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> Iterator[str]:
     """The figures by class and by set, before and after."""
     yield from heading(f"class | set | {COLUMNS}", "ll")
     for known in dict.fromkeys(one.step.known for one in new):
@@ -305,14 +305,14 @@ def table(old: Sequence[Judged], new: Sequence[Judged]) -> Iterator[str]:
             yield f"| {known} | {name} | {len(groups[0])} | {' | '.join(cells)} |"
 
 
-def _cells(some: Sequence[Judged]) -> list[str]:
+def _cells(some: Sequence[JudgedRange]) -> list[str]:
     if not some:
         return ["-", "-", "-"]
     score = float(np.mean([one.score for one in some]))
     return [percent(share(some)), f"{given(some):.2f} / {needed(some):.2f}", f"{score:.2f}"]
 
 
-def report(old: Sequence[Judged], new: Sequence[Judged]) -> str:
+def report(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
     """The tables of the page: steps by class of GPU, then steps that wait for the host."""
     parts = {"gpu": "Steps that keep the GPU busy", "host": "Steps that wait for the host"}
     lines: list[str] = []
@@ -323,7 +323,7 @@ def report(old: Sequence[Judged], new: Sequence[Judged]) -> str:
     return "\n".join(lines).strip()
 
 
-def summary(old: Sequence[Judged], new: Sequence[Judged]) -> str:
+def summary(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
     """The figures by class alone, for docs/accuracy.md."""
     lines = [*heading(f"class | {COLUMNS}", "l")]
     for part, known in dict.fromkeys(one.key for one in new):
@@ -349,10 +349,10 @@ def widths_table(made: Ranges) -> str:
     return "\n".join(lines)
 
 
-def predicted(data: Path, cache_folder: Path, traced: bool) -> list[RangedStep]:
+def predicted(data: Path, cache_folder: Path, traced: bool) -> list[OffStep]:
     """All measured steps, predicted by models that know as little as their classes say."""
     apart = KeptApart(data, cache_folder)
-    makers: Sequence[Callable[[], Iterator[RangedStep]]] = (
+    makers: Sequence[Callable[[], Iterator[OffStep]]] = (
         lambda: ranged_steps.families_out(data, cache_folder, traced),
         lambda: ranged_steps.never_seen(),
         lambda: ranged_steps.published(data, cache_folder, apart, traced),

@@ -16,13 +16,13 @@ from made import call, mm, relu, trace
 
 from lab.places import DOCS
 from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
-from lab.score.ranged_steps import RangedStep, read_file, write
+from lab.score.ranged_steps import OffStep, read_file, write
 from lab.score.ranges import (
     CLASSES,
     LEAST,
-    Judged,
+    JudgedRange,
     Ranges,
-    Tree,
+    WidthTree,
     before,
     judged,
     needed,
@@ -51,12 +51,11 @@ def steps(
     chip: str = "x",
     part: str = "gpu",
     makeup: Makeup = MATMUL,
-) -> list[RangedStep]:
+) -> list[OffStep]:
     """Steps whose measured times are so far, in logarithms, from their predicted times."""
     owner = source.split()[0]
     return [
-        RangedStep(part, known, source, off, makeup, owner, chip, (1 / math.e, math.e))
-        for off in offs
+        OffStep(part, known, source, off, makeup, owner, chip, (1 / math.e, math.e)) for off in offs
     ]
 
 
@@ -100,7 +99,7 @@ def test_few_steps_stay_near_their_parent() -> None:
 
 def test_other_vendors_have_one_width_for_all_kinds() -> None:
     own = [*steps(NARROW, "foreign", "b", "y"), *steps(WIDE, "unseen", makeup=CONVOLUTION)]
-    unseen, foreign = (Tree(own).widths("gpu", known) for known in ("unseen", "foreign"))
+    unseen, foreign = (WidthTree(own).widths("gpu", known) for known in ("unseen", "foreign"))
     assert len(set(foreign.above[:-1])) == len(set(foreign.below[:-1])) == 1
     assert len(set(unseen.above[:-1])) > 1
 
@@ -129,7 +128,9 @@ def test_a_step_is_judged_without_its_source_and_without_its_gpu() -> None:
     wide = [*steps(WIDE, source="b infer", chip="y"), *steps(WIDE, source="c", chip="z")]
     every = [*narrow, *wide, *steps(WIDE, source="b train", chip="z")]
     [of_b] = [one for one in judged(every) if one.step is every[-1]]
-    assert of_b.below == pytest.approx(Tree(narrow).widths("gpu", "unseen").reach(every[-1])[0])
+    assert of_b.below == pytest.approx(
+        WidthTree(narrow).widths("gpu", "unseen").reach(every[-1])[0]
+    )
     known = [replace(step, known="measured", chip="") for step in narrow]
     assert not known[0].is_apart("a", "")
     assert known[0].is_apart("b", "")
@@ -150,12 +151,12 @@ def test_a_class_is_widened_until_it_holds_nine_in_ten_made_apart() -> None:
 
 
 def test_ranges_that_hold_more_are_made_narrower() -> None:
-    every = [Judged(step, 1.0, 1.0, 1.0) for step in steps(NARROW)]
+    every = [JudgedRange(step, 1.0, 1.0, 1.0) for step in steps(NARROW)]
     assert widening(every) == 0.5  # not by more than that
 
 
 def test_the_needed_width_holds_nine_in_ten() -> None:
-    every = [Judged(step, 1.0, 0.2, 0.2) for step in steps(i / 100 for i in range(-10, 11))]
+    every = [JudgedRange(step, 1.0, 0.2, 0.2) for step in steps(i / 100 for i in range(-10, 11))]
     assert given_width(every) == pytest.approx(math.exp(0.4))
     assert needed(every) == pytest.approx(math.exp(0.2), rel=0.02)
 
@@ -168,7 +169,7 @@ def test_the_ranges_before_were_powers_of_the_ops_range() -> None:
     assert before(steps([0.1], "foreign")) == []
 
 
-def every_class() -> list[RangedStep]:
+def every_class() -> list[OffStep]:
     return [
         step
         for part, known in CLASSES

@@ -35,12 +35,10 @@ from wavecast.steps.ranges import (
     Coverage,
     Makeup,
     held,
-    host_factors,
-    least_modelled,
     makeup_of,
     range_on_one_gpu,
+    range_on_several_gpus,
     spread_of,
-    widened,
 )
 from wavecast.steps.shares import Share, shares_by
 from wavecast.steps.timed_trace import TimedTrace
@@ -397,26 +395,6 @@ class Prediction(Shown):
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
-            return self._range_of_ranks(self.ranks)
-        if self.familiarity is None or self.modelled < least_modelled():
-            return None
+            return range_on_several_gpus(self.ranks, self.seconds, self.host_s, self.gpu_spread)
         [(timed, _)] = self.runs
-        return range_on_one_gpu(timed, self.familiarity, self.makeup)
-
-    def _range_of_ranks(self, ranks: Ranks) -> tuple[float, float]:
-        """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.
-
-        Hosts that have time to spare change nothing, so steps are only played with other hosts
-        where the slowest ones would come near to the step's time.
-        """
-        strategy = ranks.spread.strategy
-        layered = strategy.tensor > 1 and strategy.pipeline > 1
-        low_s, high_s = widened(self.seconds, self.gpu_spread, layered=layered)
-        hosts = host_factors(known=self.host.known)
-        if hosts is None or self.host_s * hosts.high < self.seconds / 2:
-            return low_s, high_s
-        fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
-        return (
-            min(low_s, fast.ranks_s + fast.waiting_s),
-            max(high_s, slow.ranks_s + slow.waiting_s),
-        )
+        return range_on_one_gpu(timed, self.familiarity, self.makeup, self.modelled)

@@ -27,6 +27,7 @@ import numpy as np
 from wavecast.files import shipped_toml
 from wavecast.hardware.hosts import GraphedHost
 from wavecast.predictors.base import Familiarity
+from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.arrays import encode
 
@@ -147,18 +148,51 @@ def widened(seconds: float, spread: tuple[float, float], *, layered: bool) -> tu
     return seconds * low, seconds * high
 
 
-def range_on_one_gpu(
-    timed: TimedTrace, familiarity: Familiarity, makeup: Makeup
-) -> tuple[float, float] | None:
-    """The range of a step on one GPU.
+def range_on_several_gpus(
+    ranks: Ranks, seconds: float, host_s: float, spread: tuple[float, float]
+) -> tuple[float, float]:
+    """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.
 
-    None if the step was scaled from a measurement or runs as a CUDA graph, since no step that gave
-    ranges was or did, and for a GPU of an unknown class.
+    Hosts that have time to spare change nothing, so steps are only played with other hosts where
+    the slowest ones would come near to the step's time.
+
+    Args:
+        ranks: what the ranks run.
+        seconds: the time of the step.
+        host_s: the time that a host needs to issue it.
+        spread: the combined range of its ops, relative to the GPU time.
     """
-    gpu = gpu_factors(familiarity, makeup)
-    host = host_factors(known=timed.host.known)
+    strategy = ranks.spread.strategy
+    layered = strategy.tensor > 1 and strategy.pipeline > 1
+    low_s, high_s = widened(seconds, spread, layered=layered)
+    hosts = host_factors(known=ranks.alone.host.known)
+    if hosts is None or host_s * hosts.high < seconds / 2:
+        return low_s, high_s
+    fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
+    return (
+        min(low_s, fast.ranks_s + fast.waiting_s),
+        max(high_s, slow.ranks_s + slow.waiting_s),
+    )
+
+
+def range_on_one_gpu(
+    timed: TimedTrace, familiarity: Familiarity | None, makeup: Makeup, modelled: float
+) -> tuple[float, float] | None:
+    """The range of a step on one GPU; None where no measured steps gave one.
+
+    No step that gave ranges was scaled from a measurement or ran as a CUDA graph.
+
+    Args:
+        timed: the step.
+        familiarity: how well the op models know the GPU. None if they were never compared.
+        makeup: what the GPU time is made of.
+        modelled: the share of the GPU time for which op models answered.
+    """
     measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
-    if measured or gpu is None or host is None:
+    if familiarity is None or measured or modelled < least_modelled():
+        return None
+    gpu, host = gpu_factors(familiarity, makeup), host_factors(known=timed.host.known)
+    if gpu is None or host is None:
         return None
     low = timed.play(gpu_factor=gpu.low, host_factor=host.low)
     high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
