@@ -21,7 +21,7 @@ MARK = "schema"
 
 _OUTPUTS = {
     "advise": "advice:StepAdvice",
-    "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "calibrate": "outputs:CALIBRATION outputs:LEARNING [devices:KeptHost]",
     "capacity": "capacities:CAPACITY",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",
