@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import importlib
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError, needing_extra
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, needing_extra
 from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
@@ -23,25 +21,13 @@ from wavecast.frameworks.script_targets import (
     ScriptOptions,
     script_of,
 )
-from wavecast.frameworks.step_functions import arguments_for, attribute_of, refuse_async
-from wavecast.frameworks.target_files import (
-    first_line,
-    import_file,
-    imports_jax,
-    is_too_long,
-    place_of,
-)
+from wavecast.frameworks.target_files import imports_of, is_too_long
+from wavecast.frameworks.target_functions import FORMS, made_step
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
 
 MakeStep = Callable[[], Callable[[], Any]]
-
-FORMS = (
-    "a suite model (resnet50, jax:gpt2), a training script (train.py, its arguments after --), "
-    "FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, hf:NAME, a saved or measured trace, or "
-    "a torch.profiler file (FILE.json.gz, FILE.trace, FILE.json)"
-)
 
 
 @dataclass(frozen=True)
@@ -79,6 +65,12 @@ class Target:
     def is_measured(self) -> bool:
         """Whether it is a measured trace, whose times are scaled rather than predicted."""
         return self.trace is not None and self.trace.measurement is not None
+
+    @property
+    def is_library_model(self) -> bool:
+        """Whether the code is a library's or the suite's, and the same at every batch."""
+        is_function = ":" in self.text and not self.text.startswith(("hf:", "timm:"))
+        return self.make_step is not None and bool(self.text) and not is_function and not self.jax
 
     def changed(self, batch: int | None = None, precision: str | None = None) -> Target:
         """The same step at another batch or in another precision.
@@ -277,12 +269,10 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
     if is_file and not Path(place).is_file():
         raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
 
-    def make_step() -> Callable[[], Any]:
-        # Imported while tracing, because the file may put tensors on the GPU when it is imported.
-        make = attribute_of(_import(place), name, text)
-        step: Callable[[], Any] = make(**arguments_for(make, text, batch, precision))
-        refuse_async(step, f"the step that {text} returned")
-        return step
+    imports = imports_of(place)
+
+    def make_step() -> Any:
+        return made_step(place, name, text, batch, precision, imports.keras)
 
     return Target(
         text,
@@ -291,38 +281,8 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
         text=text,
         batch=batch,
         precision=precision,
-        jax=text.startswith("jax:") or imports_jax(place),
+        jax=text.startswith("jax:") or imports.jax,
     )
-
-
-def _import(place: str) -> Any:
-    is_file = place.endswith(".py")
-    folder = str(Path(place).resolve().parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        return import_file(place) if is_file else importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise InvalidInput(
-                f"{place} fails on import: {error}; install that module first"
-            ) from error
-        raise InvalidInput(
-            f"there is no module {place} (no {error.name!r} here or installed); a target is {FORMS}"
-        ) from error
-    except WavecastError:
-        raise
-    except SystemExit as error:
-        raise InvalidInput(
-            f"{place} fails on import: it calls sys.exit({error.code!r}); a target is imported, so "
-            "put the script's main part under: if __name__ == '__main__'"
-        ) from error
-    except Exception as error:
-        raise InvalidInput(
-            f"{place} fails on import: {type(error).__name__}: {first_line(error)} "
-            f"({place_of(error, folder)})"
-        ) from error
-    finally:
-        sys.path.remove(folder)
 
 
 def _timm(name: str, batch: int, precision: str) -> Target:

@@ -18,7 +18,8 @@ from wavecast.cli.options.scripts import script_options
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.script_targets import NO_SCRIPT_OPTIONS, ScriptOptions
-from wavecast.frameworks.targets import FORMS, Target, resolve
+from wavecast.frameworks.target_functions import FORMS
+from wavecast.frameworks.targets import Target, resolve
 
 
 def target_names(incomplete: str) -> list[str]:

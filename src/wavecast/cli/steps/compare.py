@@ -22,7 +22,8 @@ from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import FORMS, Target
+from wavecast.frameworks.target_functions import FORMS
+from wavecast.frameworks.targets import Target
 from wavecast.report import comparisons as report
 from wavecast.report.html.step_differences import difference_report
 from wavecast.steps.comparison import StepComparison
