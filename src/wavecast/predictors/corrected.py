@@ -53,7 +53,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class OpError:
+class OpOff:
     """How far off the prediction of an op was in a measured step."""
 
     kind: str
@@ -91,11 +91,11 @@ class Corrections:
     """The day on which they were learned."""
     steps: int
     """The number of measured steps."""
-    errors: tuple[OpError, ...] = field(repr=False)
+    errors: tuple[OpOff, ...] = field(repr=False)
 
     def factors(self, given: Sequence[Op]) -> list[float]:
         """The time of each op over its predicted time."""
-        asked = [OpError(kind_of(op), op.base, sizes_of(op), 0.0, 1.0) for op in given]
+        asked = [OpOff(kind_of(op), op.base, sizes_of(op), 0.0, 1.0) for op in given]
         factors: list[float] = np.exp(_alike(asked, self.errors) @ self._weights).tolist()
         return factors
 
@@ -107,7 +107,7 @@ class Corrections:
         return weights
 
 
-def _alike(some: Sequence[OpError], others: Sequence[OpError]) -> Floats:
+def _alike(some: Sequence[OpOff], others: Sequence[OpOff]) -> Floats:
     """The covariance of the errors of ops: a row for each of some, a column for each of others."""
 
     def equal(names: Sequence[object], with_names: Sequence[object]) -> NDArray[np.bool_]:
@@ -187,12 +187,12 @@ def learn(traces: Sequence[Trace], device: Device, predictor: Predictor) -> Corr
     return Corrections(device.id, date.today(), len(traces), tuple(errors))
 
 
-def _errors(trace: Trace, device: Device, predictor: Predictor) -> Iterator[OpError]:
+def _errors(trace: Trace, device: Device, predictor: Predictor) -> Iterator[OpOff]:
     pairs = measured_and_predicted(trace, device, predictor)
     total_s = sum(measured_s for _, measured_s, _ in pairs)
     for op, measured_s, predicted_s in sorted(pairs, key=lambda pair: -pair[1])[:MOST_OPS]:
         off = min(max(math.log(measured_s / predicted_s), -MOST_OFF), MOST_OFF)
-        yield OpError(
+        yield OpOff(
             kind_of(op), op.base, sizes_of(op), round(off, 4), round(measured_s / total_s, 6)
         )
 
@@ -264,12 +264,12 @@ def read(path: Path) -> Corrections:
         return Corrections(text_of(table, "gpu"), day, steps, tuple(map(_row, rows)))
 
 
-def _row(row: Any) -> OpError:
+def _row(row: Any) -> OpOff:
     """One op of a file."""
     match row:
         case [str(kind), str(name), list(sizes), off, share] if len(sizes) == _SIZES:
             if all(map(_is_number, (*sizes, off, share))) and abs(off) <= MOST_OFF:
-                return OpError(kind, name, tuple(map(float, sizes)), float(off), float(share))
+                return OpOff(kind, name, tuple(map(float, sizes)), float(off), float(share))
     raise InvalidInput(
         f"a row of ops is [kind, op, {_SIZES} logarithms of sizes, logarithm of the error up to "
         f"{MOST_OFF:g}, share of the step], not {str(row)[:100]}"

@@ -51,32 +51,41 @@ def devices(
         show(report.devices(gpus, width()))
 
 
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
+]
+ListOption = Annotated[
+    bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
+]
+SecondsOption = Annotated[
+    float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The folder for your device files, or corrections (--step)."),
+]
+HostPathOption = Annotated[
+    Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
+]
+StepsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step",
+        metavar="TRACE",
+        help="Measure nothing: learn from a step that was measured on a GPU how far off "
+        "predictions for that GPU are. Repeat it for each step.",
+    ),
+]
+
+
 @app.command()
 def calibrate(
-    name: Annotated[
-        str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
-    ] = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
-    ] = False,
-    seconds: Annotated[
-        float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder for your device files.")
-    ] = None,
-    host_path: Annotated[
-        Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
-    ] = None,
-    steps: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--step",
-            metavar="TRACE",
-            help="Measure nothing: learn from a step that was measured on a GPU how far off "
-            "predictions for that GPU are. Repeat it for each step.",
-        ),
-    ] = None,
+    name: NameOption = None,
+    listed: ListOption = False,
+    seconds: SecondsOption = None,
+    folder: FolderOption = None,
+    host_path: HostPathOption = None,
+    steps: StepsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine's host and GPU, for your predictions.
