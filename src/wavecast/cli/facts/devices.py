@@ -115,12 +115,10 @@ def calibrate(
 
     if steps:
         _refuse_beside("step", name=name, host_out=host_path, seconds=seconds)
-        _learn(steps, folder, as_json)
-        return
+        return _learn(steps, folder, as_json)
     if listed:
         _refuse_beside("list", name=name, out=folder, host_out=host_path, seconds=seconds)
-        _list_hosts(as_json)
-        return
+        return _list_hosts(as_json)
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)
