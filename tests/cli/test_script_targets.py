@@ -94,6 +94,9 @@ def test_choose_trace_and_compare_take_scripts() -> None:
     chosen = run("choose", "train.py", *L4, "--gpu", "t4", "--json", "--", "--batch-size", "8")
     assert chosen.code == 0
     assert json.loads(chosen.out)["target"] == "train.py --batch-size 8"
+    told = run("choose", "train.py", *L4, "--", "--batch-size", "8").out
+    assert "run: python train.py --batch-size 8" in told
+    assert "wavecast predict 'train.py --batch-size 8'" in told
     assert run("trace", "train.py", "-o", "step.json.gz").code == 0
     compared = run("compare", "train.py", "step.json.gz", *L4)
     assert compared.code == 0

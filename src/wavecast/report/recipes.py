@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -50,6 +51,12 @@ class AskedStep:
     def is_library_model(self) -> bool:
         """Whether transformers trains it."""
         return self.target.startswith("hf:")
+
+    @property
+    def script(self) -> str:
+        """The user's script with its arguments; train.py where another step was asked for."""
+        text = " ".join(shlex.split(self.target))  # the target is one word, in quotation marks
+        return text if text.partition(" ")[0].endswith(".py") else "train.py"
 
     @property
     def is_llama(self) -> bool:
@@ -121,7 +128,7 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
     if sharded and asked.is_library_model:
         yield f"run: {_accelerate(best, asked)} train.py{arguments}"
     else:
-        yield f"run: {_torchrun(best)} train.py{arguments}"
+        yield f"run: {_torchrun(best)} {asked.script}{arguments}"
     if sharded and not asked.is_library_model:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:

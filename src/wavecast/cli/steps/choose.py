@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -164,7 +165,7 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
         target.precision or "": target.precision is not None,
     }
     return AskedStep(
-        text,
+        shlex.quote(text),
         (*options.words(), *(["--compile"] if step.compile else [])),
         step.precision,
         frozenset(name for name, given in has.items() if given),
