@@ -57,8 +57,10 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "jax", "kineto", "ncu", "pytorch"),
-        *("script_process", "scripts", "decoders", "strategies"),
+        *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
+        *("jax", "kineto", "ncu", "pytorch"),
+        *("script_process", "scripts", "script_targets", "step_functions"),
+        *("decoders", "strategies", "target_functions"),
         *("targets", "recomputing", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (

@@ -22,6 +22,10 @@ MARK = "schema"
 _OUTPUTS = {
     "advise": "advice:StepAdvice",
     "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "campaign-export": "campaigns:EXPORTED",
+    "campaign-resume": "campaigns:CampaignRun",
+    "campaign-run": "campaigns:CampaignRun",
+    "campaign-status": "[campaigns:CampaignStatus]",
     "capacity": "capacities:CAPACITY",
     "check": "checks:CHECKED checks:UPDATED",
     "choose": "selections:CHOSEN",

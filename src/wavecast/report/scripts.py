@@ -69,19 +69,23 @@ def script_run(run: ScriptRun, step_s: float | None = None) -> RenderableType:
         run: the run.
         step_s: the shortest predicted time of a step. None if none was predicted.
     """
-    parts: list[RenderableType] = [
-        line(f"{run.script}: {run.summary}", "bold"),
-        line(f"one step: {run.holds}"),
-    ]
-    parts += [line(f"left out: {text}") for text in run.left_out]
+    first, *further = found_step(run)
+    parts: list[RenderableType] = [line(first, "bold"), *map(line, further)]
     if not run.confined:
         parts.append(line(_WEAKER, "yellow"))
-    if run.largest is not None:
-        parts.append(line("memory: that of the step that needs most of those that ran"))
     if run.loading is not None:
         parts.append(line(_loading(run.loading, step_s), _style(run.loading, step_s)))
     parts.append("")
     return Group(*parts, table(columns(run.once)), "") if run.once else Group(*parts)
+
+
+def found_step(run: ScriptRun) -> list[str]:
+    """Which step of a script was found and why, and what it has, as lines of text."""
+    lines = [f"{run.script}: {run.summary}", f"one step: {run.holds}"]
+    lines += [f"left out: {text}" for text in run.left_out]
+    if run.largest is not None:
+        lines.append("memory: that of the step that needs most of those that ran")
+    return lines
 
 
 def _is_slow(loading: Loading, step_s: float | None) -> bool:

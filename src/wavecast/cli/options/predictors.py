@@ -24,6 +24,7 @@ class By(StrEnum):
 
     OP = "op"
     MODULE = "module"
+    LINE = "line"
 
 
 class SetupName(StrEnum):
@@ -132,7 +133,7 @@ OriginOption = Annotated[
     typer.Option("--origin", help="The GPU of the measurement, if the trace does not name it."),
 ]
 ByOption = Annotated[
-    By | None, typer.Option("--by", help="Also break the GPU's time down by op or module.")
+    By | None, typer.Option("--by", help="Also break the GPU's time down by op, module or line.")
 ]
 DepthOption = Annotated[
     int,

@@ -41,11 +41,12 @@ from wavecast.cli.steps.predicted import (
     ShownPredictions,
     exit_if_incomplete,
     listed,
+    naming_lines,
     predict_spread,
     print_predictions,
     refuse_beside_several,
 )
-from wavecast.cli.steps.sources import step_source
+from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import resolve
@@ -108,6 +109,7 @@ def predict(
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all --compile both
     wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
+    wavecast predict train.py --gpu l4 --compile both -- --batch-size 64
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
@@ -119,40 +121,42 @@ def predict(
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
     shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
     refuse_scaling(wanted, origin, predictor, setup)
-    if step.compile is False:
-        _refuse_beside_both(shown, parallel or step.ranks)
+    _refuse_beside_both(shown, step, parallel)
+    source = step_source(wanted)
     if parallel is not None or step.ranks is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
         refuse_beside_several(given | {"--origin": origin}, issuing)
-        traces, shown = step_source(wanted).families(gpus), replace(shown, several=True)
+        traces, shown = source.families(gpus), replace(shown, several=True)
         own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
         strategy = own or strategy_of(parallel or "", target, step.options)
-        rows = predict_spread(traces, gpus, strategy, plan, issuing)
+        rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
         chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)
         alone = partial(wavecast.predict, predictor=chosen, origin=origin)
         predict_on = partial(alone, **issuing.arguments())
         if step.compile is False:
             return show_gains(wanted, gpus, predict_on, as_json)
-        traces = step_source(wanted).families(gpus)
+        with naming_lines(by):
+            traces = source.families(gpus)
         with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = [predict_on(traces, device) for device in gpus]
-            found = found if setup is None else list(map(_noted, found))
-            rows = listed(found, ranked=ALL in gpu)
+            found = with_largest((predict_on(traces, device) for device in gpus), source)
+            rows = listed(found if setup is None else map(_noted, found), ranked=ALL in gpu)
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
         print_json(steps)
     exit_if_incomplete(rows)
 
 
-def _refuse_beside_both(shown: ShownPredictions, spread: object) -> None:
+def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: str | None) -> None:
     """Refuse options that a table of gains has no place for."""
+    if step.compile is not False:
+        return
     given = {
         "--by": shown.by,
         "--html": shown.files.html,
         "--chrome-trace": shown.files.chrome_trace,
         "the length of a training": shown.plan,
-        "--parallel or --ranks": spread,
+        "--parallel or --ranks": parallel or step.ranks,
     }
     for option, value in given.items():
         if value is not None:

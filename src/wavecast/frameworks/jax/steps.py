@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks import keras_models
 from wavecast.frameworks.jax import keras_steps, releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
@@ -155,6 +156,7 @@ def _show_devices(count: int) -> None:
     releases.expect_no_extension()
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     if count > 1:
         import jax
 
@@ -172,9 +174,7 @@ def step_of(made: Any) -> JaxStep:
     """The step and its arguments that a function returned: a pair, a Keras model, or our own."""
     if hasattr(made, "step") and hasattr(made, "shapes"):
         return JaxStep(made.step, tuple(made.shapes()))
-    if keras_steps.is_model(made) or (
-        isinstance(made, tuple) and made and keras_steps.is_model(made[0])
-    ):
+    if keras_models.is_step(made):
         step, arguments = keras_steps.train_step(made)
         return JaxStep(step, arguments)
     if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):

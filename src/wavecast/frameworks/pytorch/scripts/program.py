@@ -59,8 +59,10 @@ class Program:
         """The script as the user named it."""
         return f"-m {self.name}" if self.is_module else self.name
 
-    def check(self) -> None:
-        """Refuse a script that does not exist."""
+    def check(self, steps: int | None) -> None:
+        """Refuse a script that does not exist, and a number of steps that it cannot have."""
+        if steps is not None and steps < 1:
+            raise InvalidInput(f"steps is {steps}; it must be at least 1")
         path = Path(self.name)
         if not self.is_module and not path.is_file():
             file, _, function = self.name.rpartition(":")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wavecast.errors import CaptureError, InvalidInput
+from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
@@ -28,7 +28,7 @@ from wavecast.frameworks.pytorch.compiled.tracing import (
 )
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
-from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten
+from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines, programs_forgotten
 from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
@@ -67,6 +67,7 @@ def run(
     ranks: int | None = None,
     watcher: Watcher | None = None,
     changes: tuple[str, ...] = (),
+    lines: bool = False,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -82,10 +83,9 @@ def run(
         ranks: how many ranks the script's own parallel code has. The first of them runs.
         watcher: looks at the script while it runs, and may cut it short. None if nobody does.
         changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
+        lines: whether to name the line of code of every op.
     """
-    program.check()
-    if steps is not None and steps < 1:
-        raise InvalidInput(f"steps is {steps}; it must be at least 1")
+    program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
     if gpu is not None:
         capability = family(gpu)
@@ -99,7 +99,8 @@ def run(
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
-        with explaining_assumed(assumptions, ranks), watching:
+        naming = naming_all_lines() if lines else nullcontext()
+        with explaining_assumed(assumptions, ranks), watching, naming:
             _repeat(program, loop, pretence, line, changes)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
