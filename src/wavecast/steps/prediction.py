@@ -331,7 +331,8 @@ class Prediction(Shown):
     def _optimizer_step(self) -> OptimizerStep:
         if self.ranks is not None:
             return self.ranks.optimizer_step()
-        return on_one_gpu(TimedTrace(self.trace, self.answers, self.host, self.pace))
+        alone = self.familiarity is Familiarity.MEASURED
+        return on_one_gpu(TimedTrace(self.trace, self.answers, self.host, self.pace, alone))
 
     @cached_property
     def runs(self) -> Sequence[tuple[TimedTrace, int]]:
