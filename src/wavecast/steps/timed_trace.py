@@ -134,7 +134,9 @@ class TimedTrace:
         gaps_s = self.host.kernel_gaps(self.trace.calls)
         if gaps_s is not None:
             return gaps_s
-        return kernel_gaps(self.arrays) if self.pace is None else self.pace.gap_s
+        if self.pace is not None:
+            return self.pace.gap_s
+        return kernel_gaps(self.arrays) * (self.call_s > 0)  # an op without an answer takes no time
 
 
 class _Queue:
