@@ -53,12 +53,14 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
     "wavecast/predictors": (
-        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
+        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned", "corrected"),
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "jax", "kineto", "ncu", "pytorch"),
-        *("script_process", "scripts", "decoders", "strategies"),
+        *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
+        *("jax", "kineto", "ncu", "pytorch"),
+        *("script_process", "scripts", "script_targets", "step_functions"),
+        *("decoders", "strategies", "target_functions"),
         *("targets", "recomputing", "step_source", "tracing"),
     ),
     "wavecast/frameworks/pytorch": (

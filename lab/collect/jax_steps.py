@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ _MEMORY = ("argument", "output", "temp", "alias")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the steps of a group, or one of them as a worker."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("group", help="fit, blind, or the name of a step")
+    parser.add_argument("group", help="fit, blind, depthwise, or the name of a step")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=330, help="begin no step after this")
     parser.add_argument("--workers", type=int, default=5)
@@ -148,7 +148,7 @@ def _measure(name: str, result: dict[str, Any]) -> None:
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
         "compile_s": time.perf_counter() - begin,
-        "memory": _sizes(compiled),
+        "memory": sizes_of(compiled),
         "memory_before": jax.devices()[0].memory_stats(),
     }
     print(READY, flush=True)
@@ -160,17 +160,17 @@ def _measure(name: str, result: dict[str, Any]) -> None:
     result["memory_after"] = jax.devices()[0].memory_stats()
     for mode, step in (("default", compiled), ("nograph", plain)):
         state, times = _iterations(step, state, batch)
-        with tempfile.TemporaryDirectory() as folder:
-            result[mode] = times
-            state = _profile(step, state, batch, folder)
-            times |= _kernels(Path(folder), full=mode == "nograph")
+        result[mode] = times
+        state, seen = _profiled(step, state, batch, full=mode == "nograph")
+        times |= seen
     result["loss"] = float(loss)
     print(DONE, flush=True)
     result["hlo"] = plain.as_text()
     result["default_instructions"] = compiled.as_text().count(" = ")
 
 
-def _sizes(compiled: Any) -> dict[str, int]:
+def sizes_of(compiled: Any) -> dict[str, int]:
+    """The bytes of a compiled step's buffers."""
     found = compiled.memory_analysis()
     sizes = {part: getattr(found, f"{part}_size_in_bytes") for part in _MEMORY}
     return sizes | {"peak": getattr(found, "peak_memory_in_bytes", 0)}
@@ -200,18 +200,33 @@ def _iterations(step: Any, state: Any, batch: Any) -> tuple[Any, dict[str, Any]]
     return state, times | {"issue_s": statistics.median(issued), "once_s": statistics.median(once)}
 
 
-def _profile(step: Any, state: Any, batch: Any, folder: str) -> Any:
+def _profiled(step: Any, state: Any, batch: Any, *, full: bool) -> tuple[Any, dict[str, Any]]:
+    import jax
+
+    def run() -> None:
+        nonlocal state
+        state, _ = step(state, batch)
+
+    seen = profile_of(run, lambda: jax.block_until_ready(state), full=full)
+    return state, seen
+
+
+def profile_of(
+    run: Callable[[], Any], wait: Callable[[], Any], *, full: bool = False
+) -> dict[str, Any]:
+    """What the profiler sees of an iteration: how many kernels, and how long the GPU is busy."""
     import jax
 
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     options.host_tracer_level = 1
-    jax.profiler.start_trace(folder, profiler_options=options)
-    for _ in range(PROFILED):
-        state, _ = step(state, batch)
-    jax.block_until_ready(state)
-    jax.profiler.stop_trace()
-    return state
+    with tempfile.TemporaryDirectory() as folder:
+        jax.profiler.start_trace(folder, profiler_options=options)
+        for _ in range(PROFILED):
+            run()
+        wait()
+        jax.profiler.stop_trace()
+        return _kernels(Path(folder), full=full)
 
 
 def _kernels(folder: Path, *, full: bool) -> dict[str, Any]:

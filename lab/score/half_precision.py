@@ -1,47 +1,67 @@
-"""How well is a float32 step taken to bf16, by Daydream's rule alone and by the op's own ratio?
+"""How well is a measured step taken to another precision?
 
     python -m lab score half_precision
 
-Each step that was measured on our H200 in both precisions is converted on the same GPU; only the
-GPU's time counts.
+Each step that was measured on our H200 in two precisions is converted on the same GPU; only the
+GPU's time counts. Writes the table of docs/appendix/accuracy-scaling.md, which is the only page
+with these figures beside docs/papers.md.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import permutations
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured import campaigns
+from lab.score import pages
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.mixed_precision import MixedPrecision
 
-FULL, HALF = "fp32", "bf16"
-CONTENDERS = {
-    "Daydream's rule alone": MixedPrecision.daydream,
-    "with the op's own ratio": MixedPrecision.shipped,
-}
+MARK = "begin: python -m lab score half_precision"
+PAGE = pages.APPENDIX / "accuracy-scaling.md"
+PRECISIONS = ("bf16", "fp32", "tf32")
 
 
-def errors(traces: Mapping[str, Trace], scaler: Scaler) -> dict[str, float]:
+def errors(
+    traces: Mapping[str, Trace], scaler: Scaler, before: str = "fp32", after: str = "bf16"
+) -> dict[str, float]:
     """The error of the GPU's time of each step that was measured in both precisions."""
     found = {}
-    for name, full in traces.items():
-        half = traces.get(name.replace(FULL, HALF))
-        if FULL not in name or half is None or full.measurement is None:
+    for name, measured in traces.items():
+        wanted = traces.get(name.replace(before, after))
+        if before not in name or wanted is None or measured.measurement is None:
             continue
-        measured_s = sum(kernel.seconds for call in half for kernel in call.kernels)
-        found[name] = predict(full, device("h200-sxm"), predictor=scaler).gpu_s / measured_s - 1
+        measured_s = sum(kernel.seconds for call in wanted for kernel in call.kernels)
+        found[name] = predict(measured, device("h200-sxm"), predictor=scaler).gpu_s / measured_s - 1
     return found
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of both, and those of each step."""
-    needs.parser(__doc__).parse_args(given)
+def contenders() -> Iterator[tuple[str, str, str, Scaler]]:
+    """Titles, the two precisions, and the scaler from one to the other."""
+    yield "Daydream's rule alone", "fp32", "bf16", MixedPrecision.daydream("bf16")
+    for before, after in permutations(PRECISIONS, 2):
+        yield "with the op's own ratio", before, after, MixedPrecision.shipped(after)
+
+
+def table() -> str:
+    """The mean and the worst error of each way, and its error on ResNet-50."""
+    lines = [*heading("way | from | to | steps | mean error | worst | ResNet-50, batch 32", "lll")]
     traces = campaigns.traces("measured")
-    for title, make in CONTENDERS.items():
-        found = errors(traces, make(HALF))
+    for title, before, after, scaler in contenders():
+        found = errors(traces, scaler, before, after)
         sizes = [abs(error) for error in found.values()]
-        print(f"{title}: {len(sizes)} steps, {statistics.mean(sizes):.0%}, worst {max(sizes):.0%}")
-        for name, error in found.items():
-            print(f"    {name}: {error:+.0%}")
+        cells = f"{len(sizes)} | {statistics.mean(sizes):.0%} | {max(sizes):.0%}"
+        resnet = f"{found[f'resnet50_b32-{before}']:+.0%}"
+        lines.append(f"| {title} | {before} | {after} | {cells} | {resnet} |")
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Write the table, and print it."""
+    needs.parser(__doc__).parse_args(given)
+    shown = table()
+    print(shown)
+    pages.write(PAGE, MARK, shown)

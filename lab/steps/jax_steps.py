@@ -8,6 +8,7 @@ from functools import partial
 
 import jax
 
+from lab.steps import jax_depthwise as depthwise
 from lab.steps import jax_loops as loops
 from lab.steps import jax_nets as nets
 from lab.steps import jax_other_nets as other
@@ -150,12 +151,23 @@ BLIND = [
 ]
 """The steps of the blind test, which no fit has seen."""
 
+_PARTS = 4
+DEPTHWISE = [
+    JaxCase(
+        f"depthwise_{part}",
+        "depthwise",
+        partial(depthwise.depthwise_step, depthwise.SWEEP[part::_PARTS]),
+    )
+    for part in range(_PARTS)
+]
+"""Depthwise convolutions of many sizes, in steps that run several of them."""
+
 
 def steps_of(group: str) -> list[JaxCase]:
-    """The steps of "fit" or "blind"."""
-    return {"fit": FIT, "blind": BLIND}[group]
+    """The steps of "fit", "blind" or "depthwise"."""
+    return {"fit": FIT, "blind": BLIND, "depthwise": DEPTHWISE}[group]
 
 
 def step_named(name: str) -> JaxCase:
-    """The step of a name, of either group."""
-    return next(step for step in (*FIT, *BLIND) if step.name == name)
+    """The step of a name, of any group."""
+    return next(step for step in (*FIT, *BLIND, *DEPTHWISE) if step.name == name)

@@ -95,6 +95,7 @@ _EXTRAS = {
     "pydantic": ("FastAPI", "server"),
     "uvicorn": ("uvicorn", "server"),
     "ortools": ("OR-Tools", "planning"),
+    "ray": ("Ray", "cluster"),
 }
 
 

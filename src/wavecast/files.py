@@ -68,8 +68,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         InvalidInput: the file cannot be read or is not TOML. The message does not name the path;
             the caller adds it.
     """
+    return toml_table(read_settings(path))
+
+
+def toml_table(text: str) -> dict[str, Any]:
+    """The content of a text in TOML.
+
+    Raises:
+        InvalidInput: it is not TOML.
+    """
     try:
-        return tomllib.loads(read_settings(path))
+        return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
         raise InvalidInput(f"is not TOML: {error}") from None
 

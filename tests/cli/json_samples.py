@@ -24,6 +24,10 @@ GPT = "gpt --layers 2 --hidden 64 --heads 4 --vocab 64 --seq 16"
 COMMANDS: dict[str, tuple[str, ...]] = {
     "check": ("--update", "", "--target mine"),
     "clusters": ("", "dgx-h100"),
+    "campaign run": ("small.toml --store campaigns.sqlite --processes 1",),
+    "campaign resume": ("small --store campaigns.sqlite --processes 1",),
+    "campaign status": ("--store campaigns.sqlite",),
+    "campaign export": ("small -o exported --store campaigns.sqlite",),
     "capacity": ("rates.toml --draws 1 --weeks 1 --buy l4=2500",),
     "plan": ("planned.toml --time-limit 1s --workers 1",),
     "simulate": ("planned.toml --policy fifo --policy ours",),
@@ -46,7 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("good.json.gz b8.json.gz --gpu l4 --gpu t4", "measured.json.gz b8.json.gz -g l4"),
     "evaluate": ("measured.json.gz", "net=measured.json.gz net=dcgan-b32.json.gz"),
     "devices": ("", "l4 mi300x k80"),
-    "calibrate": ("--name here", "--list"),
+    "calibrate": ("--name here", "--list", "--step measured.json.gz"),
     "design": (
         "--batches 8,16,32 --iterations 100,200,500 --budget 100 --startup 5 --iteration 0.005 "
         "--sample 0.0007",
@@ -122,6 +126,7 @@ gpu = "t4"
 gpus = 4
 """
 RATES = PLANNED.replace("[[jobs]]", "[[jobs]]\nruns_per_week = 3").replace("deadline", "due_in")
+CAMPAIGN = '[[predict]]\ntargets = ["good.json.gz"]\ngpus = ["l4", "t4"]\n'
 CHECKS = 'gpus = ["l4", "t4"]\n[targets.mine]\ntarget = "good.json.gz"\n'
 
 
@@ -131,7 +136,7 @@ def write_sample_files(folder: Path) -> None:
 
     write_files(folder)
     texts = {"large.py": LARGE, "script.py": SCRIPT, "idle.py": IDLE, "wavecast.toml": CHECKS}
-    texts |= {"planned.toml": PLANNED, "rates.toml": RATES}
+    texts |= {"planned.toml": PLANNED, "rates.toml": RATES, "small.toml": CAMPAIGN}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     shutil.copy(SAMPLES / "suite.csv", folder)

@@ -556,7 +556,7 @@ def test_a_measurement_is_taken_to_half_precision(saved: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--precision", "fp32"], "can be scaled to bf16 or fp16, not 'fp32'"),
+        (["--precision", "tf32", "--predictor", "daydream"], "takes a step to bf16 or fp16"),
         (["--precision", "bf16", "--predictor", "wave"], "has its own predictor"),
         (["--precision", "fp9"], "unknown precision 'fp9'"),
         (["--batch", "4"], "whose batch is fixed"),

@@ -30,7 +30,7 @@ _OF_LAYERS = dict.fromkeys(
 )
 WITHOUT: dict[str, dict[str, str]] = {
     "predict": {},
-    "run": dict.fromkeys(("--precision", "--compile", MODEL), "the script says it itself"),
+    "run": {MODEL: "the script says it itself"},
     "memory": _TIMED,
     "fits": _TIMED,
     "max-batch": _TIMED | {"--batch": "it is the answer; the search begins at --start"},

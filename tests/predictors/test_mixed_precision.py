@@ -191,10 +191,16 @@ def test_shipped_mixed_precision_has_the_shipped_scaler_and_its_predictor() -> N
     assert shipped.direct is Habitat.shipped().learned
 
 
-@pytest.mark.parametrize("precision", ["fp32", "tf32", "fp8", ""])
-def test_a_measurement_becomes_half_precision_only(precision: str) -> None:
-    with pytest.raises(InvalidInput, match=f"scaled to bf16 or fp16, not '{precision}'"):
+@pytest.mark.parametrize("precision", ["fp64", "fp8", ""])
+def test_a_measurement_becomes_no_other_precision(precision: str) -> None:
+    with pytest.raises(InvalidInput, match=f"bf16, fp16, fp32, tf32, not to '{precision}'"):
         MixedPrecision.shipped(precision)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32"])
+def test_daydreams_rule_is_for_half_precision_only(precision: str) -> None:
+    with pytest.raises(InvalidInput, match="to bf16 or fp16"):
+        MixedPrecision.daydream(precision)
 
 
 def test_a_large_product_is_faster_on_tensor_cores_but_not_beyond_their_rate() -> None:
@@ -203,3 +209,37 @@ def test_a_large_product_is_faster_on_tensor_cores_but_not_beyond_their_rate() -
     assert answer is not None
     assert A100.bf16_tensor_flops is not None
     assert 1.5 < 6 / answer.seconds < 1.5 * A100.bf16_tensor_flops / A100.fp32_flops
+
+
+# To float32 and TF32.
+
+
+def test_in_tf32_only_products_differ_from_float32() -> None:
+    assert scaled(ran(mm(), (GEMM, 8.0)), "tf32", ByBytes()).seconds == pytest.approx(1)
+    assert scaled(ran(relu(8), (RELU, 6.0)), "tf32", ByBytes()) == Estimate(6, 3, 12, "base")
+    assert scaled(ran(mm(precision="tf32"), (GEMM, 1.0)), "fp32", ByBytes()).seconds == 8
+
+
+def test_ops_in_half_precision_move_more_bytes_in_float32() -> None:
+    half = relu(8, dtype="bfloat16")
+    assert scaled(ran(half, (RELU, 6.0)), "fp32", ByBytes()).seconds == pytest.approx(12)
+    product = Op("aten.mm", (tensor(8, 8, dtype="float16"),) * 2, (tensor(8, 8, dtype="float16"),))
+    assert scaled(ran(product, (GEMM, 6.0)), "fp32", ByBytes()).seconds == pytest.approx(12)
+
+
+def test_casts_of_autocast_are_gone_in_float32() -> None:
+    cast = Op("aten._to_copy", (tensor(8),), (tensor(8, dtype="bfloat16"),))
+    assert scaled(ran(cast, (RELU, 6.0)), "bf16").seconds == pytest.approx(3)
+    back = Op("aten._to_copy", (tensor(8, dtype="bfloat16"),), (tensor(8),))
+    assert scaled(ran(back, (RELU, 6.0)), "fp32", ByBytes()).seconds < 1e-4
+
+
+def test_without_shapes_products_gain_the_root_of_the_rates_in_tf32() -> None:
+    bare = Op("aten.mm", (), ())
+    assert A100.tf32_tensor_flops is not None
+    gain = (A100.tf32_tensor_flops / A100.fp32_flops) ** 0.5
+    assert scaled(ran(bare, (GEMM, 6.0)), "tf32").seconds == pytest.approx(6 / gain)
+    assert scaled(ran(bare, (GEMM, 6.0)), "tf32").source == "tf32 by its kernels"
+    assert scaled(ran(bare, (GEMM, 6.0)), "tf32", target=V100).seconds == 6
+    assert scaled(ran(bare, ("ampere_tf32_s1688gemm_128x128", 6.0)), "tf32").seconds == 6
+    assert scaled(ran(bare, (RELU, 6.0)), "tf32").seconds == 6

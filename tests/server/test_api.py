@@ -10,6 +10,9 @@ from fastapi.testclient import TestClient
 from kineto_file import File
 
 import wavecast
+from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.tracing import trace_of
+from wavecast.hardware.devices import device
 from wavecast.server.app import make_app
 from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService, tidy
@@ -138,6 +141,19 @@ def test_an_uploaded_trace_is_predicted(client: TestClient, saved_step: Path) ->
     assert "upload.json.gz is a trace, whose batch is fixed" in fixed["error"]["message"]
 
 
+def test_an_uploaded_trace_of_jax_is_predicted_on_its_gpu_and_on_others(
+    client: TestClient, tmp_path: Path
+) -> None:
+    module = (Path(__file__).parents[1] / "frameworks/jax/step.hlo").read_text(encoding="utf-8")
+    sizes = {"argument": 425_984, "output": 33_024, "alias": 32_768, "temp": 300_000}
+    trace_of(CompiledModule(module, sizes), device("l4")).save(tmp_path / "step.json.gz")
+    about = upload(client, (tmp_path / "step.json.gz").read_bytes()).json()
+    question = {"trace": about["trace"], "gpus": ["l4", "h100-sxm-80gb"]}
+    answer = post(client, "/api/predictions", question)
+    assert all(row["fits"] for row in answer["rows"])
+    assert "XLA compiled the step for l4" in json.dumps(answer)
+
+
 def test_a_profiler_file_is_scaled(client: TestClient, tmp_path: Path) -> None:
     file = File()
     file.op("aten::relu", "relu_kernel", us=50.0)
@@ -234,3 +250,50 @@ def test_answers_are_plain_json(client: TestClient) -> None:
     assert body.headers["content-type"] == "application/json"
     assert body.headers["cache-control"] == "no-store"
     json.loads(body.text, parse_constant=lambda name: pytest.fail(name))
+
+
+def test_models_of_hugging_face_are_fine_tuned(client: TestClient) -> None:
+    pytest.importorskip("transformers")
+    models = {model["name"]: model for model in get(client, "/api/catalogue")["models"]}
+    assert models["hf:llama-3.2-1b"] == {
+        **{"name": "hf:llama-3.2-1b", "title": "Llama 3.2 1B", "domain": "Hugging Face"},
+        **{"batch": 1, "unit": "tokens", "sizes": {"seq": 2048}, "adapts": True},
+    }
+    small = {"model": "hf:Llama-3.2-1B", "sizes": {"seq": 64}, "batch": 1, "gpus": ["l4"]}
+    whole = post(client, "/api/predictions", small)
+    lora = post(client, "/api/predictions", small | {"adapters": "lora", "checkpointing": True})
+    assert whole["question"]["model"] == "hf:llama-3.2-1b"
+    assert lora["rows"][0]["needed_bytes"] < whole["rows"][0]["needed_bytes"]
+    assert "checkpointing" in lora["target"]
+    unknown = post(client, "/api/predictions", small | {"model": "hf:llama-9"}, 422)
+    assert "llama-3.1-8b" in unknown["error"]["message"]
+    other = post(client, "/api/predictions", QUESTION | {"adapters": "lora"}, 422)
+    assert "hf:NAME" in other["error"]["message"]
+
+
+def test_all_offers_are_compared_within_a_budget(client: TestClient) -> None:
+    answer = post(client, "/api/predictions", QUESTION | {"training": {"samples": 1e8}})
+    place = f"/api/results/{answer['id']}/choices"
+    choice = post(client, place, {"budget_usd": 500.0, "deadline_h": 48.0, "most_gpus": 2})
+    assert "$" in choice["verdict"]
+    assert "2 x l4" in "".join(choice["sections"])
+    poor = post(client, place, {"budget_usd": 0.001})
+    assert choice["verdict"] != poor["verdict"]
+    unasked = post(client, "/api/predictions", QUESTION)
+    told = post(client, f"/api/results/{unasked['id']}/choices", {}, 422)
+    assert "how long the training is" in told["error"]["message"]
+
+
+def test_changes_are_advised_for_a_model_and_for_a_trace(
+    client: TestClient, saved_step: Path
+) -> None:
+    small = {"model": "gpt", "sizes": {"layers": 1, "hidden": 64, "heads": 4, "seq": 32}}
+    answer = post(client, "/api/predictions", small | {"gpus": ["l4"]})
+    advice = get(client, f"/api/results/{answer['id']}/gpus/l4/advice")
+    assert "fused" in "".join(advice["sections"])
+    assert advice["verdict"]
+    kept = upload(client, saved_step.read_bytes()).json()
+    answer = post(client, "/api/predictions", {"trace": kept["trace"], "gpus": ["l4"]})
+    advice = get(client, f"/api/results/{answer['id']}/gpus/l4/advice")
+    assert advice["sections"]
+    get(client, f"/api/results/{answer['id']}/gpus/t4/advice", 404)

@@ -118,6 +118,36 @@ def test_a_model_is_chosen_and_a_control_changes_the_answer(visit: Visit) -> Non
     assert page.locator("#details canvas").first.bounding_box() is not None
 
 
+def test_the_browser_goes_back_and_fields_say_what_is_wrong(visit: Visit) -> None:
+    visit.open()
+    page = visit.page
+    page.locator("#model").select_option("dcgan")
+    expect(page.locator("#target")).to_have_text("dcgan, batch 128, bf16")
+    visit.wait()
+    page.go_back()
+    expect(page.locator("#target")).to_have_text("resnet50, batch 64, bf16")
+    expect(page.locator("#model")).to_have_value("resnet50")
+    page.go_forward()
+    expect(page.locator("#target")).to_have_text("dcgan, batch 128, bf16")
+    page.get_by_label("Batch", exact=True).fill("-5")
+    expect(page.locator("#batch-problem")).to_have_text("A whole number from 1 to 10,000,000")
+    page.get_by_label("Batch", exact=True).fill("64")
+    expect(page.locator("#batch-problem")).to_be_hidden()
+    page.get_by_label("Its length").select_option("samples")
+    page.get_by_label("Samples", exact=True).fill("lots")
+    expect(page.locator("#amount-problem")).to_contain_text("such as 90, 1.2 M or 2e9")
+    page.get_by_label("Samples", exact=True).fill("100 M")
+    expect(page.locator("#verdict")).to_contain_text("the whole training takes")
+    page.get_by_label("Add a GPU").fill("h100")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="h100-nvl-94gb").click()
+    expect(page.locator("#comparison tbody tr")).to_have_count(5)
+    page.get_by_label("Budget in USD").fill("500")
+    page.get_by_role("button", name="Compare all offers").click()
+    expect(page.locator("#offers table").first).to_be_visible()
+    visit.wait()
+
+
 def test_what_fits_nowhere_can_be_spread_out(visit: Visit) -> None:
     visit.open()
     page = visit.page

@@ -26,7 +26,8 @@ _EXCLUSIVE = (
     {"checkpointing", "checkpointing_half"},
 )
 """Changes of which a step has one at most."""
-_SLOW_TO_TRACE = ("compile", "compile_graphs")
+SLOW_TO_TRACE = ("compile", "compile_graphs")
+"""Changes whose traces take much longer than the others."""
 _ENOUGH = 0.005
 """The least gain for which a further change is kept."""
 _LINES = 5
@@ -164,8 +165,8 @@ class _ChangeSearch:
         helping = [one for one in singles if one.verdict is Use.FASTER]
         ordered = sorted(helping, key=lambda one: -(one.gain or 0.0))
         names = [c.name for one in ordered for c in one.changes if c.same_training]
-        yield from (name for name in dict.fromkeys(names) if name not in _SLOW_TO_TRACE)
-        yield from (name for name in dict.fromkeys(names) if name in _SLOW_TO_TRACE)
+        yield from (name for name in dict.fromkeys(names) if name not in SLOW_TO_TRACE)
+        yield from (name for name in dict.fromkeys(names) if name in SLOW_TO_TRACE)
 
     def _added(self, current: Proposal, name: str) -> tuple[str, ...]:
         """The names with one more; none if the new one excludes one of them."""

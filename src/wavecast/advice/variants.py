@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.scripts import run_script
+from wavecast.frameworks.decoders import is_decoder
 from wavecast.frameworks.step_source import traced_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
@@ -46,7 +46,7 @@ class StepVariants(Protocol):
 
 @dataclass(frozen=True)
 class TargetVariants:
-    """Variants of a target: a function, a model, or a saved trace, which is as it is."""
+    """Variants of a target: a function, a script, a model, or a trace, which is as it is."""
 
     target: Target
     gpu: Device
@@ -61,31 +61,47 @@ class TargetVariants:
         """All that need code for a trace; adapters for all but Hugging Face models."""
         if self.target.trace is not None:
             return frozenset(CHANGES) - {*EDITS, GRAPHED}
+        if self.target.jax:
+            return frozenset(CHANGES) - {*OF_JAX, "batch"}
+        if self.target.script is not None:
+            return OF_JAX | {*_ADAPTERS, "compile_graphs"}
         is_model = self.target.text.startswith("hf:")
         if not is_model or self.target.options.lora or self.target.options.qlora:
-            return frozenset(_ADAPTERS)
-        return frozenset()
+            return OF_JAX | {*_ADAPTERS}
+        return OF_JAX
 
     def traced(self, names: Sequence[str]) -> Trace:
         """The trace with changes to the code."""
         if self.target.trace is not None:
             return self.target.trace
-        step = self.target
-        for name in names:
-            step = _changed(step, name)
-        return traced_target(step, self.gpu)
+        return traced_target(changed_target(self.target, names), self.gpu)
+
+
+def changed_target(target: Target, names: Sequence[str]) -> Target:
+    """The target with changes, by the names of the catalogue.
+
+    Raises:
+        InvalidInput: the step cannot be changed so.
+    """
+    for name in names:
+        target = _changed(target, name)
+    return target
 
 
 def _changed(target: Target, name: str) -> Target:
     if name in _PRECISIONS and target.precision is not None:
         return target.changed(precision=name)
+    if name == "jax_bf16":
+        return target.changed(precision="bf16")
     if name in _MODES:
         return replace(target, compiled=_MODES[name])
+    if name == "batch" and target.script is not None:
+        return replace(target, changes=(*target.changes, "twice_the_batch"))
     if name == "batch":
         if target.batch is None:
             raise InvalidInput("its batch is not known; give --batch, which the step then takes")
         return target.changed(batch=2 * target.batch)
-    is_model = target.text.startswith("hf:")
+    is_model = target.text.startswith("hf:") or is_decoder(target.text, target.options)
     if name in _ADAPTERS or (name == "checkpointing" and is_model):
         return _with_options(target, name)
     return replace(target, changes=(*target.changes, name))
@@ -98,35 +114,8 @@ def _with_options(target: Target, name: str) -> Target:
         "checkpointing": replace(target.options, checkpointing=True),
     }[name]
     step = resolve(target.text, target.batch, target.precision, options)
-    return replace(step, compiled=target.compiled, changes=target.changes)
-
-
-@dataclass(frozen=True)
-class ScriptVariants:
-    """Variants of a training script, which runs once for each."""
-
-    script: str
-    arguments: tuple[str, ...]
-    gpu: Device
-    options: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """The title of reports."""
-        return self.script
-
-    @property
-    def unsuitable(self) -> frozenset[str]:
-        """Adapters, and a mode of the compiler."""
-        return frozenset((*_ADAPTERS, "compile_graphs"))
-
-    def traced(self, names: Sequence[str]) -> Trace:
-        """The trace of the repeated step, with changes to the code."""
-        changes = ["twice_the_batch" if name == "batch" else name for name in names]
-        done = run_script(
-            self.script, self.arguments, gpu=self.gpu, changes=changes, **self.options
-        )
-        return done.trace
+    kept = {name: getattr(target, name) for name in ("assume", "ranks", "compiled", "changes")}
+    return replace(step, **kept)
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:

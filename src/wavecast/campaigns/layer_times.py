@@ -15,7 +15,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable, csv_line
 from wavecast.predictors.mlp.layers import (
@@ -85,11 +85,14 @@ def collect(
         done = {row.index for row in existing}
         missing = [(index, layer) for index, layer in enumerate(wanted) if index not in done]
         rows = len(done)
-        for index, layer in with_progress(
-            missing, already_done=len(done), report=progress, limit_s=limit_s
-        ):
+
+        def work(drawn: tuple[int, Layer]) -> None:
+            nonlocal rows
+            index, layer = drawn
             add(LayerRow(index, layer, gpu, time(layer), str(seed), software))
             rows += 1
+
+        work_off(missing, work, already_done=rows, report=progress, limit_s=limit_s)
     return rows
 
 

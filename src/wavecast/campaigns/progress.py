@@ -1,9 +1,9 @@
-"""What all campaigns share: a time limit, progress reports, and one GPU per results file."""
+"""What all campaigns share: progress; and those of one GPU into one file: its loop and checks."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -30,26 +30,36 @@ class MeasuredRow(Protocol):
         """The id of the GPU."""
 
 
-def with_progress(
+def work_off(
     tasks: Sequence[Task],
+    work: Callable[[Task], object],
     *,
     already_done: int,
     report: Callable[[Progress], None] | None = None,
     limit_s: float | None = None,
-) -> Iterator[Task]:
-    """Yield the tasks one by one, and report the progress after each.
+    failed: Callable[[Task, Exception], None] | None = None,
+) -> None:
+    """Do tasks one by one in this process, and report the progress after each.
 
     Args:
         tasks: what is still to do.
+        work: does one of them, and keeps what comes of it.
         already_done: how many tasks an earlier run has done. They count as done in the reports.
         report: called with the progress after each task.
         limit_s: start no task after this many seconds.
+        failed: called with a task that could not be done, and the error; the next run tries it
+            again. If None, the error ends the work.
     """
     began = time.monotonic()
     for number, task in enumerate(tasks, start=1):
         if limit_s is not None and time.monotonic() - began >= limit_s:
             return
-        yield task
+        try:
+            work(task)
+        except Exception as error:  # one failing task must not cost hours of others
+            if failed is None:
+                raise
+            failed(task, error)
         if report is not None:
             seconds_per_task = (time.monotonic() - began) / number
             left = len(tasks) - number

@@ -9,12 +9,12 @@ separate. The file grows by whole runs, and what it has is not measured again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wavecast import suite
-from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable
 from wavecast.regression.runs.splits import Split
@@ -123,16 +123,12 @@ def run(
             if left:
                 todo.append(replace(start, lengths=left))
         done = len(starts) - len(todo)
-        for start in with_progress(todo, already_done=done, report=progress, limit_s=limit_s):
-            try:
-                startup_s, seconds = measure(start)
-            except Exception as error:  # one failing start must not cost the others
-                if failed is None:
-                    raise
-                failed(start, error)
-                continue
-            for length, taken_s in zip(start.lengths, seconds, strict=True):
-                add(_run(start, length, startup_s, taken_s, gpu, software, phase))
+
+        def work(start: Start) -> None:
+            for one in runs_of(start, measure(start), gpu=gpu, software=software, phase=phase):
+                add(one)
+
+        work_off(todo, work, already_done=done, report=progress, limit_s=limit_s, failed=failed)
     return TABLE.read(path)
 
 
@@ -165,24 +161,21 @@ def measure_here(
     return timed.startup_s, timed.seconds
 
 
-def _run(
-    start: Start,
-    length: int,
-    startup_s: float,
-    taken_s: float,
-    gpu: str,
-    software: str,
-    phase: str,
-) -> Run:
-    return Run(
-        *(start.model, start.batch, length, round(taken_s, 7)),
-        phase=phase,
-        gpu=gpu,
-        precision=start.precision,
-        framework=software,
-        total_iterations=length,
-        total_s=round(startup_s + taken_s, 7),
-    )
+def runs_of(
+    start: Start, timed: TimesOfStart, *, gpu: str, software: str, phase: str
+) -> Iterator[Run]:
+    """The runs of one start: one for each of its lengths."""
+    startup_s, seconds = timed
+    for length, taken_s in zip(start.lengths, seconds, strict=True):
+        yield Run(
+            *(start.model, start.batch, length, round(taken_s, 7)),
+            phase=phase,
+            gpu=gpu,
+            precision=start.precision,
+            framework=software,
+            total_iterations=length,
+            total_s=round(startup_s + taken_s, 7),
+        )
 
 
 def _start_key(start: Start, phase: str) -> tuple[object, ...]:

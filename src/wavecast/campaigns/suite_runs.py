@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wavecast import suite
-from wavecast.campaigns.progress import Progress, refuse_another_gpu, with_progress
+from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
@@ -91,13 +91,11 @@ def run(
             step for step in steps if step not in existing or (again and _is_short(existing[step]))
         ]
         done = len(steps) - len(missing)
-        for step in with_progress(missing, already_done=done, report=progress):
-            try:
-                add(again(existing[step]) if again and step in existing else measure(step))
-            except Exception as error:  # one failing step must not cost hours of others
-                if failed is None:
-                    raise
-                failed(step, error)
+
+        def work(step: SuiteStep) -> None:
+            add(again(existing[step]) if again and step in existing else measure(step))
+
+        work_off(missing, work, already_done=done, report=progress, failed=failed)
     return read_results(path)
 
 

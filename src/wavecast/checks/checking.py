@@ -108,20 +108,20 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
         "ranks": target.ranks,
         "compiled": target.compile,
     }
-    if wanted.make_step is None and any(traced.values()):
+    if wanted.trace is not None and any(traced.values()):
         raise InvalidInput(
             f"{target.target} is a trace, so assume, ranks and compile would change nothing"
         )
     step = replace(wanted, name=target.name, **traced)
     with naming_all_lines():
-        traces = target_source(step, tracing).families(gpus)
+        source = target_source(step, tracing)
+        traces = source.families(gpus)
     issued_by = None if wanted.is_measured else host  # a measured step keeps its own host
     spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
     strategy = strategy_of(spread, target.target, wanted.options) if spread else None
-    return {
-        gpu.id: kept(summary_of(predict(traces, gpu, host=issued_by, parallel=strategy)))
-        for gpu in gpus
-    }
+    rows = [predict(traces, gpu, host=issued_by, parallel=strategy) for gpu in gpus]
+    rows = [replace(row, largest=source.larger(row.device)) for row in rows]
+    return {row.device.id: kept(summary_of(row)) for row in rows}
 
 
 def _options(target: CheckedTarget) -> ModelOptions:

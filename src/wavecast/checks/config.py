@@ -185,7 +185,7 @@ def _target(
 
 def _placed(target: str, folder: Path) -> str:
     """A target whose file is named from the folder of the file of checks."""
-    is_file = ".py:" in target or target.endswith((".gz", ".json", *SUFFIXES))
+    is_file = ".py" in target or target.endswith((".gz", ".json", *SUFFIXES))
     if not is_file or ":/" in target or Path(target).is_absolute() or target.startswith("hf:"):
         return target
     return str(folder / target) if folder != Path() else target

@@ -15,7 +15,7 @@ from wavecast.cli.facts import (  # noqa: F401  (importing them registers their 
     suite,
 )
 from wavecast.cli.plans import capacity, plan, simulate  # noqa: F401
-from wavecast.cli.runs import campaign, fit, layers, run_models, runs  # noqa: F401
+from wavecast.cli.runs import campaign, fit, layers, run_grid, run_models, runs  # noqa: F401
 from wavecast.cli.steps import (  # noqa: F401
     advise,
     check,

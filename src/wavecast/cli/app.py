@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import signal
 import sys
 import threading
@@ -148,12 +149,19 @@ class _Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. A flag of typer's takes no value, so "--compile both" is joined."""
         joined: list[str] = []
-        for arg in args:
+        for arg in _with_arguments(args) if self.allow_interspersed_args else args:
             if arg == "--compile=both" or (arg == "both" and joined[-1:] == ["--compile"]):
                 joined[len(joined) - (arg == "both") :] = ["--compile-both"]
             else:
                 joined.append(arg)
-        return list(super().parse_args(ctx, joined))
+        try:
+            return list(super().parse_args(ctx, joined))
+        except Exception as error:
+            is_unknown = type(error).__name__ == "NoSuchOption"
+            if is_unknown and self.allow_interspersed_args and any(map(_is_script, args)):
+                said = str(getattr(error, "message", ""))
+                error.message = f"{said}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. What others print from here on goes to the standard error."""
@@ -164,6 +172,23 @@ class _Command(typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options into the help, under the headings of their groups."""
         help_pages.write_options(self.get_params(ctx), ctx, formatter)
+
+
+def _with_arguments(args: list[str]) -> list[str]:
+    """The arguments of a command; what follows a -- belongs to the scripts that it names."""
+    if "--" not in args:
+        return args
+    place = args.index("--")
+    own, script = args[:place], args[place + 1 :]
+    if script[:1] == ["-m"]:
+        return [*own, "--", shlex.join(script)]
+    if not any(map(_is_script, own)):
+        return args
+    return [shlex.join((arg, *script)) if _is_script(arg) else arg for arg in own]
+
+
+def _is_script(arg: str) -> bool:
+    return arg.endswith(".py") and not arg.startswith("-")
 
 
 def _name(ctx: Any) -> str:

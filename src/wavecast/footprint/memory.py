@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.replay import Replay, replay, replay_within, usable_bytes
+from wavecast.footprint.unrecorded import note_of, unrecorded
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
@@ -25,7 +26,15 @@ from wavecast.retargeting.rewriting import Retargeted, retarget
 from wavecast.showing import Shown
 from wavecast.soundness import checked
 from wavecast.traces.arrays import StepArrays
+from wavecast.traces.graphs import compiled_gpu
 from wavecast.traces.step import Allocation, Call, Role, Trace
+
+JAX_SHARE = 0.75
+"""The share of the GPU's memory that JAX takes, if XLA_PYTHON_CLIENT_MEM_FRACTION is not set."""
+_JAX_NOTE = (
+    "JAX takes 75% of the GPU's memory when it starts, and no more; XLA_PYTHON_CLIENT_MEM_FRACTION "
+    "changes that"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +98,37 @@ class Memory(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits in the GPU's memory. None when no GPU was named.
+        """Whether the step fits in the GPU's memory. None when unknown.
 
+        It is unknown without a GPU, and where too little was recorded to say so (`unrecorded`).
         What the context leaves to the allocator must hold the step, and 0.5% of it must stay free:
         the allocator's model is not exact (`replay.RESERVE`).
         """
         if self.device is None:
             return None
-        return self.ran or self.reserved_bytes <= usable_bytes(self.allocatable_bytes)
+        if self.ran:
+            return True
+        if self.reserved_bytes > usable_bytes(self.allocatable_bytes):
+            return False
+        return None if self.unrecorded else True
+
+    @cached_property
+    def unrecorded(self) -> tuple[str, ...]:
+        """What a measured trace lacks, of "weights" and "optimizer state"; then the memory is a
+        lower bound."""
+        return unrecorded(self.trace)
 
     @property
     def allocatable_bytes(self) -> int:
-        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU."""
-        return self.device.memory_bytes - (self.context_bytes or 0) if self.device else 0
+        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU.
+
+        JAX's allocator takes three quarters of the GPU's memory when it starts, and no more.
+        """
+        if self.device is None:
+            return 0
+        left = self.device.memory_bytes - (self.context_bytes or 0)
+        is_jax = compiled_gpu(self.trace) is not None
+        return min(left, int(JAX_SHARE * self.device.memory_bytes)) if is_jax else left
 
     @cached_property
     def by_kind(self) -> Mapping[str, int | None]:
@@ -194,7 +221,7 @@ def memory(
 
         return fullest_rank(spread(trace, parallel), target, expandable_segments)
     roomy = _unlimited(trace, target, expandable_segments, notes)
-    if target is None or roomy.fits:
+    if target is None or roomy.fits is not False:
         return roomy
     limit, complete = roomy.allocatable_bytes, roomy.trace.allocations
     if usable_bytes(limit) < peak_bytes(complete):
@@ -221,13 +248,15 @@ def _unlimited(
 ) -> Memory:
     complete = trace if gpu is None else with_workspaces(trace, gpu)
     peaks = _replayed(trace.arrays, complete.allocations, expandable)
+    if missing := unrecorded(trace):
+        notes = (*notes, note_of(missing))
     return Memory(
         trace=complete,
         device=gpu,
         peak_bytes=peaks.allocated_bytes,
         reserved_bytes=peaks.reserved_bytes,
         context_bytes=None if gpu is None else context_bytes(trace, gpu),
-        notes=notes,
+        notes=notes if compiled_gpu(trace) is None else (*notes, _JAX_NOTE),
     )
 
 

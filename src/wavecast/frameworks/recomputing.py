@@ -11,7 +11,7 @@ from wavecast.frameworks.targets import Target, resolve
 def recompute_ways(target: Target) -> tuple[str, ...]:
     """What a target can recompute, the least first; what its options ask for, if they do."""
     asked = target.options.recompute or ("full" if target.options.checkpointing else None)
-    if asked is not None or target.make_step is None:
+    if asked is not None or target.trace is not None:
         return (asked or "none",)
     if is_decoder(target.text, target.options):
         return ("none", "selective", "full") if target.options.unfused_attention else _ALL

@@ -15,7 +15,9 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
-_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks", "changes")
+_OPTIONS = (
+    *("capability", "steps", "until", "samples", "assume", "ranks", "changes", "lines", "loader"),
+)
 
 
 def run_script(
@@ -34,12 +36,14 @@ def run_script(
     patience: float | None = PATIENCE_S,
     offline: bool = False,
     changes: Sequence[str] = (),
+    lines: bool = False,
+    loader: bool = False,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
     The script runs in a process of its own, as on a machine with a GPU. It is stopped when two
-    steps in a row did the same. It can write to a scratch folder only (`ScriptRun.confined`), which
-    is removed at the end. What it prints goes to the standard error.
+    steps in a row did the same. It can write to a scratch folder only (`ScriptRun.confined`). What
+    it prints goes to the standard error.
 
     Example:
         ```python
@@ -57,27 +61,29 @@ def run_script(
         until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
         samples: the samples of one step. None to count those that a data loader gives.
         progress: called from time to time with the number of ops traced so far.
-        assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
+        assume: what the step reads from the GPU, by line, as for `wavecast.trace`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
-        patience: how many seconds the script may take to a step, not counting compilation. None
-            for any number.
+        patience: how many seconds the script may take to a step; None for any number.
         offline: whether to refuse the network to the script.
         changes: changes to its code while it runs, by the names that `wavecast.advise` has.
+        loader: whether to time its data loader apart, with its workers (`ScriptRun.loading`).
+        lines: whether the trace names the line of code of every op, as `--by line` needs.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or comes to no step. Its
             `__cause__` is the script's own traceback as text, its `script_code` the exit code.
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
-    given = None if assume is None else dict(assume)
-    options = (capability, steps, until, samples, given, ranks, tuple(changes))
     _check(arguments, patience)
-    program = fspath(script), *map(str, arguments)
-    on = device(gpu) if isinstance(gpu, str) else gpu
-    request = ScriptRequest(
-        program, module, dict(zip(_OPTIONS, options, strict=True)), on, patience, offline
-    )
+    given = assume and dict(assume)
+    values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
+    options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
+    request = ScriptRequest(program, module, dict(options), _device(gpu), patience, offline)
     return run_in_process(request, progress)
+
+
+def _device(gpu: Device | str | None) -> Device | None:
+    return device(gpu) if isinstance(gpu, str) else gpu
 
 
 def _check(arguments: Sequence[str], patience: float | None) -> None:

@@ -2,24 +2,31 @@
 
 A step is traced when a trace is first needed, and every trace is kept. A trace serves all GPUs for
 which it is exact: those of its own family, and those whose attention kernels can be chosen again in
-it. Compiled steps are traced for the first GPU of each family.
+it. Compiled steps are traced for the first GPU of each family. The models of libraries, whose code
+does not depend on the batch, are traced at two batches; larger ones follow from these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.jax.changes import NAMES
 from wavecast.frameworks.jax.steps import captured_jax
+from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
+from wavecast.frameworks.scripts import run_script
 from wavecast.frameworks.targets import MakeStep, Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.families import Family, family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.retargeting.rewriting import retarget, serves
+from wavecast.traces.batches import FEWEST, at_batch
 from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
 TraceAt = Callable[[Device | None, int | None], Trace]
@@ -39,10 +46,13 @@ class StepSource:
     Args:
         trace_at: traces the step.
         batch: the step's own batch. None if it is not known.
+        follows: whether traces at larger batches may follow from those at smaller ones.
     """
 
-    def __init__(self, trace_at: TraceAt, batch: int | None = None) -> None:
-        self._trace_at, self._batch = trace_at, batch
+    def __init__(
+        self, trace_at: TraceAt, batch: int | None = None, *, follows: bool = False
+    ) -> None:
+        self._trace_at, self._batch, self._follows = trace_at, batch, follows
         self._traced: dict[int | None, list[Trace]] = {}
         self._served: dict[_Key, Trace] = {}
 
@@ -53,7 +63,7 @@ class StepSource:
             gpu: the GPU. None for any trace that exists, else one for a recent GPU.
             batch: the batch. None for the step's own.
         """
-        at = None if batch == self._batch else batch
+        at = self._other(batch)
         by_family: _Key = (None if gpu is None else family(gpu), at)
         by_gpu: _Key = (None if gpu is None else gpu.id, at)
         for key in (by_family, by_gpu):
@@ -71,26 +81,60 @@ class StepSource:
                 f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}'
             )
         named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
-        found = {id(trace): trace for trace in (self._common(gpu, batch) for gpu in named)}
+        at = self._other(batch)
+        found = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
         return FamilyTraces(tuple(found.values()))
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        return None
+
+    def fullest(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
+        """The step of the loop that needs most memory."""
+        return self.larger(gpu, batch) or self.on(gpu, batch)
+
+    def _other(self, batch: int | None) -> int | None:
+        """A batch, if it is not the step's own."""
+        return None if batch == self._batch else batch
 
     def _common(self, gpu: Device | None, batch: int | None) -> Trace:
         """A trace that serves a GPU, with the kernels of the GPU that it was made for."""
         traced = self._traced.setdefault(batch, [])
         for trace in traced:
-            if gpu is None or serves(trace, gpu):
+            if _fits(trace, gpu):
                 return trace
-        traced.append(self._trace_at(gpu, batch))
+        traced.append(self._following(gpu, batch) or self._trace_at(gpu, batch))
         return traced[-1]
+
+    def _following(self, gpu: Device | None, batch: int | None) -> Trace | None:
+        """The trace at a batch, from those at two smaller ones; None if it does not follow."""
+        if batch is None or not self._follows:
+            return None
+        smaller = [at for at in self._traced if FEWEST <= (at or self._batch or 0) < batch]
+        pairs = combinations(sorted(smaller, key=lambda at: at or self._batch or 0), 2)
+        for pair in pairs:
+            known = [next((t for t in self._traced[at] if _fits(t, gpu)), None) for at in pair]
+            sizes = tuple(at or self._batch or 0 for at in pair)
+            if known[0] is not None and known[1] is not None:
+                found = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
+                if found is not None:
+                    return found
+        return None
+
+
+def _fits(trace: Trace, gpu: Device | None) -> bool:
+    return gpu is None or serves(trace, gpu)
 
 
 def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
     """The source of a target's traces.
 
     Args:
-        target: the step, or a saved trace, which has one batch only.
+        target: the step, a script, or a saved trace, which has one batch only.
         tracing: what surrounds the tracing.
     """
+    if target.script is not None:
+        return ScriptSource(target, tracing)
 
     def trace_at(gpu: Device | None, batch: int | None) -> Trace:
         if target.trace is not None:
@@ -99,11 +143,92 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
         with tracing(step) as progress:
             return traced_target(step, gpu, progress)
 
-    return StepSource(trace_at, target.batch)
+    return StepSource(trace_at, target.batch, follows=target.is_library_model)
+
+
+class ScriptSource(StepSource):
+    """The traces of the step that a script repeats; the script runs once for each."""
+
+    def __init__(
+        self,
+        target: Target,
+        tracing: Tracing = lambda _: nullcontext(),
+        tell_first: Callable[[ScriptRun], None] = lambda _: None,
+    ) -> None:
+        super().__init__(self._run_at, target.batch)
+        self._target, self._tracing, self._tell_first = target, tracing, tell_first
+        self.runs: list[ScriptRun] = []
+        """What each run gave, in order."""
+        self._batches: list[int | None] = []
+        """The batch of each run."""
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        trace = self._common(gpu, self._other(batch))
+        largest = next(run.largest for run in self.runs if run.trace is trace)
+        return largest if largest is None or gpu is None else retarget(largest, gpu).trace
+
+    def _run_at(self, gpu: Device | None, batch: int | None) -> Trace:
+        target = self._target if batch is None else self._target.changed(batch=batch)
+        with self._tracing(target) as progress:
+            run = run_target(target, gpu, progress)
+        self._refuse_unchanged(target, run)
+        if not self.runs:
+            self._tell_first(run)
+        self.runs.append(run)
+        self._batches.append(target.batch)
+        return run.trace
+
+    def _refuse_unchanged(self, target: Target, run: ScriptRun) -> None:
+        """Refuse a run at another batch whose samples are not in proportion to those before."""
+        for before, batch in zip(self.runs, self._batches, strict=True):
+            if batch is None or target.batch is None or batch == target.batch:
+                continue
+            old, new = before.trace, run.trace
+            if old.samples is None and new.samples is None:
+                if old.allocations != new.allocations:
+                    continue
+                found = "has the same memory"
+            elif old.samples and new.samples and old.samples * target.batch == new.samples * batch:
+                continue
+            else:
+                found = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
+            raise InvalidInput(
+                f"a step of {target.name} {found}; name the option that sets the batch with "
+                "--batch-option, or give the script data for as many samples"
+            )
+
+
+def _samples(trace: Trace) -> str:
+    return "an unknown number of samples" if trace.samples is None else f"{trace.samples} samples"
+
+
+def run_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> ScriptRun:
+    """What the run of a target's script gives, for a GPU."""
+    script = target.script
+    assert script is not None
+    changes = [*target.changes, *([] if target.precision is None else [target.precision])]
+    changes += ["compile"] if target.compiled else []
+    changes += ["few_samples"] if script.is_asked else []
+    return run_script(
+        script.path,
+        script.arguments,
+        module=script.is_module,
+        gpu=gpu,
+        samples=target.samples,
+        progress=progress,
+        assume=target.assume,
+        ranks=target.ranks,
+        changes=changes,
+        lines=all_are_named(),
+        **script.options.arguments(),
+    )
 
 
 def traced_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> Trace:
     """The trace of a target for a GPU, made anew."""
+    if target.script is not None:
+        return run_target(target, gpu, progress).trace
     assert target.make_step is not None
     if target.jax:
         _refuse_torch_options(target)
@@ -113,6 +238,7 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
             samples=target.samples,
             unit=target.unit,
             ranks=target.ranks,
+            changes=target.changes,
         )
     return captured(
         target.make_step,
@@ -127,15 +253,22 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
     )
 
 
+def units_of(target: Target) -> int:
+    """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
+    if target.samples is None or not target.batch or target.samples % target.batch:
+        return 1
+    return target.samples // target.batch
+
+
 def _refuse_torch_options(target: Target) -> None:
     if target.compiled:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
     if target.assume:
         raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
-    if target.changes:
+    if others := set(target.changes) - set(NAMES):
         raise InvalidInput(
-            f"{target.name} is a JAX step, to whose code nothing can be done here "
-            f"({', '.join(target.changes)}); change it yourself, and compare"
+            f"{target.name} is a JAX step, to whose code this cannot be done here "
+            f"({', '.join(sorted(others))}); change it yourself, and compare"
         )
 
 

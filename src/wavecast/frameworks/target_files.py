@@ -7,10 +7,13 @@ import importlib.util
 import re
 import sys
 import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.keras_models import backend_of
 
 _imported: set[str] = set()
 """The names under which files were imported. Each trace imports its file anew."""
@@ -28,26 +31,37 @@ def is_too_long(text: str) -> bool:
     return len(text) > _LONGEST_PATH or longest > _LONGEST_NAME
 
 
-def imports_jax(place: str) -> bool:
-    """Whether a file of Python imports JAX, or a library on it, and not torch."""
+@dataclass(frozen=True)
+class Imports:
+    """What a file of Python imports of the frameworks."""
+
+    jax: bool = False
+    """Whether its step is one of JAX: it imports JAX or a library on it, and not torch."""
+    keras: str | None = None
+    """The framework that Keras shall run on, if the file imports Keras; else None."""
+
+
+def imports_of(place: str) -> Imports:
+    """The frameworks that a file imports; none if it is no file, or cannot be read."""
     if not place.endswith(".py"):
-        return False
+        return Imports()
     try:
         tree = ast.parse(Path(place).read_bytes())
     except (SyntaxError, ValueError, OSError):
-        return False  # importing it will say what is wrong
-    names = [
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [node.module or ""]
-        )
-    ]
-    roots = {name.partition(".")[0] for name in names}
-    return bool(roots & set(_JAX)) and "torch" not in roots
+        return Imports()  # importing it will say what is wrong
+    roots = {name.partition(".")[0] for name in _imported_names(tree)}
+    if "keras" in roots and "torch" not in roots:
+        backend = "tensorflow" if "tensorflow" in roots else backend_of(tree)
+        return Imports(backend == "jax", backend)
+    return Imports(bool(roots & set(_JAX)) and "torch" not in roots)
+
+
+def _imported_names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
 
 
 def import_file(place: str) -> Any:

@@ -1,50 +1,43 @@
-"""The target of a command: a function, a suite, timm or Hugging Face model, or a trace."""
+"""The target of a command: a function, script, suite, timm or Hugging Face model, or trace."""
 
 from __future__ import annotations
 
 import difflib
-import importlib
-import inspect
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from wavecast import suite
-from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError, needing_extra
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, needing_extra
 from wavecast.frameworks.decoders import decoder_of, is_decoder
 from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
-from wavecast.frameworks.target_files import (
-    first_line,
-    import_file,
-    imports_jax,
-    is_too_long,
-    place_of,
+from wavecast.frameworks.script_targets import (
+    NO_SCRIPT_OPTIONS,
+    Script,
+    ScriptOptions,
+    script_of,
 )
+from wavecast.frameworks.target_files import imports_of, is_too_long
+from wavecast.frameworks.target_functions import FORMS, made_step
 from wavecast.reading import open_file
 from wavecast.traces.file import SUFFIXES
 from wavecast.traces.step import Trace, load_trace
 
 MakeStep = Callable[[], Callable[[], Any]]
 
-FORMS = (
-    "a suite model (resnet50, jax:gpt2), FILE.py:FUNCTION, PACKAGE.MODULE:FUNCTION, timm:NAME, "
-    "hf:NAME, a saved or measured trace, or a torch.profiler file (FILE.json.gz, FILE.trace, "
-    "FILE.json)"
-)
-
 
 @dataclass(frozen=True)
 class Target:
-    """A step to trace, or a trace."""
+    """A step to trace, a script to run, or a trace."""
 
     name: str
     """The title of reports: the target with its batch and precision."""
     make_step: MakeStep | None = None
+    script: Script | None = None
     trace: Trace | None = None
     samples: int | None = None
     """How many `unit`s one step takes, for the throughput. None when unknown."""
@@ -52,7 +45,7 @@ class Target:
     text: str = ""
     """The target as the user wrote it."""
     batch: int | None = None
-    """The batch of the step. None when a function chooses its own, or for a saved trace."""
+    """The batch of the step. None when a function or script chooses its own, or for a trace."""
     precision: str | None = None
     """The precision of the step. None when a function chooses its own, or for a saved trace."""
     assume: Mapping[str, Any] | None = None
@@ -73,15 +66,23 @@ class Target:
         """Whether it is a measured trace, whose times are scaled rather than predicted."""
         return self.trace is not None and self.trace.measurement is not None
 
+    @property
+    def is_library_model(self) -> bool:
+        """Whether the code is a library's or the suite's, and the same at every batch."""
+        is_function = ":" in self.text and not self.text.startswith(("hf:", "timm:"))
+        return self.make_step is not None and bool(self.text) and not is_function and not self.jax
+
     def changed(self, batch: int | None = None, precision: str | None = None) -> Target:
         """The same step at another batch or in another precision.
 
         Raises:
-            InvalidInput: it is a saved trace, or a function that takes no batch or precision.
+            InvalidInput: it is a saved trace, or a function or script that takes no batch.
         """
-        if self.make_step is None:
+        if self.trace is not None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
-        step = resolve(self.text, batch or self.batch, precision or self.precision, self.options)
+        running = NO_SCRIPT_OPTIONS if self.script is None else self.script.options
+        batch, precision = batch or self.batch, precision or self.precision
+        step = resolve(self.text, batch, precision, self.options, running)
         kept = {name: getattr(self, name) for name in ("assume", "ranks", "compiled", "changes")}
         return replace(step, **kept)
 
@@ -91,6 +92,7 @@ def resolve(
     batch: int | None = None,
     precision: str | None = None,
     options: ModelOptions = NO_OPTIONS,
+    running: ScriptOptions = NO_SCRIPT_OPTIONS,
 ) -> Target:
     """The target that a text names.
 
@@ -99,8 +101,18 @@ def resolve(
         batch: the number of samples in a batch. None for the target's default.
         precision: one of `wavecast.suite.PRECISIONS`. None for float32.
         options: how an `hf:` target is trained. Other targets take none.
+        running: how a script is run. Other targets take none.
     """
     _check(text, batch, precision, options)
+    if (script := script_of(text, running)) is not None:
+        return script_target(script, batch, precision)
+    if running.given():
+        raise InvalidInput(f"{running.given()[0]} is for training scripts, not for {text}")
+    return _of_step(text, batch, precision, options)
+
+
+def _of_step(text: str, batch: int | None, precision: str | None, options: ModelOptions) -> Target:
+    """The target that is no script."""
     if text.startswith("hf:"):
         return _hugging_face(text.removeprefix("hf:"), batch, precision, options)
     if text.endswith((".gz", ".json", *SUFFIXES)):
@@ -113,8 +125,6 @@ def resolve(
         return _function(text, batch, precision)
     if not text.strip():
         raise InvalidInput(f"the target is empty; a target is {FORMS}")
-    if text.endswith(".py"):
-        raise InvalidInput(f"{text} names a file but no function; write {text}:make_step")
     if Path(text).is_dir() and not _is_suite_model(text):
         raise InvalidInput(f"{text} is a directory; a target is {FORMS}")
     if is_decoder(text, options):
@@ -152,7 +162,7 @@ class SmallerStep:
 
 def smaller_variants(target: Target) -> dict[str, SmallerStep]:
     """Variants of a step that train the same model with less memory, by what they change."""
-    if target.make_step is None:
+    if target.trace is not None:
         return {}
     variants: dict[str, SmallerStep] = {}
     if target.precision in (None, "fp32", "tf32"):
@@ -162,6 +172,24 @@ def smaller_variants(target: Target) -> dict[str, SmallerStep]:
         smaller = SmallerStep(target.changed(batch=half), accumulated=True)
         variants[f"batch {half}, accumulated twice"] = smaller
     return variants
+
+
+def script_target(script: Script, batch: int | None = None, precision: str | None = None) -> Target:
+    """A script, whose batch its own option sets and whose precision is changed by autocast."""
+    if precision == "fp32":
+        raise InvalidInput(
+            f"{script.path} says itself where it computes in less than float32; leave out "
+            "--precision fp32"
+        )
+    asked = script if batch is None else script.with_batch(batch)
+    how = "" if precision is None else f", {precision}"
+    return Target(
+        f"{asked.text}{how}",
+        script=asked,
+        text=script.text,
+        batch=asked.batch if batch is None else batch,
+        precision=precision,
+    )
 
 
 def _saved(path: str, batch: int | None, precision: str | None) -> Target:
@@ -241,12 +269,10 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
     if is_file and not Path(place).is_file():
         raise InvalidInput(f"there is no file {place} (looked in {Path.cwd()})")
 
-    def make_step() -> Callable[[], Any]:
-        # Imported while tracing, because the file may put tensors on the GPU when it is imported.
-        make = _attribute(_import(place), name, text)
-        step: Callable[[], Any] = make(**_arguments(make, text, batch, precision))
-        _refuse_async(step, f"the step that {text} returned")
-        return step
+    imports = imports_of(place)
+
+    def make_step() -> Any:
+        return made_step(place, name, text, batch, precision, imports.keras)
 
     return Target(
         text,
@@ -255,98 +281,8 @@ def _function(text: str, batch: int | None, precision: str | None) -> Target:
         text=text,
         batch=batch,
         precision=precision,
-        jax=text.startswith("jax:") or imports_jax(place),
+        jax=text.startswith("jax:") or imports.jax,
     )
-
-
-def _import(place: str) -> Any:
-    is_file = place.endswith(".py")
-    folder = str(Path(place).resolve().parent if is_file else Path.cwd())
-    sys.path.insert(0, folder)
-    try:
-        return import_file(place) if is_file else importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if is_file or error.name is None or not f"{place}.".startswith(f"{error.name}."):
-            raise InvalidInput(
-                f"{place} fails on import: {error}; install that module first"
-            ) from error
-        raise InvalidInput(
-            f"there is no module {place} (no {error.name!r} here or installed); a target is {FORMS}"
-        ) from error
-    except WavecastError:
-        raise
-    except SystemExit as error:
-        raise InvalidInput(
-            f"{place} fails on import: it calls sys.exit({error.code!r}); a target is imported, so "
-            "put the script's main part under: if __name__ == '__main__'"
-        ) from error
-    except Exception as error:
-        raise InvalidInput(
-            f"{place} fails on import: {type(error).__name__}: {first_line(error)} "
-            f"({place_of(error, folder)})"
-        ) from error
-    finally:
-        sys.path.remove(folder)
-
-
-def _attribute(module: Any, name: str, text: str) -> Callable[..., Any]:
-    value = getattr(module, name, None)
-    if value is None:
-        functions = [n for n, v in vars(module).items() if inspect.isfunction(v) and n[0] != "_"]
-        names = ", ".join(sorted(functions)) if functions else "no function at all"
-        raise UnknownName(f"{text}: there is no function {name!r}; it has {names}")
-    if not callable(value):
-        raise InvalidInput(
-            f"{text} is not a function but of type {type(value).__name__}; name one that builds "
-            "model, optimizer and inputs and returns the function that runs one step"
-        )
-    _refuse_async(value, text)
-    make: Callable[..., Any] = value
-    return make
-
-
-def _refuse_async(function: Any, text: str) -> None:
-    """Refuse functions whose body does not run when they are called: nothing would be traced."""
-    kinds = {
-        "an async function": inspect.iscoroutinefunction,
-        "a generator": inspect.isgeneratorfunction,
-        "an async generator": inspect.isasyncgenfunction,
-    }
-    for kind, is_of_kind in kinds.items():
-        if is_of_kind(function):
-            raise InvalidInput(f"{text} is {kind}; write a plain function, without async and yield")
-
-
-def _arguments(
-    make: Callable[..., Any], text: str, batch: int | None, precision: str | None
-) -> dict[str, Any]:
-    """The arguments for the function: batch and precision, as far as they are given."""
-    try:
-        accepted = inspect.signature(make).parameters
-    except (TypeError, ValueError) as error:
-        raise InvalidInput(
-            f"{text}: Python does not know which arguments it takes; wrap it in a function (def)"
-        ) from error
-    given = {"batch": batch, "precision": precision}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-    for name, value in given.items():
-        if value is not None and name not in accepted and not takes_any:
-            raise InvalidInput(f"{text} has no parameter {name!r}; add one, or leave out --{name}")
-    missing = [
-        name
-        for name, p in accepted.items()
-        if p.default is p.empty
-        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        and (given.get(name) is None or p.kind is p.POSITIONAL_ONLY)
-    ]
-    if missing:
-        hint = (
-            "use --batch and --precision"
-            if set(missing) <= set(given)
-            else "only batch and precision can be given; give the others a default value"
-        )
-        raise InvalidInput(f"{text} needs a value for {', '.join(missing)}; {hint}")
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _timm(name: str, batch: int, precision: str) -> Target:

@@ -71,6 +71,7 @@ def search_layouts(
     predictor: ClusterPredictor,
     host: HostModel,
     progress: Callable[[int, int], None] | None = None,
+    part: tuple[int, int] = (0, 1),
 ) -> list[Layout]:
     """All strategies for a number of GPUs: those that fit, fastest first, then the others.
 
@@ -80,6 +81,8 @@ def search_layouts(
         predictor: predicts ops on the GPU and its cluster.
         host: the host that issues the ops.
         progress: called with the number of strategies that were tried, and of all.
+        part: which part of the strategies to try, from 0 on, and how many parts there are. Those
+            whose layers are sharded alike stay together.
 
     Raises:
         InvalidInput: the global batch cannot be divided among the GPUs.
@@ -94,12 +97,21 @@ def search_layouts(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
             "use a multiple of the number of GPUs, or fewer GPUs"
         )
-    running = _Running(search, trace_of, predictor, host, progress, todo)
-    running.try_all(range(len(todo)), first)
+    running = _Running(search, trace_of, predictor, host, progress, _part_of(todo, *part))
+    running.try_all(range(len(running.todo)), first)
     for recompute in search.recompute[1:]:
         # What fits without is slower with it: the same calls run, and some of them twice.
         running.try_all(running.too_large(), recompute)
     return ranked(running.tried)
+
+
+def _part_of(
+    todo: Sequence[tuple[Parallel, int]], at: int, parts: int
+) -> list[tuple[Parallel, int]]:
+    """One of several parts of the strategies, with those together whose layers are alike."""
+    keys = [(*shared_layers(strategy), micro) for strategy, micro in todo]
+    order = {key: number for number, key in enumerate(sorted(set(keys)))}
+    return [one for one, key in zip(todo, keys, strict=True) if order[key] % parts == at]
 
 
 @dataclass
@@ -229,6 +241,19 @@ def ranked(layouts: Sequence[Layout]) -> list[Layout]:
     working = [layout for layout in layouts if layout.seconds is not None]
     failed = [layout for layout in layouts if layout.seconds is None]
     return [*sorted(working, key=lambda layout: layout.seconds or 0.0), *failed]
+
+
+def shortened(layouts: Sequence[Layout], best: int | None) -> list[Layout]:
+    """Ranked layouts, of which those after the best keep their times and not their predictions."""
+    if best is None:
+        return list(layouts)
+    rest = (
+        one
+        if one.prediction is None
+        else replace(one, prediction=None, memory=None, least_s=one.seconds, reason=_SLOWER)
+        for one in layouts[best:]
+    )
+    return [*layouts[:best], *rest]
 
 
 def _tried(

@@ -23,7 +23,7 @@ from wavecast.report.units import (
     time_range,
 )
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.shares import Share
+from wavecast.steps.shares import Share, shares_by_line
 from wavecast.steps.unpredicted import WORTH_A_WORD
 from wavecast.traces.step import Trace
 
@@ -101,6 +101,7 @@ class PricedStep:
         if needed is None:
             return None
         cell = of_capacity(needed.needed_bytes, self.step.device.memory_bytes)
+        cell = f"> {cell}" if needed.unrecorded else cell
         return cell if self.may_fit else f"{cell}, does not fit"
 
     @property
@@ -130,6 +131,11 @@ class PricedStep:
         """The GPU time of one rank by module, longest first."""
         return self.step.by_module(self.depth) if self.by in (None, "module") else ABSENT
 
+    @property
+    def line_shares(self) -> tuple[Share, ...]:
+        """The GPU time of one rank by line of code, longest first."""
+        return shares_by_line(self.step.runs) if self.by == "line" else ABSENT
+
 
 def offer_for(step: Prediction, book: PriceBook) -> Price | None:
     """The cheapest offer: machines that hold as many of the GPUs as those of the cluster do."""
@@ -158,7 +164,7 @@ def memory_text(needed: Memory | None) -> str:
     """The memory that a GPU needs, and whether it does not fit."""
     if needed is None:
         return "unknown"
-    return memory(needed.needed_bytes) + ("" if needed.fits else ", does not fit")
+    return memory(needed.needed_bytes) + (", does not fit" if needed.fits is False else "")
 
 
 _STEP = Field("", "seconds", title="step", left=False)
@@ -196,6 +202,7 @@ ONE = describe(
     Field("by_phase_s", "step.by_phase"),
     Field("by_op", "op_shares", optional=True),
     Field("by_module", "module_shares", optional=True),
+    Field("by_line", "line_shares", optional=True),
     Field("by_source", "step.sources"),
     Field("unpredicted", "step.unpredicted"),
     Field("unpredicted_share", "step.unpredicted_share"),

@@ -12,8 +12,9 @@ from wavecast.errors import MissingExtra, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.server.catalogue import catalogue
+from wavecast.server.decisions import advised_changes, chosen_gpus
 from wavecast.server.presentation import detail_parts, report_page, summary_parts
-from wavecast.server.questions import PredictionQuestion
+from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
 from wavecast.server.rows import predicted_rows
 from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
 
@@ -80,11 +81,23 @@ def _details(question: Mapping[str, Any]) -> dict[str, Any]:
     return {"gpu": gpu.id, **detail_parts(step.name, row)}
 
 
+def _advise(question: Mapping[str, Any]) -> dict[str, Any]:
+    """What would make the step better on one of the GPUs of a question."""
+    _, step = _step(question)
+    return advised_changes(step.target, wavecast.device(question["gpu"]))
+
+
+def _choose(question: Mapping[str, Any]) -> dict[str, Any]:
+    """The GPUs to rent for the whole training of a question."""
+    asked, step = _step(question)
+    return chosen_gpus(asked, step.target, ChoiceQuestion.model_validate(question["limits"]))
+
+
 def _report(question: Mapping[str, Any]) -> dict[str, Any]:
     """The whole answer as a page that needs nothing but itself."""
     asked, step = _step(question)
     rows, _ = predicted_rows(asked, step, _gpus(asked))
-    return {"html": report_page(step.name, rows)}
+    return {"html": report_page(step.name, rows, asked.plan)}
 
 
 def _gpus(asked: PredictionQuestion) -> list[Device]:
@@ -105,6 +118,8 @@ ANSWERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "inspect": _inspect,
     "predict": _predict,
     "details": _details,
+    "advise": _advise,
+    "choose": _choose,
     "report": _report,
 }
 """What a worker answers, by the name of the question."""

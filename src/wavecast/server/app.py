@@ -19,7 +19,7 @@ from wavecast.errors import StoreUnavailable, UnknownName, WavecastError
 from wavecast.server.guard import UPLOAD_PATH, bounded_bodies, same_origin, trusted_hosts
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable
-from wavecast.server.questions import PredictionQuestion
+from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
 from wavecast.server.service import VISITOR, PredictionService, UnknownResult, tidy
 
 _T = TypeVar("_T")
@@ -195,6 +195,16 @@ def _add_results(app: FastAPI, service: PredictionService) -> None:
     async def details(name: Name, gpu: Gpu, request: Request) -> Response:
         """Where time and memory go on one GPU: sections of HTML, and the data of their script."""
         return _json(await _unless_gone(request, service.details(name, gpu)))
+
+    @app.get("/api/results/{name}/gpus/{gpu}/advice")
+    async def advice(name: Name, gpu: Gpu, request: Request) -> Response:
+        """What would make the step faster, smaller or cheaper on one GPU, as sections of HTML."""
+        return _json(await _unless_gone(request, service.advice(name, gpu)))
+
+    @app.post("/api/results/{name}/choices")
+    async def choices(name: Name, limits: ChoiceQuestion, request: Request) -> Response:
+        """The GPUs to rent for the whole training, of all with an offer, as sections of HTML."""
+        return _json(await _unless_gone(request, service.choice(name, limits)))
 
     @app.get("/api/results/{name}/report", response_class=HTMLResponse)
     async def report(name: Name, request: Request) -> Response:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import wavecast
 from wavecast.errors import MissingExtra
 from wavecast.frameworks.decoders import DECODERS
+from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS
+from wavecast.frameworks.pytorch.huggingface.presets import Preset, presets
+from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.hardware.clusters import clusters
 from wavecast.planning.prices import price
-from wavecast.server.questions import MOST_GPUS
+from wavecast.server.questions import HUGGING_FACE, MOST_GPUS
 from wavecast.server.traced import decoder_sizes
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
 
@@ -46,7 +50,8 @@ def catalogue() -> dict[str, Any]:
 def _models() -> list[dict[str, Any]]:
     """The models that can be traced here; none without torch."""
     try:
-        return [*map(_model, benchmarks()), *map(_decoder, DECODERS)]
+        own = [*map(_model, benchmarks()), *map(_decoder, DECODERS)]
+        return [*own, *map(_preset, presets())] if find_spec("transformers") else own
     except MissingExtra:
         return []
 
@@ -59,6 +64,7 @@ def _model(model: Benchmark) -> dict[str, Any]:
         "batch": model.default_batch,
         "unit": model.unit,
         "sizes": model.sizes(),
+        "adapts": False,
     }
 
 
@@ -70,4 +76,18 @@ def _decoder(name: str) -> dict[str, Any]:
         "batch": 1,
         "unit": "tokens",
         "sizes": decoder_sizes(name),
+        "adapts": False,
+    }
+
+
+def _preset(preset: Preset) -> dict[str, Any]:
+    recipe = recipe_of(preset.name, None, None, NO_OPTIONS)
+    return {
+        "name": f"{HUGGING_FACE}{preset.name}",
+        "title": preset.title,
+        "domain": "Hugging Face",
+        "batch": recipe.batch,
+        "unit": recipe.task.unit,
+        "sizes": {} if recipe.sequence is None else {"seq": recipe.sequence},
+        "adapts": recipe.task.adapted is not None,
     }

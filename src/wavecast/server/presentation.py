@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import price_book
+from wavecast.report.costs import WholeTraining
 from wavecast.report.fields import columns
 from wavecast.report.html.compared import ComparedStep, most_wanted, of_prediction
 from wavecast.report.html.comparison import comparison, tiles, verdict
@@ -22,7 +24,7 @@ _COMPARISON = "comparison"
 
 def summary_parts(rows: Sequence[PredictedRow]) -> dict[str, str | list[str]]:
     """The verdict, the main figures and the table that compares the GPUs, as HTML."""
-    compared = [of_prediction(row.step, price_book()) for row in rows]
+    compared = [of_prediction(row.step, price_book(), row.cost) for row in rows]
     best = most_wanted(compared)[0]
     return {
         "verdict": verdict(compared),
@@ -61,6 +63,7 @@ def detail_parts(title: str, row: PredictedRow) -> dict[str, Any]:
     return {"sections": [section.drawn() for section in kept], "data": report.data}
 
 
-def report_page(title: str, rows: Sequence[PredictedRow]) -> str:
-    """The report of all rows, as one self-contained page."""
-    return document(prediction_report(title, [row.step for row in rows]))
+def report_page(title: str, rows: Sequence[PredictedRow], plan: TrainingPlan | None) -> str:
+    """The report of all rows, as one self-contained page, with the whole training if asked for."""
+    whole = None if plan is None else WholeTraining(plan, [row.cost for row in rows])
+    return document(prediction_report(title, [row.step for row in rows], training=whole))

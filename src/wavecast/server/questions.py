@@ -9,14 +9,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.decoders import DECODERS
+from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import TrainingPlan
 from wavecast.suite import benchmark
 
 MOST_GPUS = 8
 """GPUs that are compared in one question."""
+HUGGING_FACE = "hf:"
+"""What names of models of Hugging Face begin with; only those that ship with the package."""
 
 
 def plain_name(name: str) -> str:
@@ -25,7 +29,9 @@ def plain_name(name: str) -> str:
     Raises:
         ValueError: it is not a plain name.
     """
-    if not _NAME.fullmatch(name) or name.lower().endswith((".toml", ".py")):
+    if not _NAME.fullmatch(name.removeprefix(HUGGING_FACE)) or name.lower().endswith(
+        (".toml", ".py")
+    ):
         raise ValueError(
             "this is not a name; files and code are not taken here. Trace your own code with "
             "wavecast trace, and upload the trace"
@@ -38,7 +44,10 @@ _Name = Annotated[str, AfterValidator(plain_name)]
 _Size = Annotated[int, Field(ge=1, le=10_000_000)]
 _Amount = Annotated[float, Field(gt=0, le=1e18, allow_inf_nan=False)]
 _Ranks = Annotated[int, Field(ge=1, le=4096)]
-_STEP = {"model", "trace", "label", "sizes", "batch", "precision", "compile"}
+_STEP = {
+    *("model", "trace", "label", "sizes", "batch", "precision", "compile"),
+    *("adapters", "checkpointing"),
+}
 _STRICT = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
@@ -88,7 +97,8 @@ class PredictionQuestion(BaseModel):
     model_config = _STRICT
 
     model: _Name | None = None
-    """A model of the suite, or a decoder of any size. Code is never named here."""
+    """A model of the suite, a decoder of any size, or a shipped one of Hugging Face, as in
+    `hf:llama-3.1-8b`. Code is never named here."""
     trace: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     """An uploaded file, by the name that the upload gave."""
     label: Annotated[str, Field(max_length=80)] | None = None
@@ -101,6 +111,10 @@ class PredictionQuestion(BaseModel):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] | None = None
     compile: bool = False
     """Whether the model is compiled with `torch.compile`."""
+    adapters: Literal["lora", "qlora"] | None = None
+    """Models of Hugging Face: train low-rank adapters only; `qlora` stores the rest in 4 bits."""
+    checkpointing: bool = False
+    """Models of Hugging Face: compute activations again in the backward pass."""
     gpus: Annotated[list[_Name], Field(min_length=1, max_length=MOST_GPUS)]
     parallel: SpreadQuestion | None = None
     training: TrainingLength | None = None
@@ -111,9 +125,21 @@ class PredictionQuestion(BaseModel):
             raise ValueError("give either a model or a trace")
         if self.trace is not None and (self.sizes or self.compile):
             raise ValueError("sizes and compile are for models: those of a trace are fixed")
+        if (self.adapters or self.checkpointing) and not self.of_hugging_face:
+            raise ValueError("adapters and checkpointing are for models of Hugging Face (hf:NAME)")
         if self.model is not None and (self.label is not None or self.origin is not None):
             raise ValueError("label and origin are for an uploaded file")
         return self
+
+    @property
+    def of_hugging_face(self) -> bool:
+        """Whether the model is one of Hugging Face."""
+        return (self.model or "").startswith(HUGGING_FACE)
+
+    @property
+    def plan(self) -> TrainingPlan | None:
+        """The whole training in the words of the library; None if it was not asked for."""
+        return None if self.training is None else TrainingPlan(**self.training.model_dump())
 
     def canonical(self) -> PredictionQuestion:
         """The same question in the library's own names, so that equal questions are equal.
@@ -123,7 +149,9 @@ class PredictionQuestion(BaseModel):
             InvalidInput: the strategy contradicts itself.
         """
         name = self.model
-        if name is not None and name not in DECODERS:
+        if name is not None and self.of_hugging_face:
+            name = _shipped(name.removeprefix(HUGGING_FACE))
+        elif name is not None and name not in DECODERS:
             name = benchmark(name).name
         spread = self.parallel
         if spread is not None and spread.strategy().gpus > 16_384:
@@ -137,6 +165,25 @@ class PredictionQuestion(BaseModel):
     def step(self) -> dict[str, Any]:
         """The part that decides the trace."""
         return self.model_dump(include=_STEP)
+
+
+class ChoiceQuestion(BaseModel):
+    """What the GPUs that are rented for a training must keep to."""
+
+    model_config = _STRICT
+
+    budget_usd: _Amount | None = None
+    deadline_h: _Amount | None = None
+    most_gpus: Annotated[int, Field(ge=1, le=64)] = 1
+    """Also 2, 4, 8, ... GPUs are tried, up to this."""
+
+
+def _shipped(name: str) -> str:
+    preset = preset_of(name)
+    if preset is None:
+        known = ", ".join(preset.name for preset in presets())
+        raise UnknownName(f"no model of Hugging Face ships as {name!r}; known: {known}")
+    return f"{HUGGING_FACE}{preset.name}"
 
 
 def digest(*parts: object) -> str:

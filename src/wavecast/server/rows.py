@@ -8,7 +8,7 @@ from typing import Any
 import wavecast
 from wavecast.errors import WavecastError
 from wavecast.hardware.device import Device
-from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
+from wavecast.planning.cost import TrainingCost, training_cost
 from wavecast.planning.prices import price_book
 from wavecast.predictors.base import Scaler
 from wavecast.report.fields import record
@@ -71,10 +71,9 @@ def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) 
 
 def _cost(question: PredictionQuestion, step: Prediction) -> TrainingCost | None:
     """What the whole training takes, with the cheapest offer; None if it was not asked for."""
-    if question.training is None:
+    if question.plan is None:
         return None
-    plan = TrainingPlan(**question.training.model_dump())
-    return training_cost(step, plan, offer_for(step, price_book()))
+    return training_cost(step, question.plan, offer_for(step, price_book()))
 
 
 def _scaler(step: QuestionedStep, precision: str | None) -> Scaler | None:

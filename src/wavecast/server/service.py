@@ -21,7 +21,7 @@ from wavecast.files import config_folder, shipped
 from wavecast.report.characters import one_line
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import WorkerPool
-from wavecast.server.questions import PredictionQuestion, digest
+from wavecast.server.questions import ChoiceQuestion, PredictionQuestion, digest
 from wavecast.server.store import FileStore, RecentResults, ResultStore
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\w.@~-]*[/\\])+[\w.@~-]+")
@@ -139,11 +139,25 @@ class PredictionService:
         Raises:
             UnknownResult: there is no such result, or it has no such GPU.
         """
-        question = await self._question(name)
-        if gpu not in question.gpus:
-            raise UnknownResult(f"the result has no GPU {gpu}; it has {', '.join(question.gpus)}")
+        question = await self._question(name, gpu)
         asked = self._asked("details", question, gpu=gpu)
         return await self._kept(f"{name}-{gpu}", self._topic(question), asked)
+
+    async def advice(self, name: str, gpu: str) -> bytes:
+        """What would make the step of a result better on one of its GPUs, as JSON.
+
+        Raises:
+            UnknownResult: there is no such result, or it has no such GPU.
+        """
+        question = await self._question(name, gpu)
+        asked = self._asked("advise", question, gpu=gpu)
+        return await self._kept(f"{name}-{gpu}-advice", self._topic(question), asked)
+
+    async def choice(self, name: str, limits: ChoiceQuestion) -> bytes:
+        """The GPUs to rent for the training of a result, within limits, as JSON."""
+        question, within = await self._question(name), limits.model_dump()
+        asked = self._asked("choose", question, limits=within)
+        return await self._kept(f"{name}-{digest(within)}", self._topic(question), asked)
 
     async def report(self, name: str) -> str:
         """The report of a result, as one self-contained page."""
@@ -160,8 +174,12 @@ class PredictionService:
         names = [name, *(f"{name}-{gpu}" for gpu in gpus)]
         await asyncio.to_thread(self.results.save, names)
 
-    async def _question(self, name: str) -> PredictionQuestion:
-        return PredictionQuestion.model_validate((await self.result(name))["question"])
+    async def _question(self, name: str, gpu: str | None = None) -> PredictionQuestion:
+        """The question of a result, which must have asked for the GPU, if one is given."""
+        question = PredictionQuestion.model_validate((await self.result(name))["question"])
+        if gpu is not None and gpu not in question.gpus:
+            raise UnknownResult(f"the result has no GPU {gpu}; it has {', '.join(question.gpus)}")
+        return question
 
     def _topic(self, question: PredictionQuestion) -> str:
         return digest(question.step())

@@ -1,6 +1,6 @@
 """The trace of a question: read from an uploaded file, or made of a model, and kept for the next.
 
-Only models of the suite are made, so that no code of a user runs.
+Only models that ship with the package are made, so that no code of a user runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.families import family
 from wavecast.retargeting.family_traces import FamilyTraces
-from wavecast.server.questions import digest
+from wavecast.server.questions import HUGGING_FACE, digest
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace, load_trace
 
@@ -37,9 +37,10 @@ _COMMON = "a100-sxm-80gb"
 
 @dataclass(frozen=True)
 class QuestionedStep:
-    """The step of a question: its name and its traces."""
+    """The step of a question: its name, how to trace it, and its traces."""
 
     name: str
+    target: Target
     traces: FamilyTraces
     measured: bool = False
     """Whether the step was measured on a GPU, so that its times are scaled."""
@@ -118,7 +119,7 @@ def questioned_step(
     source = StepSource(trace_at)
     if not target.compiled:
         source.on(device(_COMMON))
-    return QuestionedStep(target.name, source.families(gpus))
+    return QuestionedStep(target.name, target, source.families(gpus))
 
 
 def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> QuestionedStep:
@@ -129,7 +130,9 @@ def _uploaded(step: Mapping[str, Any], file: Path, shelf: TraceShelf) -> Questio
     measured = read.measurement is not None
     if step["precision"] is not None and not measured:
         raise InvalidInput("the precision of a trace is fixed; leave it as it was traced")
-    return QuestionedStep(step["label"] or "the uploaded file", FamilyTraces((read,)), measured)
+    name = step["label"] or "the uploaded file"
+    target = Target(name, trace=read, samples=read.samples, unit=read.unit)
+    return QuestionedStep(name, target, FamilyTraces((read,)), measured)
 
 
 def _unchanged(file: Path) -> Path:
@@ -162,6 +165,14 @@ def model_target(step: Mapping[str, Any]) -> Target:
         # `llama` without sizes is a model of the suite; here it is a decoder all the same.
         chosen: dict[str, Any] = {"layers": known["layers"]} | sizes
         return resolve(name, batch, precision, ModelOptions(**chosen))
+    if name.startswith(HUGGING_FACE):
+        _refuse_others(name, sizes, ["seq"])
+        own: dict[str, Any] = sizes | {
+            "lora": "r=16" if step["adapters"] == "lora" else None,
+            "qlora": step["adapters"] == "qlora",
+            "checkpointing": step["checkpointing"],
+        }
+        return resolve(name, batch, step["precision"], ModelOptions(**own))
     model = benchmark(name)
     if not sizes:
         return resolve(model.name, batch, precision)

@@ -9,7 +9,7 @@ import numpy as np
 
 from wavecast.hardware.hosts import Seconds
 from wavecast.steps.timed_trace import Coded, TimedTrace
-from wavecast.traces.arrays import Codes
+from wavecast.traces.arrays import Codes, encode
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,18 @@ def shares_by(
             sums[part.name] = calls + times * part.calls, gpu_s + times * part.gpu_s
     added = (Share(name, *sums[name]) for name in sums)
     return tuple(sorted(added, key=lambda share: -share.gpu_s))
+
+
+_NO_LINE = "no line of yours"
+"""The line of ops whose line is not known: those of a library's thread, or of a saved trace."""
+
+
+def shares_by_line(runs: Sequence[tuple[TimedTrace, int]]) -> tuple[Share, ...]:
+    """The GPU time of traces by line of the user's code, longest first.
+
+    The backward pass is at the line that starts it. Traces name all lines if they are asked to.
+    """
+    return shares_by(runs, lambda timed: encode([c.line or _NO_LINE for c in timed.trace.calls]))
 
 
 def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:

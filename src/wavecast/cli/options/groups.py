@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Annotated, Any, get_type_hints
 
@@ -16,7 +16,7 @@ def grouped(
     name: str,
     group: type,
     annotations: Mapping[str, Any],
-    inner: str | None = None,
+    inner: Sequence[str] = (),
 ) -> Callable[..., Any]:
     """A command with more options, which it gets together as its parameter `name`.
 
@@ -25,7 +25,7 @@ def grouped(
         name: the parameter.
         group: a dataclass with a field for each option, all with defaults.
         annotations: what typer is told about each option, by field.
-        inner: a field that is a group of options itself, which another decorator gives.
+        inner: fields that are groups of options themselves, which other decorators give.
     """
     defaults = {field.name: field.default for field in fields(group)}
     shared = [
@@ -36,18 +36,17 @@ def grouped(
     ]
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.name != name]
-    if inner is not None:
-        own.append(inspect.Parameter(inner, inspect.Parameter.KEYWORD_ONLY))
+    own += [inspect.Parameter(each, inspect.Parameter.KEYWORD_ONLY) for each in inner]
 
     @functools.wraps(command)
     def with_options(**arguments: Any) -> Any:
         chosen = {p.name: arguments.pop(p.name) for p in shared}
-        if inner is not None:
-            chosen[inner] = arguments.pop(inner)
+        chosen |= {each: arguments.pop(each) for each in inner}
         return command(**arguments, **{name: group(**chosen)})
 
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
-    early = 0 if inner is None else sum(p.default is p.empty and p.name != inner for p in own)
+    needed = sum(p.default is p.empty and p.name not in inner for p in own)
+    early = needed if inner else 0
     place = early or len(own)  # the options of a step come after what a command must be given
     ordered = [*own[:place], *shared, *own[place:]]
     with_options.__signature__ = signature.replace(parameters=ordered)  # type: ignore[attr-defined]

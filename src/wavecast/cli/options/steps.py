@@ -14,9 +14,12 @@ import typer
 from wavecast import suite
 from wavecast.cli.options.assumptions import AssumeOption, given_values
 from wavecast.cli.options.groups import grouped, option_group
+from wavecast.cli.options.scripts import script_options
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.targets import FORMS, Target, resolve
+from wavecast.frameworks.script_targets import NO_SCRIPT_OPTIONS, ScriptOptions
+from wavecast.frameworks.target_functions import FORMS
+from wavecast.frameworks.targets import Target, resolve
 
 
 def target_names(incomplete: str) -> list[str]:
@@ -131,6 +134,7 @@ class StepOptions:
     """Whether the step is compiled. None for no; False for both, where a command compares them."""
     ranks: int | None = None
     options: ModelOptions = field(default=NO_OPTIONS)
+    running: ScriptOptions = field(default=NO_SCRIPT_OPTIONS)
 
     def words(self) -> list[str]:
         """Batch, precision and the model's options as they are typed."""
@@ -153,10 +157,14 @@ class StepOptions:
         Raises:
             InvalidInput: an option would change nothing.
         """
-        step = resolve(text, self.batch, self.precision, self.options)
-        if step.make_step is None:
+        step = resolve(text, self.batch, self.precision, self.options, self.running)
+        if step.trace is not None:
             self._refuse_fixed(step, fixed)
             return step
+        return self.applied(step)
+
+    def applied(self, step: Target) -> Target:
+        """A step with what is assumed, its ranks, and compiled if that is asked for."""
         step = replace(step, assume=given_values(self.assume) if self.assume else None)
         step = replace(step, ranks=self.ranks)
         return as_compiled(step) if self.compile else step
@@ -191,7 +199,7 @@ NO_STEP_OPTIONS = StepOptions()
 
 def as_compiled(target: Target) -> Target:
     """The target, traced as if its modules were compiled."""
-    if target.make_step is None:
+    if target.trace is not None:
         raise InvalidInput(
             f"{target.name} is a trace, which is compiled or not; give --compile when the step is "
             "traced"
@@ -205,7 +213,8 @@ def step_options(
     """A decorator that gives a command the options of a step, as its parameter `step`.
 
     Args:
-        without: the options that make no sense for the command.
+        without: the options that make no sense for the command, and groups of options, by the
+            fields of `StepOptions`.
         both: whether --compile both compares the step with its compiled twin.
     """
     own = {name: option for name, option in _OPTIONS.items() if name not in without}
@@ -213,6 +222,11 @@ def step_options(
         own["compile"] = CompileOrBothOption
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        return model_options(grouped(command, "step", StepOptions, own, inner="options"))
+        groups = {"options": model_options, "running": script_options}
+        inner = tuple(group for group in groups if group not in without)
+        shared = grouped(command, "step", StepOptions, own, inner=inner)
+        for group in inner:
+            shared = groups[group](shared)
+        return shared
 
     return decorate

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.step_source import units_of
 from wavecast.frameworks.targets import Target
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.durations import seconds_of
@@ -74,13 +75,6 @@ class TrainingOptions:
     def _seconds(self, name: str) -> float:
         text = getattr(self, name)
         return 0.0 if text is None else seconds_of(text, _option(name))
-
-
-def units_of(target: Target) -> int:
-    """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
-    if target.samples is None or not target.batch or target.samples % target.batch:
-        return 1
-    return target.samples // target.batch
 
 
 def _option(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 GROUPS: Mapping[str, tuple[str, ...]] = {
     "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
     "Choose": ("advise", "choose", "prices", "scale", "parallelize", "serve"),
-    "Many jobs": ("plan", "simulate", "capacity"),
+    "Many jobs": ("plan", "simulate", "capacity", "campaign"),
     "Compare and check": ("compare", "evaluate", "check", "doctor"),
     "Get a step": ("trace", "measure", "import"),
     "Hardware": ("devices", "clusters", "calibrate"),

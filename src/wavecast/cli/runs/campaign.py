@@ -1,177 +1,243 @@
-"""`wavecast runs campaign`: a grid of whole runs, measured here and judged as in the paper."""
+"""`wavecast campaign`: many measurements and predictions, on one machine or on a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from wavecast.cli.app import JsonOption
-from wavecast.cli.options.steps import PrecisionOption
-from wavecast.cli.output.pages import refuse_bad_places
-from wavecast.cli.output.screen import counting_down, print_json, show
-from wavecast.cli.runs.run_models import SplitOption, numbers, read_splits
-from wavecast.cli.runs.runs import checked_phase, runs_app
-from wavecast.errors import InvalidInput, WavecastError, needing_extra
-from wavecast.regression.runs import splits as published
+from wavecast.cli.app import Commands, JsonOption, app
+from wavecast.cli.options.clusters import RayOption
+from wavecast.cli.output.screen import counting_down, print_json, print_text, show, warn, width
+from wavecast.cli.runs.runs import StoreOption
+from wavecast.errors import WavecastError, needing_extra
+from wavecast.report import campaigns as report
 
 if TYPE_CHECKING:
-    from wavecast import Run
-    from wavecast.campaigns.run_grids import Start
+    from wavecast.campaigns.campaign_files import Campaign
+    from wavecast.campaigns.workers import Workers
+    from wavecast.runs.store.campaign_results import CampaignResults
 
-ModelsOption = Annotated[
-    list[str] | None,
+campaign_app = Commands(
+    help="Measure and predict many configurations: here, on all GPUs, or on a Ray cluster.",
+    no_args_is_help=True,
+)
+app.add_typer(campaign_app, name="campaign")
+
+ProcessesOption = Annotated[
+    int | None,
     typer.Option(
-        "--model", "-m", help="A model of the suite; repeat for more. Default: the paper's three."
+        "--processes", min=1, help="How many processes predict; by default as many as cores."
     ),
 ]
-BatchesOption = Annotated[
-    str | None, typer.Option("--batches", help="The batches; 8,16,...,64 by default.")
-]
-LengthsOption = Annotated[
-    str | None,
-    typer.Option("--iterations", help="The numbers of iterations; the paper's 20 by default."),
-]
-ShareOption = Annotated[
+PatienceOption = Annotated[
     float,
-    typer.Option("--share", help="A share of the paper's iterations, such as 0.1 for a tenth."),
+    typer.Option("--patience", min=0, help="Seconds to wait for a node with a needed GPU."),
 ]
-GraphOption = Annotated[
-    bool,
-    typer.Option("--graph", help="Run each iteration as one CUDA graph, so that no host waits."),
-]
-SeparateOption = Annotated[
-    bool, typer.Option("--separate", help="Start every run anew, also those that are not fitted.")
-]
-DeviceOption = Annotated[
-    str, typer.Option("--device", help='"cuda", or "cpu" to try it out with few small runs.')
-]
-ImageOption = Annotated[
-    int | None, typer.Option("--image", min=1, help="Images of other sides, to try it out.")
+NameArgument = Annotated[
+    str, typer.Argument(metavar="CAMPAIGN", help="The name of the campaign in the store.")
 ]
 
 
-@runs_app.command()
-def campaign(
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
-    model: ModelsOption = None,
-    batches: BatchesOption = None,
-    iterations: LengthsOption = None,
-    share: ShareOption = 1.0,
-    precision: PrecisionOption = None,
-    phase: Annotated[
-        str | None, typer.Option("--phase", help="training (the default) or testing.")
+@campaign_app.command()
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The campaign (FILE.toml).")],
+    store: StoreOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", help="Its name; by default as the file says.")
     ] = None,
-    split: SplitOption = None,
-    graph: GraphOption = False,
-    separate: SeparateOption = False,
-    device: DeviceOption = "cuda",
-    image: ImageOption = None,
+    ray: RayOption = None,
+    processes: ProcessesOption = None,
+    patience: PatienceOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a grid of whole runs, fit the small ones and judge by the large ones.
-
-    Without options it is the experiment of Gianniti, Zhang and Ardagna 2019 (section 4.3 and table
-    4): three networks, 160 runs each, fitted on 6, 12 and 20 of them. If it is interrupted, start
-    it again: it continues where it stopped. `fit --runs` and `runs add` read the file.
+    """Run a campaign file: what has no result yet is measured or predicted, and stored once.
 
     \b
-    wavecast runs campaign -o grid.csv --precision fp32
-    wavecast runs campaign -o tenth.csv --share 0.1 --model alexnet
+    wavecast campaign run november.toml
+    wavecast campaign run november.toml --ray head:6379 --store postgresql://me@host/runs
+
+    If it is interrupted, run it again, or resume it. Tasks that were added to the file are new;
+    the others are known by what they ask for.
     """
-    from wavecast.campaigns import run_grids
-    from wavecast.regression.runs.run_table import tabulate
-    from wavecast.report import run_splits as report
+    from wavecast.campaigns.campaign_files import read_campaign
 
-    refuse_bad_places(out)
-    phase = checked_phase(phase) or "training"
-    lengths, thresholds = _lengths(iterations, share, split)
-    starts = run_grids.plan(
-        model or published.NETS,
-        numbers("--batches", batches) if batches else published.BATCHES,
-        lengths,
-        thresholds,
-        precision=precision or "fp32",
-        separate=separate,
-    )
-    failures: list[str] = []
-    gpu = _machine(device, graph)
-    options = {} if image is None else {"image": image}
-    measured = _measured(starts, out, gpu, (device, graph, phase), options, failures)
-    scores = [
-        score
-        for name in dict.fromkeys(start.model for start in starts)
-        if (own := [run for run in measured if run.model == name])
-        for score in published.judge(own, thresholds, phase=phase)
-    ]
-    time = tabulate(measured, phase).time
+    with needing_extra("a campaign"):
+        from wavecast.runs.store.campaign_results import CampaignResults
+        from wavecast.runs.store.store import RunStore
+    asked = read_campaign(file, name)
+    with RunStore(store, told=_tell) as opened:
+        _run(asked, CampaignResults(opened, asked.name), ray, processes, patience, as_json)
+
+
+@campaign_app.command()
+def resume(
+    name: NameArgument,
+    store: StoreOption = None,
+    ray: RayOption = None,
+    processes: ProcessesOption = None,
+    patience: PatienceOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a campaign that was stopped. The store has its file, so no other is needed.
+
+    \b
+    wavecast campaign resume november --store postgresql://me@host/runs --ray head:6379
+    """
+    from wavecast.campaigns.summary import kept_campaign
+
+    with _opened(name, store) as results:
+        _run(kept_campaign(results), results, ray, processes, patience, as_json)
+
+
+@campaign_app.command()
+def status(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[CAMPAIGN]", help="Its name; all if not given.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say how far campaigns are, on all nodes together and on each.
+
+    \b
+    wavecast campaign status november --store postgresql://me@host/runs
+    """
+    with needing_extra("a campaign"):
+        from wavecast.campaigns.summary import status_of
+        from wavecast.runs.store.campaign_results import CampaignResults, campaign_names
+        from wavecast.runs.store.store import RunStore
+
+    with RunStore(store, told=_tell) as opened:
+        names = [name] if name else campaign_names(opened)
+        found = [status_of(CampaignResults(opened, one)) for one in names]
     if as_json:
-        done = {"file": str(out), "runs": len(measured), "time": time, "scores": scores}
-        print_json(report.CAMPAIGN.record(done | {"failed": failures}))
+        print_json(found)
+    elif found:
+        show(*(report.status_text(one, width()) for one in found))
     else:
-        show(report.split_scores(f"{len(measured)} runs of {out} on {gpu}, {phase}", scores, time))
-    if failures:
-        raise WavecastError("\n".join(("these runs failed; run again to retry:", *failures)))
+        print_text(f"{opened.name} has no campaigns; wavecast campaign run FILE begins one")
 
 
-def _lengths(
-    iterations: str | None, share: float, split: Sequence[str] | None
-) -> tuple[Sequence[int], Sequence[published.Split]]:
-    """The numbers of iterations, and the thresholds; both scaled if they are the paper's."""
-    from wavecast.campaigns import run_grids
+@campaign_app.command()
+def export(
+    name: NameArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", help="The folder for the files.")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the results of a campaign as files for other commands.
 
-    if iterations is not None and share != 1:
-        raise InvalidInput("--share takes a share of the paper's iterations; leave out one of them")
-    given = numbers("--iterations", iterations) if iterations else published.ITERATIONS
-    thresholds = read_splits(split or ["published"])
-    if not split:
-        thresholds = [run_grids.scaled_split(one, share) for one in thresholds]
-    return run_grids.scaled(given, share), thresholds
+    Layers are for fit, steps of the suite for suite show, whole runs for fit --runs. Predictions
+    are a table.
+
+    \b
+    wavecast campaign export november -o november/
+    """
+    from wavecast.campaigns.summary import export_results
+
+    with _opened(name, store) as results:
+        results.file()
+        files = [str(path) for path in export_results(results, out)]
+    if as_json:
+        print_json(report.EXPORTED.record({"campaign": name, "files": files}))
+    else:
+        for file in files:
+            print_text(file)
 
 
-def _measured(
-    starts: Sequence[Start],
-    out: Path,
-    gpu: str,
-    how: tuple[str, bool, str],
-    options: Mapping[str, Any],
-    failures: list[str],
-) -> list[Run]:
-    """The runs of the campaign's phase and precision, with those that the file had."""
-    from wavecast.campaigns import run_grids
-    from wavecast.frameworks.pytorch.measurement import whole_runs
+@campaign_app.command()
+def resources() -> None:
+    """Print the GPUs of this machine as Ray takes them, for ray start --resources.
 
-    device, graph, phase = how
-    with counting_down("measuring runs", len(starts)) as update:
-        runs = run_grids.run(
-            starts,
-            out,
-            partial(run_grids.measure_here, device=device, graph=graph, phase=phase, **options),
-            gpu=gpu,
-            software=whole_runs.software(graph),
-            phase=phase,
-            progress=lambda now: update(now.done, now.remaining_s),
-            failed=lambda start, error: failures.append(
-                f"{start.model}, batch {start.batch}: {(str(error) or repr(error)).splitlines()[0]}"
-            ),
+    \b
+    ray start --address head:6379 --resources "$(wavecast campaign resources)"
+    """
+    print_text(json.dumps(_own_resources()))
+
+
+@contextmanager
+def _opened(name: str, store: str | None) -> Iterator[CampaignResults]:
+    with needing_extra("a campaign"):
+        from wavecast.runs.store.campaign_results import CampaignResults
+        from wavecast.runs.store.store import RunStore
+
+    with RunStore(store, told=_tell) as opened:
+        yield CampaignResults(opened, name)
+
+
+def _run(
+    campaign: Campaign,
+    results: CampaignResults,
+    ray: str | None,
+    processes: int | None,
+    patience: float,
+    as_json: bool,
+) -> None:
+    from wavecast.campaigns.running import run_campaign
+
+    workers = _workers(campaign, ray, processes)
+    try:
+        with counting_down(campaign.name, len(campaign.tasks)) as update:
+            found = run_campaign(
+                campaign,
+                results,
+                workers,
+                progress=lambda now: update(now.done, now.remaining_s),
+                patience_s=patience if ray else 0.0,
+            )
+    except KeyboardInterrupt:
+        done = len(results.done())
+        raise KeyboardInterrupt(
+            f"{done} of {len(campaign.tasks)} tasks are stored; "
+            f"wavecast campaign resume {campaign.name} continues"
+        ) from None
+    finally:
+        workers.close()
+    if as_json:
+        print_json(found)
+    else:
+        show(report.run_text(found))
+    if found.done < found.tasks:
+        raise WavecastError(
+            f"{found.tasks - found.done} tasks have no result; run it again to retry"
         )
-    precision = starts[0].precision
-    return [run for run in runs if run.phase == phase and run.precision == precision]
 
 
-def _machine(device: str, graph: bool) -> str:
-    """The id of the GPU that measures, or "cpu"."""
+def _workers(campaign: Campaign, ray: str | None, processes: int | None) -> Workers:
+    from wavecast.campaigns.tasks import ANYWHERE, CPU
+    from wavecast.campaigns.workers import MachineWorkers, ThisProcess
+
+    if ray is not None:
+        from wavecast.campaigns.ray_workers import LOCAL, RayWorkers
+
+        return RayWorkers(ray, _own_resources() if ray == LOCAL else None)
+    count = processes or os.cpu_count() or 1
+    if not {task.gpu for task in campaign.tasks} - {ANYWHERE, CPU}:
+        return ThisProcess() if count == 1 else MachineWorkers((), count)
+    return MachineWorkers(_own_gpus(), count)
+
+
+def _own_resources() -> dict[str, int]:
+    """The GPUs of this machine by their ids, and a CPU, of which one is measured at a time."""
+    from wavecast.campaigns.tasks import CPU
+
+    return {**Counter(_own_gpus()), CPU: 1}
+
+
+def _own_gpus() -> list[str]:
+    """The ids of this machine's GPUs."""
     with needing_extra("measuring"):
-        from wavecast.frameworks.pytorch.measurement.iteration import require_gpu
-        from wavecast.frameworks.pytorch.measurement.layers import gpu_id
+        from wavecast.frameworks.pytorch.measurement.layers import gpu_ids
 
-    if device not in ("cuda", "cpu"):
-        raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
-    if device == "cpu" and graph:
-        raise InvalidInput("--graph is for GPUs: a CPU has no CUDA graphs")
-    if device == "cuda":
-        require_gpu()
-    return gpu_id(device)
+    return list(gpu_ids())
+
+
+def _tell(line: str) -> None:
+    warn([line])

@@ -20,9 +20,10 @@ from wavecast.cli.options.steps import NO_STEP_OPTIONS, ParallelOption, StepOpti
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
-from wavecast.cli.steps.sources import step_source
+from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import FORMS, Target
+from wavecast.frameworks.target_functions import FORMS
+from wavecast.frameworks.targets import Target
 from wavecast.report import comparisons as report
 from wavecast.report.html.step_differences import difference_report
 from wavecast.steps.comparison import StepComparison
@@ -59,12 +60,13 @@ def compare(
 ) -> None:
     """Compare two steps: time, memory, and what was added or is gone.
 
-    A and B are saved or measured traces, models of the suite, or functions. Tables show which
-    kinds of ops, ops and modules take more or less of the GPU's time.
+    A and B are saved or measured traces, models of the suite, functions or scripts. Tables show
+    which kinds of ops, ops and modules take more or less of the GPU's time.
 
     \b
     wavecast compare before.json.gz after.json.gz --gpu l4
     wavecast compare train.py:make_step experiment.py:make_step --gpu a100-sxm-80gb
+    wavecast compare "train.py --width 512" "train.py --width 1024" --gpu l4
     wavecast compare resnet50 resnet50 --batch 64 --precision-b bf16 --gpu h100-sxm-80gb
     """
     refuse_all(gpu, "compare", f"predict {before}")
@@ -80,12 +82,14 @@ def compare(
         refuse_beside_several({}, issuing)
     predicted: list[list[Prediction]] = []
     for target, (text, options) in zip(steps, wanted, strict=True):
-        traces = step_source(target).families(devices)
+        source = step_source(target)
+        traces = source.families(devices)
         alone = {"predictor": precision_scaler(target, options.precision)}
         several = {"parallel": strategy_of(spread or "", text, options.options)}
         how: dict[str, Any] = alone if spread is None else several
         how |= issuing.arguments(several=spread is not None)
-        predicted.append([wavecast.predict(traces, on, **how) for on in devices])
+        rows_of_step = (wavecast.predict(traces, on, **how) for on in devices)
+        predicted.append(with_largest(rows_of_step, source))
     rows = [compare_predictions(old, new) for old, new in zip(*predicted, strict=True)]
     write_page(html, lambda: difference_report(steps[0].name, steps[1].name, rows))
     _print(steps, rows, as_json)

@@ -96,10 +96,12 @@ def memory(
     else:
         devices = named_gpus(gpu or [])
         source = step_source(wanted)
-        traces = source.families(devices) if devices else source.on()
         memories = [
             wavecast.memory(
-                traces, device, expandable_segments=expandable_segments, parallel=strategy
+                source.fullest(device),
+                device,
+                expandable_segments=expandable_segments,
+                parallel=strategy,
             )
             for device in devices or (None,)
         ]
@@ -160,10 +162,15 @@ def fits(
     wavecast fits train.py:make_step --gpu l4 && python train.py
     """
     wanted, gpus = step.target(target), named_or_all_gpus(gpu)
-    traces = step_source(wanted).families(gpus)
+    source = step_source(wanted)
     strategy = None if parallel is None else strategy_of(parallel, target, step.options)
     memories = [
-        wavecast.memory(traces, device, expandable_segments=expandable_segments, parallel=strategy)
+        wavecast.memory(
+            source.fullest(device),
+            device,
+            expandable_segments=expandable_segments,
+            parallel=strategy,
+        )
         for device in gpus
     ]
     if as_json:
@@ -195,22 +202,23 @@ def max_batch(
     """Find the largest batch that fits. No GPU is needed.
 
     TARGET, --gpu and --precision are as for "wavecast predict", but a saved trace has one batch
-    only, and a function must take the batch as an argument. With --parallel the answer is the
-    largest micro-batch of one replica.
+    only, a function must take the batch as an argument, and a script as an option of its own. With
+    --parallel the answer is the largest micro-batch of one replica.
 
     \b
+    wavecast max-batch train.py --gpu l4 -- --batch-size 64
     wavecast max-batch resnet50 --precision bf16 --gpu l4 --gpu a100-sxm-80gb
     wavecast max-batch gpt2 --precision bf16 --gpu l4 --parallel data=8,shard=3
     """
     strategy = None if parallel is None else strategy_of(parallel, target, step.options)
     wanted = replace(step, batch=start).target(target, fixed=())
-    if wanted.make_step is None:
+    if wanted.trace is not None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
     limit_bytes, source = _limit_bytes(limit), step_source(wanted)
 
     def answer(device: Device) -> LargestBatch:
         return largest_traced_batch(
-            partial(source.on, device),
+            partial(source.fullest, device),
             device,
             limit_bytes,
             start=start,
@@ -253,7 +261,7 @@ def _advised(
         change: (partial(_trace_if_possible, variant, gpu), 2 if variant.accumulated else 1)
         for change, variant in variants.items()
     }
-    trace = step_source(target).on(gpu)
+    trace = step_source(target).fullest(gpu)
     return advise_ranks(trace, strategy, gpu, ranks, expandable_segments=expandable)
 
 
@@ -267,7 +275,7 @@ def _trace_if_possible(
     from wavecast.footprint.accumulation import accumulate_twice
 
     try:
-        trace = step_source(variant.target).on(gpu)
+        trace = step_source(variant.target, quiet=True).fullest(gpu)
     except InvalidInput:
         return None
     return accumulate_twice(trace) if accumulated else trace
@@ -278,7 +286,8 @@ def _predicted_and_measured(target: Target) -> list[Memory]:
     from wavecast.frameworks.pytorch.measurement.memory import measure_memory
 
     if target.make_step is None:
-        raise InvalidInput(f"{target.name} is a trace; name the step itself to measure it")
+        kind = "trace" if target.script is None else "script"
+        raise InvalidInput(f"{target.name} is a {kind}; name the step itself to measure it")
     keep_for_results()
     seen = measure_memory(target.make_step)
     gpu = wavecast.device(seen.trace.measurement.gpu) if seen.trace.measurement else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
+from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
@@ -78,6 +80,7 @@ def parallelize(
     show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 5,
     gpu_hours_between: GpuHoursOption = LLAMA_3_GPU_HOURS,
     restart_time: RestartOption = None,
+    ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -94,7 +97,6 @@ def parallelize(
     with several micro-batches, and with recomputed activations where the target can. Those that
     cannot be among the first by a lower bound are not played.
     """
-    from wavecast.planning.layouts import search_layouts
     from wavecast.report import layouts as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
@@ -107,12 +109,9 @@ def parallelize(
     steady = replace(training, global_batch=None, checkpoint_time=None, checkpoint_every=None)
     plan = steady.plan(traced)
     search = _search(gpus, training.global_batch, show_best, traced, micro_batch)
-    sources = {way: step_source(recomputing(traced, way), quiet=True) for way in search.recompute}
     issuing = find_host(host, device, predictor.cluster)
     with counting_items("trying strategies") as progress:
-        found = search_layouts(
-            search, lambda micro, way: sources[way].on(device, micro), predictor, issuing, progress
-        )
+        found = _found(traced, search, predictor, (cluster, host), ray, progress)
     if cluster is not None:
         found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
     title = f"{target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
@@ -125,6 +124,31 @@ def parallelize(
         stops = _stops(training, restart_time, best)
         _show_training(best, plan, book, gpu_hours_between, stops)
     _show_networks(found[:_RETRIED], predictor, issuing)
+
+
+def _found(
+    target: Target,
+    search: Search,
+    predictor: ClusterPredictor,
+    where: tuple[str | None, str | None],
+    ray: str | None,
+    progress: Callable[[int, int], None],
+) -> list[Layout]:
+    """The strategies, tried here or on the nodes of a Ray cluster."""
+    from wavecast.campaigns.searches import layouts_in_parts
+    from wavecast.planning.layouts import search_layouts
+
+    device = predictor.device
+    if ray is not None:
+        from wavecast.campaigns.ray_workers import spread_over_ray
+
+        with spread_over_ray(ray) as (spread, cores):
+            return layouts_in_parts(target, search, device, where, cores, spread, progress)
+    sources = {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
+    host = find_host(where[1], device, predictor.cluster)
+    return search_layouts(
+        search, lambda micro, way: sources[way].on(device, micro), predictor, host, progress
+    )
 
 
 _RETRIED = 3

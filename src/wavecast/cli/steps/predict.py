@@ -15,6 +15,7 @@ from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     ByOption,
     DepthOption,
+    EquationOption,
     HostOption,
     HostOptions,
     ModelOption,
@@ -41,21 +42,21 @@ from wavecast.cli.steps.predicted import (
     ShownPredictions,
     exit_if_incomplete,
     listed,
+    naming_lines,
     predict_spread,
     print_predictions,
     refuse_beside_several,
 )
-from wavecast.cli.steps.sources import step_source
+from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import resolve
 from wavecast.parallel.own_ranks import own_strategy
 from wavecast.report import larger_batches
 from wavecast.steps.larger_batch import by_samples
-from wavecast.steps.unpredicted import without_network
 
 if TYPE_CHECKING:
-    from wavecast import Prediction
+    pass
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -91,6 +92,7 @@ def predict(
     depth: DepthOption = 2,
     predictor: PredictorOption = None,
     setup: SetupOption = None,
+    equation: EquationOption = None,
     model: ModelOption = None,
     origin: OriginOption = None,
     parallel: ParallelOption = None,
@@ -108,6 +110,7 @@ def predict(
     wavecast predict resnet50 --batch 64 --precision bf16 --gpu all --compile both
     wavecast predict resnet50 --batch 64 --gpu l4 --epochs 90 --dataset-samples 1281167
     wavecast predict train.py:make_step --gpu h100-sxm-80gb --by module --json
+    wavecast predict train.py --gpu l4 --compile both -- --batch-size 64
     wavecast predict hf:llama-3.1-8b --qlora --seq 2048 --gpu l4
     wavecast predict measured.json.gz --gpu v100-sxm-16gb
 
@@ -119,25 +122,24 @@ def predict(
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
     shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
     refuse_scaling(wanted, origin, predictor, setup)
-    if step.compile is False:
-        _refuse_beside_both(shown, parallel or step.ranks)
+    _refuse_beside_both(shown, step, parallel)
+    source = step_source(wanted)
     if parallel is not None or step.ranks is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
-        refuse_beside_several(given | {"--origin": origin}, issuing)
-        traces, shown = step_source(wanted).families(gpus), replace(shown, several=True)
+        refuse_beside_several(given | {"--equation": equation, "--origin": origin}, issuing)
+        traces, shown = source.families(gpus), replace(shown, several=True)
         own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
         strategy = own or strategy_of(parallel or "", target, step.options)
-        rows = predict_spread(traces, gpus, strategy, plan, issuing)
+        rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
-        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)
-        alone = partial(wavecast.predict, predictor=chosen, origin=origin)
-        predict_on = partial(alone, **issuing.arguments())
+        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
+        how = issuing.arguments() | {"predictor": chosen, "origin": origin}
         if step.compile is False:
-            return show_gains(wanted, gpus, predict_on, as_json)
-        traces = step_source(wanted).families(gpus)
+            return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
+        with naming_lines(by):
+            traces = source.families(gpus)
         with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = [predict_on(traces, device) for device in gpus]
-            found = found if setup is None else list(map(_noted, found))
+            found = with_largest((wavecast.predict(traces, gpu, **how) for gpu in gpus), source)
             rows = listed(found, ranked=ALL in gpu)
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
@@ -145,14 +147,16 @@ def predict(
     exit_if_incomplete(rows)
 
 
-def _refuse_beside_both(shown: ShownPredictions, spread: object) -> None:
+def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: str | None) -> None:
     """Refuse options that a table of gains has no place for."""
+    if step.compile is not False:
+        return
     given = {
         "--by": shown.by,
         "--html": shown.files.html,
         "--chrome-trace": shown.files.chrome_trace,
         "the length of a training": shown.plan,
-        "--parallel or --ranks": spread,
+        "--parallel or --ranks": parallel or step.ranks,
     }
     for option, value in given.items():
         if value is not None:
@@ -160,18 +164,6 @@ def _refuse_beside_both(shown: ShownPredictions, spread: object) -> None:
                 f"--compile both shows the gain of compiling alone; leave out {option}, or give "
                 "--compile"
             )
-
-
-def _noted(prediction: Prediction) -> Prediction:
-    """A prediction as published, with a note of the layers for which there is no network."""
-    share, names = without_network(prediction.runs[-1][0])
-    if not names:
-        return prediction
-    note = (
-        f"no network for some layers, scaled by waves instead: {', '.join(names)}, "
-        f"{100 * share:.0f}% of the GPU's time; Habitat has networks for such layers"
-    )
-    return replace(prediction, notes=(*prediction.notes, note))
 
 
 @app.command()

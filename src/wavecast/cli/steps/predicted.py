@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +23,13 @@ from wavecast.report import parallel as parallel_report
 from wavecast.report import predictions as report
 from wavecast.report.priced_steps import offer_for, predicted
 from wavecast.report.shares import shares
+from wavecast.steps.shares import shares_by_line
 
 if TYPE_CHECKING:
     from wavecast import FamilyTraces, Parallel, Prediction
     from wavecast.hardware.device import Device
     from wavecast.planning.prices import PriceBook
+    from wavecast.steps.shares import Share
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,22 @@ def print_predictions(
     if shown.plan is not None:
         show(cost_report.trainings(shown.plan, rows[0].trace.unit, costs, width()))
     for row in rows if shown.by is not None else ():
-        parts = row.by_op() if shown.by is By.OP else row.by_module(shown.depth)
+        parts = _parts(row, shown.by, shown.depth)
         show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
     return {}
+
+
+def _parts(row: Prediction, by: By | None, depth: int) -> tuple[Share, ...]:
+    if by is By.LINE:
+        return shares_by_line(row.runs)
+    return row.by_op() if by is By.OP else row.by_module(depth)
+
+
+def naming_lines(by: By | None) -> AbstractContextManager[None]:
+    """What surrounds the tracing of a step whose time is broken down so."""
+    from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
+
+    return naming_all_lines() if by is By.LINE else nullcontext()
 
 
 def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,42 +10,47 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
-from wavecast.cli.options.assumptions import AssumeOption, given_values
 from wavecast.cli.options.gpus import ALL, SomeGpusOption, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
+    By,
     ByOption,
     DepthOption,
     HostOptions,
     host_options,
 )
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.options.scripts import NO_RUN_OPTIONS, RunOptions, run_options
-from wavecast.cli.options.steps import ParallelOption, RanksOption
+from wavecast.cli.options.steps import (
+    NO_STEP_OPTIONS,
+    ParallelOption,
+    StepOptions,
+    step_options,
+)
 from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
-from wavecast.cli.output.screen import counting_ops, print_error, print_json, show, tell, width
-from wavecast.cli.output.standard_output import keep_for_results
+from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import (
     ShownPredictions,
     exit_if_incomplete,
     listed,
+    naming_lines,
     predict_spread,
     print_predictions,
     refuse_beside_several,
 )
-from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.step_source import StepSource
+from wavecast.cli.steps.sources import script_source, with_largest
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.script_targets import Script
+from wavecast.frameworks.step_source import ScriptSource
 from wavecast.frameworks.strategies import parse_parallel
+from wavecast.frameworks.targets import Target, script_target
 from wavecast.hardware.device import Device
 from wavecast.parallel.own_ranks import own_strategy
 from wavecast.planning.cost import TrainingPlan
 from wavecast.report import memory as memory_tables
 from wavecast.report import scripts as script_report
 from wavecast.report import traces as trace_report
-from wavecast.retargeting.rewriting import serves
 from wavecast.traces.script import ScriptRun
-from wavecast.traces.step import Trace
 
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")]
 ArgumentsArgument = Annotated[
@@ -63,6 +67,19 @@ SamplesOption = Annotated[
     int | None,
     typer.Option("--batch", "-b", help="The samples of one step, if no data loader tells."),
 ]
+LoaderOption = Annotated[
+    bool,
+    typer.Option(
+        "--loader", help="Time the script's data loader here, with its workers, for a few seconds."
+    ),
+]
+CoresOption = Annotated[
+    int | None,
+    typer.Option("--cores", min=1, help="With --loader: the cores of the machine with the GPU."),
+]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Show the GPU's time by line of code (--by line).")
+]
 _SETTINGS = {"allow_interspersed_args": False}
 
 
@@ -71,7 +88,7 @@ _SETTINGS = {"allow_interspersed_args": False}
 @host_options
 @price_options
 @training_options
-@run_options
+@step_options("batch", "options")
 def run(
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
@@ -80,16 +97,17 @@ def run(
     memory: MemoryOption = False,
     by: ByOption = None,
     depth: DepthOption = 2,
+    explain: ExplainOption = False,
+    loader: LoaderOption = False,
+    cores: CoresOption = None,
     batch: SamplesOption = None,
-    assume: AssumeOption = None,
-    ranks: RanksOption = None,
     parallel: ParallelOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     issuing: HostOptions = NO_HOST_OPTIONS,
-    running: RunOptions = NO_RUN_OPTIONS,
+    step: StepOptions = NO_STEP_OPTIONS,
     files: ReportFiles = NO_FILES,
 ) -> None:
     """Run a training script unchanged, without a GPU, and predict its step.
@@ -99,39 +117,50 @@ def run(
     wavecast run --memory --gpu rtx-4090 train.py config/small.yaml
     wavecast run --gpu all -m package.train --epochs 3
     wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
+    wavecast run --gpu l4 --loader --cores 16 train.py
 
-    The script is stopped when its step repeats itself. Nothing of yours is written. Ctrl-C gives
-    what is known so far. Options of wavecast come before the script; all that follows belongs to
-    the script.
+    The script is stopped when its step repeats itself. Nothing of yours is written. Options of
+    wavecast come before the script; all that follows belongs to the script.
     """
-    devices = named_or_all_gpus(gpu or [])
-    strategy = None if parallel is None else parse_parallel(parallel)
+    devices, by = named_or_all_gpus(gpu or []), By.LINE if explain else by
     shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
-    shown = replace(shown, several=parallel is not None or ranks is not None)
+    shown = replace(shown, several=parallel is not None or step.ranks is not None)
     _check(shown, issuing, (memory, bool(devices)), batch, out)
-    if parallel is not None and not (memory or devices):
-        raise InvalidInput("--parallel spreads a prediction or the memory; add --gpu or --memory")
-    given = {"module": is_module, "samples": batch, "assume": given_values(assume or [])}
-    given |= {"ranks": ranks, **running.arguments()}
-    runs = _Runs([script, *(arguments or ())], given)
-    rows: list[wavecast.Prediction] = []
-    record: dict[str, Any] = {}
+    strategy = _strategy(parallel, memory or bool(devices))
+    step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
+    program = Script(script, tuple(arguments or ()), is_module, step.running)
+    source = script_source(_target(program, step, batch), lambda _: None)
+    rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
-        record["memory"] = _show_memory(runs, devices, strategy, files.html, as_json)
+        record["memory"] = _show_memory(source, devices, strategy, files.html, as_json)
     elif devices:
-        rows = _predictions(runs, devices, strategy, shown.plan, issuing)
+        with naming_lines(by):
+            source.families(devices)
+        rows = _predictions(source, devices, strategy or step.ranks, shown.plan, issuing)
         rows = rows if shown.several else listed(rows, ranked=ALL in (gpu or ()))
-        record["predicted"] = _show_predictions(runs.first, rows, shown)
+        record["predicted"] = _show_predictions(source.runs[0], rows, shown, cores)
     else:
-        record["trace"] = runs.source.on()
+        record["trace"] = source.on()
         if not as_json:
-            table = trace_report.traced_step(f"step {runs.first.step}", record["trace"])
-            show(script_report.script_run(runs.first), table)
+            table = trace_report.traced_step(f"step {source.runs[0].step}", record["trace"])
+            show(script_report.script_run(source.runs[0], cores=cores), table)
     if out is not None:
-        runs.first.trace.save(out)
+        source.runs[0].trace.save(out)
     if as_json:
-        print_json(script_report.result_record(runs.first, **record))
+        print_json(script_report.result_record(source.runs[0], **record))
     exit_if_incomplete(rows)
+
+
+def _target(program: Script, step: StepOptions, samples: int | None) -> Target:
+    """A script as these options change it."""
+    return replace(step.applied(script_target(program, None, step.precision)), samples=samples)
+
+
+def _strategy(parallel: str | None, is_shown: bool) -> wavecast.Parallel | None:
+    """The strategy that an option names, which needs something to spread."""
+    if parallel is not None and not is_shown:
+        raise InvalidInput("--parallel spreads a prediction or the memory; add --gpu or --memory")
+    return None if parallel is None else parse_parallel(parallel)
 
 
 def _check(
@@ -171,59 +200,8 @@ def _check(
         refuse_unwritable(out)
 
 
-@dataclass
-class _Runs:
-    """The runs of a script: one, or one for each GPU family whose kernels differ."""
-
-    command: list[str]
-    options: dict[str, Any]
-    done: list[ScriptRun] = field(default_factory=list)
-
-    @cached_property
-    def source(self) -> StepSource:
-        """The traces of the step that the script repeats."""
-        return StepSource(self._trace_at)
-
-    @property
-    def first(self) -> ScriptRun:
-        """The first run."""
-        return self.done[0]
-
-    def larger(self, gpu: Device | None) -> Trace | None:
-        """The step that needs most memory, for a GPU; None if it is the step itself."""
-        served = [done for done in self.done if gpu is None or serves(done.trace, gpu)]
-        return (served or self.done)[0].largest
-
-    def largest(self, gpu: Device | None) -> Trace:
-        """The step that needs most memory, for a GPU."""
-        return self.larger(gpu) or self.source.on(gpu)
-
-    def _trace_at(self, gpu: Device | None, _: int | None) -> Trace:
-        script, *arguments = self.command
-        keep_for_results()
-        with counting_ops(f"running {script}") as progress:
-            try:
-                done = wavecast.run_script(
-                    script, arguments, gpu=gpu, progress=progress, **self.options
-                )
-            except CaptureError as error:
-                _pass_on(error)
-                raise
-        self.done.append(done)
-        return done.trace
-
-
-def _pass_on(error: CaptureError) -> None:
-    """Show the script's own traceback, and end with its own exit code."""
-    if error.__cause__ is not None and str(error.__cause__):
-        tell(str(error.__cause__))
-    if error.script_code is not None:
-        print_error(str(error))
-        raise typer.Exit(error.script_code) from error
-
-
 def _show_memory(
-    runs: _Runs,
+    source: ScriptSource,
     devices: list[Device],
     strategy: wavecast.Parallel | None,
     page: Path | None,
@@ -231,39 +209,39 @@ def _show_memory(
 ) -> list[memory_tables.AdvisedMemory]:
     from wavecast.report.html.memory_reports import memory_report as page_of
 
-    runs.source.families(devices) if devices else runs.source.on()
     memories = [
-        wavecast.memory(runs.largest(device), device, parallel=strategy)
+        wavecast.memory(source.fullest(device), device, parallel=strategy)
         for device in devices or (None,)
     ]
-    write_page(page, lambda: page_of(runs.first.script, memories))
+    first = source.runs[0]
+    write_page(page, lambda: page_of(first.script, memories))
     if not as_json:
-        table = memory_tables.memories(f"memory of step {runs.first.step}", memories, width())
-        show(script_report.script_run(runs.first), table)
+        table = memory_tables.memories(f"memory of step {first.step}", memories, width())
+        show(script_report.script_run(first), table)
     return memory_tables.advised(memories)
 
 
 def _show_predictions(
-    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions, cores: int | None
 ) -> dict[str, Any]:
-    before = script_report.script_run(run, min(row.seconds for row in rows))
+    if shown.plan is None and run.length is not None and run.length.steps is not None:
+        shown = replace(shown, plan=TrainingPlan(iterations=run.length.steps))
+    before = script_report.script_run(run, min(row.seconds for row in rows), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 
 
 def _predictions(
-    runs: _Runs,
+    source: ScriptSource,
     devices: list[Device],
-    strategy: wavecast.Parallel | None,
+    spread: wavecast.Parallel | int | None,
     plan: TrainingPlan | None,
     issuing: HostOptions,
 ) -> list[wavecast.Prediction]:
-    traces = runs.source.families(devices)
-    ranks = runs.options["ranks"]
-    if strategy is None and ranks is not None:
-        strategy = own_strategy(traces.traces[0], ranks)
+    traces = source.families(devices)
+    strategy = own_strategy(traces.traces[0], spread) if isinstance(spread, int) else spread
     if strategy is None:
         rows = [wavecast.predict(traces, on, **issuing.arguments()) for on in devices]
     else:
         rows = predict_spread(traces, devices, strategy, plan, issuing)
-    return [replace(row, largest=runs.larger(row.device)) for row in rows]
+    return with_largest(rows, source)

@@ -57,7 +57,7 @@ def trace(
 
 
 @app.command()
-@step_options("assume", "compile", "ranks")
+@step_options("assume", "compile", "ranks", "running")
 def measure(
     target: TargetArgument,
     out: OutOption = None,
@@ -130,7 +130,7 @@ def import_(
 
 
 @app.command(hidden=True)
-@step_options("assume", "compile", "ranks")
+@step_options("assume", "compile", "ranks", "running")
 def iterate(
     target: TargetArgument,
     warm_up: int = 3,
@@ -139,7 +139,7 @@ def iterate(
     """Run one iteration between cudaProfilerStart and Stop, for `measure --counters`."""
     wanted = step.target(target, fixed=())
     if wanted.make_step is None:
-        raise InvalidInput(f"{target} is a trace; it cannot run")
+        raise InvalidInput(f"{target} is no step that can run here")
     require_gpu()
     from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
 

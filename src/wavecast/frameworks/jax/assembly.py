@@ -301,7 +301,8 @@ class Schedule:
         return self._views[key]
 
     def _call(self, op: Op, one: Instruction, reads: Sequence[int], writes: Sequence[int]) -> None:
-        name = one.op_name
+        origin = self.module.origin(one)
+        name = origin.op_name
         phase = phase_of(name)
         if phase is None:
             phase = self._phase
@@ -317,7 +318,7 @@ class Schedule:
                 phase,
                 module_of(name),
                 self._stream,
-                line=self.module.line(one),
+                line=self.module.line(origin),
                 reads=tuple(reads),
                 writes=tuple(writes),
                 graph=0,

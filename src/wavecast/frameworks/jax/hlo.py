@@ -27,6 +27,8 @@ DTYPES = {
 """HLO's element types by our names. Four bits are counted as a byte."""
 HOST_SPACE = "S(5)"
 """The memory space of the host, in a layout."""
+_PATH = "/"
+"""Paths of operations have parts; the names of arguments have none."""
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%([\w.\-]+) = ")
@@ -186,6 +188,18 @@ class HloModule:
     def called(self, instruction: Instruction, attribute: str = "calls") -> Computation | None:
         """The computation that an instruction calls; None if it calls none."""
         return self.computations.get(instruction.computation(attribute))
+
+    def origin(self, instruction: Instruction) -> Instruction:
+        """The instruction that says where another comes from.
+
+        XLA leaves out the path of a fusion that it made of several; then it is that of the last
+        instruction in it that has one.
+        """
+        if _PATH in instruction.op_name:
+            return instruction
+        body = self.called(instruction)
+        inner = () if body is None else reversed(body.instructions)
+        return next((one for one in inner if _PATH in one.op_name), instruction)
 
     def line(self, instruction: Instruction) -> str:
         """The source line of an instruction; empty if unknown."""

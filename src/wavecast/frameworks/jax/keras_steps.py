@@ -5,45 +5,32 @@ Private methods of Keras's JAX trainer are used here and nowhere else (tried wit
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.keras_models import model_and_batch
 
 _SMALL = 2
 """The batch with which a model is built; the step is traced at the user's own."""
-
-
-def is_model(made: Any) -> bool:
-    """Whether something is a Keras model."""
-    keras = sys.modules.get("keras")
-    return keras is not None and isinstance(made, keras.Model)
 
 
 def train_step(made: Any) -> tuple[Any, tuple[Any, ...]]:
     """The jitted train step of a model, and its arguments: its state, and the batch.
 
     Args:
-        made: a tuple of the compiled model and its batch, `(model, (x, y))`, as arrays or shapes.
+        made: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
     """
     import keras
 
     if keras.backend.backend() != "jax":
         raise InvalidInput(
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before keras is "
-            "imported, or trace its torch step with wavecast.trace"
+            "imported"
         )
-    if is_model(made) or len(made) != _SMALL:
-        raise InvalidInput(
-            "a Keras model needs a batch to be traced: return model, (x, y), arrays or "
-            "jax.ShapeDtypeStruct"
-        )
-    model, batch = made
-    if not model.compiled:
-        raise InvalidInput("the Keras model is not compiled; call model.compile(...) first")
+    model, batch = model_and_batch(made)
     import jax
 
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tuple(batch))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
     _build(model, shapes)
     state = model._get_jax_state(
         trainable_variables=True,

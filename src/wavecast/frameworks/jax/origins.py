@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from itertools import groupby
 
 from wavecast.traces.step import Phase
 
@@ -42,7 +43,8 @@ def module_of(op_name: str) -> str:
     for position, part in enumerate(parts[:-1]):
         inner = _unwrapped(part) if position else ""  # the first is the jitted function itself
         scopes += [one for one in inner.split("/") if _is_scope(one)]
-    return ".".join(scopes)
+    # A module of Flax that calls a method of its own is named twice, one after the other.
+    return ".".join(scope for scope, _ in groupby(scopes))
 
 
 def _split(path: str) -> list[str]:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks import keras_models
 from wavecast.frameworks.jax import keras_steps, releases
+from wavecast.frameworks.jax.changes import DONATION, rematerialized, with_donation
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.hardware.device import Device
@@ -132,6 +134,7 @@ def captured_jax(
     samples: int | None = None,
     unit: str = "samples",
     ranks: int | None = None,
+    changes: Sequence[str] = (),
 ) -> Trace:
     """The trace of the step that a function of the user's returns, for one GPU.
 
@@ -141,12 +144,15 @@ def captured_jax(
         samples: how many units one step consumes.
         unit: what `samples` counts.
         ranks: how many devices jax shall show, for code that makes a mesh.
+        changes: what to change in the step, by the names of `frameworks.jax.changes`.
     """
     check_installed()
     _show_devices(ranks or 1)
     target = gpu or device(DEFAULT_GPU)
-    made = step_of(make_step())
-    lowered = lowered_step(made.step, made.arguments, {}, target, {})
+    with rematerialized(changes):
+        made = step_of(make_step())
+        step = with_donation(*made) if DONATION in changes else made.step
+        lowered = lowered_step(step, made.arguments, {}, target, {})
     return traces_for(lowered, [target], samples=samples, unit=unit)[0]
 
 
@@ -155,6 +161,7 @@ def _show_devices(count: int) -> None:
     releases.expect_no_extension()
     if "jax" not in sys.modules:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
+        os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
     if count > 1:
         import jax
 
@@ -172,9 +179,7 @@ def step_of(made: Any) -> JaxStep:
     """The step and its arguments that a function returned: a pair, a Keras model, or our own."""
     if hasattr(made, "step") and hasattr(made, "shapes"):
         return JaxStep(made.step, tuple(made.shapes()))
-    if keras_steps.is_model(made) or (
-        isinstance(made, tuple) and made and keras_steps.is_model(made[0])
-    ):
+    if keras_models.is_step(made):
         step, arguments = keras_steps.train_step(made)
         return JaxStep(step, arguments)
     if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):

@@ -11,6 +11,7 @@ from wavecast.frameworks.jax.assembly import scheduled
 from wavecast.frameworks.jax.buffers import memory_of
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.jax.nnx_scopes import named_modules
 from wavecast.hardware.device import Device
 from wavecast.traces.step import Trace
 from wavecast.traces.values import compacted
@@ -44,7 +45,7 @@ def lowered_step(
         raise InvalidInput(
             "the step is jitted already; give donate_argnums and static_argnums to jax.jit"
         )
-    with releases.as_on(gpu):
+    with releases.as_on(gpu), named_modules((*arguments, *named.values())):
         try:
             return step.trace(*arguments, **named).lower(lowering_platforms=("cuda",))
         except Exception as error:

@@ -27,8 +27,8 @@ from wavecast.errors import InvalidInput, WavecastError, prefixed
 from wavecast.files import read_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.fact_files import NumberRange, number_of, refuse_unknown, text_of
+from wavecast.planning.file_values import time_s
 from wavecast.planning.prices import PriceBook
-from wavecast.planning.schedule.job_files import time_s
 from wavecast.planning.schedule.jobs import Fleet, Pool
 from wavecast.reading import read_text
 

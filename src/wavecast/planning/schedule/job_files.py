@@ -30,12 +30,11 @@ from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import read_toml
 from wavecast.hardware.fact_files import refuse_unknown
 from wavecast.planning.cost import TrainingPlan
-from wavecast.planning.durations import seconds_of
+from wavecast.planning.file_values import number, text, texts, time_s, whole, wholes, yes_or_no
 from wavecast.reading import read_text
 
 LENGTHS = ("iterations", "samples", "tokens", "epochs")
 """The keys that say how long a training is."""
-_MOST_RUNS = 100_000
 
 
 @dataclass(frozen=True)
@@ -94,77 +93,28 @@ def read_jobs(path: Path) -> tuple[JobSpec, ...]:
         return specs
 
 
-def _number(least: float = 0.0, *, above: bool = False) -> Callable[[Any, str], float]:
-    def check(value: Any, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 1e30:
-            raise InvalidInput(f"{where} must be a number, not {value!r}")
-        if value < least or (above and value == least):
-            word = "above" if above else "at least"
-            raise InvalidInput(f"{where} must be {word} {least:g}, not {value:g}")
-        return value
-
-    return check
-
-
-def _whole(value: Any, where: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= _MOST_RUNS:
-        raise InvalidInput(f"{where} must be a whole number from 1 to {_MOST_RUNS}, not {value!r}")
-    return value
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
-    return value
-
-
-def _yes_or_no(value: Any, where: str) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{where} must be true or false, not {value!r}")
-    return value
-
-
-def time_s(value: Any, where: str) -> float:
-    """The seconds of a time in a file: a text such as "48h", or a number of seconds."""
-    if isinstance(value, str):
-        return seconds_of(value, where)
-    return _number()(value, where)
-
-
-def _texts(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
-    return tuple(_text(one, where) for one in value)
-
-
-def _counts(value: Any, where: str) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
-    return tuple(_whole(one, where) for one in value)
-
-
 def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
     if not isinstance(value, dict) or not value:
         raise InvalidInput(f'{where} must be a table such as {{ "l4" = 10, "4 x l4" = 3 }}')
-    return {key: _number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
+    return {key: number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
 
 
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "name": _text,
-    "target": _text,
-    "batch": _whole,
-    "precision": _text,
+    "name": text,
+    "target": text,
+    "batch": whole,
+    "precision": text,
     "hours": _by_gpus,
     "samples_per_s": _by_gpus,
-    "gpus": _texts,
-    "counts": _counts,
+    "gpus": texts,
+    "counts": wholes,
     "submit": time_s,
     "deadline": time_s,
     "due_in": time_s,
-    "priority": _number(above=True),
-    "spot": _yes_or_no,
-    "runs": _whole,
-    "runs_per_week": _number(above=True),
+    "priority": number(above=True),
+    "spot": yes_or_no,
+    "runs": whole,
+    "runs_per_week": number(above=True),
 }
 _TIMES = {"submit": "submit_s", "deadline": "deadline_s", "due_in": "due_in_s"}
 _PLAN = tuple(field.name for field in fields(TrainingPlan))
@@ -180,7 +130,7 @@ def _job(table: Any, where: str) -> JobSpec:
         if key in table
     }
     stated: dict[str, Any] = {
-        key: _number()(table[key], f"{where}.{key}") for key in _PLAN if key in table
+        key: number()(table[key], f"{where}.{key}") for key in _PLAN if key in table
     }
     if "name" not in known:
         raise InvalidInput(f"{where}.name is missing")
@@ -232,6 +182,6 @@ def _csv_jobs(path: Path) -> Iterator[JobSpec]:
 
 def _cell(row: Mapping[str, str], column: str, where: str) -> float:
     try:
-        return _number()(float(row[column]), f"{where}{column}")
+        return number()(float(row[column]), f"{where}{column}")
     except (TypeError, ValueError):
         raise InvalidInput(f"{where}{column} must be a number, not {row[column]!r}") from None

@@ -77,7 +77,9 @@ def _limits(plot: Plot, budget_usd: float | None, deadline_s: float | None) -> I
     if deadline_s is not None and plot.across.low < deadline_s < plot.across.high:
         yield plot.upright(deadline_s, "limit")
         text = f"deadline {long_duration(deadline_s)}"
-        yield element("text", text, x=plot.x(deadline_s), y="12", class_="last limit halo")
+        # At the bottom, since the budget's name may be at the top.
+        low = plot.height - 8
+        yield element("text", text, x=plot.x(deadline_s), y=low, class_="last limit halo")
 
 
 def _range(plot: Plot, one: Candidate) -> Iterable[Html]:

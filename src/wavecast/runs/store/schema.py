@@ -3,6 +3,7 @@
 Version 1: runs.
 Version 2: the inner modules of a run; imports, so that an interrupted one continues.
 Version 3: the iterations and times of the whole run.
+Version 4: campaigns, with the results of their tasks and the attempts that failed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    UniqueConstraint,
     inspect,
     select,
     text,
@@ -66,6 +68,40 @@ imports = Table(
     Column("rows", BigInteger, nullable=False),
     Column("complete", Boolean, nullable=False),
 )
+
+campaigns = Table(
+    "wavecast_campaigns",
+    _metadata,
+    Column("name", Text, primary_key=True),
+    Column("file", Text, nullable=False),
+)
+
+results = Table(
+    "wavecast_results",
+    _metadata,
+    Column("number", _number, primary_key=True, autoincrement=True),
+    Column("campaign", Text, nullable=False),
+    Column("task", String(32), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("question", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("node", Text, nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("ended_s", Double, nullable=False),
+    UniqueConstraint("campaign", "task"),
+)
+
+failures = Table(
+    "wavecast_failures",
+    _metadata,
+    Column("number", _number, primary_key=True, autoincrement=True),
+    Column("campaign", Text, nullable=False),
+    Column("task", String(32), nullable=False),
+    Column("node", Text, nullable=False),
+    Column("error", Text, nullable=False),
+)
+
+_TABLES = (versions, runs, imports, campaigns, results, failures)
 
 
 def migrate(
@@ -142,7 +178,7 @@ def _refuse_foreign(connection: Connection, name: str) -> None:
             "another file"
         )
     computed = [t for t in things if t.type in ("view", "trigger") or _is_virtual(t.sql)]
-    for table in (versions, runs, imports):
+    for table in _TABLES:
         rows = connection.exec_driver_sql(f"PRAGMA table_xinfo({table.name})").all()
         computed += [row for row in rows if row.hidden]
     if computed:
@@ -157,12 +193,14 @@ def _is_virtual(statement: object) -> bool:
 
 
 # Each upgrade is written out in SQL, because the tables above are of the newest version only.
+def _numbered(connection: Connection) -> str:
+    """The type of a column that numbers the rows."""
+    is_server = connection.dialect.name == "postgresql"
+    return "BIGSERIAL PRIMARY KEY" if is_server else "INTEGER PRIMARY KEY AUTOINCREMENT"
+
+
 def _make(connection: Connection) -> None:
-    number = (
-        "BIGSERIAL PRIMARY KEY"
-        if connection.dialect.name == "postgresql"
-        else "INTEGER PRIMARY KEY AUTOINCREMENT"
-    )
+    number = _numbered(connection)
     connection.execute(text("CREATE TABLE wavecast_schema (version INTEGER NOT NULL)"))
     connection.execute(
         text(
@@ -192,4 +230,30 @@ def _add_totals(connection: Connection) -> None:
         connection.execute(text(f"ALTER TABLE wavecast_runs ADD COLUMN {name} DOUBLE PRECISION"))
 
 
-_STEPS: tuple[Callable[[Connection], None], ...] = (_make, _add_imports, _add_totals)
+def _add_campaigns(connection: Connection) -> None:
+    number = _numbered(connection)
+    connection.execute(
+        text("CREATE TABLE wavecast_campaigns (name TEXT PRIMARY KEY, file TEXT NOT NULL)")
+    )
+    connection.execute(
+        text(
+            f"CREATE TABLE wavecast_results (number {number}, campaign TEXT NOT NULL, "
+            "task VARCHAR(32) NOT NULL, kind TEXT NOT NULL, question TEXT NOT NULL, "
+            "answer TEXT NOT NULL, node TEXT NOT NULL, seconds DOUBLE PRECISION NOT NULL, "
+            "ended_s DOUBLE PRECISION NOT NULL, UNIQUE (campaign, task))"
+        )
+    )
+    connection.execute(
+        text(
+            f"CREATE TABLE wavecast_failures (number {number}, campaign TEXT NOT NULL, "
+            "task VARCHAR(32) NOT NULL, node TEXT NOT NULL, error TEXT NOT NULL)"
+        )
+    )
+
+
+_STEPS: tuple[Callable[[Connection], None], ...] = (
+    _make,
+    _add_imports,
+    _add_totals,
+    _add_campaigns,
+)

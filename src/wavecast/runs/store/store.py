@@ -206,6 +206,10 @@ class RunStore:
         """A transaction of this store, written as a whole or not at all."""
         return writing(self._engine, self.name, self._told)
 
+    def reading(self) -> AbstractContextManager[Connection]:
+        """A connection that reads this store."""
+        return reading(self._engine, self.name)
+
     def _column(self, name: str) -> Any:
         """A column of the runs; unknown in a store of an older version that cannot be upgraded."""
         missing = _SINCE.get(name, 1) > self._version

@@ -83,8 +83,16 @@ const wavecastControls = {
     byId("origin-box").hidden = !this.upload?.asksOrigin;
     this.fillPrecisions();
     this.showBatch();
+    this.showTuning();
+  },
+  showTuning() {
+    const named = this.source() === "model" && byId("model").value.startsWith("hf:");
+    byId("tuning").hidden = !named;
+    byId("adapters-box").hidden = !named || !this.model().adapts;
+    if (byId("adapters-box").hidden) byId("adapters").value = "";
   },
   showModel() {
+    this.showTuning();
     byId("batch").value = "";
     this.showSizes({});
     this.showBatch();
@@ -140,14 +148,29 @@ const wavecastControls = {
     const value = match ? Number(match[1]) * 10 ** Number(match[2] ?? 0) * { k: 1e3, m: 1e6, g: 1e9, b: 1e9, t: 1e12 }[match[3].toLowerCase()] || 0 : 0;
     const plain = match && !match[3] ? Number(match[1]) * 10 ** Number(match[2] ?? 0) : value;
     const good = plain > 0 && plain <= 1e18;
-    byId(id).setAttribute("aria-invalid", String(!good && byId(id).value !== ""));
+    this.complain(id, !good && byId(id).value !== "" ? "A number above 0, such as 90, 1.2 M or 2e9" : "");
     return good ? plain : null;
   },
   whole(id) {
     const input = byId(id), text = input.value.trim(), value = Number(text);
     const good = text !== "" && Number.isInteger(value) && value >= Number(input.min) && value <= Number(input.max);
-    input.setAttribute("aria-invalid", String(text !== "" && !good));
+    const most = Number(input.max).toLocaleString("en");
+    // A browser hides what is no number at all, and says so.
+    this.complain(id, !good && (text !== "" || input.validity.badInput) ? `A whole number from ${input.min} to ${most}` : "");
     return good ? value : null;
+  },
+  // Say at a field what is wrong with it; nothing to take that back.
+  complain(id, text) {
+    const input = byId(id), known = byId(`${id}-problem`);
+    input.setAttribute("aria-invalid", String(text !== ""));
+    if (!known && !text) return;
+    const told = known ?? made("p", "", { id: `${id}-problem`, class: "hint bad", role: "alert" });
+    if (!known) {
+      input.closest(".field").after(told);
+      input.setAttribute("aria-describedby", [input.getAttribute("aria-describedby"), told.id].filter(Boolean).join(" "));
+    }
+    told.textContent = text;
+    told.hidden = !text;
   },
 
   addGpu() {
@@ -158,7 +181,11 @@ const wavecastControls = {
     const gpu = known.find(one => one.id === text || one.name.toLowerCase() === text) ?? (near.length === 1 ? near[0] : null);
     hint.classList.toggle("bad", !gpu);
     if (!gpu) {
-      hint.textContent = near.length ? `Which one? ${near.slice(0, 5).map(one => one.id).join(", ")}` : "There is no GPU of that name";
+      hint.replaceChildren(near.length ? "Which one? " : "There is no GPU of that name", ...near.slice(0, 6).map(one => {
+        const pick = made("button", one.id, { type: "button", class: "pick" });
+        pick.addEventListener("click", () => { entry.value = one.id; this.addGpu(); });
+        return pick;
+      }));
       return;
     }
     entry.value = "";
@@ -198,6 +225,10 @@ const wavecastControls = {
     question.batch = byId("batch").disabled ? null : this.whole("batch");
     question.precision = this.precision() || null;
     if (this.catalogue.compiles && !isUpload) question.compile = byId("compile").checked;
+    if (!byId("tuning").hidden) {
+      question.adapters = byId("adapters").value || null;
+      question.checkpointing = byId("checkpointing").checked;
+    }
     question.parallel = this.parallel();
     question.training = this.training();
     return document.querySelector('#controls [aria-invalid="true"]') || !byId("spread").hidden && byId("spread-hint").classList.contains("bad") ? null : question;
@@ -221,6 +252,11 @@ const wavecastControls = {
     const shard = Number(byId("shard").value), microbatches = this.whole("microbatches") ?? 1;
     return { data: Math.max(1, Math.floor(count / (tensor * pipeline))), shard, tensor, pipeline, microbatches };
   },
+  // What GPUs that are rented must keep to, or null while a field is wrong.
+  limits() {
+    const limits = { budget_usd: this.amount("budget"), deadline_h: this.amount("deadline"), most_gpus: this.whole("most-gpus") ?? 1 };
+    return document.querySelector('#choose-gpus [aria-invalid="true"]') ? null : limits;
+  },
   training() {
     const kind = byId("amount-kind").value, amount = kind ? this.amount("amount") : null;
     if (amount === null) return null;
@@ -241,6 +277,8 @@ const wavecastControls = {
     byId("origin").value = question.origin ?? "";
     this.setPrecision(question.precision ?? (question.model ? "fp32" : ""));
     byId("compile").checked = Boolean(question.compile);
+    byId("adapters").value = question.adapters ?? "";
+    byId("checkpointing").checked = Boolean(question.checkpointing);
     this.setGpus(question.gpus);
     const spread = question.parallel;
     byId("count").value = spread ? spread.data * spread.tensor * spread.pipeline : 1;

@@ -5,7 +5,7 @@ const FIRST = {
   gpus: ["h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090"],
 };
 const wavecastPage = {
-  asking: null, detailing: null, drawn: null, timer: 0, result: null, gpu: null, tries: 0,
+  asking: null, detailing: null, drawn: null, timer: 0, clock: 0, result: null, gpu: null, tries: 0,
 
   async start() {
     byId("problem").querySelector("button").addEventListener("click", () => {
@@ -16,27 +16,40 @@ const wavecastPage = {
       wavecastControls.spreadOut(8);
       this.ask();
     });
+    byId("cancel").addEventListener("click", () => this.cancel());
+    byId("choose-gpus").addEventListener("submit", event => { event.preventDefault(); this.showOffers(); });
+    byId("advise").addEventListener("click", () => this.showAdvice());
+    addEventListener("popstate", () => this.recallPlace());
     byId("file").addEventListener("change", event => this.upload(event.target.files[0]));
     this.listenForDrops();
-    const name = /^\/r\/([0-9a-f]{32})$/.exec(location.pathname)?.[1];
     this.busy(true, "Loading");
     try {
       wavecastControls.start(await this.get("/api/catalogue"), () => this.askSoon());
-      if (name) {
-        const result = await this.get(`/api/results/${name}`);
-        if (result.question.trace) await this.recall(result.question);
-        wavecastControls.set(result.question);
-        this.show(result);
-        this.busy(false, "");
-        return;
-      }
     } catch (error) {
-      if (wavecastControls.catalogue) wavecastControls.set(FIRST);  // what "try again" asks for
-      this.fail(error, wavecastControls.catalogue ? "This result is not here" : "The server does not answer");
+      this.fail(error, "The server does not answer");
       return;
     }
-    wavecastControls.set(FIRST);
-    this.ask();
+    this.recallPlace();
+  },
+  // Show what the address of the page names: a result, or the first question.
+  async recallPlace() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    const name = /^\/r\/([0-9a-f]{32})$/.exec(location.pathname)?.[1];
+    if (!name) { wavecastControls.set(FIRST); this.ask(false); return; }
+    const asking = this.asking = new AbortController();
+    this.busy(true, "Loading");
+    try {
+      const result = await this.get(`/api/results/${name}`, asking.signal);
+      if (result.question.trace) await this.recall(result.question);
+      wavecastControls.set(result.question);
+      this.show(result);
+      this.busy(false, "");
+    } catch (error) {
+      if (asking.signal.aborted) return;
+      wavecastControls.set(FIRST);  // what "try again" asks for
+      this.fail(error, "This result is not here");
+    }
   },
   async recall(question) {
     // The file itself is not asked for; what the controls need to know of it is in the question.
@@ -52,7 +65,8 @@ const wavecastPage = {
     this.tries = 0;
     this.timer = setTimeout(() => this.ask(), 250);
   },
-  async ask() {
+  // A new answer is a new place in the browser's history, unless the first question is asked by itself.
+  async ask(isPlace = true) {
     clearTimeout(this.timer);
     this.asking?.abort();
     const question = wavecastControls.question();
@@ -65,11 +79,12 @@ const wavecastPage = {
     try {
       const result = await this.post("/api/predictions", JSON.stringify(question), "application/json", asking.signal);
       this.show(result);
-      history.replaceState(null, "", `/r/${result.id}`);
+      const place = `/r/${result.id}`;
+      if (isPlace && location.pathname !== place) history.pushState(null, "", place);
       this.busy(false, `Predicted ${result.target}: ${byId("verdict").textContent}`);
     } catch (error) {
       if (asking.signal.aborted) return;
-      if (error.retry && this.tries < 5) { this.tries += 1; this.timer = setTimeout(() => this.ask(), error.retry * 1000); return; }
+      if (error.retry && this.tries < 5) { this.tries += 1; this.timer = setTimeout(() => this.ask(isPlace), error.retry * 1000); return; }
       this.fail(error, "This could not be predicted");
     }
   },
@@ -126,6 +141,32 @@ const wavecastPage = {
     byId("status").textContent = told;
     if (is && byId("answer").hidden && byId("empty").hidden) byId("skeleton").hidden = false;
     if (!is) byId("skeleton").hidden = true;
+    this.watch(is, told);
+  },
+  // Tell how long an answer takes once that is worth telling; the old one stays in view.
+  watch(is, told) {
+    clearInterval(this.clock);
+    byId("waiting").hidden = true;
+    if (!is) return;
+    const since = Date.now();
+    let before = "";
+    this.clock = setInterval(async () => {
+      const passed = Math.round((Date.now() - since) / 1000);
+      if (passed < 2) return;
+      byId("waiting").hidden = false;
+      byId("waited").textContent = `${told}, ${passed} s${before}`;
+      if (passed % 3 === 0) {
+        const place = (await this.get("/api/queue").catch(() => ({ yours: [] }))).yours[0] ?? 0;
+        before = place ? `; ${place} before this one` : "";
+      }
+    }, 1000);
+  },
+  cancel() {
+    clearTimeout(this.timer);
+    this.asking?.abort();
+    this.busy(false, "Cancelled");
+    if (this.result) { wavecastControls.set(this.result.question); return; }
+    this.fail(new Error("Change a control to ask for something else"), "Cancelled");
   },
   fail(error, title) {
     this.busy(false, "");
@@ -135,7 +176,7 @@ const wavecastPage = {
     problem.querySelector("p").textContent = told.charAt(0).toUpperCase() + told.slice(1);
     problem.querySelector("button").hidden = wavecastControls.catalogue !== null && wavecastControls.question() === null;
     problem.hidden = false;
-    byId("answer").hidden = true;
+    byId("answer").hidden = this.result === null;  // the last answer stays, with what it was about
   },
   hideProblem() { byId("problem").hidden = true; },
 
@@ -161,8 +202,30 @@ const wavecastPage = {
     byId("download").href = `/api/results/${result.id}/report`;
     byId("share-told").textContent = "";
     byId("spread-out").hidden = Boolean(result.question.parallel) || result.rows.some(row => row.fits !== false);
+    byId("offers").replaceChildren();
+    byId("offers-section").hidden = !result.question.training;
     this.showCautions(result);
     this.showChoice(result);
+  },
+  // Longer questions about the answer: what to rent, and what to change.
+  async showOffers() {
+    const limits = wavecastControls.limits();
+    if (limits) await this.fill("offers", this.post(`/api/results/${this.result.id}/choices`, JSON.stringify(limits), "application/json"));
+  },
+  async showAdvice() { await this.fill("advice", this.get(`/api/results/${this.result.id}/gpus/${this.gpu}/advice`)); },
+  async fill(id, answering) {
+    const place = byId(id), since = Date.now(), shown = this.result;
+    const told = made("p", "Working", { class: "waiting", role: "status" });
+    place.replaceChildren(told);
+    const clock = setInterval(() => { told.textContent = `Working, ${Math.round((Date.now() - since) / 1000)} s`; }, 1000);
+    try {
+      const answer = await answering;
+      if (shown !== this.result) return;
+      this.put(id, `<p class="verdict">${answer.verdict}</p>${answer.sections.join("")}`);
+      for (const table of place.querySelectorAll("table.sorts")) wavecastSorts(table);
+    } catch (error) {
+      if (shown === this.result) place.replaceChildren(made("p", error.message, { class: "notice bad", role: "alert" }));
+    } finally { clearInterval(clock); }
   },
   showCautions(result) {
     const told = [...Object.entries(result.failed).map(([gpu, reason]) => `${gpu}: ${reason}`), ...result.doubts];
@@ -186,6 +249,8 @@ const wavecastPage = {
   },
   async showDetails() {
     this.detailing?.abort();
+    byId("advice").replaceChildren();
+    byId("advise").textContent = `What would make it better on ${this.gpu}?`;
     const detailing = this.detailing = new AbortController();
     const place = byId("details"), name = this.result.id, gpu = this.gpu;
     if (!place.children.length) place.replaceChildren(made("p", "Loading where time and memory go", { class: "waiting" }));

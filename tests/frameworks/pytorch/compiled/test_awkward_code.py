@@ -184,3 +184,15 @@ def test_classes_of_a_target_file_are_found_by_the_compiler(tmp_path: Path) -> N
     trace = wavecast.trace(make_step)
     assert not not_followed(trace)
     assert any("gelu" in str(call.op.attr("fused")) for call in fused(trace))
+
+
+def test_a_convolution_of_a_transposed_sequence_is_compiled() -> None:
+    def make_step() -> Step:
+        with torch.device("cuda"):
+            model = torch.compile(nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=4))
+            x = torch.randn(2, 16, WIDTH, requires_grad=True)
+        return lambda: model((2 * x).transpose(1, 2)).relu().square().mean().backward()
+
+    found = wavecast.trace(make_step)
+    assert not not_followed(found)
+    assert fused(found)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from wavecast.frameworks.pytorch.changes.attention import FusedAttention
-from wavecast.frameworks.pytorch.changes.loaders import twice_the_batch
+from wavecast.frameworks.pytorch.changes.loaders import few_samples, twice_the_batch
 from wavecast.frameworks.pytorch.changes.losses import ChunkedLoss
 from wavecast.frameworks.pytorch.changes.module_calls import channels_last, checkpointed, compiled
 from wavecast.frameworks.pytorch.changes.optimizers import (
@@ -37,6 +37,7 @@ def _new_changes() -> dict[str, Active]:
         "set_to_none": zeroed_by_none,
         "compile": compiled,
         "twice_the_batch": twice_the_batch,
+        "few_samples": few_samples,
         "checkpointing": partial(checkpointed, every=1),
         "checkpointing_half": partial(checkpointed, every=2),
     }

@@ -279,6 +279,12 @@ class RealDevices(FakeTensorMode):
         return super().dispatch(func, types, args, kwargs or {})
 
     def _convolve(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        source = 0 if func is _aten.convolution.default else 1
+        if args[source].dim() == 3 and not args[source].is_contiguous():
+            # Torch would make a contiguous copy, for which its CPU build has no code.
+            options = {"memory_format": torch.contiguous_format}
+            copy = super().dispatch(_aten.empty_like.default, types, args[source:][:1], options)
+            args = (*args[:source], copy, *args[source + 1 :])
         with ExitStack() as stack:
             # With a CUDA build, torch 2.9 asks the driver in order to choose a library.
             replacing(stack)(torch._C, **dict.fromkeys(_CHOOSE_LIBRARY, lambda *_, **__: None))

@@ -74,6 +74,11 @@ def gpu_id(device: str = "cuda") -> str:
     return device_named(torch.cuda.get_device_name()).id if device == "cuda" else device
 
 
+def gpu_ids() -> list[str]:
+    """The ids of all GPUs of this machine."""
+    return [device_named(torch.cuda.get_device_name(at)).id for at in range(gpu_count())]
+
+
 def gpu_count() -> int:
     """How many GPUs this machine has."""
     return int(torch.cuda.device_count())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import importlib.machinery
 import importlib.util
@@ -59,8 +60,10 @@ class Program:
         """The script as the user named it."""
         return f"-m {self.name}" if self.is_module else self.name
 
-    def check(self) -> None:
-        """Refuse a script that does not exist."""
+    def check(self, steps: int | None) -> None:
+        """Refuse a script that does not exist, and a number of steps that it cannot have."""
+        if steps is not None and steps < 1:
+            raise InvalidInput(f"steps is {steps}; it must be at least 1")
         path = Path(self.name)
         if not self.is_module and not path.is_file():
             file, _, function = self.name.rpartition(":")
@@ -72,14 +75,16 @@ class Program:
             folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
             raise InvalidInput(f"there is no script {self.name}{folder}")
 
-    def mentions(self, word: str) -> bool:
-        """Whether the text of the script has a word in it."""
+    def mentions(self, name: str) -> bool:
+        """Whether the script has a function of torch's or of a module's with a name in it."""
         try:
             with _surroundings(self):  # which find the modules beside the script
                 path = Path(self._file())
-            return word in path.read_text(encoding="utf-8", errors="replace")
-        except (OSError, InvalidInput):
+            tree = ast.parse(path.read_bytes())
+        except (OSError, InvalidInput, SyntaxError, ValueError):
             return False
+        uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        return any(node.attr == name and not _is_named(node.value, "re") for node in uses)
 
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
@@ -115,6 +120,10 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         if error.name is not None and name.startswith(error.name):
             return None
         raise  # a package that it lies in imports something that is missing
+
+
+def _is_named(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 @contextmanager

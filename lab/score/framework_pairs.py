@@ -1,0 +1,89 @@
+"""Which is faster for the same model, torch or JAX? Predicted for our H200, and measured.
+
+python -m lab score framework_pairs                committed predictions, and what was measured
+python -m lab score framework_pairs --write FILE   predict anew, before anything is measured
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab import needs
+from lab.measured.compiled import GPU
+from lab.measured.jax_steps import FOLDER
+from lab.steps.framework_pairs import FRAMEWORKS, PAIRS, FrameworkPair
+
+PREDICTED, MEASURED = FOLDER / "pairs-predictions.json", FOLDER / "pairs.json"
+_FIELDS = ("gpu_s", "seconds", "low_s", "high_s", "memory_bytes")
+
+
+def predicted(pair: FrameworkPair) -> Iterator[dict[str, Any]]:
+    """What is predicted for a model in both frameworks."""
+    import wavecast
+    from lab.score import jax
+    from lab.steps.jax_steps import JaxCase
+
+    trace = wavecast.trace(pair.torch, gpu=GPU)
+    step = wavecast.predict(trace, GPU)
+    yield {
+        "name": pair.name,
+        "framework": "torch",
+        "version": trace.framework,
+        "gpu_s": step.gpu_s,
+        "seconds": step.seconds,
+        "low_s": step.low_s,
+        "high_s": step.high_s,
+        "memory_bytes": wavecast.memory(trace, GPU).peak_bytes,
+    }
+    row = jax.predicted(JaxCase(f"pair_{pair.name}", "pair", pair.make_jax))
+    yield {
+        "name": pair.name,
+        "framework": "jax",
+        "version": row["framework"],
+        **{name: row[name] for name in _FIELDS},
+    }
+
+
+def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """A table of predictions and measurements, and how often the faster one is named."""
+    said = {(row["framework"], row["name"]): row for row in rows}
+    true = {(row["framework"], row["name"]): row for row in found}
+    yield f"{'model':10} {'torch ms':>18} {'JAX ms':>18} {'torch / JAX':>14}  faster"
+    right, off = [], {name: list[float]() for name in FRAMEWORKS}
+    for pair in PAIRS:
+        keys = [(name, pair.name) for name in FRAMEWORKS]
+        if not all(key in true for key in keys):
+            continue
+        said_s, true_s = ([table[key]["seconds"] for key in keys] for table in (said, true))
+        for name, guess, seconds in zip(FRAMEWORKS, said_s, true_s, strict=True):
+            off[name].append(abs(guess / seconds - 1))
+        ratios = said_s[0] / said_s[1], true_s[0] / true_s[1]
+        right.append((ratios[0] > 1) == (ratios[1] > 1))
+        times = " ".join(
+            f"{a * 1e3:9.3f} {b * 1e3:8.3f}" for a, b in zip(said_s, true_s, strict=True)
+        )
+        verdict = "right" if right[-1] else "wrong"
+        yield f"{pair.name:10} {times} {ratios[0]:7.2f} {ratios[1]:6.2f}  {verdict}"
+    for name, errors in off.items():
+        if errors:
+            yield f"{name}: mean error of the iteration {np.mean(errors):.1%}, {len(errors)} steps"
+    yield f"the faster one is named in {sum(right)} of {len(right)}"
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Predict the pairs, or compare predictions with measurements."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", type=Path, help="predict, and write the predictions here")
+    options = parser.parse_args(given)
+    if options.write:
+        rows = [row for pair in PAIRS for row in predicted(pair)]
+        options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        return
+    rows = json.loads(PREDICTED.read_text(encoding="utf-8"))
+    found = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
+    print("\n".join(lines(rows, found)))

@@ -1,0 +1,171 @@
+"""A campaign that runs: tasks are given to workers, and each result is stored once.
+
+Only what the store has counts. Whatever dies, workers or this process, the next start continues
+with the tasks that have no result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from wavecast.campaigns.campaign_files import Campaign
+from wavecast.campaigns.progress import Progress
+from wavecast.campaigns.standing import CampaignRun
+from wavecast.campaigns.tasks import ANYWHERE, CampaignTask, together
+from wavecast.campaigns.work import TaskOutcome, runs_of
+from wavecast.campaigns.workers import Bundle, Finished, Workers
+from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
+
+_MOST_LOSSES = 10
+"""A task whose worker died so often is left: it may be the one that kills it."""
+_POLL_S = 2.0
+
+
+def run_campaign(
+    campaign: Campaign,
+    results: CampaignResults,
+    workers: Workers,
+    *,
+    progress: Callable[[Progress], None] = lambda now: None,
+    patience_s: float = 60.0,
+) -> CampaignRun:
+    """Run the tasks of a campaign that have no result yet.
+
+    Args:
+        campaign: the campaign.
+        results: where its results are stored.
+        workers: who performs the tasks.
+        progress: called whenever results were stored.
+        patience_s: how long to wait for a node with a GPU that none has now.
+    """
+    results.keep_file(campaign.file)
+    return _TaskFlow(campaign, results, workers, progress, patience_s).to_the_end()
+
+
+@dataclass
+class _TaskFlow:
+    campaign: Campaign
+    results: CampaignResults
+    workers: Workers
+    progress: Callable[[Progress], None]
+    patience_s: float
+    queues: dict[str, deque[Bundle]] = field(default_factory=dict)
+    """What is still to be given away, by the GPU that it needs."""
+    away: int = 0
+    """How many bundles were given away and are not back."""
+    done: set[str] = field(default_factory=set)
+    new: int = 0
+    lost: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    losses: Counter[str] = field(default_factory=Counter)
+    failed: dict[str, str] = field(default_factory=dict)
+    began_s: float = field(default_factory=time.monotonic)
+
+    def to_the_end(self) -> CampaignRun:
+        """Give tasks away until all are done, or none can be."""
+        stored = self.results.done()
+        self.done = {one.id for one in self.campaign.tasks if one.id in stored}
+        self._queue([one for one in self.campaign.tasks if one.id not in self.done])
+        last_s = time.monotonic()
+        while self.away or any(self.queues.values()):
+            given = self._give_away()
+            back = self.workers.finished(_POLL_S) if self.away else []
+            if back:
+                self._store(back)
+            if back or given:
+                last_s = time.monotonic()
+            elif not self.away:
+                if not self._may_come(time.monotonic() - last_s):
+                    break
+                self.workers.finished(_POLL_S)
+        unplaced = {gpu: sum(map(len, queue)) for gpu, queue in self.queues.items() if queue}
+        return CampaignRun(
+            name=self.campaign.name,
+            tasks=len(self.campaign.tasks),
+            done=len(self.done),
+            new=self.new,
+            failed=self.failed,
+            unplaced={gpu or "any machine": number for gpu, number in unplaced.items()},
+            lost=self.lost,
+            seconds=time.monotonic() - self.began_s,
+        )
+
+    def _may_come(self, waited_s: float) -> bool:
+        """Whether it is worth waiting for a worker that can run what is left."""
+        somebody = any(self.workers.can_run(gpu) for gpu, queue in self.queues.items() if queue)
+        return somebody or waited_s < self.patience_s
+
+    def _queue(self, tasks: list[CampaignTask], *, singly: bool = False) -> None:
+        bundles = [(one,) for one in tasks] if singly else together(tasks)
+        for bundle in bundles:
+            self.queues.setdefault(bundle[0].gpu, deque()).append(bundle)
+
+    def _give_away(self) -> bool:
+        given = False
+        # Measurements first: they wait for GPUs, and predictions run anywhere.
+        for gpu in sorted(self.queues, key=lambda gpu: gpu == ANYWHERE):
+            while self.queues[gpu] and self.workers.has_room(gpu):
+                self.workers.submit(self.queues[gpu].popleft())
+                self.away += 1
+                given = True
+        return given
+
+    def _store(self, back: list[Finished]) -> None:
+        """Store what came back in one transaction, and queue what must be tried again."""
+        answered: list[TaskResult] = []
+        attempts: list[FailedAttempt] = []
+        for one in back:
+            self.away -= 1
+            if one.lost:
+                attempts += self._lose(one)
+            by_id = {task.id: task for task in one.bundle}
+            for outcome in one.outcomes:
+                task = by_id[outcome.task]
+                if outcome.answer is None:
+                    attempts.append(self._fail(task, outcome))
+                else:
+                    answered.append(_result(task, outcome))
+        self.new += self.results.add(answered, attempts)
+        self.done |= {one.task for one in answered}
+        self._report()
+
+    def _fail(self, task: CampaignTask, outcome: TaskOutcome) -> FailedAttempt:
+        self.errors[task.id] += 1
+        if self.errors[task.id] < self.campaign.attempts:
+            self._queue([task], singly=True)
+        else:
+            self.failed[task.name] = outcome.error
+        return FailedAttempt(task.id, outcome.node, outcome.error)
+
+    def _lose(self, one: Finished) -> list[FailedAttempt]:
+        self.lost += 1
+        self.losses.update(task.id for task in one.bundle)
+        again = [task for task in one.bundle if self.losses[task.id] < _MOST_LOSSES]
+        for task in set(one.bundle) - set(again):
+            self.failed[task.name] = f"its worker died {_MOST_LOSSES} times: {one.lost}"
+        # Alone from the third loss on, so that a task which kills its worker takes no other along.
+        self._queue(again, singly=any(self.losses[task.id] > 2 for task in again))
+        return [FailedAttempt(task.id, "", one.lost) for task in one.bundle]
+
+    def _report(self) -> None:
+        total, done = len(self.campaign.tasks), len(self.done)
+        pace_s = (time.monotonic() - self.began_s) / max(1, self.new)
+        self.progress(Progress(done, total, pace_s * (total - done)))
+
+
+def _result(task: CampaignTask, outcome: TaskOutcome) -> TaskResult:
+    assert outcome.answer is not None
+    place = {"gpu": task.gpu} if task.gpu != ANYWHERE else {}
+    return TaskResult(
+        task.id,
+        task.kind,
+        {**task.asked, **place},
+        outcome.answer,
+        outcome.node,
+        outcome.seconds,
+        time.time(),
+        runs_of(task, outcome.answer),
+    )

@@ -1,0 +1,199 @@
+"""What a task does: it measures a layer, a step or a run here, or predicts a step anywhere.
+
+An answer is a table of plain values, so that it can be sent between machines and stored.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from wavecast.campaigns import run_grids, suite_runs
+from wavecast.campaigns.layer_times import LayerRow
+from wavecast.campaigns.tasks import CPU, CampaignTask
+from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks.step_source import StepSource, target_source
+from wavecast.frameworks.strategies import strategy_of
+from wavecast.frameworks.targets import resolve
+from wavecast.hardware.devices import device
+from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
+from wavecast.runs.run import Run
+from wavecast.runs.suite_results import SuiteResult, SuiteStep
+from wavecast.steps.request import predict
+
+Answer = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TaskOutcome:
+    """What became of one attempt at a task."""
+
+    task: str
+    """The id of the task."""
+    node: str
+    seconds: float
+    answer: Answer | None = None
+    error: str = ""
+    """Why there is no answer."""
+
+
+def perform_all(
+    tasks: Sequence[CampaignTask], node: str = "", release: str = ""
+) -> list[TaskOutcome]:
+    """Perform tasks one after the other; one that fails does not stop the others.
+
+    Args:
+        tasks: the tasks.
+        node: the name of the machine; its own by default.
+        release: the release of wavecast that asks. Another one here is refused.
+    """
+    name = node or platform.node()
+    if release and release != this_release():
+        refusal = f"{name} has wavecast {this_release()}, and {release} asks; install the same"
+        return [TaskOutcome(one.id, name, 0.0, error=refusal) for one in tasks]
+    return [_performed(one, name) for one in tasks]
+
+
+def this_release() -> str:
+    """The release of wavecast that is installed here."""
+    try:
+        return importlib.metadata.version("wavecast")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _performed(task: CampaignTask, node: str) -> TaskOutcome:
+    began = time.monotonic()
+    try:
+        answer, error = _WORK[task.kind](task), ""
+    except Exception as failure:  # whatever a task raises, the others go on
+        text = str(failure) or repr(failure)
+        answer, error = None, f"{type(failure).__name__}: {text.splitlines()[0][:500]}"
+    return TaskOutcome(task.id, node, time.monotonic() - began, answer, error)
+
+
+def _predict(task: CampaignTask) -> Answer:
+    asked = task.asked
+    source = _source(asked["target"], asked["batch"], asked["precision"])
+    gpu = device(asked["gpu"])
+    parallel = asked["parallel"]
+    strategy = strategy_of(parallel, asked["target"]) if parallel else None
+    try:
+        step = predict(source.on(gpu), gpu, parallel=strategy, host=asked.get("host"))
+        needed = step.memory
+    except InvalidInput as error:  # it is the answer: another attempt would say the same
+        return {"reason": str(error)}
+    return {
+        "seconds": step.seconds,
+        "low_s": step.low_s,
+        "high_s": step.high_s,
+        "gpu_s": step.gpu_s,
+        "samples_per_s": step.throughput,
+        "unit": step.trace.unit,
+        "needed_bytes": None if needed is None else needed.needed_bytes,
+        "fits": step.fits,
+        "unpredicted": step.unpredicted_share,
+    }
+
+
+@lru_cache(maxsize=4)
+def _source(target: str, batch: int | None, precision: str | None) -> StepSource:
+    """The traces of a step, kept for the tasks that share it."""
+    return target_source(resolve(target, batch, precision))
+
+
+def _time_layer(task: CampaignTask) -> Answer:
+    from wavecast.frameworks.pytorch.measurement.layers import software, time_layer
+
+    asked, where = task.asked, _measuring_device(task.gpu)
+    timed = time_layer(layer(asked["layer"], asked["sizes"]), where)
+    return {**asdict(timed), "software": software()}
+
+
+def _measure_suite(task: CampaignTask) -> Answer:
+    _measuring_device(task.gpu)
+    asked = task.asked
+    step = SuiteStep(asked["model"], asked["batch"], asked["precision"])
+    measured = suite_runs.run_apart(
+        suite_runs.measure_here, step, device(task.gpu), asked["limit_s"], None, asked["least"]
+    )
+    return asdict(measured)
+
+
+def _measure_run(task: CampaignTask) -> Answer:
+    from wavecast.frameworks.pytorch.measurement import whole_runs
+
+    asked = task.asked
+    startup_s, seconds = run_grids.measure_here(
+        start_of(asked),
+        _measuring_device(task.gpu),
+        graph=asked["graph"],
+        phase=asked["phase"],
+        **asked["options"],
+    )
+    software = whole_runs.software(asked["graph"])
+    return {"startup_s": startup_s, "seconds": list(seconds), "software": software}
+
+
+def _measuring_device(gpu: str) -> str:
+    """Where torch measures: "cuda" if this machine's GPU is the one that is asked for, or "cpu".
+
+    Raises:
+        WavecastError: this machine has another GPU, or none.
+    """
+    if gpu == CPU:
+        return CPU
+    from wavecast.frameworks.pytorch.measurement.iteration import require_gpu
+    from wavecast.frameworks.pytorch.measurement.layers import gpu_id
+
+    require_gpu()
+    if gpu_id() != gpu:
+        raise WavecastError(f"{platform.node()} has {gpu_id()}, and {gpu} is to be measured")
+    return "cuda"
+
+
+_WORK: Mapping[str, Callable[[CampaignTask], Answer]] = {
+    "predict": _predict,
+    "layer": _time_layer,
+    "suite": _measure_suite,
+    "run": _measure_run,
+}
+
+
+def start_of(asked: Mapping[str, Any]) -> run_grids.Start:
+    """The start of a run that a task asks for."""
+    lengths = tuple(asked["lengths"])
+    return run_grids.Start(asked["model"], asked["batch"], lengths, asked["precision"])
+
+
+def runs_of(task: CampaignTask, answer: Answer) -> tuple[Run, ...]:
+    """The past runs that an answer has: those of a grid."""
+    if task.kind != "run":
+        return ()
+    asked = task.asked
+    times = answer["startup_s"], answer["seconds"]
+    where = {"gpu": task.gpu, "software": answer["software"], "phase": asked["phase"]}
+    return tuple(run_grids.runs_of(start_of(asked), times, **where))
+
+
+def layer_row(asked: Mapping[str, Any], gpu: str, answer: Answer) -> LayerRow:
+    """A measured layer as a row of the files that `wavecast fit` reads."""
+    status = LayerStatus(answer["status"])
+    return LayerRow(
+        index=asked["index"],
+        layer=layer(asked["layer"], asked["sizes"]),
+        gpu=gpu,
+        time=PassTimes(answer["forward_s"], answer["backward_s"], status),
+        seed=asked["seed"],
+        software=answer["software"],
+    )
+
+
+def suite_row(answer: Answer) -> SuiteResult:
+    """A measured step as a row of the files of `wavecast suite run`."""
+    return SuiteResult(**answer)

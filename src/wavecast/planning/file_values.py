@@ -1,0 +1,68 @@
+"""Values of users' TOML files, checked: the message names the key, and what it must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wavecast.errors import InvalidInput
+from wavecast.planning.durations import seconds_of
+
+MOST = 100_000
+"""No count in a file is larger."""
+
+
+def number(least: float = 0.0, *, above: bool = False) -> Callable[[Any, str], float]:
+    """A check of a number that is at least so much, or above it."""
+
+    def check(value: Any, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 1e30:
+            raise InvalidInput(f"{where} must be a number, not {value!r}")
+        if value < least or (above and value == least):
+            word = "above" if above else "at least"
+            raise InvalidInput(f"{where} must be {word} {least:g}, not {value:g}")
+        return value
+
+    return check
+
+
+def whole(value: Any, where: str) -> int:
+    """A whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
+        raise InvalidInput(f"{where} must be a whole number from 1 to {MOST}, not {value!r}")
+    return value
+
+
+def text(value: Any, where: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
+    return value
+
+
+def yes_or_no(value: Any, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where} must be true or false, not {value!r}")
+    return value
+
+
+def time_s(value: Any, where: str) -> float:
+    """The seconds of a time in a file: a text such as "48h", or a number of seconds."""
+    if isinstance(value, str):
+        return seconds_of(value, where)
+    return number()(value, where)
+
+
+def texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts."""
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
+    return tuple(text(one, where) for one in value)
+
+
+def wholes(value: Any, where: str) -> tuple[int, ...]:
+    """A list of whole numbers."""
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
+    return tuple(whole(one, where) for one in value)
