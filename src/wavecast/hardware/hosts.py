@@ -202,7 +202,8 @@ def _costs_of_issued(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, f
     if op.name == GRAPH_LAUNCH:
         yield "graph_s", 1
     elif op.name in fused.HOST_CALLS:
-        yield "forward_s", COMPILED[op.name] + COMPILED["input"] * integer(op, "inputs")
+        each = COMPILED["xla.input" if op.name == XLA_CALL else "input"]
+        yield "forward_s", COMPILED[op.name] + each * integer(op, "inputs")
     elif issuer == CALL and ops.launches(op):
         kind = ops.kind(op)
         yield "forward_s", COMPILED["attention" if kind is Kind.ATTENTION else "launch"]

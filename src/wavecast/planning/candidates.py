@@ -205,7 +205,7 @@ class _CandidateFinder:
         for batch, trace in self._tried(1):
             fullest = self._setting.larger(device, batch) or trace
             needed = memory(fullest, device) if trace.allocations else None
-            if needed is None or needed.fits:
+            if needed is None or needed.fits is not False:
                 return self._predicted_on_one(batch, trace, needed)
         reason = _NOT_FITTING if needed is None else _too_large(needed.needed_bytes)
         return Candidate(device, 1, batch, memory=needed, reason=reason)
