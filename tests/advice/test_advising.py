@@ -13,7 +13,7 @@ from made import call, mm, relu
 from torch import Tensor, nn
 
 import wavecast
-from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.proposals import StepAdvice, Use, proposal
 from wavecast.advice.trace_changes import EDITS
 from wavecast.advice.variants import GRAPHED
@@ -109,7 +109,7 @@ def test_a_trace_is_advised_on_as_far_as_it_goes() -> None:
 
 
 def test_every_change_is_described_and_can_be_made() -> None:
-    elsewhere = {*EDITS, GRAPHED, "batch", "compile_graphs", "lora", "qlora"}
+    elsewhere = {*EDITS, *OF_JAX, GRAPHED, "batch", "compile_graphs", "lora", "qlora"}
     assert set(CHANGES) == (CODE_CHANGES - {"twice_the_batch", "few_samples"}) | elsewhere
     with pytest.raises(InvalidInput, match="there is no change 'magic'"):
         wavecast.advise(lambda: attention_step(True), GPU, changes=["magic"])
