@@ -44,7 +44,6 @@ from lab.measured.compiled import FOLDER
 from lab.measured.compiled_hosts import pieces, profiled, unprofiled
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
-from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
 from wavecast.traces.graphs import CALL, GUARDS, XLA_CALL
 
@@ -321,7 +320,7 @@ def table(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Itera
 def held(steps: Sequence[CompiledDemand], ratios: Mapping[str, float]) -> Iterator[str]:
     """The shares of steps within the ranges of hosts, calibrated and not."""
     for known in (False, True):
-        ends = host_factors(Familiarity.MEASURED, known=known)
+        ends = host_factors(known=known)
         assert ends is not None
         off = [step.seconds / step.machine**known for step in steps]
         predicted = [ratios[step.step] * step.seconds for step in steps]
