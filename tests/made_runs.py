@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from wavecast.regression.runs.splits import BATCHES, ITERATIONS
 from wavecast.runs.run import Run
 
-BATCHES = tuple(range(8, 65, 8))
-ITERATIONS = (100, 120, 150, 170, 200, *range(250, 951, 50))
-"""The first five are those of Gianniti et al. 2019; the others are ours (lab.measured.run_grid)."""
+__all__ = ["BATCHES", "BETAS", "ITERATIONS", "SPLITS", "grid_runs", "seconds", "seen", "unseen"]
+
 SPLITS = {6: (16, 150), 12: (24, 170), 20: (32, 200)}
 """By the number of runs to fit on: the largest batch and number of iterations."""
 BETAS = {

@@ -11,6 +11,9 @@ Single ops were measured on few chips, whole steps on more. The errors of the op
 steps show how fast the chips of a generation really are: on plain cores, on tensor cores, and in
 recurrent layers. Each of the three has one constant for each generation. All networks and GPUs of
 the generation share it, and it is shrunk towards zero. Chips with their own trees do not use it.
+Generations of other vendors of which no step was measured get the mean of the vendor's others. If
+an MI300X used its matrix cores as well as NVIDIA's libraries do, it would come out nearly twice as
+fast as an H100, which nobody has seen.
 
 A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
 more constant, the same for all networks and GPUs, corrects for that. Without it, the generations
@@ -23,7 +26,7 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -41,6 +44,7 @@ from lab.measured.public_steps.case import Case, Traces
 from lab.places import MODELS
 from wavecast import Device, Estimate, Prediction, Trace
 from wavecast.files import read_toml
+from wavecast.hardware.devices import devices
 from wavecast.predictors.base import Familiarity, Predictor
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, gpu_of
@@ -169,7 +173,22 @@ def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants
     offsets: dict[str, dict[str, float]] = {kind: {} for kind in PULLS}
     for (kind, key), offset in fit([step for step in steps if step.chip != out]).items():
         offsets[kind][key] = offset
+    offsets["compute"] |= _of_other_vendors(offsets["compute"])
     return offsets
+
+
+def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
+    """The mean of each other vendor's generations, for those of which no step was measured.
+
+    NVIDIA's need none: where no step was measured, ops were.
+    """
+    found: dict[str, list[float]] = defaultdict(list)
+    vendors = {gpu.architecture: gpu.vendor for gpu in devices() if not gpu.compute_capability}
+    for key, offset in offsets.items():
+        units, _, generation = key.partition(".")
+        if generation in vendors:
+            found[f"{units}.{vendors[generation]}"].append(offset)
+    return {key: round(statistics.mean(values), 3) for key, values in sorted(found.items())}
 
 
 @dataclass(frozen=True, eq=False)

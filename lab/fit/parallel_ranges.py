@@ -7,7 +7,8 @@ Needs pandas and the public table distributed (docs/sources.md), and files of th
 range of a step follows from the ranges of its ops. What the model leaves out, such as the software
 of a framework or an unknown host, is not in it. Two exponents widen the range: its low end relative
 to the step is raised to the first power, its high end to the second. They are the smallest with
-which 5% of the published steps lie below and 5% above.
+which 5% of the published steps lie below and 5% above. Steps with both tensor and pipeline ranks
+have exponents of their own: what eager frameworks do beside the model differs most there.
 
 The table has the share of each source's steps that lie in the range of the ops alone, and in the
 range that the other sources give. Mixtures of experts and adapters are no part of the fit, since
@@ -37,9 +38,10 @@ OUT = shipped("models/parallel_ranges.toml")
 _HEAD = """\
 # Written by python -m lab fit parallel_ranges: how the ranges of steps on several GPUs are widened
 # (wavecast.steps.ranges). Fitted on {rows} published steps of {sources} sources.
-
 """
 APART = "mixtures of experts, adapters"
+LEAST = 19
+"""The fewest steps of a class that give it exponents: fewer cannot show one in twenty."""
 OUTSIDE = 0.05
 """The share of steps that may lie below the range, and above it."""
 
@@ -54,6 +56,8 @@ class RangedStep:
     measured: float
     low: float
     high: float
+    layered: bool = False
+    """Whether both layers and the model are divided (tensor and pipeline ranks)."""
 
     def needed(self, above: bool) -> float:
         """The exponent with which this step just lies in the range. 0 if it lies on its side."""
@@ -85,9 +89,10 @@ def read_steps(
                 if "far_below_best" not in row["flags"]:
                     seconds = float(row["predicted_s"])
                     names = ("measured_s", "ops_low_s", "ops_high_s")
-                    relative = (math.log(float(row[name]) / seconds) for name in names)
+                    measured, low, high = (math.log(float(row[n]) / seconds) for n in names)
                     name = APART if row["row_id"] in apart else _source(row["source"])
-                    steps[name].append(RangedStep(*relative))
+                    layered = {"TP", "PP"} <= set(row["strategy"].split("+"))
+                    steps[name].append(RangedStep(measured, low, high, layered))
     return steps
 
 
@@ -99,14 +104,21 @@ def _is_apart(row: Mapping[str, Any]) -> bool:
     return (row["n_experts"] or 1) > 1 or row["task"] == "lora"
 
 
-def fit(steps: Mapping[str, Sequence[RangedStep]], left_out: str = APART) -> Widening:
-    """The smallest exponents that leave out so few steps."""
-    kept = {name: own for name, own in steps.items() if name not in (left_out, APART)}
-    return Widening(_exponent(kept, above=False), _exponent(kept, above=True))
+def fit(
+    steps: Mapping[str, Sequence[RangedStep]], left_out: str = APART, *, layered: bool = False
+) -> Widening:
+    """The smallest exponents that leave out so few steps that are layered, or that are not.
+
+    Where fewer than `LEAST` are left, all steps give them.
+    """
+    kept = [s for name, own in steps.items() if name not in (left_out, APART) for s in own]
+    same = [step for step in kept if step.layered is layered]
+    chosen = same if len(same) >= LEAST else kept
+    return Widening(_exponent(chosen, above=False), _exponent(chosen, above=True))
 
 
-def _exponent(steps: Mapping[str, Sequence[RangedStep]], above: bool) -> float:
-    needed = np.concatenate([[step.needed(above) for step in own] for own in steps.values()])
+def _exponent(steps: Sequence[RangedStep], above: bool) -> float:
+    needed = [step.needed(above) for step in steps]
     exponent = float(np.quantile(needed, 1 - OUTSIDE, method="higher"))
     return max(math.ceil(20 * exponent) / 20, 1.0)
 
@@ -120,11 +132,15 @@ def table(steps: Mapping[str, Sequence[RangedStep]]) -> list[str]:
     ]
     inside = [0, 0]
     for name, own in sorted(steps.items()):
-        others = fit(steps, name)
-        counts = [sum(step.lies_in(one) for step in own) for one in (NARROW, others)]
+        others = {layered: fit(steps, name, layered=layered) for layered in (False, True)}
+        counts = [
+            sum(step.lies_in(NARROW) for step in own),
+            sum(step.lies_in(others[step.layered]) for step in own),
+        ]
+        exponents = "; ".join(f"{one.below:.2f}, {one.above:.2f}" for one in others.values())
         lines.append(
-            f"| {name} | {len(own)} | {counts[0] / len(own):.0%} "
-            f"| {others.below:.2f}, {others.above:.2f} | {counts[1] / len(own):.0%} |"
+            f"| {name} | {len(own)} | {counts[0] / len(own):.0%} | {exponents} "
+            f"| {counts[1] / len(own):.0%} |"
         )
         if name != APART:
             inside = [before + count for before, count in zip(inside, counts, strict=True)]
@@ -146,9 +162,11 @@ def main(given: Sequence[str] = ()) -> None:
     needs.add_data(parser, "distributed")
     args = parser.parse_args(given)
     steps = read_steps(args.files, read_rows(args.data / "distributed" / "steps.parquet"))
-    chosen = fit(steps)
     print("\n".join(table(steps)), end="\n\n")
-    print(f"all sources: {chosen.below:.2f}, {chosen.above:.2f}")
+    text = _HEAD.format(rows=_count(steps), sources=len(set(steps) - {APART}))
+    for name, layered in (("others", False), ("layered", True)):
+        chosen = fit(steps, layered=layered)
+        print(f"all sources, {name}: {chosen.below:.2f}, {chosen.above:.2f}")
+        text += f"\n[{name}]\nbelow = {chosen.below}\nabove = {chosen.above}\n"
     if args.write:
-        head = _HEAD.format(rows=_count(steps), sources=len(set(steps) - {APART}))
-        write_whole(OUT, head + f"below = {chosen.below}\nabove = {chosen.above}\n")
+        write_whole(OUT, text)

@@ -13,7 +13,7 @@ from lab.measured.figures import Figures, figures
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Prediction, Predictor, Trace, ops
 from wavecast.predictors.base import Scaler
-from wavecast.steps.ranges import gpu_powers
+from wavecast.steps.ranges import gpu_factors
 
 Fit = Callable[[str], Predictor | Scaler]
 """Returns a predictor fitted without the GPU, family or set of this name; "" leaves none out."""
@@ -122,11 +122,10 @@ def score(
 
 def gpu_range_s(prediction: Prediction) -> tuple[float, float] | None:
     """The predicted range of the GPU's time, whatever the host does. None if it has none."""
-    least, most = prediction.gpu_spread
-    powers = None if prediction.familiarity is None else gpu_powers(prediction.familiarity)
-    if powers is None:
+    if prediction.familiarity is None:
         return None
-    return prediction.gpu_s * least**powers.below, prediction.gpu_s * most**powers.above
+    ends = gpu_factors(prediction.familiarity, prediction.makeup)
+    return None if ends is None else (prediction.gpu_s * ends.low, prediction.gpu_s * ends.high)
 
 
 def is_within(prediction: Prediction, measured_s: float) -> bool | None:

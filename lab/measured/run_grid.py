@@ -1,6 +1,6 @@
 """Runs of three networks with many batch sizes and lengths, timed on our H200.
 
-The grid is that of Gianniti et al. 2019 (section 4.3), with a tenth of its iterations.
+The batches are those of Gianniti et al. 2019 (section 4.3); the lengths are our own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ import csv
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-NETS = ("alexnet", "googlenet", "vgg16")
-BATCHES = tuple(range(8, 65, 8))
+from wavecast.regression.runs.splits import BATCHES, NETS
+
 ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
-"""What was measured, before section 4.3 of the paper was read to its end: `PRINTED` has its values,
-and 13 of these 20 are a tenth of them. The next measurement should take a tenth of `PRINTED`."""
-PRINTED = (
-    *(100, 120, 150, 170, 200, 230, 250, 300, 350, 400, 500, 700, 800, 950, 1000, 1100, 1400),
-    *(1600, 2000, 2300),
-)
-"""The paper's numbers of iterations (section 4.3)."""
+"""What was measured before section 4.3 of the paper was read to its end. 13 of these 20 are a tenth
+of the printed ones (`wavecast.regression.runs.splits.ITERATIONS`), which `lab.collect.run_grid`
+measures."""
+__all__ = ["BATCHES", "ITERATIONS", "NETS", "VARIANTS", "GridRow", "Variant", "layer_key", "read"]
 SHORT = 5
 """How many of the shortest lengths are separate runs."""
 PASSES = 2

@@ -3,7 +3,8 @@
     python -m lab score half_precision
 
 Each step that was measured on our H200 in two precisions is converted on the same GPU; only the
-GPU's time counts.
+GPU's time counts. Writes the table of docs/appendix/accuracy-scaling.md, which is the only page
+with these figures beside docs/papers.md.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import permutations
 
 from lab import needs
+from lab.markdown import heading
 from lab.measured import campaigns
+from lab.score import pages
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.mixed_precision import MixedPrecision
 
+MARK = "begin: python -m lab score half_precision"
+PAGE = pages.APPENDIX / "accuracy-scaling.md"
 PRECISIONS = ("bf16", "fp32", "tf32")
 
 
@@ -41,16 +46,22 @@ def contenders() -> Iterator[tuple[str, str, str, Scaler]]:
         yield "with the op's own ratio", before, after, MixedPrecision.shipped(after)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of both, and those of each step."""
-    needs.parser(__doc__).parse_args(given)
+def table() -> str:
+    """The mean and the worst error of each way, and its error on ResNet-50."""
+    lines = [*heading("way | from | to | steps | mean error | worst | ResNet-50, batch 32", "lll")]
     traces = campaigns.traces("measured")
     for title, before, after, scaler in contenders():
         found = errors(traces, scaler, before, after)
         sizes = [abs(error) for error in found.values()]
-        print(
-            f"{before} to {after}, {title}: {len(sizes)} steps, {statistics.mean(sizes):.0%}, "
-            f"worst {max(sizes):.0%}"
-        )
-        for name, error in found.items():
-            print(f"    {name}: {error:+.0%}")
+        cells = f"{len(sizes)} | {statistics.mean(sizes):.0%} | {max(sizes):.0%}"
+        resnet = f"{found[f'resnet50_b32-{before}']:+.0%}"
+        lines.append(f"| {title} | {before} | {after} | {cells} | {resnet} |")
+    return "\n".join(lines)
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Write the table, and print it."""
+    needs.parser(__doc__).parse_args(given)
+    shown = table()
+    print(shown)
+    pages.write(PAGE, MARK, shown)

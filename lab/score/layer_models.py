@@ -98,30 +98,31 @@ def transfers() -> Iterator[Transfer]:
 
 
 def per_layer(precision: str) -> str:
-    """The error of each way to predict, for each transfer."""
+    """The error of each way to predict, for each transfer: of covered layers, and of everything."""
     ways = " | ".join(way.name for way in WAYS)
-    lines = [*heading(f"fitted on | applied to | batch | {ways} | covered", "ll")]
+    whole_ways = " | ".join(f"all: {WAYS[index].name}" for index in _WHOLE)
+    lines = [*heading(f"fitted on | applied to | batch | {ways} | covered | {whole_ways}", "ll")]
     results = {
         transfer: [transferred(transfer, precision, way) for way in WAYS]
         for transfer in transfers()
     }
     for (sources, target, batch), cells in results.items():
-        shown = " | ".join(f"{error:+.1%}" for error, _ in cells)
-        covered = cells[0][1]
-        lines.append(f"| {', '.join(sources)} | {target} | {batch} | {shown} | {covered:.0%} |")
+        shown = " | ".join(f"{cell.error:+.1%}" for cell in cells)
+        whole = " | ".join(f"{cells[index].whole:+.1%}" for index in _WHOLE)
+        lines.append(
+            f"| {', '.join(sources)} | {target} | {batch} | {shown} | {cells[0].covered:.0%} "
+            f"| {whole} |"
+        )
     for count, name in ((1, "one net"), (2, "two nets")):
-        sums = [
-            summed(
-                [
-                    cells[index][0]
-                    for transfer, cells in results.items()
-                    if len(transfer[0]) == count
-                ]
-            )
-            for index in range(len(WAYS))
-        ]
-        lines.append(f"| **{name}** | | | {' | '.join(sums)} | |")
+        rows = [cells for (sources, *_), cells in results.items() if len(sources) == count]
+        sums = [summed([cells[index].error for cells in rows]) for index in range(len(WAYS))]
+        whole_sums = [summed([cells[index].whole for cells in rows]) for index in _WHOLE]
+        lines.append(f"| **{name}** | | | {' | '.join(sums)} | | {' | '.join(whole_sums)} |")
     return "\n".join(lines)
+
+
+_WHOLE = (0, 3)
+"""The ways whose error on the whole of both passes is shown: the published one and ours."""
 
 
 def summed(errors: Sequence[float]) -> str:
@@ -130,8 +131,20 @@ def summed(errors: Sequence[float]) -> str:
     return f"mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}"
 
 
-def transferred(which: Transfer, precision: str, way: Way) -> tuple[float, float]:
-    """The error over the layers for which the sources give a line, and their share of the time."""
+@dataclass(frozen=True)
+class Transferred:
+    """How well lines of some networks predict another one."""
+
+    error: float
+    """The error over the layers for which the sources give a line."""
+    covered: float
+    """The share of these layers in the GPU time of both passes."""
+    whole: float
+    """The error over both passes, in which all that has no line counts as 0."""
+
+
+def transferred(which: Transfer, precision: str, way: Way) -> Transferred:
+    """The errors of one transfer."""
     sources, target, batch = which
     model = PerLayer(way.method).fit(
         time
@@ -141,8 +154,12 @@ def transferred(which: Transfer, precision: str, way: Way) -> tuple[float, float
     given = work(target, batch, precision) if way.predicted else None
     predicted = model.predict(network(target), batch, work=given)
     actual = timed_network(target, times(target, batch, precision, way.predicted))
-    covered = sum(seconds for key, seconds in actual.parts.items() if key in predicted.parts)
-    return sum(predicted.parts.values()) / covered - 1, covered / actual.seconds
+    covered_s = sum(seconds for key, seconds in actual.parts.items() if key in predicted.parts)
+    passes = (Phase.FORWARD, Phase.BACKWARD)
+    calls = [call for call in trace(target, batch, precision) if call.phase in passes]
+    whole_s = sum(kernel.seconds for call in calls for kernel in call.kernels)
+    predicted_s = sum(predicted.parts.values())
+    return Transferred(predicted_s / covered_s - 1, covered_s / whole_s, predicted_s / whole_s - 1)
 
 
 Feature = Callable[[LayerTime, Pass], float]

@@ -5,14 +5,17 @@
 
 Each requirement is one record of a file in lab/score/requirements, one file for each paper. A
 record has an id, a title, a status, what the paper says, what Wavecast gives, what differs and why,
-and checks. To add or change one, edit the file, run this command, and commit both; a test holds
-that the page is made from the records and runs the checks that are not slow. A check is one of
+checks and mutations. To add or change one, edit the file, run this command, and commit both; a test
+holds that the page is made from the records, and runs the checks that are not slow. A check
+computes the figures of its requirement. It is one of
 
     run     a wavecast command; `prints` lists the texts that it must print
     python  a piece of Python, likewise
-    page    a page or source of ours that must have the texts in `prints`
-    test    a test of the suite, by its node id
     gpu     a command that needs a GPU: shown, never run
+
+A mutation changes a formula or a rule of the package, and some check of its requirement must fail
+then (`lab.score.mutations`). `pages` and `tests` of a record say where to read on; they check
+nothing.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ from typing import Any
 from lab import needs
 from lab.markdown import heading
 from lab.places import DOCS, ROOT
+from lab.score.mutations import Mutation
 
 PAGE = DOCS / "papers.md"
 FOLDER = Path(__file__).with_name("requirements")
-KINDS = ("run", "python", "page", "test", "gpu")
+KINDS = ("run", "python", "gpu")
 STATUSES = {
     "exact": "the figures that can be computed are equal",
     "holds": "it is built, and checked as stated",
@@ -63,17 +67,15 @@ class Check:
     kind: str
     """One of `KINDS`."""
     what: str
-    """The command, code, page or test."""
+    """The command or code."""
     prints: tuple[str, ...] = ()
     slow: bool = False
     """Whether only this script runs it, and not the test suite."""
 
     def failures(self) -> list[str]:
-        """The texts that are missing; for a test, its name if there is none such."""
+        """The texts that it does not print."""
         if self.kind == "gpu":
             return []
-        if self.kind == "test":
-            return [] if _has_test(self.what) else [self.what]
         shown = _plain(_shown(self.kind, self.what))
         return [text for text in self.prints if _plain(text) not in shown]
 
@@ -93,6 +95,26 @@ class Requirement:
     differs: str
     """What differs, and why; empty if nothing does."""
     checks: tuple[Check, ...]
+    mutations: tuple[Mutation, ...] = ()
+    pages: tuple[str, ...] = ()
+    """Pages and sources with more figures."""
+    tests: tuple[str, ...] = ()
+    """Tests of the suite, by their node ids."""
+
+    @property
+    def missing(self) -> list[str]:
+        """The pages and tests that it names and that do not exist."""
+        pages = [page for page in self.pages if not (ROOT / page).is_file()]
+        return pages + [node for node in self.tests if not _has_test(node)]
+
+    def survivors(self) -> Iterator[Mutation]:
+        """The mutations that no check notices."""
+        return (mutation for mutation in self.mutations if not self.notices(mutation))
+
+    def notices(self, mutation: Mutation) -> bool:
+        """Whether a check that is not slow fails with a change."""
+        with mutation.applied():
+            return any(map(_fails, self.checks))
 
 
 @dataclass(frozen=True)
@@ -125,9 +147,12 @@ def _chapter(path: Path) -> Chapter:
 
 def _requirement(record: dict[str, Any]) -> Requirement:
     texts = {name: " ".join(str(record.pop(name, "")).split()) for name in _TEXTS}
+    lists = {name: tuple(record.pop(name, ())) for name in ("pages", "tests")}
     checks = tuple(map(_check, record.pop("check", ())))
+    mutations = tuple(Mutation(**one) for one in record.pop("mutation", ()))
     assert record["status"] in STATUSES, f"{record['id']}: {record['status']}"
-    return Requirement(**record, **texts, checks=checks)
+    given: dict[str, Any] = {**record, **texts, **lists}
+    return Requirement(**given, checks=checks, mutations=mutations)
 
 
 _TEXTS = ("paper", "ours", "differs")
@@ -144,9 +169,17 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
+def _fails(check: Check) -> bool:
+    """Whether a check that is not slow fails, or cannot be computed at all."""
+    if check.slow:
+        return False
+    try:
+        return bool(check.failures())
+    except Exception:  # a changed formula may be refused before it prints anything
+        return True
+
+
 def _shown(kind: str, what: str) -> str:
-    if kind == "page":
-        return (ROOT / what).read_text(encoding="utf-8")
     out = io.StringIO()
     with chdir(ROOT), redirect_stdout(out):
         if kind == "run":
@@ -178,6 +211,7 @@ def rendered() -> str:
             parts.append(f"| [{one.id}](#{_anchor(one)}): {one.title} | {one.status} |")
         for one in chapter.requirements:
             parts += ["", *_section(one)]
+    parts += ["", *_mutation_table()]
     return "\n".join(parts) + "\n"
 
 
@@ -199,12 +233,24 @@ def _section(one: Requirement) -> Iterator[str]:
             yield from ("", f"prints {', '.join(map(_code, check.prints))}.")
         elif check.kind == "gpu":
             yield from ("", "needs a GPU.")
-    tests = [check.what for check in one.checks if check.kind == "test"]
-    pages = [_link(check.what) for check in one.checks if check.kind == "page"]
-    if pages:
-        yield from ("", f"Figures: {', '.join(pages)}.")
-    if tests:
-        yield from ("", f"Tests: {', '.join(_test(node) for node in tests)}.")
+    if one.pages:
+        yield from ("", f"More: {', '.join(map(_link, one.pages))}.")
+    if one.tests:
+        yield from ("", f"Tests: {', '.join(map(_test, one.tests))}.")
+
+
+def _mutation_table() -> Iterator[str]:
+    every = [(one, mutation) for one in requirements() for mutation in one.mutations]
+    having = len({one.id for one, _ in every})
+    yield from ("## Do the checks notice a changed formula?", "")
+    yield (
+        f"Each of these {len(every)} changes was made to the package, and a check of its "
+        f"requirement failed ({having} of {len([*requirements()])} requirements have an equation "
+        "or a rule to change). The test suite makes them again."
+    )
+    yield from ("", *heading("requirement | what was changed | where", "lll"))
+    for one, mutation in every:
+        yield f"| [{one.id}](#{_anchor(one)}) | {mutation.what} | `{mutation.where}` |"
 
 
 _LANGUAGES = {"run": "sh", "python": "python", "gpu": "sh"}
@@ -229,6 +275,21 @@ def _link(page: str) -> str:
     return f"[{title}]({path.relative_to(DOCS)})"
 
 
+def _verdicts(one: Requirement) -> Iterator[bool]:
+    """Whether each check holds and each mutation is noticed; prints what does not."""
+    for name in one.missing:
+        print(f"{one.id}: there is no {name}", flush=True)
+        yield False
+    for check in one.checks:
+        missing = check.failures()
+        verdict = f"MISSING {missing}" if missing else "ok"
+        print(f"{one.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}", flush=True)
+        yield not missing
+    for mutation in one.survivors():
+        print(f"{one.id}: no check noticed: {mutation.what}", flush=True)
+        yield False
+
+
 def main(given: Sequence[str] = ()) -> None:
     """Run the checks, and write the page if all were run and hold."""
     parser = needs.parser(__doc__)
@@ -239,13 +300,7 @@ def main(given: Sequence[str] = ()) -> None:
     for one in requirements():
         if chosen and not any(f"{one.id}-".startswith(f"{name}-") for name in chosen):
             continue
-        for check in one.checks:
-            missing = check.failures()
-            failed += len(missing)
-            verdict = f"MISSING {missing}" if missing else "ok"
-            print(
-                f"{one.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}", flush=True
-            )
+        failed += sum(1 for verdict in _verdicts(one) if not verdict)
     if failed:
         raise SystemExit(1)
     if not chosen:

@@ -1,18 +1,14 @@
-"""How wide must a step's range be to hold nine in ten measured steps?
+"""How wide must a step's range be? Fits the widths by class, and scores them, before and after.
 
-    python -m lab score ranges --data FOLDER --cache FOLDER [--write]
+    python -m lab score ranges --data FOLDER --cache FOLDER [--traced] [--save FILE] [--write]
+    python -m lab score ranges --steps FILE [--write]
 
-There is one class of ranges for each state of knowledge about the GPU (`Familiarity`) and about the
-host (`wavecast.steps.ranges`). The range of a GPU-bound step is its ops' combined range, raised to
-the exponents `below` and `above`. The range of a host-bound step is a pair of factors. Each class
-has its ends in two steps:
-
-* Split conformal prediction: one in twenty steps of the class is faster than the range and one in
-  twenty is slower. For GPUs every step has the same weight. For hosts every owner of a table has
-  the same weight, because many steps share a host (docs/adr/0020-what-is-known-of-a-gpu.md).
-* Each step is judged by the range that the class has without the step's GPU and without its source.
-  Both ends, as logarithms, are multiplied by the smallest factor, `wider`, with which nine in ten
-  steps lie in such ranges.
+The widths of ranges depend on the class of ignorance and on what the GPU time is made of
+(`wavecast.steps.ranges`). `lab.score.range_widths` fits them by the interval score, each class
+shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
+without its source. All widths of a class are then multiplied by one factor, `wider`, with which
+nine in ten of its steps lie in such ranges, and in those that all steps make. GPUs of other vendors
+were measured with convolutions alone, so their class has one width for all kinds.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
@@ -20,292 +16,376 @@ The steps are predicted by models that know as little as the class says (`lab.sc
   source and, except for `partly`, without their GPU's architecture (`lab.fit.kept_apart`). `partly`
   and `unseen` also have the GPU time of our own steps, predicted without anything of ours.
 * `measured` GPUs: steps on our H200, predicted by models that saw its chip, but no model of the
-  step's family. The source is the campaign; the GPU cannot be left out.
-* `unknown` and `foreign` hosts: published steps that wait for a host, predicted with the reference
-  host. `unknown` also has our own hosts, predicted as if they had not been calibrated, with the
-  machine left out of the reference host.
+  step's family; and steps that were measured after the fit. The source is the campaign; the GPU
+  cannot be left out.
+* `unknown` hosts: published steps that wait for a host, predicted with the reference host, and our
+  own hosts, predicted as if they had not been calibrated, with the machine left out of the
+  reference host.
 * `known` hosts: steps predicted with a host that was calibrated between the timings, its costs
   fitted without the machine and without the model (`lab.score.iterations`). The source is the
   machine.
 
-A class has no range if too few steps are left to judge some of its steps (`LEAST`). The command
-prints the shares of steps in their ranges and writes data/models/ranges.toml. `--write` puts the
-tables into docs/appendix/accuracy-ranges.md.
+Steps with torch before 1.10 have a width of their own on top, which no prediction gets.
+
+The command prints, by class and by set, the share of steps in their ranges, the ratio of high and
+low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
+the exponents of docs/adr/0024, and after. It writes data/models/ranges.toml. `--traced` leaves out
+steps whose traces are not in the cache. `--save` keeps the predicted steps, and `--steps` reads
+them; a class that they lack stays as it ships. `--write` puts the tables into
+docs/appendix/accuracy-ranges.md, docs/accuracy.md and docs/concepts/estimates.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from lab import needs
-from lab.fit.kept_apart import KeptApart, owner_of
+from lab.fit.kept_apart import KeptApart
 from lab.markdown import heading
 from lab.measured.figures import percent
-from lab.places import MODELS
+from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
-from lab.score.ranged_steps import Score
+from lab.score.range_widths import ALPHA, Widths, fit, interval_score, weights_of
+from lab.score.ranged_steps import OffStep
+from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
+from wavecast.steps.ranges import FILE, least_modelled
 
-OUTSIDE = 0.05
-"""The share of steps that may lie below their ranges, and the share above them."""
+BEFORE = {
+    "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
+    "host": {"known": (0.295, 0.324), "unknown": (0.403, 0.457)},
+}
+"""The ranges before: exponents of the range of the ops for GPUs, logarithms of factors for hosts
+(docs/adr/0024)."""
+KINDS = ("matmul", "convolution", "recurrent", "memory")
+"""The parts of a makeup, in the order of its shares."""
 LEAST = 19
 """The fewest steps that can show a share of one in twenty: the largest of them is the end."""
 CLASSES = (
     *(("gpu", str(known)) for known in Familiarity),
-    *(("host", known) for known in ("known", "unknown", "foreign")),
+    *(("host", known) for known in ("known", "unknown")),
 )
 """The part and the name of each class."""
 MARK = "begin: python -m lab score ranges"
+Key = tuple[str, str]
+"""Part and class."""
+
+
+class WidthTree:
+    """The widths of all classes that some steps give."""
+
+    def __init__(self, steps: Sequence[OffStep]) -> None:
+        self._steps = steps
+        self.widths = cache(self._widths)
+
+    def _widths(self, part: str, known: str = "") -> Widths:
+        """The widths of a class, shrunk towards all steps; "" stands for these."""
+        own = [step for step in self._steps if step.part == part and known in ("", step.known)]
+        if not known:
+            return fit(own)
+        parent = self.widths(part)
+        if not own:
+            return parent
+        fitted = fit(own, parent)
+        return fitted.flat(own) if known == Familiarity.FOREIGN else fitted
 
 
 @dataclass(frozen=True)
-class Reach:
-    """How far down and up the ranges of a class reach: exponents, or logarithms of factors."""
+class JudgedRange:
+    """A step, and how far the range reaches that was made without its GPU and source."""
 
+    step: OffStep
+    weight: float
     below: float
     above: float
 
-    def holds(self, score: Score) -> bool:
-        """Whether a step lies in the range."""
-        return score.below <= self.below and score.above <= self.above
+    @property
+    def key(self) -> Key:
+        """The class of the step."""
+        return self.step.part, self.step.known
 
-    def wider_for(self, score: Score) -> float:
-        """The factor on both ends with which the range just holds a step."""
-        pairs = ((score.below, self.below), (score.above, self.above))
-        return max(needed and (needed / end if end else math.inf) for needed, end in pairs)
+    @property
+    def needed(self) -> float:
+        """The factor on both ends with which the range just holds the step."""
+        return max(-self.step.off / self.below, self.step.off / self.above)
 
-    def widened(self, factor: float) -> Reach:
-        """The range with both ends multiplied by a factor."""
-        return Reach(self.below * factor, self.above * factor)
+    @property
+    def inside(self) -> bool:
+        """Whether the step lies in the range."""
+        return self.needed <= 1
 
+    @property
+    def score(self) -> float:
+        """The interval score."""
+        return interval_score(self.step.off, self.below, self.above)
 
-def reach_of(scores: Sequence[Score]) -> Reach:
-    """The ends of a range that holds nine in ten of these steps."""
-    weights = weights_of(scores)
-    return Reach(
-        highest([score.below for score in scores], weights),
-        highest([score.above for score in scores], weights),
-    )
-
-
-def weights_of(scores: Sequence[Score]) -> list[float]:
-    """The weight of each step: the same for GPUs; for hosts, the same for every owner."""
-    count = Counter(owner_of(score.set) for score in scores)
-    return [1 / count[owner_of(s.set)] if s.part == "host" else 1.0 for s in scores]
+    def times(self, factor: float) -> JudgedRange:
+        """The same with a range that is wider by a factor."""
+        return JudgedRange(self.step, self.weight, self.below * factor, self.above * factor)
 
 
-def highest(values: Iterable[float], weights: Iterable[float]) -> float:
-    """The weighted quantile at 1 - `OUTSIDE`, with the correction for a finite sample."""
-    pairs = list(zip(values, weights, strict=True))
-    return quantile(pairs, (1 - OUTSIDE) * (len(pairs) + 1) / len(pairs))
+def judged(steps: Sequence[OffStep]) -> list[JudgedRange]:
+    """Each step with a range that is made without its GPU and source, before it is widened.
+
+    Steps that no other GPU and source can judge are left out.
+    """
+    every = []
+    for part in BEFORE:
+        own = [step for step in steps if step.part == part]
+        trees: dict[tuple[str, str], WidthTree | None] = {}
+        for step, weight in zip(own, weights_of(own).tolist(), strict=True):
+            pair = step.owner, step.chip
+            if pair not in trees:
+                others = [other for other in own if other.is_apart(*pair)]
+                trees[pair] = WidthTree(others) if others else None
+            tree = trees[pair]
+            if tree is not None:
+                reach = tree.widths(part, step.known).reach(step)
+                every.append(JudgedRange(step, weight, *reach))
+    return every
 
 
-def quantile(pairs: Iterable[tuple[float, float]], share: float) -> float:
-    """The smallest of the weighted values such that this share of the weights is not above it."""
+def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
+    """The steps that had a range before, with that range."""
+    every = []
+    for step in steps:
+        powers = BEFORE[step.part].get(step.known)
+        if powers is not None:
+            logs = (-math.log(step.spread[0]), math.log(step.spread[1]))
+            below, above = powers
+            if step.part == "gpu":
+                below, above = below * logs[0], above * logs[1]
+            every.append(JudgedRange(step, 1.0, below, above))
+    return every
+
+
+def widening(same: Sequence[JudgedRange]) -> float:
+    """The factor with which ranges made apart hold nine in ten steps of a class.
+
+    Nine in ten hold whether every step has the same weight or a source's weight grows with the
+    square root of its number of steps. The factor may make ranges narrower, to a half at most.
+    """
+    by_step = _quantile([(one.needed, 1.0) for one in same])
+    by_source = _quantile([(one.needed, one.weight) for one in same])
+    return math.ceil(1000 * max(by_step, by_source, 0.5)) / 1000
+
+
+def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
+    """The smallest value that nine in ten of the weights do not exceed."""
     values, weights = zip(*sorted(pairs), strict=True)
-    below = np.cumsum(weights) / sum(weights)
-    return float(values[min(int(np.searchsorted(below, share - 1e-9)), len(values) - 1)])
-
-
-class RangeClass:
-    """The steps of one class, and the ranges that they make."""
-
-    def __init__(self, scores: Sequence[Score]) -> None:
-        self.scores = scores
-        self._apart: dict[tuple[str, str], Reach | None] = {}
-        self._wider_apart: dict[tuple[str, str], float | None] = {}
-
-    @cached_property
-    def reach(self) -> Reach:
-        """The range that all steps make, before it is widened."""
-        return reach_of(self.scores)
-
-    def apart(self, owner: str, chip: str) -> Reach | None:
-        """The range that the class makes without a source and a GPU; None if too few are left."""
-        if (owner, chip) not in self._apart:
-            others = [score for score in self.scores if score.is_apart(owner, chip)]
-            enough = len(others) >= LEAST
-            self._apart[owner, chip] = reach_of(others) if enough else None
-        return self._apart[owner, chip]
-
-    @cached_property
-    def wider(self) -> float | None:
-        """The factor with which ranges made apart hold nine in ten steps; at least 1.
-
-        None if some of the steps cannot be judged: the class then has no range.
-        """
-        reaches = [self.apart(score.owner, score.chip) for score in self.scores]
-        pairs = [(r.wider_for(s), 1) for r, s in zip(reaches, self.scores, strict=True) if r]
-        if len(pairs) < len(self.scores) or not pairs:
-            return None
-        needed = [factor for factor, _ in pairs]
-        share = quantile(zip(needed, weights_of(self.scores), strict=True), 1 - 2 * OUTSIDE)
-        return _rounded_up(max(share, 1.0))
-
-    def wider_apart(self, owner: str, chip: str) -> float | None:
-        """The factor that the class asks for without a source and a GPU; None if too few do."""
-        if (owner, chip) not in self._wider_apart:
-            others = [score for score in self.scores if score.is_apart(owner, chip)]
-            self._wider_apart[owner, chip] = RangeClass(others).wider
-        return self._wider_apart[owner, chip]
-
-
-def _rounded_up(value: float) -> float:
-    """A number with three digits after the point, not below the given one."""
-    return math.ceil(value * 1000 - 1e-6) / 1000
+    total = np.cumsum(weights)
+    at = int(np.searchsorted(total, (1 - ALPHA) * total[-1] - 1e-9))
+    return float(values[min(at, len(values) - 1)])
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Whether a step lay in the range that its class makes without its GPU and source."""
+class Ranges:
+    """The fitted widths of each class, the factors that widen them, and the judged steps."""
 
-    part: str
-    known: str
-    set: str
-    weight: float
-    narrow: bool
-    """In the range before it is widened."""
-    wide: bool
-    """In the range after it is widened."""
-    nested: bool | None = None
-    """In the range widened by the factor that the other GPUs and sources ask for. None if too few
-    of them are left."""
+    tree: WidthTree
+    wider: Mapping[tuple[str, str], float]
+    judged: Sequence[JudgedRange]
+    """With widened ranges."""
+    least_modelled: float
 
+    @classmethod
+    def of(cls, steps: Sequence[OffStep]) -> Ranges:
+        """The ranges that some steps give."""
+        apart, tree = judged(steps), WidthTree(steps)
+        wider = {}
+        for key in CLASSES:
+            same = [one for one in apart if one.key == key]
+            if len(same) >= LEAST:
+                reach = tree.widths(*key).reach
+                ships = [JudgedRange(one.step, one.weight, *reach(one.step)) for one in same]
+                wider[key] = max(widening(same), widening(ships))
+        kept = [one.times(wider[one.key]) for one in apart if one.key in wider]
+        # Where only some of the steps were predicted, others that gave ranges before still count.
+        modelled = min(least_modelled(), *(step.modelled for step in steps))
+        return cls(tree, wider, kept, modelled)
 
-Classes = Mapping[tuple[str, str], RangeClass]
-"""The classes by part ("gpu" or "host") and name."""
+    def widths(self, part: str, known: str) -> Widths:
+        """The widths that ship."""
+        return self.tree.widths(part, known).times(self.wider[part, known])
 
+    def to_toml(self) -> str:
+        """The content of ranges.toml."""
+        lines = [
+            "# The ranges of step times (wavecast/steps/ranges.py). below, above: how far they",
+            "# reach, in logarithms, for each part of a step's time. steps: how many gave them.",
+            "# held, least, most: the share of steps in ranges made without their GPU and source,",
+            "# in all, and of the worst and best set of nineteen steps or more.",
+            "# modelled: the least share of a step's GPU time that came from the op models.",
+            "# Written by lab/score/ranges.py.",
+            f'fitted = "{datetime.now(UTC).date()}"',
+            f"modelled = {math.floor(1000 * self.least_modelled) / 1000:.3f}",
+        ]
+        for part, known in CLASSES:
+            row = self.row(part, known) if (part, known) in self.wider else _kept(part, known)
+            lines += ["", f"[{part}.{known}]", *row] if row else []
+        return "\n".join(lines) + "\n"
 
-def classes_of(scores: Iterable[Score]) -> dict[tuple[str, str], RangeClass]:
-    """The scores by class, in the order of `CLASSES`."""
-    parts: dict[tuple[str, str], list[Score]] = {key: [] for key in CLASSES}
-    for score in scores:
-        parts[score.part, score.known].append(score)
-    return {key: RangeClass(same) for key, same in parts.items() if same}
+    def row(self, part: str, known: str) -> list[str]:
+        """The lines of a class in ranges.toml."""
+        return list(self._row(part, known))
 
-
-def judged(classes: Classes) -> Iterator[Verdict]:
-    """The verdict on each step of the classes that have a range."""
-    for same in classes.values():
-        if same.wider is None:
-            continue
-        for score, weight in zip(same.scores, weights_of(same.scores), strict=True):
-            apart = same.apart(score.owner, score.chip)
-            assert apart is not None
-            factor = same.wider_apart(score.owner, score.chip)
-            yield Verdict(
-                *(score.part, score.known, score.set, weight),
-                narrow=apart.holds(score),
-                wide=apart.widened(same.wider).holds(score),
-                nested=None if factor is None else apart.widened(factor).holds(score),
-            )
-
-
-def to_toml(classes: Classes, verdicts: Sequence[Verdict]) -> str:
-    """The content of ranges.toml."""
-    lines = [
-        "# The ranges of step times (wavecast/steps/ranges.py), by what is known about GPU and",
-        "# host. below, above, low, high: the range that holds nine in ten steps of the class, all",
-        "# of them predicted by models that do not know them. wider: the power to which both ends",
-        "# are raised, so that ranges made without a step's GPU and source hold nine in ten. held,",
-        "# least, most: the share of steps in such ranges, in all, and of the worst and best set.",
-        "# modelled: the least share of a step's GPU time that came from the op models.",
-        "# Written by lab/score/ranges.py.",
-        f'fitted = "{datetime.now(UTC).date()}"',
-        f"modelled = {math.floor(1000 * least_modelled(classes)) / 1000:.3f}",
-    ]
-    for (part, name), same in classes.items():
-        if same.wider is None:
-            lines += ["", f"# {part}.{name}: {len(same.scores)} steps, too few GPUs and sources"]
-            continue
-        below, above = _rounded_up(same.reach.below), _rounded_up(same.reach.above)
-        ends = {"below": below, "above": above}
-        if part == "host":
-            ends = {"low": math.exp(-below), "high": math.exp(above)}
-        lines += ["", f"[{part}.{name}]", *(f"{key} = {x:.3f}" for key, x in ends.items())]
-        lines += [f"wider = {same.wider:.3f}", f"steps = {len(same.scores)}"]
-        lines += _held([v for v in verdicts if (v.part, v.known) == (part, name)])
-    return "\n".join(lines) + "\n"
+    def _row(self, part: str, known: str) -> Iterator[str]:
+        widths = self.widths(part, known)
+        for side, values in (("below", widths.below), ("above", widths.above)):
+            if part == "host":
+                yield f"{side} = {values[0]:.3f}"
+            else:
+                named = zip(KINDS, values[:-1], strict=True)  # the last one is of old software
+                yield f"{side} = {{ {', '.join(f'{name} = {x:.3f}' for name, x in named)} }}"
+        same = [one for one in self.judged if one.key == (part, known)]
+        sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
+        least, most = min(sets), max(sets)
+        yield f"steps = {len(same)}"
+        for name, value in (("held", share(same)), ("least", least), ("most", most)):
+            yield f"{name} = {math.floor(value * 1000 + 1e-6) / 1000:.3f}"
 
 
-def _held(verdicts: Sequence[Verdict]) -> list[str]:
-    """The shares of steps in their ranges, rounded down."""
-    shares = [share(group) or 0.0 for group in by_set(verdicts).values()]
-    values = {"held": share(verdicts) or 0.0, "least": min(shares), "most": max(shares)}
-    return [f"{name} = {math.floor(x * 1000 + 1e-6) / 1000:.3f}" for name, x in values.items()]
+def _kept(part: str, known: str) -> list[str]:
+    """The lines of a class in the file that ships, for a class of which no steps were predicted."""
+    row: Mapping[str, Any] = shipped_toml(FILE)[part].get(known, {})
+    return [f"{name} = {_inline(value)}" for name, value in row.items()]
 
 
-def least_modelled(classes: Classes) -> float:
-    """The least share of a step's GPU time for which the op models answered."""
-    return min(score.modelled for same in classes.values() for score in same.scores)
+def _inline(value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return f"{value}"
+    return f"{{ {', '.join(f'{name} = {x}' for name, x in value.items())} }}"
 
 
-def by_set(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """Verdicts by set, in the order of the names."""
-    sets: dict[str, list[Verdict]] = {}
-    for verdict in sorted(verdicts, key=lambda verdict: verdict.set):
-        sets.setdefault(verdict.set, []).append(verdict)
+def by_set(some: Iterable[JudgedRange]) -> dict[str, list[JudgedRange]]:
+    """Steps by set, in the order of the names."""
+    sets: dict[str, list[JudgedRange]] = {}
+    for one in sorted(some, key=lambda one: one.step.set):
+        sets.setdefault(one.step.set, []).append(one)
     return sets
 
 
-def share(verdicts: Sequence[Verdict], inside: str = "wide") -> float | None:
-    """The weighted share of steps in a range: "narrow", "wide" or "nested". None if unknown."""
-    known: list[bool | None] = [getattr(verdict, inside) for verdict in verdicts]
-    if None in known:
-        return None
-    weights = [verdict.weight for verdict in verdicts]
-    return sum(w for w, held in zip(weights, known, strict=True) if held) / sum(weights)
+def share(some: Sequence[JudgedRange]) -> float:
+    """The share of steps in their ranges."""
+    return sum(one.inside for one in some) / len(some)
 
 
-def table(verdicts: Sequence[Verdict]) -> Iterator[str]:
-    """The shares of steps within ranges made without their GPU and source, by class and set."""
-    yield from heading("class | set | steps | made apart | widened | factor made apart, too", "ll")
-    for known in dict.fromkeys(verdict.known for verdict in verdicts):
-        same = [verdict for verdict in verdicts if verdict.known == known]
-        for name, group in (*by_set(same).items(), ("**all**", same)):
-            shares = (share(group, inside) for inside in ("narrow", "wide", "nested"))
-            yield f"| {known} | {name} | {len(group)} | {' | '.join(map(percent, shares))} |"
+def given(some: Sequence[JudgedRange]) -> float:
+    """The mean width of the ranges, as the ratio of their ends."""
+    return math.exp(float(np.mean([one.below + one.above for one in some])))
 
 
-def report(verdicts: Sequence[Verdict]) -> str:
+def needed(some: Sequence[JudgedRange]) -> float:
+    """The same if all ranges are scaled by the factor with which they hold nine in ten."""
+    factor = float(np.quantile([one.needed for one in some], 1 - ALPHA, method="higher"))
+    return float(given(some) ** max(factor, 0.0))
+
+
+COLUMNS = "steps | in range | given / needed | score | in range before | given / needed | score"
+
+
+def table(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> Iterator[str]:
+    """The figures by class and by set, before and after."""
+    yield from heading(f"class | set | {COLUMNS}", "ll")
+    for known in dict.fromkeys(one.step.known for one in new):
+        same = [[one for one in some if one.step.known == known] for some in (new, old)]
+        names = [*by_set(same[0]), "**all**"]
+        for name in names:
+            groups = [[one for one in some if name in (one.step.set, "**all**")] for some in same]
+            cells = [cell for group in groups for cell in _cells(group)]
+            yield f"| {known} | {name} | {len(groups[0])} | {' | '.join(cells)} |"
+
+
+def _cells(some: Sequence[JudgedRange]) -> list[str]:
+    if not some:
+        return ["-", "-", "-"]
+    score = float(np.mean([one.score for one in some]))
+    return [percent(share(some)), f"{given(some):.2f} / {needed(some):.2f}", f"{score:.2f}"]
+
+
+def report(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
     """The tables of the page: steps by class of GPU, then steps that wait for the host."""
     parts = {"gpu": "Steps that keep the GPU busy", "host": "Steps that wait for the host"}
     lines: list[str] = []
     for part, title in parts.items():
-        same = [verdict for verdict in verdicts if verdict.part == part]
-        lines += [f"## {title}", "", *table(same), ""]
+        same = [[one for one in some if one.step.part == part] for some in (old, new)]
+        if same[1]:
+            lines += [f"## {title}", "", *table(*same), ""]
     return "\n".join(lines).strip()
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Score all steps, write ranges.toml, and print the tables."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.OPS_AND_STEPS)
-    parser.add_argument(
-        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
+def summary(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
+    """The figures by class alone, for docs/accuracy.md."""
+    lines = [*heading(f"class | {COLUMNS}", "l")]
+    for part, known in dict.fromkeys(one.key for one in new):
+        groups = [[one for one in some if one.key == (part, known)] for some in (new, old)]
+        cells = [cell for group in groups for cell in _cells(group)]
+        title = f"{part.replace('gpu', 'GPU')}: {known}"
+        lines.append(f"| {title} | {len(groups[0])} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def widths_table(made: Ranges) -> str:
+    """How far down and up ranges reach for each part of a step's time, for the page on ranges."""
+    lines = [*heading(f"class | {' | '.join(KINDS)} | steps | held | by set", "l")]
+    for part, known in made.wider:
+        widths = made.widths(part, known)
+        pairs = zip(widths.below[:-1], widths.above[:-1], strict=True)
+        ends = [f"-{below:.2f} +{above:.2f}" for below, above in pairs]
+        row = tomllib.loads("\n".join(made.row(part, known)))
+        held = f"{row['held']:.0%} | {row['least']:.0%} to {row['most']:.0%}"
+        cells = ends if part == "gpu" else ["", "", "", f"(host) {ends[0]}"]
+        title = f"{part.replace('gpu', 'GPU')}: {known}"
+        lines.append(f"| {title} | {' | '.join(cells)} | {row['steps']} | {held} |")
+    return "\n".join(lines)
+
+
+def predicted(data: Path, cache_folder: Path, traced: bool) -> list[OffStep]:
+    """All measured steps, predicted by models that know as little as their classes say."""
+    apart = KeptApart(data, cache_folder)
+    makers: Sequence[Callable[[], Iterator[OffStep]]] = (
+        lambda: ranged_steps.families_out(data, cache_folder, traced),
+        lambda: ranged_steps.never_seen(),
+        lambda: ranged_steps.published(data, cache_folder, apart, traced),
+        lambda: ranged_steps.on_our_gpu(cache_folder, apart, traced),
+        lambda: ranged_steps.timed(data, cache_folder),
     )
+    return [step for make in makers for step in make()]
+
+
+def main(arguments: Sequence[str] = ()) -> None:
+    """Predict the steps or read them, write ranges.toml, and print the tables."""
+    parser = needs.parser(__doc__)
+    needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
+    parser.add_argument("--cache", type=Path, help="folder that keeps traces and fits")
+    parser.add_argument("--traced", action="store_true", help="only steps traced in the cache")
+    parser.add_argument("--save", type=Path, help="a file for the predicted steps")
+    parser.add_argument("--steps", type=Path, help="a file that --save wrote")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    data, cache = args.data, args.cache
-    apart = KeptApart(data, cache)
-    scores = [
-        *ranged_steps.families_out(data, cache),
-        *ranged_steps.published(data, cache, apart),
-        *ranged_steps.on_our_gpu(cache, apart),
-        *ranged_steps.timed(data, cache),
-    ]
-    classes = classes_of(scores)
-    verdicts = list(judged(classes))
-    text, shown = to_toml(classes, verdicts), report(verdicts)
+    args = parser.parse_args(arguments)
+    if args.steps is None and not (args.data and args.cache):
+        parser.error("give --data and --cache, or --steps")
+    if args.steps is not None:
+        steps = ranged_steps.read_file(args.steps)
+    else:
+        steps = predicted(args.data, args.cache, args.traced)
+    if args.save is not None:
+        ranged_steps.write(steps, args.save)
+    ranges = Ranges.of(steps)
+    old = before(steps)
+    text, shown = ranges.to_toml(), report(old, ranges.judged)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
     print(f"{text}\n{shown}")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-ranges.md", MARK, shown)
+        pages.write(DOCS / "accuracy.md", MARK, summary(old, ranges.judged))
+        pages.write(DOCS / "concepts" / "estimates.md", MARK, widths_table(ranges))

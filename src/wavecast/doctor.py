@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from wavecast.errors import MissingExtra, WavecastError
 from wavecast.files import cache_folder, config_folder, data_folder
+from wavecast.frameworks.pytorch.huggingface.importing import REMEDY, torchvision_fault
 from wavecast.hardware.devices import device, devices
 from wavecast.hardware.kept_hosts import kept_hosts
 from wavecast.known_figures import known_figures
@@ -207,16 +207,9 @@ def _installed(name: str) -> str:
 
 def _torchvision(version: str) -> Iterator[Finding]:
     """A torchvision for another build of torch breaks what imports it, such as transformers."""
-    try:
-        found = metadata.version("torchvision")
-    except metadata.PackageNotFoundError:
-        return
-    try:
-        importlib.import_module("torchvision")
-    except Exception as error:  # it may fail in any way
-        advice = "pip uninstall torchvision, or install the one for your build of torch"
-        said = f"{found} cannot be imported: {type(error).__name__}: {error}"
-        yield Finding("torchvision", State.DOUBTFUL, said.splitlines()[0], advice)
+    fault = torchvision_fault()
+    if fault is not None:
+        yield Finding("torchvision", State.DOUBTFUL, fault, REMEDY)
 
 
 def _hosts(version: str) -> Iterator[Finding]:

@@ -40,7 +40,7 @@ def test_the_setup_has_the_papers_numbers_and_prices(measured: str) -> None:
     assert "$/h: USD per GPU (Habitat, table 2)" in outcome.out
     assert "setup: habitat" in outcome.out
     assert "not in the paper: l4" in outcome.out
-    assert "no network" not in outcome.out  # no layer of this step has one in the paper
+    assert "without a prediction" not in outcome.out
     record = predicted(measured, "--gpu", "p100-pcie-16gb", "--setup", "habitat")
     assert record["usd_per_hour"] == 1.46
     assert record["gpu_s"] == pytest.approx(0.47705e-3, rel=1e-4)
@@ -98,10 +98,24 @@ def test_measure_hands_the_setup_on(
     assert given[0]["repeats"] is None
 
 
-def test_layers_without_a_network_are_named_with_their_share() -> None:
+def test_layers_without_a_network_are_not_predicted() -> None:
     trace = Path(__file__).parents[2] / "examples" / "traces" / "dcgan-b128.json.gz"
-    record = predicted(str(trace), "--gpu", "t4", "--setup", "habitat")
-    [note] = [note for note in record["notes"] if "no network" in note]
-    assert "aten.convolution, aten.convolution_backward, 95%" in note  # a batch above 64
-    own = predicted(str(trace), "--gpu", "t4")
-    assert not any("no network" in note for note in own["notes"])
+    outcome = run("predict", str(trace), "--gpu", "t4", "--setup", "habitat")
+    assert outcome.code == 3
+    # Transposed convolutions; the others are of a batch above those that the network knows.
+    assert "aten.convolution (5 calls), aten.convolution_backward (5 calls)" in outcome.out
+    assert "not ranked" in outcome.out
+    own = run("predict", str(trace), "--gpu", "t4")
+    assert own.code == 0
+    assert "without a prediction" not in own.out
+
+
+def test_kernels_are_scaled_in_whole_waves_on_request(measured: str) -> None:
+    words = (measured, "--gpu", "v100-sxm-16gb", "--setup", "habitat")
+    many, whole = (predicted(*words, *more)["gpu_s"] for more in ((), ("--equation", "1")))
+    # 4,096 blocks are 26 waves of 160 on a T4, and 7 of 640 on a V100.
+    assert many == pytest.approx(1e-3 * 239 / 739)
+    assert whole == pytest.approx(1e-3 * 7 / 26 * (239 / 739 * 640 / 160))
+    outcome = run("predict", measured, "--gpu", "t4", "--equation", "1")
+    assert outcome.code == 1
+    assert "--equation is for --setup habitat or --predictor wave" in outcome.err

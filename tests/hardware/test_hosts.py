@@ -25,7 +25,6 @@ from wavecast.hardware.calibration import calibrated, factor_of, reference_times
 from wavecast.hardware.host_files import HostFile, read_host, save
 from wavecast.hardware.hosts import COMPILED, COSTS, REFERENCE_HOST, demands
 from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
-from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import host_factors
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
@@ -324,8 +323,7 @@ def test_a_measured_host_needs_a_narrower_range(mine: Path) -> None:
     step = trace(*[call(relu(8)) for _ in range(100)])
     own, reference = predict(step, "t4"), predict(step, "t4", host="reference")
     assert own.bound_by == reference.bound_by == "host"
-    measured = Familiarity.MEASURED
-    known, unknown = (host_factors(measured, known=known) for known in (True, False))
+    known, unknown = (host_factors(known=known) for known in (True, False))
     assert known is not None
     assert unknown is not None
     for prediction, factors in ((own, known), (reference, unknown)):

@@ -55,7 +55,7 @@ def test_attributes_of_equal_value_keep_their_types(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.iterdir()), ids=lambda path: path.name)
 def test_the_example_traces_are_those_of_the_campaigns(path: Path) -> None:
-    name = "measured" if "_b" in path.name else "habitat"
+    name = "measured" if "_b" in path.name else "habitat-weights"
     packed = campaigns.traces(name)[path.name.removesuffix(campaigns.SUFFIX)]
     assert same(load_trace(path), packed)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from made import mm
 
 from lab.fit.generations import OLD, PULLS, Aged, PublishedStep, constants, digest, fit
 from wavecast import device
@@ -119,7 +120,7 @@ def test_constants_reach_the_models_they_are_for() -> None:
 def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
     generations = {
         str((gpu.compute_capability or (gpu.architecture,))[0]) for gpu in map(device, IDS)
-    }
+    } | {"AMD"}
     for model in Learned.shipped().models.values():
         for key, offset in model.steps.items():
             units, _, generation = key.partition(".")
@@ -129,3 +130,29 @@ def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
 
 
 IDS = ("gtx-1080-ti", "titan-rtx", "a100-sxm-80gb", "h200-sxm", "mi100", "rx-6800", "rx-7700s")
+
+
+def test_generations_of_another_vendor_without_steps_get_the_mean_of_the_others() -> None:
+    def steps(chip: str, key: str, slower: float) -> list[PublishedStep]:
+        parts = {("compute", key): 1.0}
+        return [PublishedStep((chip, 60), "a", slower, 0.0, parts) for _ in range(400)]
+
+    made = constants(
+        [*steps("RDNA 2", "cores.RDNA 2", 1.0), *steps("RDNA 3", "cores.RDNA 3", 1.5)]
+    )["compute"]
+    both = made["cores.RDNA 2"] + made["cores.RDNA 3"]
+    assert made["cores.AMD"] == pytest.approx(both / 2, abs=1e-3)
+    assert "cores.NVIDIA" not in made
+
+
+def test_a_vendors_constant_counts_where_its_generation_has_none() -> None:
+    terms = {"tensor.AMD": 0.3, "tensor.RDNA 3": 0.1, "cores.7": 0.2}
+    learned = with_steps(Learned.shipped(), {"compute": terms, "recurrent": {}})
+    bare = with_steps(Learned.shipped(), {"compute": {}, "recurrent": {}})
+    wanted = {"mi300x": 0.3, "rx-7900-xtx": 0.1, "rtx-4090": 0.0}
+    half = mm(4096, 4096, 4096, dtype="float16")
+    for gpu, term in wanted.items():
+        with_term, without = (one.predict(half, device(gpu)) for one in (learned, bare))
+        assert with_term is not None
+        assert without is not None
+        assert math.log(with_term.seconds / without.seconds) == pytest.approx(term, abs=0.01)

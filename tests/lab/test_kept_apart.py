@@ -14,7 +14,7 @@ from lab.fit.generations import Aged, PublishedStep
 from lab.fit.kept_apart import Hidden, KeptApart, hidden_for
 from lab.measured.op_row import OpRow
 from lab.measured.public_steps.case import Case
-from lab.score.ranged_steps import Score, scored
+from lab.score.ranged_steps import OffStep, bound
 from wavecast.hardware.devices import device
 from wavecast.predictors.base import Familiarity
 from wavecast.predictors.learned.predictor import Learned
@@ -110,14 +110,14 @@ def test_equal_data_are_fitted_once_without_what_is_hidden(
 def test_a_step_is_scored_by_what_clearly_bounds_it() -> None:
     busy = predict(trace(call(mm(8192, 8192, 8192))), "rtx-3090", host="reference")
     measured = case("timm train", "rtx-3090")
-    gpu = scored(busy, measured, Familiarity.UNSEEN)
-    assert isinstance(gpu, Score)
+    gpu = bound(busy, measured, Familiarity.UNSEEN)
+    assert isinstance(gpu, OffStep)
     assert (gpu.part, gpu.known, gpu.owner, gpu.chip) == ("gpu", "unseen", "timm", "Ampere.82")
     assert gpu.modelled == 1
     slow = predict(trace(call(mm(8, 8, 8))), "rtx-3090", host="reference")
-    host = scored(slow, measured, Familiarity.UNSEEN)
-    assert isinstance(host, Score)
+    host = bound(slow, measured, Familiarity.UNSEEN)
+    assert isinstance(host, OffStep)
     assert (host.part, host.known) == ("host", "unknown")
     factor = busy.gpu_s / busy.host_s
     both = predict(trace(call(mm(8192, 8192, 8192))), device("rtx-3090"), host_factor=factor)
-    assert scored(both, measured, Familiarity.UNSEEN) is None
+    assert bound(both, measured, Familiarity.UNSEEN) is None

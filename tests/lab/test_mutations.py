@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
-import wavecast
-from lab.measured import run_grid
 from lab.score import papers
-from wavecast.hardware import occupancy
-from wavecast.predictors import mixed_precision
+from lab.score.mutations import Mutation
+from lab.score.papers import Requirement
 from wavecast.predictors.wave import equations
-from wavecast.regression.layers import published_errors
-from wavecast.regression.layers.complexities import NetworkLayer
-from wavecast.steps import larger_batch
+from wavecast.predictors.wave import kernel as importer
 
-REQUIREMENTS = {one.id: one for one in papers.requirements()}
+pytest.importorskip("torch")
 
-
-def scaled(function: Callable[..., Any], factor: float = 1.1) -> Callable[..., Any]:
-    return lambda *given, **named: factor * function(*given, **named)
-
-
-MUTATIONS = {
-    "HB-1 equation 2": ("HB-1", equations, "wave_ratio", scaled(equations.wave_ratio)),
-    "HB-1 equation 1": ("HB-1", equations, "whole_wave_ratio", scaled(equations.whole_wave_ratio)),
-    "HB-1 the exponents": (
-        "HB-1",
-        equations,
-        "mixed_ratio",
-        lambda memory, compute, gamma: memory ** (1 - gamma) * compute**gamma,
-    ),
-    "HB-2 equation 3": ("HB-2", equations, "gamma", scaled(equations.gamma)),
-    "HB-17 three times": ("HB-17", mixed_precision, "CONTRACTION_SPEEDUP", 2.0),
-    "HB-17 twice": ("HB-17", mixed_precision, "OTHER_SPEEDUP", 1.0),
-    "HB-17 which kernels": (
-        "HB-17",
-        mixed_precision,
-        "is_gemm_or_convolution",
-        lambda name: "gemm" in name,
-    ),
-    "HB-4 occupancy": ("HB-4", occupancy, "blocks_per_sm", scaled(occupancy.blocks_per_sm, 2)),
-    "HB-16 the line": (
-        "HB-16",
-        wavecast,
-        "extrapolate_batch",
-        lambda points, batch: larger_batch.extrapolate_batch(points, 2 * batch),
-    ),
-    "PL-1, PL-2 operations": ("PL-2", NetworkLayer, "ops", scaled(NetworkLayer.ops, 2)),
-    "PL-1 of a layer": ("PL-1", NetworkLayer, "ops", scaled(NetworkLayer.ops, 2)),
-    "E2E-2 the grid": ("E2E-2", run_grid, "PRINTED", run_grid.PRINTED[1:]),
-    "MG-2 the mean": ("MG-2", published_errors, "mean_error", scaled(published_errors.mean_error)),
-}
+WITHOUT = {"MG-1", "HB-11", "HB-18", "TBD-3", "TBD-6"}
+"""Requirements that state data or facts, and no equation or rule."""
+EVERY = [
+    pytest.param(one, mutation, id=f"{one.id} {mutation.what}")
+    for one in papers.requirements()
+    for mutation in one.mutations
+]
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_changed_formula_fails_its_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    requirement, module, attribute, changed = MUTATIONS[name]
-    checks = [check for check in REQUIREMENTS[requirement].checks if check.kind == "python"]
-    assert checks
-    assert not [missing for check in checks for missing in check.failures()]
-    monkeypatch.setattr(module, attribute, changed)
-    assert [missing for check in checks for missing in check.failures()]
+@pytest.mark.parametrize(("one", "mutation"), EVERY)
+def test_a_changed_formula_fails_a_check(
+    one: Requirement, mutation: Mutation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert one.notices(mutation), f"no check of {one.id} notices: {mutation.what}"
+
+
+def test_every_equation_and_rule_is_changed() -> None:
+    assert {one.id for one in papers.requirements() if not one.mutations} == WITHOUT
+
+
+def test_a_change_reaches_every_module_and_ends() -> None:
+    original = equations.wave_ratio
+    twice = Mutation("twice", f"{equations.__name__}:wave_ratio", "lambda *given: 2.0")
+    with twice.applied():
+        assert vars(importer)["wave_ratio"] is equations.wave_ratio is not original
+    assert vars(importer)["wave_ratio"] is equations.wave_ratio is original

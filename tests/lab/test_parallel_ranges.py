@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.fit.parallel_ranges import APART, NARROW, RangedStep, fit, read_steps, table
+from lab.fit.parallel_ranges import APART, LEAST, NARROW, RangedStep, fit, read_steps, table
 from wavecast.steps.ranges import shipped_widening
 
 END = math.log(1.2)
@@ -33,8 +34,8 @@ def test_a_source_is_judged_by_the_others() -> None:
     steps = {"one": _source(*[1.43] * 9), "other": _source(*[1.0] * 9)}
     assert fit(steps, left_out="one") == NARROW
     lines = table(steps)
-    assert "| one | 9 | 0% | 1.00, 1.00 | 0% |" in lines
-    assert "| other | 9 | 100% | 1.00, 2.00 | 100% |" in lines
+    assert "| one | 9 | 0% | 1.00, 1.00; 1.00, 1.00 | 0% |" in lines
+    assert "| other | 9 | 100% | 1.00, 2.00; 1.00, 2.00 | 100% |" in lines
     assert lines[-1] == "| **all but those apart** | 18 | 50% | | 50% |"
 
 
@@ -53,7 +54,17 @@ def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> N
     assert fit(steps) == NARROW
 
 
-def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops() -> None:
-    low, high = shipped_widening().widened(0.8, 1.2)
+def test_layered_steps_have_exponents_of_their_own_if_they_are_enough() -> None:
+    layered = [replace(step, layered=True) for step in _source(*[1.43] * LEAST)]
+    steps = {"one": [*_source(*[1.0] * 400), *layered]}
+    assert fit(steps) == NARROW
+    assert fit(steps, layered=True).above == pytest.approx(2.0)
+    few = {"one": [*_source(*[1.0] * 400), *layered[1:]]}
+    assert fit(few, layered=True) == NARROW
+
+
+@pytest.mark.parametrize("layered", [False, True])
+def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops(layered: bool) -> None:
+    low, high = shipped_widening(layered).widened(0.8, 1.2)
     assert low <= 0.8
     assert high >= 1.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from made import call, mm, relu
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
@@ -43,12 +44,14 @@ def traced(batch: int, each: int = 1, weights: int = GIB) -> Trace:
     return Trace(calls, samples=batch * each, allocations=memory)
 
 
+def as_it_is(each: int = 1, batch: int = 8, weights: int = GIB) -> StepSetting:
+    return StepSetting("", lambda _, asked: traced(asked or batch, each, weights))
+
+
 def found(*devices: Device, plan: dict[str, Any] | None = None, **asked: Any) -> list[Candidate]:
     wanted = {"batch": 8, "plan": TrainingPlan(**(plan or {"samples": 1e6})), **asked}
     each = int(asked.get("each", 1))
-    return find_candidates(
-        devices, TrainingQuestion(**wanted), lambda _, batch: traced(batch or 8, each), BOOK
-    )
+    return find_candidates(devices, TrainingQuestion(**wanted), (as_it_is(each),), BOOK)
 
 
 def test_the_batch_that_fits_is_kept_and_the_largest_is_found() -> None:
@@ -111,7 +114,7 @@ def test_weights_that_fit_nowhere_are_a_reason() -> None:
     def on(count: int, weights_gib: int) -> Candidate:
         wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)
         [one] = find_candidates(
-            (T4,), wanted, lambda _, batch: traced(batch or 1, weights=weights_gib * GIB), BOOK
+            (T4,), wanted, (as_it_is(batch=1, weights=weights_gib * GIB),), BOOK
         )
         return one
 
@@ -150,7 +153,33 @@ def test_samples_of_a_batch_may_count_several_units() -> None:
 def test_progress_is_told() -> None:
     told: list[tuple[int, int]] = []
     wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=1, find_largest=False)
-    find_candidates(
-        (T4, A100), wanted, lambda _, b: traced(b or 1), BOOK, lambda *n: told.append(n)
-    )
+    find_candidates((T4, A100), wanted, (as_it_is(batch=1),), BOOK, lambda *n: told.append(n))
     assert told == [(1, 2), (2, 2)]
+
+
+def test_settings_are_tried_where_they_suit_and_less_memory_where_it_is_needed() -> None:
+    """On a T4 the batch does not fit; with a GiB less for each sample it does."""
+
+    def light(_: Device, batch: int | None) -> Trace:
+        return traced(1, weights=(batch or 8) << 20)
+
+    smaller = StepSetting("light", light, changes=("checkpointing",))
+    never = StepSetting("never", light, suits=lambda _: False)
+    plain = replace(as_it_is(), smaller=smaller)
+    wanted = TrainingQuestion(TrainingPlan(iterations=10), batch=32, find_largest=False)
+    on = {gpu.id: find_candidates((gpu,), wanted, (plain, never), BOOK) for gpu in (T4, A100)}
+    assert [(one.settings, one.batch) for one in on["t4"]] == [("", 8), ("light", 32)]
+    assert on["t4"][1].changes == ("checkpointing",)
+    assert [one.settings for one in on["a100-sxm-80gb"]] == [""]
+
+
+def test_a_batch_that_grew_on_one_gpu_is_kept_on_several() -> None:
+    one, four = found(T4, batch=1, is_batch_fixed=False, counts=(1, 4))
+    assert one.batch == four.batch == 8
+    assert four.cost is not None
+    assert four.cost.step_samples == 32
+
+
+def test_a_number_of_steps_has_the_batch_of_the_step() -> None:
+    [one] = found(T4, plan={"iterations": 10}, batch=1, is_batch_fixed=False)
+    assert one.batch == 1

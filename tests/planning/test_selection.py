@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from wavecast.hardware.devices import device
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, TrainingCost, exactly
 from wavecast.planning.prices import Price
 from wavecast.planning.selection import (
@@ -21,6 +22,7 @@ from wavecast.planning.selection import (
     tells_apart,
 )
 from wavecast.planning.verification import is_verified
+from wavecast.report.recipes import AskedStep, recipe
 
 DAY = datetime.date(2026, 8, 22)
 
@@ -157,3 +159,39 @@ def test_a_choice_at_four_times_the_money_is_never_as_good() -> None:
     near = candidate("t4", 11, 6.5, spread=3)
     for aim in (Aim.MONEY, Aim.BOTH):
         assert [one.name for one in select([cheap, dear, near], aim).as_good] == ["t4"]
+
+
+def test_each_gpu_has_the_settings_that_suit_the_aim_and_the_step_as_it_is_stays_known() -> None:
+    plain = candidate("l4", 100, 4.0)
+    narrow = replace(candidate("l4", 50, 2.0), settings="bf16 autocast", changes=("bf16",))
+    other = candidate("t4", 300, 3.0)
+    found = select([plain, narrow, other])
+    assert [one.settings for one in found.ranked] == ["bf16 autocast", ""]
+    assert found.as_given == replace(other, on_front=False)
+    lines = recipe(found, AskedStep("hf:gpt2", ("--seq 128",)))
+    assert "settings: batch 8 on each GPU, bf16 autocast" in lines
+    assert (
+        "look closer: wavecast predict hf:gpt2 --seq 128 --batch 8 --precision bf16 --gpu l4"
+        in lines
+    )
+    assert any(
+        line.startswith("run: python train.py --per_device_train_batch_size 8 --bf16")
+        for line in lines
+    )
+    assert any(line.startswith("without changes to the step: t4") for line in lines)
+
+
+def test_sharded_choices_are_run_by_accelerate_or_torchtitan() -> None:
+    strategy = Parallel(data=8, shard=3)
+    one = candidate("h100-sxm-80gb", 100, 4.0, gpus=8)
+    many = replace(one, strategy=strategy, batch=4, changes=("checkpointing",))
+    asked = AskedStep("hf:llama-3.1-8b", given=frozenset({"bf16"}), sequence=2048)
+    lines = recipe(select([many]), asked)
+    [run] = [line for line in lines if line.startswith("run: ")]
+    for words in ("accelerate launch --num_processes 8", "--mixed_precision bf16", "--use_fsdp"):
+        assert words in run
+    assert "--per_device_train_batch_size 4 --bf16 --gradient_checkpointing" in run
+    [titan] = [line for line in lines if "torchtitan" in line]
+    assert "--parallelism.data_parallel_shard_degree 8" in titan
+    assert "--activation_checkpoint.mode full" in titan
+    assert lines[-1].endswith("--gpu h100-sxm-80gb --parallel data=8,shard=3")

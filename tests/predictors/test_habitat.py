@@ -100,8 +100,15 @@ def test_ops_without_shapes_are_scaled_by_waves() -> None:
     assert seconds(ran(Op("aten.mm", (), ()), 1.0)) == 10
 
 
-def test_collectives_are_not_scaled() -> None:
-    assert seconds(ran(ALL_REDUCE, 1.0)) is None
+def test_collectives_are_scaled_by_the_links_of_the_usual_machines() -> None:
+    a100, h100 = device("a100-sxm-80gb"), device("h100-sxm-80gb")
+    message = tensor(2**26)
+    large = Op("nccl.all_reduce", (message,), (message,), (("ranks", 8),))
+    for op in (Op("nccl.all_reduce", (), ()), large):
+        answer = habitat().scale_call(ran(op, 1.0), a100, h100)
+        assert answer is not None
+        assert 0.5 < answer.seconds < 0.8  # 600 and 900 GB/s
+        assert answer.source == "ratio of links"
 
 
 @pytest.mark.parametrize("op", [mm(), relu(8), ALL_REDUCE, unknown()], ids=lambda op: op.base)

@@ -25,7 +25,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.roofline import Roofline
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.ranges import gpu_powers, host_factors
+from wavecast.steps.ranges import gpu_factors, host_factors
 from wavecast.steps.request import default_predictor, predict
 from wavecast.traces.step import Allocation, Op, Phase, Role, Trace
 
@@ -155,19 +155,16 @@ def test_a_wait_in_the_step_is_played() -> None:
 
 def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
     table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
-    powers = gpu_powers(Familiarity.UNSEEN)
-    assert powers is not None
     one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
-    assert (one.low_s, one.high_s) == pytest.approx((6 * 0.5**powers.below, 6 * 2**powers.above))
+    assert one.gpu_spread == pytest.approx((0.5, 2))
     two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
-    assert two.high_s == pytest.approx(7 * (1 + 5 / 7) ** powers.above)
-    assert two.low_s == pytest.approx(7 * (1 - math.hypot(1.5, 2) / 7) ** powers.below)
+    assert two.gpu_spread == pytest.approx((1 - math.hypot(1.5, 2) / 7, 1 + 5 / 7))
 
 
 def test_host_times_move_by_their_spread() -> None:
     host = dataclasses.replace(FREE_HOST, forward_s=100.0)
     prediction = predicted(trace(call(mm())), host=host)
-    factors = host_factors(Familiarity.UNSEEN, known=False)
+    factors = host_factors(known=False)
     assert factors is not None
     wanted = (100 * factors.low, 100 * factors.high)
     assert (prediction.low_s, prediction.high_s) == pytest.approx(wanted)
@@ -302,7 +299,8 @@ def test_a_step_has_a_range_on_every_gpu_whose_class_was_measured() -> None:
     made = campaigns.traces("steps")["bert-base-bf16"]
     for gpu in wavecast.devices():
         prediction = predict(made, gpu)
-        if prediction.familiarity is None or gpu_powers(prediction.familiarity) is None:
+        known = prediction.familiarity
+        if known is None or gpu_factors(known, prediction.makeup) is None:
             assert (prediction.low_s, prediction.high_s) == (None, None)
         else:
             assert prediction.low_s is not None

@@ -11,6 +11,7 @@ from made import mm, relu, tensor
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.ops import Unit
+from wavecast.report.findings import findings
 from wavecast.steps.idle import CAUSES
 from wavecast.steps.profile import Profile, ProfiledWork, profile_measured, profile_predicted
 from wavecast.steps.request import predict
@@ -189,3 +190,26 @@ def test_a_prediction_has_the_same_profile(gpu: Device) -> None:
     assert 0 < profiled.utilisation["fp32"] <= 1
     assert profiled.kernels[0].name == "aten.mm"
     assert not profiled.measured
+
+
+def test_findings_come_with_their_share_and_place() -> None:
+    found = findings(
+        profile(
+            ran(relu(8), (0, 4)),
+            ran(relu(8), (6, 7), module="Net.head"),  # 2 s for the host
+            ran(Op("nccl.all_reduce", (), ()), (6, 9), name="ncclKernel_AllReduce"),
+            seconds=10,
+            recorded_s=10,
+            gpu_s=7.0,
+        )
+    )
+    assert found[0].startswith("aten.relu takes 62% of the GPU's time")
+    assert (
+        "the GPU idles 30% of the step waiting for the host, most at Net.head (100% of it)" in found
+    )
+    assert "20% of the step is exposed communication (NCCL)" in found
+
+
+def test_collectives_and_copies_compute_nothing_and_that_is_known() -> None:
+    one = profile(ran(Op("nccl.all_reduce", (), ()), (0, 1), name="ncclKernel"), seconds=1)
+    assert one.known_share == 1

@@ -3,86 +3,121 @@
 from __future__ import annotations
 
 import math
+import random
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import call, mm, relu, trace
 
 from lab.places import DOCS
-from lab.score.ranged_steps import Score, on_gpu, on_host
+from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
+from lab.score.ranged_steps import OffStep, read_file, write
 from lab.score.ranges import (
     CLASSES,
     LEAST,
-    OUTSIDE,
-    RangeClass,
-    classes_of,
-    highest,
+    JudgedRange,
+    Ranges,
+    WidthTree,
+    before,
     judged,
-    reach_of,
+    needed,
+    report,
     share,
-    table,
-    to_toml,
+    widening,
+    widths_table,
 )
+from lab.score.ranges import given as given_width
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
 from wavecast.steps import ranges
-from wavecast.steps.ranges import gpu_powers, held, host_factors
+from wavecast.steps.ranges import Makeup, gpu_factors, held, host_factors
 from wavecast.steps.request import predict
 
-ratios = st.lists(st.floats(0.2, 5.0), min_size=40, max_size=200)
-NARROW = [0.9 + 0.002 * i for i in range(101)]
-WIDE = [0.5 + 0.01 * i for i in range(101)]
+MATMUL = Makeup(matmul=1, convolution=0, recurrent=0, memory=0)
+CONVOLUTION = replace(MATMUL, matmul=0, convolution=1)
+NARROW = [math.log(0.9 + 0.002 * i) for i in range(101)]
+WIDE = [math.log(0.5 + 0.01 * i) for i in range(101)]
 
 
 def steps(
-    values: Iterable[float],
+    offs: Iterable[float],
     known: str = "unseen",
     source: str = "a",
     chip: str = "x",
     part: str = "gpu",
-) -> list[Score]:
-    """Steps with these measured over predicted times, whose ops' ranges reach e times as far."""
-    logs = [math.log(value) for value in values]
+    makeup: Makeup = MATMUL,
+) -> list[OffStep]:
+    """Steps whose measured times are so far, in logarithms, from their predicted times."""
     owner = source.split()[0]
-    return [Score(part, known, source, max(-v, 0), max(v, 0), owner, chip) for v in logs]
+    return [
+        OffStep(part, known, source, off, makeup, owner, chip, (1 / math.e, math.e)) for off in offs
+    ]
 
 
-@given(ratios, st.sampled_from(["gpu", "host"]))
-def test_nine_in_ten_lie_in_the_range_that_is_made_of_them(values: list[float], part: str) -> None:
-    own = steps(values, part=part)
-    inside = sum(reach_of(own).holds(step) for step in own) / len(own)
-    assert inside >= 1 - 2 * OUTSIDE
-    if len(set(values)) == len(values) >= 100 and min(values) < 0.8 < 1.25 < max(values):
-        assert inside < 1
+# The interval score, and the widths that minimise it.
 
 
-def test_few_values_need_the_largest_of_them() -> None:
-    for count, place in ((LEAST, 18), (39, 37), (999, 949)):
-        assert highest(range(count), [1.0] * count) == place
+def test_the_score_is_the_width_and_twenty_times_the_distance_outside() -> None:
+    assert interval_score(0.1, 0.2, 0.3) == pytest.approx(0.5)
+    assert interval_score(-0.25, 0.2, 0.3) == pytest.approx(0.5 + 20 * 0.05)
+    assert interval_score(0.4, 0.2, 0.3) == pytest.approx(0.5 + 20 * 0.1)
 
 
-def test_of_hosts_every_owner_counts_the_same() -> None:
-    few, many = [1.0, 1.5, 1.5, 1.5], [1.0] * 996
-    own = [*steps(few, source="a", part="host"), *steps(many, source="b 1", part="host")]
-    assert reach_of(own).above == pytest.approx(math.log(1.5))
-    assert reach_of(steps(few + many, part="host")).above == 0
+def test_the_widths_are_the_quantiles_of_either_side() -> None:
+    offs = [0.4 * i / 400 if i > 0 else 0.1 * i / 400 for i in range(-400, 401)]
+    widths = fit(steps(offs))
+    below, above = widths.reach(steps([0.0])[0])
+    assert below == pytest.approx(0.09, abs=0.01)
+    assert above == pytest.approx(0.36, abs=0.02)
 
 
-def test_a_step_scores_by_what_its_ops_allow() -> None:
-    prediction = predict(trace(call(mm(4096, 4096, 4096))), "rtx-3090", host="reference")
-    least, most = prediction.gpu_spread
-    for ratio, power in ((least, (1.0, 0.0)), (most**2, (0.0, 2.0)), (1.0, (0.0, 0.0))):
-        score = on_gpu(prediction, ratio, "unseen", "a", "a")
-        assert (score.below, score.above) == pytest.approx(power)
+def test_each_kind_has_a_width_of_its_own() -> None:
+    draw = random.Random(1)
+    own = [
+        *steps(draw.gauss(0, 0.05) for _ in range(9000)),
+        *steps((draw.gauss(0, 0.25) for _ in range(9000)), makeup=CONVOLUTION),
+    ]
+    widths = fit(own)
+    matmul, convolution = (widths.reach(step) for step in (own[0], own[-1]))
+    assert sum(matmul) < 0.25 < 0.6 < sum(convolution)
+    half = replace(MATMUL, matmul=0.5, convolution=0.5)
+    between = widths.reach(replace(own[0], makeup=half))
+    assert sum(between) == pytest.approx((sum(matmul) + sum(convolution)) / 2)
 
 
-def test_a_host_scores_by_the_factor_that_it_needs() -> None:
-    fast, slow = on_host(0.5, "unknown", "a", "a"), on_host(3.0, "unknown", "a", "a")
-    assert (fast.below, fast.above) == pytest.approx((math.log(2), 0))
-    assert (slow.below, slow.above) == pytest.approx((0, math.log(3)))
+def test_few_steps_stay_near_their_parent() -> None:
+    parent = Widths((0.3,) * 5, (0.3,) * 5)
+    few, many = (sum(fit(steps(NARROW * n), parent).reach(steps([0])[0])) for n in (1, 100))
+    assert many < few <= 0.61
+    assert many == pytest.approx(0.19, abs=0.02)
+
+
+def test_other_vendors_have_one_width_for_all_kinds() -> None:
+    own = [*steps(NARROW, "foreign", "b", "y"), *steps(WIDE, "unseen", makeup=CONVOLUTION)]
+    unseen, foreign = (WidthTree(own).widths("gpu", known) for known in ("unseen", "foreign"))
+    assert len(set(foreign.above[:-1])) == len(set(foreign.below[:-1])) == 1
+    assert len(set(unseen.above[:-1])) > 1
+
+
+def test_old_software_has_a_width_that_others_do_not_get() -> None:
+    draw = random.Random(2)
+    new = steps(draw.gauss(0, 0.05) for _ in range(300))
+    old = [replace(step, old=True, off=4 * step.off) for step in new]
+    alone, both = (sum(fit(some).reach(new[0])) for some in (new, [*new, *old]))
+    assert both == pytest.approx(alone, rel=0.3)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
+def test_widths_are_never_too_narrow_to_be_true(offs: list[float]) -> None:
+    below, above = fit(steps(offs)).reach(steps([0.0])[0])
+    assert LEAST_WIDTH * 0.99 <= below < 6
+    assert LEAST_WIDTH * 0.99 <= above < 6
 
 
 # Ranges made apart, and how they are widened.
@@ -90,92 +125,97 @@ def test_a_host_scores_by_the_factor_that_it_needs() -> None:
 
 def test_a_step_is_judged_without_its_source_and_without_its_gpu() -> None:
     narrow = steps(NARROW, source="a", chip="x")
-    source = steps(WIDE, source="b infer", chip="y")
-    chip = steps(WIDE, source="c", chip="z")
-    same = RangeClass([*narrow, *source, *chip, *steps(WIDE, source="b train", chip="z")])
-    assert same.apart("b", "z") == reach_of(narrow)  # not b's other half, not c on the same GPU
-    assert same.apart("b", "y") == reach_of([*narrow, *chip])
-    known = [Score("gpu", "measured", s.set, s.below, s.above, s.owner, "") for s in narrow]
-    assert RangeClass([*known, *source]).apart("b", "") == reach_of(known)
+    wide = [*steps(WIDE, source="b infer", chip="y"), *steps(WIDE, source="c", chip="z")]
+    every = [*narrow, *wide, *steps(WIDE, source="b train", chip="z")]
+    [of_b] = [one for one in judged(every) if one.step is every[-1]]
+    assert of_b.below == pytest.approx(
+        WidthTree(narrow).widths("gpu", "unseen").reach(every[-1])[0]
+    )
+    known = [replace(step, known="measured", chip="") for step in narrow]
+    assert not known[0].is_apart("a", "")
+    assert known[0].is_apart("b", "")
 
 
-def test_a_range_is_widened_until_it_holds_nine_in_ten_made_apart() -> None:
-    scores = [
+def test_a_class_is_widened_until_it_holds_nine_in_ten_made_apart() -> None:
+    every = [
         *steps(NARROW, source="a", chip="x"),
         *steps(NARROW, source="b", chip="y"),
         *steps(WIDE, source="c", chip="z"),
     ]
-    classes = classes_of(scores)
-    same, verdicts = classes["gpu", "unseen"], list(judged(classes))
-    before, after = share(verdicts, "narrow"), share(verdicts)
-    assert before is not None
-    assert after is not None
-    assert before < 0.85
-    assert after >= 0.9
-    assert same.wider is not None
-    assert same.wider > 1
-    narrower = [
-        apart.widened(same.wider - 0.01).holds(score)
-        for score in scores
-        if (apart := same.apart(score.owner, score.chip))
-    ]
-    assert sum(narrower) / len(scores) < 0.9
-    nested = [v.nested for v in verdicts if v.set == "c"]  # a and b see nothing to widen
-    assert nested == [v.narrow for v in verdicts if v.set == "c"]
+    apart = judged(every)
+    factor = widening(apart)
+    assert factor > 1
+    assert share(apart) < 0.85
+    assert share([one.times(factor) for one in apart]) >= 0.9
+    assert share([one.times(factor - 0.01) for one in apart]) < 0.9
 
 
-def test_a_range_that_holds_enough_is_not_made_narrower() -> None:
-    alike = [s for name in "abc" for s in steps(NARROW, source=name, chip=name)]
-    assert RangeClass(alike).wider == 1
+def test_ranges_that_hold_more_are_made_narrower() -> None:
+    every = [JudgedRange(step, 1.0, 1.0, 1.0) for step in steps(NARROW)]
+    assert widening(every) == 0.5  # not by more than that
 
 
-def test_a_class_has_no_range_if_too_few_steps_can_judge_it() -> None:
-    few = [
-        *steps(WIDE, "foreign", "a", "x"),
-        *steps(NARROW[: LEAST - 1], "foreign", "b", "y"),
-    ]
-    assert RangeClass(few).wider is None
-    assert RangeClass(steps(WIDE)).wider is None  # one source
-    enough = steps([1.0] * LEAST, "unseen", "b", "y") + steps([1.0] * LEAST, "unseen", "a", "x")
-    classes = classes_of(few + enough)
-    tables = tomllib.loads(to_toml(classes, list(judged(classes))))
-    assert set(tables["gpu"]) == {"unseen"}
+def test_the_needed_width_holds_nine_in_ten() -> None:
+    every = [JudgedRange(step, 1.0, 0.2, 0.2) for step in steps(i / 100 for i in range(-10, 11))]
+    assert given_width(every) == pytest.approx(math.exp(0.4))
+    assert needed(every) == pytest.approx(math.exp(0.2), rel=0.02)
 
 
-def every_class() -> list[Score]:
+def test_the_ranges_before_were_powers_of_the_ops_range() -> None:
+    [gpu] = before(steps([0.1], "unseen"))
+    assert (gpu.below, gpu.above) == pytest.approx((1.639, 0.911))
+    [host] = before(steps([0.1], "known", part="host"))
+    assert (host.below, host.above) == (0.295, 0.324)
+    assert before(steps([0.1], "foreign")) == []
+
+
+def every_class() -> list[OffStep]:
     return [
         step
         for part, known in CLASSES
-        for name, values in (("a", NARROW), ("b", NARROW), ("c train", WIDE))
-        for step in steps(values, known, name, name, part)
+        for name, offs in (("a", NARROW), ("b", NARROW), ("c train", WIDE))
+        for step in steps(offs[::4], known, name, name, part)
     ]
 
 
-def test_the_file_has_the_ends_the_factors_and_what_they_held() -> None:
-    classes = classes_of(every_class())
-    verdicts = list(judged(classes))
-    tables = tomllib.loads(to_toml(classes, verdicts))
+def test_the_file_has_the_widths_and_what_they_held() -> None:
+    made = Ranges.of(every_class())
+    tables = tomllib.loads(made.to_toml())
     assert [(part, name) for part in ("gpu", "host") for name in tables[part]] == list(CLASSES)
-    unseen, same = tables["gpu"]["unseen"], classes["gpu", "unseen"]
-    assert unseen["below"] == pytest.approx(same.reach.below, abs=1e-3)
-    assert unseen["wider"] == same.wider
-    assert unseen["steps"] == 303
-    assert unseen["held"] >= 0.9
-    assert unseen["least"] < unseen["held"] < unseen["most"] == 1
-    unknown = tables["host"]["unknown"]
-    assert unknown["low"] == pytest.approx(math.exp(-same.reach.below), abs=3e-3)
-    assert unknown["high"] == pytest.approx(math.exp(same.reach.above), abs=3e-3)
+    unseen = tables["gpu"]["unseen"]
+    below = made.widths("gpu", "unseen").below
+    assert unseen["below"]["matmul"] == pytest.approx(below[0], abs=1e-3)
+    assert list(unseen["below"]) == ["matmul", "convolution", "recurrent", "memory"]
+    assert unseen["steps"] == 78
+    assert unseen["least"] < unseen["held"] <= unseen["most"] == 1
+    assert tables["host"]["unknown"]["below"] > 0
+    assert f"| {unseen['steps']} | {unseen['held']:.0%} |" in widths_table(made)
 
 
-def test_the_table_has_a_line_for_each_set_and_all_of_them() -> None:
-    verdicts = list(
-        judged(classes_of(steps(NARROW, source="a", chip="x") + steps(WIDE, source="b")))
-    )
-    assert verdicts == []  # two sources on one GPU are not apart
-    verdicts = list(judged(classes_of(every_class())))
-    lines = list(table([v for v in verdicts if (v.part, v.known) == ("gpu", "unseen")]))
-    assert [line.split(" | ")[1] for line in lines[2:]] == ["a", "b", "c train", "**all**"]
-    assert lines[2].startswith("| unseen | a | 101 | 100% | 100% |")
+def test_the_tables_show_before_and_after() -> None:
+    every = every_class()
+    shown = report(before(every), Ranges.of(every).judged)
+    lines = [line for line in shown.splitlines() if line.startswith("| unseen | a | 26 | 100%")]
+    assert lines[0].count("|") == 10
+    assert any(line.startswith("| foreign | **all** | 78 |") for line in shown.splitlines())
+
+
+def test_a_class_needs_enough_steps() -> None:
+    enough = [step for step in every_class() if step.known in ("unseen", "known")]
+    few = steps(WIDE[: LEAST - 1], "foreign", "d", "y")
+    made = Ranges.of([*enough, *few])
+    assert set(made.wider) == {("gpu", "unseen"), ("host", "known")}
+    kept, shipped = tomllib.loads(made.to_toml()), shipped_toml(ranges.FILE)
+    assert kept["gpu"]["measured"] == shipped["gpu"]["measured"]
+    assert kept["gpu"]["unseen"] != shipped["gpu"]["unseen"]
+    alone = steps(WIDE, "known", part="host")  # one source, which nothing can judge
+    assert judged(alone) == []
+
+
+def test_steps_are_kept_in_files(tmp_path: Path) -> None:
+    some = [*steps(NARROW[:3]), *steps(WIDE[:2], "known", part="host")]
+    write(some, tmp_path / "steps.jsonl")
+    assert read_file(tmp_path / "steps.jsonl") == some
 
 
 # What ships.
@@ -185,66 +225,57 @@ def test_the_shipped_ranges_held_nine_in_ten_steps_made_apart() -> None:
     tables = shipped_toml(ranges.FILE)
     for part in ("gpu", "host"):
         for row in tables[part].values():
-            assert 0.9 <= row["held"] <= row["most"] <= 1
-            assert row["least"] <= row["held"]
-            assert row["wider"] >= 1
-            assert row["steps"] > LEAST
-    for row in tables["host"].values():
-        assert row["low"] <= 1 <= row["high"]
+            assert 0.88 <= row["held"] <= 1
+            assert row["least"] <= row["held"] <= row["most"]
 
 
-def test_the_page_has_the_shares_of_the_shipped_ranges() -> None:
+def test_the_page_has_the_shipped_classes() -> None:
     page = (DOCS / "appendix" / "accuracy-ranges.md").read_text(encoding="utf-8")
     tables = shipped_toml(ranges.FILE)
     for part, title in (("gpu", "keep the GPU busy"), ("host", "wait for the host")):
-        lines = page.partition(f"## Steps that {title}\n")[2].partition("\n## ")[0].splitlines()
-        cells = [[cell.strip() for cell in line.split("|")] for line in lines]
-        rows = [row for row in cells if len(row) > 5 and row[4].endswith("%")]
-        for name, row in tables[part].items():
-            shown = {cell[2]: cell for cell in rows if cell[1] == name}
-            assert int(shown.pop("**all**")[3]) == row["steps"]
-            shares = [int(cell[5].rstrip("%")) for cell in shown.values()]
-            assert min(shares) == pytest.approx(100 * row["least"], abs=0.6)
-            assert max(shares) == pytest.approx(100 * row["most"], abs=0.6)
+        text = page.partition(f"## Steps that {title}\n")[2].partition("\n## ")[0]
+        for name, row in tables[part].items() if text else ():
+            assert f"| {name} | **all** | {row['steps']} | {row['held']:.0%} |" in text
 
 
-def test_the_page_repeats_the_ranges() -> None:
+def test_the_page_repeats_the_widths() -> None:
     page = (DOCS / "concepts" / "estimates.md").read_text(encoding="utf-8")
-    tables = shipped_toml(ranges.FILE)
-    for row in tables["gpu"].values():
-        share, sets = f"{row['held']:.0%}", f"{row['least']:.0%} to {row['most']:.0%}"
-        ends = f"{row['below']:.2f}, {row['above']:.2f} | {row['wider']:.2f}"
-        assert f"| {row['steps']} | {ends} | {share} | {sets} |" in page
-    for row in tables["host"].values():
-        share, sets = f"{row['held']:.0%}", f"{row['least']:.0%} to {row['most']:.0%}"
-        ends = f"{row['low']:.2f} to {row['high']:.2f} | {row['wider']:.2f}"
-        assert f"| {row['steps']} | {ends} | {share} | {sets} |" in page
+    for name, row in shipped_toml(ranges.FILE)["gpu"].items():
+        below, above = row["below"]["matmul"], row["above"]["matmul"]
+        assert f"| GPU: {name} | -{below:.2f} +{above:.2f} |" in page
     other = (DOCS / "concepts" / "timeline.md").read_text(encoding="utf-8")
     for known in (True, False):
-        factors = host_factors(Familiarity.MEASURED, known=known)
+        factors = host_factors(known=known)
         assert factors is not None
         assert f"{factors.low:.2f} to {factors.high:.2f} times" in other
+
+
+def test_the_makeup_is_what_the_gpu_time_is_made_of() -> None:
+    step = predict(trace(call(mm(4096, 4096, 4096)), call(relu(1 << 24))), "rtx-3090")
+    shares = {part.name: part.gpu_s / step.gpu_s for part in step.by_op()}
+    assert step.makeup.matmul == pytest.approx(shares["aten.mm"])
+    assert step.makeup.memory == pytest.approx(shares["aten.relu"])
+    assert sum(step.makeup.shares) == pytest.approx(1)
 
 
 def test_the_range_is_the_one_of_what_is_known_of_the_gpu() -> None:
     step = trace(call(mm(8192, 8192, 8192)))
     for gpu, known in (("h200-sxm", "measured"), ("a40", "partly"), ("rtx-3090", "unseen")):
         prediction = predict(step, gpu, host="reference")
-        powers = gpu_powers(Familiarity(known))
-        assert powers is not None
-        least, most = prediction.gpu_spread
         assert prediction.familiarity == known
-        assert prediction.low_s == pytest.approx(prediction.seconds * least**powers.below, rel=0.01)
-        assert prediction.high_s == pytest.approx(prediction.seconds * most**powers.above, rel=0.01)
+        ends = gpu_factors(Familiarity(known), prediction.makeup)
+        assert ends is not None
+        assert ends.low < 1 < ends.high
+        assert prediction.low_s == pytest.approx(prediction.seconds * ends.low, rel=0.01)
+        assert prediction.high_s == pytest.approx(prediction.seconds * ends.high, rel=0.01)
 
 
 def test_the_less_is_known_the_wider_the_range() -> None:
-    """The width of the whole range counts: its parts above and below alone may be narrower."""
-    least, most = predict(trace(call(mm(8192, 8192, 8192))), "rtx-3090").gpu_spread
-    powers = [gpu_powers(known) for known in Familiarity]
-    widths = [p.above * math.log(most) - p.below * math.log(least) for p in powers if p]
-    assert widths == sorted(widths)
-    known, unknown = (host_factors(Familiarity.UNSEEN, known=k) for k in (True, False))
+    makeup = replace(MATMUL, matmul=0.4, convolution=0.2, memory=0.4)
+    ends = [gpu_factors(known, makeup) for known in Familiarity]
+    widths = [math.log(one.high / one.low) for one in ends if one]
+    assert widths[0] < widths[-1]
+    known, unknown = (host_factors(known=k) for k in (True, False))
     assert known is not None
     assert unknown is not None
     assert known.high / known.low < unknown.high / unknown.low

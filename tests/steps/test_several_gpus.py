@@ -17,6 +17,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.planning.listing_order import comparable
 from wavecast.predictors.base import Estimate, Predictor
 from wavecast.steps.profile import profile_predicted
+from wavecast.steps.ranges import host_factors, shipped_widening
 from wavecast.suite.decoders import gpt
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Op, Trace
@@ -174,3 +175,15 @@ def test_what_takes_half_of_a_step_is_named() -> None:
     staged = wavecast.predict(deep, GPU, host_factor=1e-3, parallel=Parallel(pipeline=4))
     assert staged.bound_by == "pipeline bubble"
     assert _predicted(100, data=2).bound_by == "host"
+
+
+def test_the_range_holds_faster_and_slower_hosts_where_they_set_the_pace() -> None:
+    slow, quick = _predicted(host_factor=50.0, data=2), _predicted(host_factor=0.01, data=2)
+    factors = host_factors(known=False)
+    assert factors is not None
+    assert slow.bound_by == "host"
+    assert slow.low_s == pytest.approx(slow.seconds * factors.low, rel=0.1)
+    assert slow.high_s == pytest.approx(slow.seconds * factors.high, rel=0.1)
+    low, high = shipped_widening(layered=False).widened(*quick.gpu_spread)
+    assert quick.low_s == pytest.approx(quick.seconds * low)
+    assert quick.high_s == pytest.approx(quick.seconds * high)

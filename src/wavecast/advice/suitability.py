@@ -29,24 +29,25 @@ def _is_wide(op: Op) -> bool:
 
 
 def _bf16(trace: Trace, gpu: Device) -> str:
-    if _lacks_bf16(gpu):
+    if lacks_bf16(gpu):
         return f"{gpu.id} has no bfloat16 matmuls"
     return "" if _has(trace, _is_wide) else "its matmuls are not float32"
 
 
 def _fp16(trace: Trace, gpu: Device) -> str:
-    if not _lacks_bf16(gpu):
+    if not lacks_bf16(gpu):
         return "bfloat16 is as fast here, and needs no scaling"
     return "" if _has(trace, _is_wide) else "its matmuls are not float32"
 
 
-def _lacks_bf16(gpu: Device) -> bool:
+def lacks_bf16(gpu: Device) -> bool:
+    """Whether a GPU has no matmuls in bfloat16."""
     capability = family(gpu)
     return capability is not None and capability < _FIRST_BF16
 
 
 def _tf32(trace: Trace, gpu: Device) -> str:
-    if _lacks_bf16(gpu):
+    if lacks_bf16(gpu):
         return f"{gpu.id} has no TF32"
     wide = _has(trace, lambda op: _is_wide(op) and op.attr("precision") != "tf32")
     return "" if wide else "no matmul is computed in float32"

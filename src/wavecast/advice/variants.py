@@ -9,6 +9,7 @@ from typing import Protocol
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.decoders import is_decoder
 from wavecast.frameworks.step_source import traced_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
@@ -71,10 +72,18 @@ class TargetVariants:
         """The trace with changes to the code."""
         if self.target.trace is not None:
             return self.target.trace
-        step = self.target
-        for name in names:
-            step = _changed(step, name)
-        return traced_target(step, self.gpu)
+        return traced_target(changed_target(self.target, names), self.gpu)
+
+
+def changed_target(target: Target, names: Sequence[str]) -> Target:
+    """The target with changes, by the names of the catalogue.
+
+    Raises:
+        InvalidInput: the step cannot be changed so.
+    """
+    for name in names:
+        target = _changed(target, name)
+    return target
 
 
 def _changed(target: Target, name: str) -> Target:
@@ -88,7 +97,7 @@ def _changed(target: Target, name: str) -> Target:
         if target.batch is None:
             raise InvalidInput("its batch is not known; give --batch, which the step then takes")
         return target.changed(batch=2 * target.batch)
-    is_model = target.text.startswith("hf:")
+    is_model = target.text.startswith("hf:") or is_decoder(target.text, target.options)
     if name in _ADAPTERS or (name == "checkpointing" and is_model):
         return _with_options(target, name)
     return replace(target, changes=(*target.changes, name))
@@ -101,7 +110,8 @@ def _with_options(target: Target, name: str) -> Target:
         "checkpointing": replace(target.options, checkpointing=True),
     }[name]
     step = resolve(target.text, target.batch, target.precision, options)
-    return replace(step, compiled=target.compiled, changes=target.changes)
+    kept = {name: getattr(target, name) for name in ("assume", "ranks", "compiled", "changes")}
+    return replace(step, **kept)
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:

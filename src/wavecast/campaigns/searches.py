@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from wavecast.advice.settings import StepSettings
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.recomputing import recomputing
@@ -18,7 +19,7 @@ from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.candidates import TraceFor, TrainingQuestion, find_candidates
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.layouts import Layout, ranked, search_layouts, shortened
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
@@ -61,13 +62,14 @@ class NamedStep:
 @dataclass(frozen=True)
 class _CandidatePart:
     step: NamedStep
+    allowed: frozenset[str]
     devices: tuple[Device, ...]
     question: TrainingQuestion
     book: PriceBook
 
 
 def candidates_in_parts(
-    target: Target,
+    settings: StepSettings,
     devices: Sequence[Device],
     question: TrainingQuestion,
     book: PriceBook,
@@ -75,8 +77,8 @@ def candidates_in_parts(
     progress: Callable[[int, int], None],
 ) -> list[Candidate]:
     """What `find_candidates` finds, with each GPU looked at by itself, wherever there is room."""
-    plain = replace(question, smaller={}, larger=_no_larger)  # functions of a step do not travel
-    parts = [_CandidatePart(NamedStep.of(target), (one,), plain, book) for one in devices]
+    step, allowed = NamedStep.of(settings.target), frozenset(settings.allowed)
+    parts = [_CandidatePart(step, allowed, (one,), question, book) for one in devices]
     found: list[Candidate] = []
     for number, part in enumerate(spread(find_candidates_of, parts), start=1):
         found += part
@@ -86,25 +88,8 @@ def candidates_in_parts(
 
 def find_candidates_of(part: _CandidatePart) -> list[Candidate]:
     """The candidates of one part."""
-    target = part.step.target()
-    source = target_source(target)
-    question = replace(part.question, smaller=smaller_steps(target), larger=source.larger)
-    return find_candidates(part.devices, question, source.on, part.book)
-
-
-def _no_larger(gpu: Device, batch: int | None) -> None:
-    """No other step of the loop; nodes look for one themselves."""
-
-
-def smaller_steps(target: Target) -> dict[str, TraceFor]:
-    """Settings with which a step needs less memory, that its own code takes."""
-    is_model = target.text.startswith("hf:")
-    if not is_model or target.options.checkpointing or target.trace is not None:
-        return {}
-    options = replace(target.options, checkpointing=True)
-    step = resolve(target.text, target.batch, target.precision, options)
-    step = replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
-    return {"checkpointing": target_source(step).on}
+    settings = StepSettings(part.step.target(), part.allowed, target_source)
+    return find_candidates(part.devices, part.question, settings.searched, part.book)
 
 
 @dataclass(frozen=True)

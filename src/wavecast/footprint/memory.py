@@ -14,6 +14,7 @@ from functools import cached_property, lru_cache
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.replay import Replay, replay, replay_within, usable_bytes
+from wavecast.footprint.unrecorded import note_of, unrecorded
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.device import Device
@@ -89,14 +90,25 @@ class Memory(Shown):
 
     @property
     def fits(self) -> bool | None:
-        """Whether the step fits in the GPU's memory. None when no GPU was named.
+        """Whether the step fits in the GPU's memory. None when unknown.
 
+        It is unknown without a GPU, and where too little was recorded to say so (`unrecorded`).
         What the context leaves to the allocator must hold the step, and 0.5% of it must stay free:
         the allocator's model is not exact (`replay.RESERVE`).
         """
         if self.device is None:
             return None
-        return self.ran or self.reserved_bytes <= usable_bytes(self.allocatable_bytes)
+        if self.ran:
+            return True
+        if self.reserved_bytes > usable_bytes(self.allocatable_bytes):
+            return False
+        return None if self.unrecorded else True
+
+    @cached_property
+    def unrecorded(self) -> tuple[str, ...]:
+        """What a measured trace lacks, of "weights" and "optimizer state"; then the memory is a
+        lower bound."""
+        return unrecorded(self.trace)
 
     @property
     def allocatable_bytes(self) -> int:
@@ -194,7 +206,7 @@ def memory(
 
         return fullest_rank(spread(trace, parallel), target, expandable_segments)
     roomy = _unlimited(trace, target, expandable_segments, notes)
-    if target is None or roomy.fits:
+    if target is None or roomy.fits is not False:
         return roomy
     limit, complete = roomy.allocatable_bytes, roomy.trace.allocations
     if usable_bytes(limit) < peak_bytes(complete):
@@ -221,6 +233,8 @@ def _unlimited(
 ) -> Memory:
     complete = trace if gpu is None else with_workspaces(trace, gpu)
     peaks = _replayed(trace.arrays, complete.allocations, expandable)
+    if missing := unrecorded(trace):
+        notes = (*notes, note_of(missing))
     return Memory(
         trace=complete,
         device=gpu,

@@ -2,13 +2,15 @@
 
 A step is traced when a trace is first needed, and every trace is kept. A trace serves all GPUs for
 which it is exact: those of its own family, and those whose attention kernels can be chosen again in
-it. Compiled steps are traced for the first GPU of each family.
+it. Compiled steps are traced for the first GPU of each family. The models of libraries, whose code
+does not depend on the batch, are traced at two batches; larger ones follow from these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import combinations
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
@@ -21,6 +23,7 @@ from wavecast.hardware.devices import device
 from wavecast.hardware.families import Family, family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.retargeting.rewriting import retarget, serves
+from wavecast.traces.batches import FEWEST, at_batch
 from wavecast.traces.graphs import compiled_gpu
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
@@ -42,10 +45,13 @@ class StepSource:
     Args:
         trace_at: traces the step.
         batch: the step's own batch. None if it is not known.
+        follows: whether traces at larger batches may follow from those at smaller ones.
     """
 
-    def __init__(self, trace_at: TraceAt, batch: int | None = None) -> None:
-        self._trace_at, self._batch = trace_at, batch
+    def __init__(
+        self, trace_at: TraceAt, batch: int | None = None, *, follows: bool = False
+    ) -> None:
+        self._trace_at, self._batch, self._follows = trace_at, batch, follows
         self._traced: dict[int | None, list[Trace]] = {}
         self._served: dict[_Key, Trace] = {}
 
@@ -94,10 +100,29 @@ class StepSource:
         """A trace that serves a GPU, with the kernels of the GPU that it was made for."""
         traced = self._traced.setdefault(batch, [])
         for trace in traced:
-            if gpu is None or serves(trace, gpu):
+            if _fits(trace, gpu):
                 return trace
-        traced.append(self._trace_at(gpu, batch))
+        traced.append(self._following(gpu, batch) or self._trace_at(gpu, batch))
         return traced[-1]
+
+    def _following(self, gpu: Device | None, batch: int | None) -> Trace | None:
+        """The trace at a batch, from those at two smaller ones; None if it does not follow."""
+        if batch is None or not self._follows:
+            return None
+        smaller = [at for at in self._traced if FEWEST <= (at or self._batch or 0) < batch]
+        pairs = combinations(sorted(smaller, key=lambda at: at or self._batch or 0), 2)
+        for pair in pairs:
+            known = [next((t for t in self._traced[at] if _fits(t, gpu)), None) for at in pair]
+            sizes = tuple(at or self._batch or 0 for at in pair)
+            if known[0] is not None and known[1] is not None:
+                found = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
+                if found is not None:
+                    return found
+        return None
+
+
+def _fits(trace: Trace, gpu: Device | None) -> bool:
+    return gpu is None or serves(trace, gpu)
 
 
 def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
@@ -117,7 +142,7 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
         with tracing(step) as progress:
             return traced_target(step, gpu, progress)
 
-    return StepSource(trace_at, target.batch)
+    return StepSource(trace_at, target.batch, follows=target.is_library_model)
 
 
 class ScriptSource(StepSource):

@@ -66,6 +66,12 @@ class Target:
         """Whether it is a measured trace, whose times are scaled rather than predicted."""
         return self.trace is not None and self.trace.measurement is not None
 
+    @property
+    def is_library_model(self) -> bool:
+        """Whether the code is a library's or the suite's, and the same at every batch."""
+        is_function = ":" in self.text and not self.text.startswith(("hf:", "timm:"))
+        return self.make_step is not None and bool(self.text) and not is_function and not self.jax
+
     def changed(self, batch: int | None = None, precision: str | None = None) -> Target:
         """The same step at another batch or in another precision.
 

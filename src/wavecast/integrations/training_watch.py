@@ -183,7 +183,7 @@ def _announced(step: wavecast.Prediction) -> str:
     if step.low_s is not None and step.high_s is not None:
         parts.append(f"range {_ms(step.low_s)} to {_ms(step.high_s)}")
     if step.memory is not None:
-        verb = "fits" if step.fits else "does not fit"
+        verb = "does not fit" if step.fits is False else "fits"
         parts.append(f"{verb}: {step.memory.needed_bytes / (1 << 30):.1f} GiB needed")
     return ", ".join(parts)
 

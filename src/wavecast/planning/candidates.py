@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, WavecastError
+from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory, memory
+from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
 from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
+from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.bounds import RankStates
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.planning.verification import is_verified
 from wavecast.predictors.base import Predictor, Scaler
-from wavecast.steps.parallel_steps import ParallelSteps
+from wavecast.steps.parallel_steps import ParallelSteps, refuse_without_network
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import on_cluster, predict
 from wavecast.traces.step import Trace
@@ -32,6 +37,23 @@ TraceFor = Callable[[Device, int | None], Trace]
 """A function that traces the step for a GPU at a batch size; None asks for the user's own batch."""
 _WORTH_GROWING = 0.02
 """A batch is doubled as long as a sample takes this much less of its time."""
+
+
+@dataclass(frozen=True)
+class StepSetting:
+    """A way to run the step: what it changes, and how the step is traced so."""
+
+    name: str
+    """What it changes, as in "bf16"; empty for the step as it is."""
+    trace_for: TraceFor
+    smaller: StepSetting | None = None
+    """What is tried as well where the batch that is asked for does not fit: checkpointing."""
+    suits: Callable[[Device], bool] = lambda _: True
+    """Whether it makes sense on a GPU."""
+    changes: tuple[str, ...] = ()
+    """The names of what it changes, as `wavecast advise` has them."""
+    larger: Callable[[Device, int | None], Trace | None] = lambda gpu, batch: None
+    """Another step of the same loop that needs more memory, for a GPU at a batch; None for none."""
 
 
 @dataclass(frozen=True)
@@ -56,52 +78,44 @@ class TrainingQuestion:
     only_priced: bool = True
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
-    """Whether to search for the largest batch of each GPU."""
-    larger: Callable[[Device, int | None], Trace | None] = lambda gpu, batch: None
-    """Another step of the same loop that needs more memory, for a GPU at a batch; None for none."""
-    smaller: Mapping[str, TraceFor] = field(default_factory=dict)
-    """Settings that are tried where the step does not fit, with the function that traces it so."""
+    """Whether to search for the largest batch of each GPU, where the batch is given."""
 
 
 def find_candidates(
     devices: tuple[Device, ...],
     wanted: TrainingQuestion,
-    trace_for: TraceFor,
+    settings: tuple[StepSetting, ...],
     book: PriceBook,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Candidate]:
-    """What the training takes on each GPU, and on several of each.
+    """What the training takes on each GPU, and on several of each, with each of the settings.
+
+    Settings with which it cannot run are left out where others do.
 
     Args:
         devices: the GPUs.
         wanted: the training.
-        trace_for: traces the step at a batch.
+        settings: the ways to run the step, the step as it is first.
         book: the prices.
         progress: called with the number of GPUs that are done, and of all.
     """
     found: list[Candidate] = []
+    ranks = _RankCache()
     for index, device in enumerate(devices):
+        finders = [
+            _CandidateFinder(device, wanted, way, book, ranks)
+            for way in settings
+            if way.suits(device)
+        ]
         for count in wanted.counts:
             together = min(count, _machine_size(device))
             if not wanted.only_priced or book.cheapest(device.id, count, together=together):
-                found.append(_best_settings(device, count, wanted, trace_for, book))
+                every = [one for finder in finders for one in finder.candidates(count)]
+                able = [one for one in every if one.cost is not None]
+                found += able or every[:1]
         if progress is not None:
             progress(index + 1, len(devices))
     return found
-
-
-def _best_settings(
-    device: Device, count: int, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
-) -> Candidate:
-    """The step as it is, or with the first settings with which it fits."""
-    first = _CandidateFinder(device, wanted, trace_for, book).candidate(count)
-    found, seen = first, is_verified(device)
-    for settings, smaller in wanted.smaller.items():
-        if found.cost is not None or not found.reason.startswith(_NOT_FITTING):
-            break
-        other = _CandidateFinder(device, wanted, smaller, book).candidate(count)
-        found = replace(other, settings=settings)
-    return replace(first if found.cost is None else found, is_verified=seen)
 
 
 def _machine_size(device: Device) -> int:
@@ -112,29 +126,87 @@ def _machine_size(device: Device) -> int:
         return 8
 
 
+@dataclass
+class _RankCache:
+    """What ranks run and hold, which is the same on all GPUs that a trace serves."""
+
+    _steps: dict[tuple[int, Parallel], tuple[Trace, ParallelStep]] = field(default_factory=dict)
+    _held: dict[tuple[int, Parallel], Trace] = field(default_factory=dict)
+    _least: dict[int, tuple[Trace, int, RankStates]] = field(default_factory=dict)
+
+    def spread(self, trace: Trace, strategy: Parallel) -> ParallelStep:
+        """The step, spread over data-parallel ranks."""
+        key = id(trace), strategy
+        if key not in self._steps:
+            self._steps[key] = trace, spread(trace, strategy)  # the trace keeps its id
+        return self._steps[key][1]
+
+    def memory(self, trace: Trace, strategy: Parallel, device: Device) -> Memory | None:
+        """The memory of a rank; None if it is not known."""
+        if not trace.allocations:
+            return None
+        key = id(trace), strategy
+        if key not in self._held:
+            self._held[key] = fullest_trace(self.spread(trace, strategy))
+        return memory_of_rank(self._held[key], strategy, device)
+
+    def least_bytes(self, trace: Trace, strategy: Parallel) -> float:
+        """What a rank holds at least: the whole step, or its share of weights and states."""
+        if id(trace) not in self._least:
+            states = RankStates.of(trace)
+            self._least[id(trace)] = trace, peak_bytes(trace.allocations), states
+        _, peak, states = self._least[id(trace)]
+        return states.least_bytes(strategy) if strategy.shard else peak
+
+
 class _CandidateFinder:
     """Finds the batch and the parallel strategy of a training on one model of GPU, and its cost."""
 
     def __init__(
-        self, device: Device, wanted: TrainingQuestion, trace_for: TraceFor, book: PriceBook
+        self,
+        device: Device,
+        wanted: TrainingQuestion,
+        setting: StepSetting,
+        book: PriceBook,
+        ranks: _RankCache,
     ) -> None:
-        self._device, self._wanted, self._trace_for, self._book = device, wanted, trace_for, book
+        self._device, self._wanted, self._setting = device, wanted, setting
+        self._trace_for, self._book, self._ranks = setting.trace_for, book, ranks
+        self._grown_batch: int | None = None
+        """The batch that fewer GPUs of this kind were found to run best with."""
+        smaller = setting.smaller
+        self._smaller: _CandidateFinder | None = None
+        if smaller is not None:
+            self._smaller = _CandidateFinder(device, wanted, smaller, book, ranks)
+
+    def candidates(self, count: int) -> list[Candidate]:
+        """The training on so many GPUs, and with less memory where the batch does not fit."""
+        found = self.candidate(count)
+        asked = found.batch is None or found.batch >= (self._wanted.batch or 0)
+        if self._smaller is None or (found.cost is not None and asked):
+            return [found]
+        return [found, *self._smaller.candidates(count)]
 
     def candidate(self, count: int) -> Candidate:
         """The training on so many GPUs, or the reason why it cannot run there."""
         try:
-            return self._on_one() if count == 1 else self._on_several(count)
-        except InvalidInput as error:
-            return Candidate(self._device, count, self._wanted.batch, reason=str(error))
+            found = self._on_one() if count == 1 else self._on_several(count)
+        except WavecastError as error:
+            if not self._setting.name and not isinstance(error, InvalidInput):
+                raise  # the step itself cannot be traced
+            found = Candidate(self._device, count, self._wanted.batch, reason=str(error))
+        setting, seen = self._setting, is_verified(self._device)
+        return replace(found, settings=setting.name, changes=setting.changes, is_verified=seen)
 
     def _on_one(self) -> Candidate:
         device, needed = self._device, None
         for batch, trace in self._tried(1):
-            fullest = self._wanted.larger(device, batch) or trace
+            fullest = self._setting.larger(device, batch) or trace
             needed = memory(fullest, device) if trace.allocations else None
-            if needed is None or needed.fits:
+            if needed is None or needed.fits is not False:
                 return self._predicted_on_one(batch, trace, needed)
-        return Candidate(device, 1, batch, memory=needed, reason=_too_large(needed))
+        reason = _NOT_FITTING if needed is None else _too_large(needed.needed_bytes)
+        return Candidate(device, 1, batch, memory=needed, reason=reason)
 
     def _predicted_on_one(
         self, batch: int | None, trace: Trace, needed: Memory | None
@@ -148,17 +220,24 @@ class _CandidateFinder:
         largest = None if needed is None else self._largest(batch, needed)
         return Candidate(device, 1, batch, largest_batch=largest, memory=needed, cost=cost)
 
+    @property
+    def _may_grow(self) -> bool:
+        wanted = self._wanted
+        is_given = wanted.batch is None or wanted.is_batch_fixed  # a saved trace has no other batch
+        length = wanted.plan.global_batch is None and wanted.plan.iterations is None
+        return not is_given and length and wanted.find_largest
+
     def _grown(
         self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
         """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
         wanted = self._wanted
-        is_given = wanted.batch is None or wanted.is_batch_fixed  # a saved trace has no other batch
-        if is_given or wanted.plan.global_batch is not None or not wanted.find_largest:
+        if not self._may_grow:
             return batch, trace, needed, step
         needs = [] if needed is None else [needed.needed_bytes]
+        times = [step.seconds]
         while batch and needed is not None and batch * 2 <= LARGEST_TRIED:
-            if _far_too_large(needs, self._device):
+            if _far_too_large(needs, self._device) or not _may_gain(times):
                 break
             larger = self._trace_for(self._device, batch * 2)
             more = memory(larger, self._device)
@@ -169,30 +248,56 @@ class _CandidateFinder:
                 break
             batch, trace, needed, step = batch * 2, larger, more, slow
             needs.append(more.needed_bytes)
+            times.append(slow.seconds)
+        self._grown_batch = batch
         return batch, trace, needed, step
 
     def _on_several(self, count: int) -> Candidate:
-        device, needed = self._device, None
-        predictor = on_cluster(device, Parallel())
-        host = find_host(self._wanted.host, device, predictor.cluster)
-        together = min(count, predictor.cluster.gpus_per_node)
-        offer = self._book.cheapest(device.id, count, together=together)
+        """The training on several GPUs, with the first batch and strategy that fit."""
+        found = Candidate(self._device, count, self._wanted.batch, reason=_NOT_FITTING)
         for batch, trace in self._tried(count):
-            plan = self._plan(trace, count)
-            micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
+            found = self._spread(batch, trace, count)
+            if not found.reason.startswith(_NOT_FITTING):
+                break
+        if found.cost is None or not self._may_grow or self._grown_batch is not None:
+            return found
+        while found.batch and found.batch * 2 <= LARGEST_TRIED:
+            doubled = found.batch * 2
+            larger = self._spread(doubled, self._trace_for(self._device, doubled), count)
+            if not larger.seconds.value < (1 - _WORTH_GROWING) * found.seconds.value:
+                break
+            found = larger
+        self._grown_batch = found.batch
+        return found
+
+    def _spread(self, batch: int | None, trace: Trace, count: int) -> Candidate:
+        """The training on several GPUs with a batch, by the first strategy that fits."""
+        device, wanted = self._device, self._wanted
+        predictor = on_cluster(device, Parallel())
+        plan = self._plan(trace, count)
+        micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
+        needed, least_bytes = None, 0.0
+        for shard in wanted.shards:
+            strategy = Parallel(data=count, shard=shard, microbatches=micro)
+            refuse_without_network(strategy, predictor.cluster)
+            least_bytes = self._ranks.least_bytes(trace, strategy)
+            if least_bytes > device.memory_bytes:
+                continue
+            fullest = self._setting.larger(device, batch) or trace
+            needed = self._ranks.memory(fullest, strategy, device)
+            if needed is not None and not needed.fits:
+                continue
+            host = find_host(wanted.host, device, predictor.cluster)
             steps = ParallelSteps(trace, predictor, host)
-            for shard in self._wanted.shards:
-                strategy = Parallel(data=count, shard=shard, microbatches=micro)
-                step = steps.predict(steps.spread(strategy))
-                step = replace(step, largest=self._wanted.larger(device, batch))
-                needed = step.memory
-                if step.fits is False:
-                    continue
-                if not comparable(step):
-                    return Candidate(device, count, batch, memory=needed, reason=_UNPREDICTED)
-                cost = training_cost(step, plan, offer)
-                return Candidate(device, count, batch, strategy, None, needed, cost)
-        return Candidate(device, count, batch, memory=needed, reason=_too_large(needed))
+            step = steps.predict(self._ranks.spread(trace, strategy))
+            if not comparable(step):
+                return Candidate(device, count, batch, memory=needed, reason=_UNPREDICTED)
+            together = min(count, predictor.cluster.gpus_per_node)
+            offer = self._book.cheapest(device.id, count, together=together)
+            cost = training_cost(step, plan, offer)
+            return Candidate(device, count, batch, strategy, None, needed, cost)
+        reason = _too_large(least_bytes if needed is None else needed.needed_bytes)
+        return Candidate(device, count, batch, memory=needed, reason=reason)
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
         """The plan; a batch smaller than the given one is accumulated to the given one."""
@@ -215,7 +320,7 @@ class _CandidateFinder:
             yield trace.samples, trace
             return
         largest = share is not None and not wanted.is_batch_fixed
-        batch = share if share is not None and largest else wanted.batch
+        batch = share if share is not None and largest else self._grown_batch or wanted.batch
         while batch:
             if share is None or share % batch == 0:
                 yield batch, self._trace_for(self._device, batch)
@@ -234,7 +339,8 @@ class _CandidateFinder:
 
     def _largest(self, batch: int | None, needed: Memory) -> int | None:
         """The largest batch that fits, found by doubling one that does."""
-        if not self._wanted.find_largest or batch is None or self._wanted.batch is None:
+        asked = self._wanted.batch
+        if not self._wanted.find_largest or batch is None or asked is None or self._may_grow:
             return None
         needs = [needed.needed_bytes]
         while batch * 2 <= LARGEST_TRIED and not _far_too_large(needs, self._device):
@@ -246,6 +352,14 @@ class _CandidateFinder:
         return batch
 
 
+def _may_gain(times: list[float]) -> bool:
+    """Whether twice the batch may be worth a trace, by the line through the last two times."""
+    if len(times) < 2:
+        return True
+    doubled_s = times[-1] + 2 * (times[-1] - times[-2])
+    return doubled_s / 2 <= (1 - _WORTH_GROWING) * times[-1]
+
+
 def _far_too_large(needs: list[int], device: Device) -> bool:
     """Whether twice the batch needs far more memory than there is, extrapolated from two."""
     if len(needs) < 2:
@@ -253,7 +367,5 @@ def _far_too_large(needs: list[int], device: Device) -> bool:
     return needs[-1] + 2 * (needs[-1] - needs[-2]) > _FAR * device.memory_bytes
 
 
-def _too_large(needed: Memory | None) -> str:
-    if needed is None:
-        return _NOT_FITTING
-    return f"{_NOT_FITTING}: needs {needed.needed_bytes / (1 << 30):.1f} GiB"
+def _too_large(nbytes: float) -> str:
+    return f"{_NOT_FITTING}: needs {nbytes / (1 << 30):.1f} GiB"

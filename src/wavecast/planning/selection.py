@@ -74,7 +74,9 @@ class Candidate:
     is_verified: bool = True
     """Whether steps were measured on GPUs of its vendor and generation."""
     settings: str = ""
-    """What was changed in the step so that it fits: "checkpointing"; empty for nothing."""
+    """What was changed in the step, in words: "bf16 autocast"; empty for nothing."""
+    changes: tuple[str, ...] = ()
+    """The names of these changes, as `wavecast advise` has them: "bf16"."""
     budget: Limit = Limit.KEPT
     deadline: Limit = Limit.KEPT
 
@@ -115,6 +117,8 @@ class Selection(Shown):
     """Those after the first that cannot be told apart from it. Empty if it has no range."""
     unverified: tuple[Candidate, ...] = ()
     """Those of vendors and generations on which no step was measured; they do not take part."""
+    as_given: Candidate | None = None
+    """The best with the step as it is, if the first choice changes it. None if it does not."""
 
     @property
     def best(self) -> Candidate | None:
@@ -137,7 +141,8 @@ def select(
     the whole range does is noted. GPUs on whose generation nothing was measured are listed apart,
     unless they are asked for.
     """
-    looked_at = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
+    limited = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
+    looked_at = _best_settings(limited, aim)
     every = [one for one in looked_at if one.is_verified or with_unverified]
     apart = [one for one in looked_at if one not in every and one.cost is not None]
     possible = _with_front([one for one in every if one.cost is not None])
@@ -150,7 +155,37 @@ def select(
         impossible=tuple(one for one in every if one.cost is None),
         as_good=tuple(one for one in ranked[1:] if _is_as_good(ranked[0], one, aim)),
         unverified=tuple(sorted(apart, key=lambda one: _order(one, aim))),
+        as_given=_as_given(limited, ranked[:1], aim, with_unverified),
     )
+
+
+def _best_settings(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
+    """Each number of each GPU once, with the settings that suit the limits and the aim best."""
+    best: dict[tuple[str, int], Candidate] = {}
+    for one in candidates:
+        key = one.device.id, one.gpus
+        if key not in best or _preference(one, aim) < _preference(best[key], aim):
+            best[key] = one
+    return list(best.values())
+
+
+def _preference(one: Candidate, aim: Aim) -> tuple[float, ...]:
+    usd, seconds = one.usd.value, one.seconds.value
+    by_both = (0.0, usd * seconds)
+    return (not one.keeps_limits, *(by_both if aim is Aim.BOTH else _order(one, aim)))
+
+
+def _as_given(
+    candidates: Sequence[Candidate], first: Sequence[Candidate], aim: Aim, unverified: bool
+) -> Candidate | None:
+    if not first or not first[0].settings:
+        return None
+    plain = [
+        one
+        for one in candidates
+        if not one.settings and one.cost is not None and (one.is_verified or unverified)
+    ]
+    return min(plain, key=lambda one: _preference(one, aim), default=None)
 
 
 def _is_as_good(best: Candidate, other: Candidate, aim: Aim) -> bool:
@@ -234,9 +269,5 @@ def tells_apart(first: Candidate, other: Candidate, less: Ranged, more: Ranged) 
 
 def _same_step(first: Candidate, other: Candidate) -> bool:
     """Whether two candidates run the very same step, so that only their prices differ."""
-    return (first.device.id, first.gpus, first.batch, first.strategy) == (
-        other.device.id,
-        other.gpus,
-        other.batch,
-        other.strategy,
-    )
+    ran = ((c.device.id, c.gpus, c.batch, c.strategy, c.settings) for c in (first, other))
+    return next(ran) == next(ran)

@@ -2,7 +2,8 @@
 
 Ops whose kernels are the same on every GPU are scaled by their waves. Ops whose kernels vary
 (matmuls, convolutions, recurrent layers, attention) take the measured time times the ratio
-of two predictions. The predictor's error cancels as far as it is the same on both GPUs.
+of two predictions. The predictor's error cancels as far as it is the same on both GPUs. Collectives
+are scaled by the links of the machines in which both GPUs usually are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from wavecast import ops
 from wavecast.hardware.device import Device
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.collectives import Collectives
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.wave import WaveScaling
 from wavecast.predictors.wave.kernel import CONTRACTIONS
@@ -36,6 +38,7 @@ class Habitat(Scaler):
     learned: Predictor
     """The predictor whose ratios are used: `Learned`, or `Mlp` as in the paper."""
     wave: WaveScaling = field(default_factory=WaveScaling)
+    collectives: Collectives = field(default_factory=Collectives.shipped)
     spread: float = 1.0
     """The range of a ratio is the ratio divided and multiplied by 1 + spread. Of the ratios between
     five public GPUs, nine in ten were within such a factor (convolutions 1.55, matmuls 2.1)."""
@@ -47,7 +50,7 @@ class Habitat(Scaler):
         return cls(Learned.shipped())
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """The time of a measured call on the target; None for collectives, which do not scale."""
+        """The time of a measured call on the target; None if nothing is known of its kernels."""
         return self.scale_all((call,), origin, target)[0]
 
     def scale_all(
@@ -59,13 +62,26 @@ class Habitat(Scaler):
         by_waves = self.wave.scale_all(calls, origin, target)
         ratios = self.learned.ratios(tuple(call.op for call in calls), origin, target)
         rows = zip(calls, by_waves, ratios, strict=True)
-        return [self._scaled(call, waved, ratio) for call, waved, ratio in rows]
+        return [
+            self._by_links(call, origin, target)
+            if ops.kind(call.op) is Kind.COLLECTIVE
+            else self._scaled(call, waved, ratio)
+            for call, waved, ratio in rows
+        ]
+
+    def _by_links(self, call: Call, origin: Device, target: Device) -> Estimate | None:
+        """A collective, which takes as much longer as the links of the usual machines need."""
+        ratio = self.collectives.ratio(call.op, origin, target)
+        if ratio is None or not _measured_s(call):
+            return None
+        seconds, factor = ratio * _measured_s(call), 1 + self.spread
+        return Estimate(seconds, seconds / factor, seconds * factor, "ratio of links")
 
     def _scaled(
         self, call: Call, by_waves: Estimate | None, ratio: float | None
     ) -> Estimate | None:
         kind = ops.kind(call.op)
-        if kind is Kind.COLLECTIVE or not _measured_s(call):
+        if not _measured_s(call):
             return None
         by_ratio = self._by_ratio(call, ratio if ops.has_shapes(call.op) else None)
         # Each may be unknown: waves need clocks and SMs of both GPUs, ratios need shapes.

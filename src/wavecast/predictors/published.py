@@ -10,17 +10,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from wavecast import ops
 from wavecast.errors import UnknownName
 from wavecast.files import shipped, shipped_toml
 from wavecast.hardware.device import Device, Fact
+from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mlp.predictor import Mlp
 from wavecast.predictors.wave import WaveScaling
+from wavecast.predictors.wave.scaler import SOURCE as BY_WAVES
 from wavecast.traces.step import Call
 
 SETUPS = ("habitat",)
 """The names of the setups."""
+NETWORKED = frozenset((Kind.CONVOLUTION, Kind.MATMUL, Kind.RNN))
+"""The ops that Habitat has networks for (section 3.2)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,46 +78,55 @@ class Setup:
             device, base_clock_hz=numbers.clock_hz, boost_clock_hz=None, measured=measured
         )
 
-    def scaler(self, networks: Predictor | None = None) -> Scaler:
+    def scaler(self, networks: Predictor | None = None, *, whole_waves: bool = False) -> Scaler:
         """The paper's method: networks where kernels vary, waves elsewhere.
 
         Args:
             networks: the networks, such as your own (`Mlp.read`). None for `networks`.
+            whole_waves: whether Eq. 1 is taken in place of Eq. 2.
         """
-        waves = WaveScaling(counters_only=True)
+        waves = WaveScaling(counters_only=True, whole_waves=whole_waves)
         return PublishedScaler(self, Habitat(networks or self.networks(), waves))
 
     def networks(self) -> Mlp:
-        """Networks of the published size, and the narrower shipped ones for other layers.
+        """Networks of the published size. They answer for layers of any size, as the paper's do.
 
-        Those of LSTMs are narrow: such layers were measured in variety on one GPU only, and a wide
-        network says no more about them.
+        Those of LSTMs have a width of 256: such layers were measured in variety on one GPU only,
+        and a wider network says no more about them.
         """
         return _networks(self.name)
 
 
 @dataclass(frozen=True)
 class PublishedScaler(Scaler):
-    """Scales between GPUs with the numbers that a paper used for them."""
+    """Scales between GPUs with the numbers that a paper used for them.
+
+    A convolution, linear layer, batched matmul or LSTM without a network has no answer: the paper
+    has networks for them because their kernels vary (section 3.2), so waves say nothing about them.
+    """
 
     setup: Setup
     base: Scaler
 
     def scale_call(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """The time of a measured call on the target."""
-        return self.base.scale_call(call, self.setup.gpu(origin), self.setup.gpu(target))
+        """The time of a measured call on the target; None for a layer without a network."""
+        return self.scale_all((call,), origin, target)[0]
 
     def scale_all(
         self, calls: Sequence[Call], origin: Device, target: Device
     ) -> Sequence[Estimate | None]:
         """The time of each call on the target; all ratios are predicted at once."""
-        return self.base.scale_all(calls, self.setup.gpu(origin), self.setup.gpu(target))
+        scaled = self.base.scale_all(calls, self.setup.gpu(origin), self.setup.gpu(target))
+        return [
+            None if found and found.source == BY_WAVES and ops.kind(call.op) in NETWORKED else found
+            for call, found in zip(calls, scaled, strict=True)
+        ]
 
 
 @cache
 def _networks(setup: str) -> Mlp:
     full = Mlp.read(sorted(shipped(f"setups/{setup}").glob("mlp-*.npz")))
-    return Mlp({**Mlp.shipped().models, **full.models})
+    return Mlp({**Mlp.shipped().models, **full.models}, beyond=True)
 
 
 @cache

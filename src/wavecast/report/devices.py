@@ -16,7 +16,6 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.kept_hosts import KeptHost
 from wavecast.hardware.processors import usual_hosts
 from wavecast.planning.prices import Price, price
-from wavecast.predictors.base import Familiarity
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.prices import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
@@ -236,7 +235,7 @@ def kept_hosts(hosts: Sequence[KeptHost], width: int) -> RenderableType:
 
 def _usual() -> RenderableType:
     """The usual hosts, and which of them the range of a host that was not calibrated covers."""
-    factors = host_factors(Familiarity.MEASURED, known=False)
+    factors = host_factors(known=False)
     assert factors is not None
     rows = [
         (usual.name, usual.about, usual.processor.name, three_digits(usual.factor))

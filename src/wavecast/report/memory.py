@@ -222,7 +222,15 @@ def _rows(columns: Sequence[Memory]) -> list[tuple[str, list[str]]]:
         rows.append(("whole process", [or_unknown(m.process_bytes, memory) for m in columns]))
         capacities = [m.device.memory_bytes if m.device else None for m in columns]
         rows.append(("memory of the GPU", ["" if c is None else memory(c) for c in capacities]))
-        rows.append(("fits", [text("", m.fits) if m.device else "" for m in columns]))
+        rows.append(
+            (
+                "fits",
+                [
+                    or_unknown(m.fits, lambda fits: text("", fits)) if m.device else ""
+                    for m in columns
+                ],
+            )
+        )
     return rows
 
 
@@ -261,8 +269,10 @@ def _advised(advice: Sequence[Advice], width: int) -> Iterable[RenderableType]:
 
 def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> RenderableType:
     """One row for each GPU: whether the step fits, and how much of the GPU it needs."""
-    rows = sorted(memories, key=lambda m: (not m.fits, m.device.memory_bytes if m.device else 0))
-    styles = ["" if m.fits else "dim" for m in rows]
+    rows = sorted(
+        memories, key=lambda m: (m.fits is False, m.device.memory_bytes if m.device else 0)
+    )
+    styles = ["dim" if m.fits is False else "" for m in rows]
     lines = [
         "needed: memory of the whole training process, with CUDA's context and libraries",
         KEPT_FREE,

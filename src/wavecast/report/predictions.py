@@ -95,7 +95,10 @@ def _setup(name: str, rows: Sequence[Prediction]) -> str:
     """The line about a published setup: which GPUs have the numbers of its paper."""
     gpus = published_setup(name).gpus
     others = [row.device.id for row in rows if row.device.id not in gpus]
-    line = f"setup: {name}, with the clocks and bandwidths of its paper"
+    line = (
+        f"setup: {name}, with the clocks and bandwidths of its paper; its networks also answer for "
+        "layers larger than those that they were fitted on"
+    )
     return f"{line}; not in the paper: {', '.join(others)}" if others else line
 
 

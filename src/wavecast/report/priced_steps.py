@@ -101,6 +101,7 @@ class PricedStep:
         if needed is None:
             return None
         cell = of_capacity(needed.needed_bytes, self.step.device.memory_bytes)
+        cell = f"> {cell}" if needed.unrecorded else cell
         return cell if self.may_fit else f"{cell}, does not fit"
 
     @property
@@ -163,7 +164,7 @@ def memory_text(needed: Memory | None) -> str:
     """The memory that a GPU needs, and whether it does not fit."""
     if needed is None:
         return "unknown"
-    return memory(needed.needed_bytes) + ("" if needed.fits else ", does not fit")
+    return memory(needed.needed_bytes) + (", does not fit" if needed.fits is False else "")
 
 
 _STEP = Field("", "seconds", title="step", left=False)

@@ -9,8 +9,19 @@ from rich.console import Group, RenderableType
 
 from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report.fields import Field, columns, describe, plain, record
+from wavecast.report.findings import findings
 from wavecast.report.shares import counted_ops
-from wavecast.report.tables import Column, by_gpu, labelled, notes, remarks, shown, table, titled
+from wavecast.report.tables import (
+    Column,
+    by_gpu,
+    labelled,
+    line,
+    notes,
+    remarks,
+    shown,
+    table,
+    titled,
+)
 from wavecast.report.units import (
     UNKNOWN,
     count,
@@ -22,6 +33,7 @@ from wavecast.report.units import (
 )
 from wavecast.steps.profile import KernelShare, Profile
 from wavecast.steps.unpredicted import TOO_MUCH
+from wavecast.traces.kernel_names import readable_name
 
 KERNELS = 5
 """How many kernels a table lists."""
@@ -31,6 +43,7 @@ _ALL = 0.995
 
 
 def _short(name: str) -> str:
+    name = readable_name(name)
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
@@ -53,7 +66,8 @@ describe(
 
 def _units(profile: Profile) -> Mapping[str, float] | None:
     """The utilisation of FP32 and tensor cores, from 0 to 1. None when no FLOPs are known."""
-    return profile.utilisation if profile.known_share else None
+    known = profile.known_share >= _ALL or any(profile.utilisation.values())
+    return profile.utilisation if known else None
 
 
 describe(
@@ -69,7 +83,8 @@ describe(
     Field("gpu_utilisation", title="GPU utilisation"),
     Field("utilisation", _units, title="FP32 and tensor-core utilisation"),
     *map(Field, ("cpu_utilisation", "idle_s", "memory_bytes", "known_share", "counted_share")),
-    *map(Field, ("kernels", "wasteful", "unpredicted_share", "notes")),
+    *map(Field, ("kernels", "wasteful", "unpredicted_share", "notes", "exposed_s")),
+    Field("findings", findings, kind=[str], meaning="What it shows, in sentences."),
     parts="kernels",
 )
 
@@ -95,12 +110,23 @@ def profiles(
     """
     return titled(
         title,
+        *_found(columns),
         table(profile_columns(columns)),
         "",
         *remarks(explanations(columns)),
         *notes([*_unpredicted(columns), *_notes(columns)]),
         *(_kernel_tables(profile, kernels, width) for profile in columns),
     )
+
+
+def _found(columns: Sequence[Profile]) -> list[RenderableType]:
+    """The findings of each profile, before its figures."""
+    told = [
+        line(text if len(columns) == 1 else f"{profile.device.id}: {text}")
+        for profile in columns
+        for text in findings(profile)
+    ]
+    return [*told, ""] if told else []
 
 
 def profile_columns(profiles: Sequence[Profile]) -> list[Column]:
@@ -168,7 +194,7 @@ def _spaced(cells: Sequence[str]) -> list[str]:
 
 def _utilisation(profile: Profile, unit: str) -> str:
     """The utilisation of a unit; a lower bound where the FLOPs of some kernels are unknown."""
-    if not profile.known_share:
+    if _units(profile) is None:
         return UNKNOWN
     at_least = "at least " if profile.known_share < _ALL else ""
     return f"{at_least}{_tenths(profile.utilisation[unit])}"

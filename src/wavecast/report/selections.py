@@ -13,8 +13,9 @@ from wavecast.planning.selection import SHARED_ERROR, Aim, Candidate, Limit, Sel
 from wavecast.report.costs import long_range, money_range, plan_text
 from wavecast.report.fields import Field, describe, output
 from wavecast.report.prices import seen, seller
+from wavecast.report.recipes import ANY_STEP, AskedStep, recipe, told
 from wavecast.report.tables import Column, fitting, left_out, line, listed, remarks, table, titled
-from wavecast.report.units import UNKNOWN, long_duration, money, of_capacity
+from wavecast.report.units import long_duration, money, of_capacity
 
 _ADJECTIVES = {Aim.MONEY: "cheapest", Aim.TIME: "fastest", Aim.BOTH: "best of both"}
 _LOST_SHOWN = 6
@@ -26,28 +27,16 @@ def verdict(selection: Selection) -> str:
     if best is None or best.cost is None:
         if selection.beyond:
             nearest = selection.beyond[0]
-            return f"Nothing keeps the limits. The nearest is {_told(nearest)}."
+            return f"Nothing keeps the limits. The nearest is {told(nearest)}."
         return "The training can run on none of these GPUs."
     word = _ADJECTIVES[selection.aim]
-    sentence = f"The {word} is {_told(best)}."
+    sentence = f"The {word} is {told(best)}."
     if best.seconds.high is None:
         return f"{sentence} The prediction has no range, so it is not known how sure this is."
     if not selection.as_good:
         return sentence
     names = listed([one.name for one in selection.as_good])
     return f"{sentence} It cannot be told apart from {names}."
-
-
-def _told(candidate: Candidate) -> str:
-    """A choice with its time and money: `l4 at lambda: 3.2 h, $1.20 ($1.00 - $2.00)`."""
-    cost = candidate.cost
-    assert cost is not None
-    where = "" if cost.offer is None else f" at {cost.offer.provider}"
-    time = long_duration(cost.seconds.value)
-    if cost.usd is None:
-        return f"{candidate.name}{where}: {time}, {UNKNOWN}"
-    ranged = "" if cost.usd.low is None else f" ({money_range(cost.usd)})"
-    return f"{candidate.name}{where}: {time}, {money(cost.usd.value)}{ranged}"
 
 
 def choices(
@@ -57,7 +46,7 @@ def choices(
     unit: str,
     width: int,
     shown: int = 10,
-    words: str = "wavecast predict TARGET",
+    asked: AskedStep = ANY_STEP,
 ) -> RenderableType:
     """The verdict, the best choices, and why the others lost."""
     rows = list(selection.ranked[:shown]) or list(selection.beyond[:shown])
@@ -70,7 +59,7 @@ def choices(
         names, missing = {column.name for column in kept}, left_out(every, kept)
         body += [table(kept), ""]
     lines = [*missing, *choice_lines(selection, rows, names)]
-    made = recipe(selection, words)
+    made = recipe(selection, asked)
     if made:
         body += [titled("the recipe", *map(line, made)), ""]
     return titled(f"{title}: {plan_text(plan, unit)}", *body, *remarks(lines))
@@ -138,6 +127,7 @@ CHOICES = describe(
     Field("largest_batch", "candidate.largest_batch", title="largest", rank=6, text=str),
     Field("", "memory", title="memory", rank=2, left=True),
     Field("settings", "candidate.settings", title="settings", rank=2),
+    Field("changes", "candidate.changes", meaning="The changes, by the names of advise."),
     Field("", "limits", title="limits", rank=1),
     Field("", "candidate.cost.offer", title="offer", rank=1, text=seller, left=True),
     Field("", "candidate.cost.offer", title="price of", rank=8, text=seen),
@@ -170,18 +160,18 @@ CHOSEN = output(
 )
 
 
-def chosen_record(target: str, selection: Selection) -> dict[str, Any]:
+def chosen_record(target: str, selection: Selection, asked: AskedStep = ANY_STEP) -> dict[str, Any]:
     """The choices for a target as plain data."""
-    return CHOSEN.record({"target": target, "choice": chosen(selection)})
+    return CHOSEN.record({"target": target, "choice": chosen(selection, asked)})
 
 
-def chosen(selection: Selection) -> Mapping[str, Any]:
+def chosen(selection: Selection, asked: AskedStep = ANY_STEP) -> Mapping[str, Any]:
     """The choices with their verdict, by the keys of JSON."""
     groups = (selection.ranked, selection.beyond, selection.impossible, selection.unverified)
     rows = ([RankedChoice(one, one in selection.as_good) for one in group] for group in groups)
     names = ("ranked", "beyond_limits", "impossible", "unverified")
     said = {"verdict": verdict(selection), "by": selection.aim, "shared_error": SHARED_ERROR}
-    made = {"recipe": recipe(selection, "wavecast predict TARGET")}
+    made = {"recipe": recipe(selection, asked)}
     return said | dict(zip(names, rows, strict=True)) | made
 
 
@@ -227,53 +217,11 @@ def _unverified(candidates: Sequence[Candidate]) -> list[str]:
     """What is known of GPUs that do not take part."""
     if not candidates:
         return []
-    told = listed([_told(one) for one in candidates[:3]])
+    names = listed([told(one) for one in candidates[:3]])
     reason = (
         "nothing was measured on GPUs of this vendor or generation (--unverified lets them win)"
     )
-    return [f"not verified: {told}; {reason}"]
-
-
-def recipe(selection: Selection, words: str) -> list[str]:
-    """How to run the best choice, and why the next one lost.
-
-    Args:
-        selection: the choices.
-        words: the command that predicts the step, without GPU and settings.
-    """
-    best = selection.best
-    if best is None or best.cost is None:
-        return []
-    offer, strategy = best.cost.offer, best.strategy
-    where = "" if offer is None else f" at {offer.provider} ({offer.instance or 'single GPUs'})"
-    price = (
-        "" if offer is None else f", {money(offer.usd_per_hour)} per GPU and hour of {offer.date}"
-    )
-    micro = best.cost.accumulated
-    ways = [] if best.batch is None else [f"batch {best.batch} on each GPU"]
-    ways += [f"gradients of {micro} batches accumulated"] if micro > 1 else []
-    ways += [best.settings] if best.settings else []
-    ways += ["FSDP (shard=3)"] if strategy is not None and strategy.shard else []
-    lines = [f"rent {best.name}{where}{price}", f"settings: {', '.join(ways) or 'as given'}"]
-    sharded = strategy is not None and bool(strategy.shard)
-    many = f"torchrun --nproc_per_node {best.gpus} train.py" + (
-        " (with accelerate: distributed_type FSDP, fsdp_sharding_strategy FULL_SHARD)"
-        if sharded
-        else ""
-    )
-    lines.append(f"run: {'python train.py' if best.gpus == 1 else many}")
-    lines.append(f"look closer: {words} --gpu {best.device.id}")
-    if len(selection.ranked) > 1:
-        lines.append(f"runner-up: {_told(selection.ranked[1])}{_why(best, selection)}")
-    return lines
-
-
-def _why(best: Candidate, selection: Selection) -> str:
-    other = selection.ranked[1]
-    if other in selection.as_good:
-        return "; it cannot be told apart"
-    time, usd = other.seconds.value / best.seconds.value, other.usd.value / best.usd.value
-    return f"; {time:.2f} times the time, {usd:.2f} times the money"
+    return [f"not verified: {names}; {reason}"]
 
 
 def _impossible(candidates: Sequence[Candidate]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import wavecast
 from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
 from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.settings import StepSettings
 from wavecast.advice.variants import TargetVariants
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.step_source import target_source, units_of
@@ -46,7 +47,10 @@ def chosen_gpus(
     offered = {offer.device_id for offer in book.seen()}
     devices = tuple(gpu for gpu in wavecast.devices() if gpu.id in offered)
     source = target_source(target)
-    found = find_candidates(devices, wanted, source.on, book)
+    settings = StepSettings(
+        target, (), lambda step: source if step is target else target_source(step)
+    )
+    found = find_candidates(devices, wanted, settings.searched, book)
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
     selection = select(found, Aim.MONEY, *bounds)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 
 from wavecast import ops
 from wavecast.ops import Kind
@@ -27,6 +28,31 @@ def idle_by_cause(calls: Sequence[Call], idle_s: float, *, from_start: bool) -> 
         from_start: whether the time before the first kernel is a gap, too.
     """
     gaps = dict.fromkeys(CAUSES, 0.0)
+    for cause, _, gap_s in _gaps(calls, from_start=from_start):
+        gaps[cause] += gap_s
+    total = sum(gaps.values())
+    if not total:
+        return gaps | {"host": idle_s}
+    return {cause: idle_s * gap / total for cause, gap in gaps.items()}
+
+
+def idle_places(calls: Sequence[Call], *, from_start: bool) -> dict[str, tuple[str, float]]:
+    """Where the GPU waits longest for each cause, and its share in the gaps of the cause.
+
+    A place is the line of source that issued the kernel after a gap, else its module, else its op.
+    """
+    gaps: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for cause, call, gap_s in _gaps(calls, from_start=from_start):
+        gaps[cause][call.line or call.module or call.op.base] += gap_s
+    longest = {cause: max(found, key=found.__getitem__) for cause, found in gaps.items()}
+    return {
+        cause: (place, gaps[cause][place] / sum(gaps[cause].values()))
+        for cause, place in longest.items()
+    }
+
+
+def _gaps(calls: Sequence[Call], *, from_start: bool) -> Iterator[tuple[str, Call, float]]:
+    """The gaps between kernels: the cause, the call after it, and its seconds."""
     runs = sorted(
         (interval, index, kernel)
         for index, call in enumerate(calls)
@@ -38,13 +64,9 @@ def idle_by_cause(calls: Sequence[Call], idle_s: float, *, from_start: bool) -> 
     last = 0
     for (begin, finish), index, kernel in runs:
         if begin > end:
-            gaps[_cause(calls, waiting, last, index, kernel)] += begin - end
+            yield _cause(calls, waiting, last, index, kernel), calls[index], begin - end
         if finish > end:
             end, last = finish, index
-    total = sum(gaps.values())
-    if not total:
-        return gaps | {"host": idle_s}
-    return {cause: idle_s * gap / total for cause, gap in gaps.items()}
 
 
 def _cause(

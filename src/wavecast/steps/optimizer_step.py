@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from wavecast.hardware.hosts import Host
 from wavecast.parallel.ranks import ModelPart, ParallelStep
 from wavecast.parallel.schedules import PartTimes, Played, order_of, play_schedule
 from wavecast.parallel.spreading import exchanging_ranks
@@ -212,6 +213,12 @@ class Ranks(Brief):
         if strategy.microbatches > 1:
             whole_s += (strategy.microbatches - 1) * self.alone.play(0, end).seconds
         return whole_s * (1.0 if exchanging_ranks(traced) else strategy.data / strategy.gpus)
+
+    def with_host(self, factor: float) -> Ranks:
+        """The same with hosts that take so many times as long."""
+        host = self.alone.host
+        assert isinstance(host, Host)  # the times of others are those of one GPU
+        return replace(self, alone=replace(self.alone, host=host.scaled(factor)))
 
     def optimizer_step(self) -> OptimizerStep:
         """The step, with the times of what each group of ranks runs."""

@@ -58,7 +58,7 @@ class ParallelSteps:
         Raises:
             InvalidInput: the step cannot be spread this way. The message says what would fit.
         """
-        _refuse_without_network(strategy, self._predictor.cluster)
+        refuse_without_network(strategy, self._predictor.cluster)
         return self._spreader.spread(strategy)
 
     def rank_trace(self, strategy: Parallel) -> TimedTrace:
@@ -67,7 +67,7 @@ class ParallelSteps:
         Raises:
             InvalidInput: the step cannot be spread this way. The message says what would fit.
         """
-        _refuse_without_network(strategy, self._predictor.cluster)
+        refuse_without_network(strategy, self._predictor.cluster)
         trace = self._spreader.rank_trace(strategy)
         return replace(self._alone, trace=trace, answers=self._predictor.answers(trace))
 
@@ -91,7 +91,8 @@ class ParallelSteps:
         return TimedTrace(trace, answers, self._host, slowdown=self._predictor.slowdown)
 
 
-def _refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
+def refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
+    """Raise InvalidInput for several machines that have no network."""
     if cluster.network is None and strategy.gpus > cluster.domain_gpus:
         raise InvalidInput(
             f"{strategy.gpus} GPUs need several machines, and no network is known for "

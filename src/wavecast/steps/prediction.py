@@ -33,11 +33,12 @@ from wavecast.steps.pace import Pace
 from wavecast.steps.player import StepTime
 from wavecast.steps.ranges import (
     Coverage,
+    Makeup,
     held,
-    least_modelled,
+    makeup_of,
     range_on_one_gpu,
+    range_on_several_gpus,
     spread_of,
-    widened,
 )
 from wavecast.steps.shares import Share, shares_by
 from wavecast.steps.timed_trace import TimedTrace
@@ -386,11 +387,14 @@ class Prediction(Shown):
         return spread_of(self._lasts)
 
     @cached_property
+    def makeup(self) -> Makeup:
+        """What the GPU time is made of, on which the width of its range depends."""
+        return makeup_of(self._lasts)
+
+    @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
-            return widened(self.seconds, self.gpu_spread)
-        if self.familiarity is None or self.modelled < least_modelled():
-            return None
+            return range_on_several_gpus(self.ranks, self.seconds, self.host_s, self.gpu_spread)
         [(timed, _)] = self.runs
-        return range_on_one_gpu(timed, self.familiarity, self.gpu_spread)
+        return range_on_one_gpu(timed, self.familiarity, self.makeup, self.modelled)

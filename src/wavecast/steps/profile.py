@@ -9,6 +9,7 @@ says how much of its time rests on which.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,10 +24,10 @@ from wavecast.ops import Kind, Unit
 from wavecast.showing import Shown
 from wavecast.soundness import checked
 from wavecast.steps.arguments import refuse_impossible_measurement
-from wavecast.steps.idle import idle_by_cause
+from wavecast.steps.idle import idle_by_cause, idle_places
 from wavecast.steps.prediction import Prediction
 from wavecast.traces import kernel_names, overlap
-from wavecast.traces.step import Call, Measurement, Trace
+from wavecast.traces.step import Call, Kernel, Measurement, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,10 @@ class Profile(Shown):
     """The number of calls of each op that was not predicted and counts as 0 s, by op name."""
     unpredicted_share: float = 0.0
     """The share of these ops in the step's work, as in `Prediction`."""
+    exposed_s: float = 0.0
+    """Seconds in which the GPU communicates and computes nothing."""
+    idle_at: Mapping[str, tuple[str, float]] = field(default_factory=dict)
+    """Where the GPU idles longest for a cause: a line, module or op, and its share in the cause."""
 
     def __post_init__(self) -> None:
         what = f"the step of {self.name} on {self.device.id}"
@@ -225,7 +230,19 @@ def profile_measured(name: str, trace: Trace, device: Device) -> Profile:
         unit=trace.unit,
         cpu_utilisation=_cpu_utilisation(whole),
         notes=trace.notes,
+        exposed_s=_exposed_s(trace),
+        idle_at=idle_places(trace.calls, from_start=from_start),
     )
+
+
+def _exposed_s(trace: Trace) -> float:
+    """The time in which a collective runs on the GPU and nothing else."""
+    own: tuple[list[Kernel], list[Kernel]] = [], []
+    for call in trace:
+        for kernel in call.kernels:
+            own[kernel_names.is_collective(kernel.name)].append(kernel)
+    computing, every = (overlap.busy_s(kernels) for kernels in (own[0], [*own[0], *own[1]]))
+    return every - computing if own[1] else 0.0
 
 
 def _cpu_utilisation(whole: Measurement | None) -> float | None:
@@ -268,7 +285,18 @@ def profile_predicted(name: str, prediction: Prediction) -> Profile:
         notes=(*trace.notes, *(f"on {prediction.name}: {n}" for n in prediction.notes)),
         unpredicted=prediction.unpredicted,
         unpredicted_share=prediction.unpredicted_share,
+        exposed_s=0.0 if prediction.parallel is None else prediction.exposed_s,
+        idle_at=_waiting_at(prediction.trace),
     )
+
+
+def _waiting_at(trace: Trace) -> dict[str, tuple[str, float]]:
+    """The line of source at which the host waits for the GPU most often."""
+    lines = Counter(call.line for call in trace if call.syncs and call.line)
+    if not lines:
+        return {}
+    [(line, times)] = lines.most_common(1)
+    return {"synchronisation": (line, times / lines.total())}
 
 
 def _busy_s(prediction: Prediction) -> float:
@@ -312,16 +340,26 @@ def _works(call: Call) -> Iterable[ProfiledWork]:
                 kernel.name, kernel.seconds, kernel.flops, kernel.dram_bytes, unit, True
             )
         elif flops is None or nbytes is None:
-            yield ProfiledWork(kernel.name, kernel.seconds, flops, nbytes, unit)
+            known = 0.0 if _computes_nothing(kernel) else flops
+            yield ProfiledWork(kernel.name, kernel.seconds, known, nbytes, unit)
         else:
             share = kernel.seconds / sharing_s if sharing_s and takes_part else 0.0
             yield ProfiledWork(kernel.name, kernel.seconds, share * flops, share * nbytes, unit)
 
 
 def _demand(call: Call) -> tuple[float | None, float | None]:
-    """FLOPs and bytes of a call; None where there is no formula."""
+    """FLOPs and bytes of a call; None where there is no formula.
+
+    Collectives, copies and fills compute nothing; so much is known of them in any case.
+    """
     flops, cost = ops.executed_flops(call.op), ops.cost_of(call.op)
+    if flops is None and call.kernels and all(map(_computes_nothing, call.kernels)):
+        flops = 0
     return flops, None if cost is None else float(cost.bytes)
+
+
+def _computes_nothing(kernel: Kernel) -> bool:
+    return kernel_names.is_copy(kernel.name) or kernel_names.is_collective(kernel.name)
 
 
 def _unit(call: Call) -> Unit | None:

@@ -1,10 +1,13 @@
-"""The range of a step's time, by how much is known about the GPU and the host.
+"""The range of a step's time, by what is not known about it.
 
-Split conformal prediction by classes (Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005): in each class, steps were predicted by models fitted without them, and the range of
-the class holds nine in ten of them. It is then widened until it also holds nine in ten steps of
-GPUs and sources that had no part in making it. `lab/score/ranges.py` writes the file, with what it
-found. A class that is not in the file has no range.
+How far the range of the GPU time reaches, in logarithms, is a sum over what it is made of
+(`Makeup`): the share of each kind of op times a width of that kind. There is one set of widths for
+each class of ignorance, which is how well the op models know the GPU (`Familiarity`). The host's
+time has a range of its own, by whether the host was calibrated. `lab/score/ranges.py` fits the
+widths by the interval score, each class shrunk towards all steps, and then multiplies those of a
+class by one factor, with which ranges made without the GPU and the source of a step hold nine in
+ten (split conformal prediction: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
+World", 2005). A class that is not in the file has no range.
 
 A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
 the combined range of its ops is widened as much as published steps need
@@ -13,6 +16,7 @@ the combined range of its ops is widened as much as published steps need
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -23,6 +27,7 @@ import numpy as np
 from wavecast.files import shipped_toml
 from wavecast.hardware.hosts import GraphedHost
 from wavecast.predictors.base import Familiarity
+from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.arrays import encode
 
@@ -31,21 +36,47 @@ FILE = "models/ranges.toml"
 
 
 @dataclass(frozen=True, slots=True)
-class Powers:
-    """Exponents that turn the ops' combined range into the step's GPU-time range.
+class Makeup:
+    """What the predicted GPU time of a step is made of. The width of its range depends on it."""
 
-    The errors of different ops neither add up fully nor cancel.
-    """
+    matmul: float
+    """The share in matmuls and attention."""
+    convolution: float
+    """The share in convolutions."""
+    recurrent: float
+    """The share in recurrent layers."""
+    memory: float
+    """The share in all other ops, which mostly wait for memory."""
 
-    below: float
-    """The exponent of the low end."""
-    above: float
-    """The exponent of the high end."""
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares, which are multiplied by the widths of their kinds."""
+        return self.matmul, self.convolution, self.recurrent, self.memory
+
+
+_KINDS = {
+    **dict.fromkeys(("matmul", "attention"), "matmul"),
+    **{"convolution": "convolution", "rnn": "recurrent"},
+}
+"""The part of a makeup that each kind of op belongs to. All others wait for memory."""
+
+
+def makeup_of(steps: Sequence[TimedTrace]) -> Makeup:
+    """What the GPU time of some traces is made of."""
+    parts = dict.fromkeys(("matmul", "convolution", "recurrent", "memory"), 0.0)
+    for timed in steps:
+        seconds = timed.op_s[:, 0] * timed.arrays.counts
+        for kind, spent_s in zip(timed.work.kind_names, seconds.tolist(), strict=True):
+            parts[_KINDS.get(kind, "memory")] += spent_s
+    total = sum(parts.values())
+    if not total:
+        return Makeup(matmul=0.0, convolution=0.0, recurrent=0.0, memory=1.0)
+    return Makeup(**{name: spent_s / total for name, spent_s in parts.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The range of a host's true time, divided by its predicted time."""
+    """The range of a true time, divided by its predicted time."""
 
     low: float
     high: float
@@ -80,9 +111,14 @@ class Widening:
 
 
 @cache
-def shipped_widening() -> Widening:
-    """The exponents that were fitted to published steps."""
-    table = shipped_toml("models/parallel_ranges.toml")
+def shipped_widening(layered: bool) -> Widening:
+    """The exponents that were fitted to published steps.
+
+    Args:
+        layered: whether both layers and the model are divided (tensor and pipeline ranks). What
+            frameworks do beside the model then differs most.
+    """
+    table = shipped_toml("models/parallel_ranges.toml")["layered" if layered else "others"]
     return Widening(table["below"], table["above"])
 
 
@@ -106,27 +142,60 @@ def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     return max(1 - below / total, 0.0), 1 + above / total
 
 
-def widened(seconds: float, spread: tuple[float, float]) -> tuple[float, float]:
+def widened(seconds: float, spread: tuple[float, float], *, layered: bool) -> tuple[float, float]:
     """The range of a step on several GPUs, from the combined range of its ops."""
-    low, high = shipped_widening().widened(*spread)
+    low, high = shipped_widening(layered).widened(*spread)
     return seconds * low, seconds * high
 
 
-def range_on_one_gpu(
-    timed: TimedTrace, familiarity: Familiarity, spread: tuple[float, float]
-) -> tuple[float, float] | None:
-    """The range of a step on one GPU.
+def range_on_several_gpus(
+    ranks: Ranks, seconds: float, host_s: float, spread: tuple[float, float]
+) -> tuple[float, float]:
+    """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.
 
-    None if the step was scaled from a measurement or runs as a CUDA graph, since no step that gave
-    ranges was or did, and for a GPU of an unknown class.
+    Hosts that have time to spare change nothing, so steps are only played with other hosts where
+    the slowest ones would come near to the step's time.
+
+    Args:
+        ranks: what the ranks run.
+        seconds: the time of the step.
+        host_s: the time that a host needs to issue it.
+        spread: the combined range of its ops, relative to the GPU time.
     """
-    powers = gpu_powers(familiarity)
-    factors = host_factors(familiarity, known=timed.host.known)
+    strategy = ranks.spread.strategy
+    layered = strategy.tensor > 1 and strategy.pipeline > 1
+    low_s, high_s = widened(seconds, spread, layered=layered)
+    hosts = host_factors(known=ranks.alone.host.known)
+    if hosts is None or host_s * hosts.high < seconds / 2:
+        return low_s, high_s
+    fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
+    return (
+        min(low_s, fast.ranks_s + fast.waiting_s),
+        max(high_s, slow.ranks_s + slow.waiting_s),
+    )
+
+
+def range_on_one_gpu(
+    timed: TimedTrace, familiarity: Familiarity | None, makeup: Makeup, modelled: float
+) -> tuple[float, float] | None:
+    """The range of a step on one GPU; None where no measured steps gave one.
+
+    No step that gave ranges was scaled from a measurement or ran as a CUDA graph.
+
+    Args:
+        timed: the step.
+        familiarity: how well the op models know the GPU. None if they were never compared.
+        makeup: what the GPU time is made of.
+        modelled: the share of the GPU time for which op models answered.
+    """
     measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
-    if measured or powers is None or factors is None:
+    if familiarity is None or measured or modelled < least_modelled():
         return None
-    low = timed.play(gpu_factor=spread[0] ** powers.below, host_factor=factors.low)
-    high = timed.play(gpu_factor=spread[1] ** powers.above, host_factor=factors.high)
+    gpu, host = gpu_factors(familiarity, makeup), host_factors(known=timed.host.known)
+    if gpu is None or host is None:
+        return None
+    low = timed.play(gpu_factor=gpu.low, host_factor=host.low)
+    high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
     return low.seconds, high.seconds
 
 
@@ -135,28 +204,23 @@ def least_modelled() -> float:
     return float(_shipped()["modelled"])
 
 
-def gpu_powers(familiarity: Familiarity) -> Powers | None:
-    """The exponents for a GPU that the op models know this well. None if nothing gave them."""
+def gpu_factors(familiarity: Familiarity, makeup: Makeup) -> Factors | None:
+    """The range of the GPU time, relative to it, on a GPU that the op models know this well.
+
+    None if nothing gave it.
+    """
     row = _row("gpu", familiarity)
-    if row is None:
-        return None
-    return Powers(row["below"] * row["wider"], row["above"] * row["wider"])
+    return None if row is None else _factors(row, makeup)
 
 
-def host_factors(familiarity: Familiarity, *, known: bool) -> Factors | None:
-    """The factors for the host of a GPU that the op models know this well.
+def host_factors(*, known: bool) -> Factors | None:
+    """The range of the host's time, relative to it; None if nothing gave it.
 
     Args:
-        familiarity: how well they know the GPU. Hosts of other vendors' GPUs run other software.
         known: whether the host was calibrated.
-
-    Returns:
-        None if nothing gave them.
     """
-    row = _row("host", _host(familiarity, known=known))
-    if row is None:
-        return None
-    return Factors(row["low"] ** row["wider"], row["high"] ** row["wider"])
+    row = _row("host", _host(known))
+    return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
 
 def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
@@ -170,7 +234,7 @@ def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | 
     Returns:
         None if there are no such ranges.
     """
-    gpu, host = _row("gpu", familiarity), _row("host", _host(familiarity, known=known))
+    gpu, host = _row("gpu", familiarity), _row("host", _host(known))
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
@@ -178,10 +242,16 @@ def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | 
     return Coverage(row["held"], row["least"], row["most"])
 
 
-def _host(familiarity: Familiarity, *, known: bool) -> str:
-    if known:
-        return "known"
-    return "foreign" if familiarity is Familiarity.FOREIGN else "unknown"
+def _factors(row: Mapping[str, Any], makeup: Makeup) -> Factors:
+    below, above = (
+        sum(width * getattr(makeup, name) for name, width in row[side].items())
+        for side in ("below", "above")
+    )
+    return Factors(math.exp(-below), math.exp(above))
+
+
+def _host(known: bool) -> str:
+    return "known" if known else "unknown"
 
 
 def _row(part: str, name: str) -> Mapping[str, Any] | None:

@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast import ops
-from wavecast.ops import Kind
 from wavecast.ops.registry import read
-from wavecast.predictors.wave import SOURCE
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.steps.work import StepWork
 from wavecast.traces.step import Call, Op
@@ -25,9 +23,6 @@ WORTH_A_WORD = 0.02
 """From this share on, tables say how much of a step was not predicted."""
 TOO_MUCH = 0.2
 """Above this share, predictions are not compared with each other."""
-
-NETWORKED = frozenset({Kind.MATMUL, Kind.CONVOLUTION, Kind.RNN})
-"""The kinds of ops that Habitat leaves to its networks."""
 
 Amounts = Mapping[str, NDArray[np.float64]]
 """How much each piece of work of a step does, by what is counted."""
@@ -60,23 +55,6 @@ def unpredicted_shares(steps: Sequence[TimedTrace]) -> dict[str, float]:
             pairs = zip(amounts, missing, strict=True)
             shares[name] = sum(float(each[name][mask].sum()) for each, mask in pairs) / total
     return shares
-
-
-def without_network(timed: TimedTrace) -> tuple[float, tuple[str, ...]]:
-    """The layers of a scaled step that Habitat has networks for, and that waves answered for.
-
-    They are convolutions, linear layers, batched matmuls and LSTMs (Habitat, section 3.2). Given
-    are their share of the GPU time, and the names of their ops.
-    """
-    rows = zip(timed.arrays.works, timed.arrays.counts.tolist(), timed.answers, strict=True)
-    by_waves: dict[str, float] = {}
-    total = 0.0
-    for call, count, answer in rows:
-        seconds = 0.0 if answer is None else count * answer.seconds
-        total += seconds
-        if answer is not None and answer.source == SOURCE and ops.kind(call.op) in NETWORKED:
-            by_waves[call.op.name] = by_waves.get(call.op.name, 0.0) + seconds
-    return (sum(by_waves.values()) / total if total else 0.0), tuple(by_waves)
 
 
 def _missing(timed: TimedTrace) -> list[bool]:

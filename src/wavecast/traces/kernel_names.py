@@ -99,6 +99,29 @@ def short_name(name: str) -> str:
     return re.split(r"[<(]", name, maxsplit=1)[0].strip().replace(" ", "_") or "unnamed"
 
 
+def readable_name(name: str) -> str:
+    """A kernel's name without its template arguments, but for the one that says what it computes.
+
+    >>> readable_name("void at::elementwise_kernel<4, at::AddFunctor<float> >(int)")
+    'elementwise_kernel AddFunctor'
+    """
+    if is_copy(name):
+        return name
+    if "<" not in name:
+        return name.removeprefix("void ").partition("(")[0] or name
+    function = function_name(name)
+    words = template_words(name)
+    if function in _WRAPPERS:  # CUTLASS names the kernel in its first argument
+        return next((word for word in words if not _NAMESPACE.fullmatch(word)), function)
+    worker = next((word for word in words if _WORKER.search(word)), "")
+    return f"{function} {worker}".rstrip()
+
+
+_WRAPPERS = ("Kernel", "Kernel2", "device_kernel")
+_NAMESPACE = re.compile(r"cutlass|at|native|std|kernel")
+_WORKER = re.compile(r"(?:Functor|Functor_\w+|Ops|_kernel_cuda|_kernel_impl)$")
+
+
 def function_name(name: str) -> str:
     """The bare name of the function: `softmax` for `void at::softmax<float, 4>(float*)`."""
     depth, kept = 0, []

@@ -14,7 +14,7 @@ import wavecast
 from wavecast import ops
 from wavecast.cli import app
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.frameworks.jax.target_config import target_config
+from wavecast.frameworks.jax.target_config import in_old_form, target_config
 from wavecast.frameworks.step_source import target_source
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware.devices import device
@@ -189,3 +189,9 @@ def test_our_h200_is_described_as_xla_describes_it() -> None:
         "cuda_compute_capability { major: 9 minor: 0 feature_extension: ACCELERATED_FEATURES }",
     ):
         assert field in config
+
+
+def test_older_compilers_are_given_the_fields_that_they_know() -> None:
+    config = in_old_form(target_config(device("l4")))
+    assert "core_count: 58" in config
+    assert not any(name in config for name in ("driver_version", "device_vendor", "  name:"))

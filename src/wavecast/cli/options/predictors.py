@@ -33,6 +33,13 @@ class SetupName(StrEnum):
     HABITAT = "habitat"
 
 
+class Equation(StrEnum):
+    """Habitat's two equations of wave scaling."""
+
+    WHOLE_WAVES = "1"
+    MANY_WAVES = "2"
+
+
 class PredictorName(StrEnum):
     """The predictors of ops, and the scalers of measured ones, by name."""
 
@@ -64,6 +71,14 @@ SetupOption = Annotated[
         "--setup",
         help="Scale a measurement as published: habitat takes its paper's clocks, bandwidths, "
         "prices and networks (--model), and Daydream's rule for --precision.",
+    ),
+]
+EquationOption = Annotated[
+    Equation | None,
+    typer.Option(
+        "--equation",
+        help="With --setup habitat or --predictor wave: Habitat's equation 2, for many waves (the "
+        "default), or 1, in whole waves.",
     ),
 ]
 ModelOption = Annotated[
@@ -174,6 +189,7 @@ def _published_scaler(
     name: PredictorName | None,
     precision: str | None,
     models: list[Path] | None,
+    equation: Equation | None,
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
     from wavecast.predictors.mixed_precision import MixedPrecision
@@ -182,7 +198,9 @@ def _published_scaler(
 
     if name is not None:
         raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
-    scaler = published_setup(setup).scaler(Mlp.read(models) if models else None)
+    whole_waves = equation is Equation.WHOLE_WAVES
+    networks = Mlp.read(models) if models else None
+    scaler = published_setup(setup).scaler(networks, whole_waves=whole_waves)
     return scaler if precision is None else MixedPrecision.daydream(precision, scaler)
 
 
@@ -203,10 +221,13 @@ def chosen_predictor(
     precision: str | None,
     models: list[Path] | None,
     setup: SetupName | None = None,
+    equation: Equation | None = None,
 ) -> Predictor | Scaler | None:
     """The predictor that the options ask for. None to let the library choose."""
     if setup is not None:
-        return _published_scaler(setup, name, precision, models)
+        return _published_scaler(setup, name, precision, models, equation)
+    if equation is not None and name is not PredictorName.WAVE:
+        raise InvalidInput("--equation is for --setup habitat or --predictor wave")
     if models and name not in (PredictorName.MLP, PredictorName.HABITAT):
         raise InvalidInput("--model is for --predictor mlp or habitat, or for --setup habitat")
     if name is PredictorName.DAYDREAM:
@@ -218,10 +239,12 @@ def chosen_predictor(
                 "or take --predictor daydream"
             )
         return scaler
-    return None if name is None else _named_predictor(name, models)
+    return None if name is None else _named_predictor(name, models, equation)
 
 
-def _named_predictor(name: PredictorName, models: list[Path] | None) -> Predictor | Scaler:
+def _named_predictor(
+    name: PredictorName, models: list[Path] | None, equation: Equation | None
+) -> Predictor | Scaler:
     match name:
         case PredictorName.LEARNED:
             from wavecast.predictors.learned.predictor import Learned
@@ -238,7 +261,7 @@ def _named_predictor(name: PredictorName, models: list[Path] | None) -> Predicto
         case PredictorName.WAVE:
             from wavecast.predictors.wave import WaveScaling
 
-            return WaveScaling()
+            return WaveScaling(whole_waves=equation is Equation.WHOLE_WAVES)
     from wavecast.predictors.habitat import Habitat
     from wavecast.predictors.mlp.predictor import Mlp
 

@@ -12,7 +12,7 @@ from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target, resolve
-from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.schedule.fleet_files import read_fleet
@@ -47,7 +47,8 @@ class JobPredictor:
             )
             devices = tuple(wavecast.device(name) for name in gpus)
             with counting_items(f"predicting {spec.name}") as progress:
-                return find_candidates(devices, question, source.on, self._book, progress)
+                as_it_is = (StepSetting("", source.on),)
+                return find_candidates(devices, question, as_it_is, self._book, progress)
 
     def _source(self, spec: JobSpec) -> tuple[Target, StepSource]:
         key = spec.target, spec.batch, spec.precision

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 import wavecast
+from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
@@ -40,11 +44,15 @@ from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
-from wavecast.planning.selection import Aim, Candidate, select
+from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report import selections as report
 from wavecast.report.html.choice_reports import choice_report
+from wavecast.report.recipes import AskedStep
 
 _MILLION = 1e6
+_Limits = tuple[float | None, float | None]
+_COMPILED = 2
+"""How many of the best choices are tried as compiled code."""
 
 
 SomeGpusOption = Annotated[
@@ -58,6 +66,15 @@ DeadlineOption = Annotated[
 ]
 GpusOption = Annotated[
     int, typer.Option("--gpus-up-to", min=1, help="Also try 2, 4, 8, ... GPUs, up to this.")
+]
+AllowOption = Annotated[
+    str | None,
+    typer.Option(
+        "--allow",
+        metavar="NAME,...",
+        help="Also search settings that change the training: precision (autocast), lora, qlora, "
+        "compile, or all.",
+    ),
 ]
 UnverifiedOption = Annotated[
     bool, typer.Option("--unverified", help="Let GPUs win on which no step was measured.")
@@ -75,6 +92,7 @@ def choose(
     deadline: DeadlineOption = None,
     gpus_up_to: GpusOption = 1,
     by: Annotated[Aim, typer.Option("--by", help="What is best.")] = Aim.MONEY,
+    allow: AllowOption = None,
     unverified: UnverifiedOption = False,
     setup: SetupOption = None,
     host: HostOption = None,
@@ -93,11 +111,12 @@ def choose(
     wavecast choose gpt2 --tokens 2e9 --budget 500 --deadline 48h --gpus-up-to 8
     wavecast choose train.py:make_step --batch 32 --iterations 100000 --by both --spot
     wavecast choose train.py --epochs 90 --dataset-samples 1281167 -- --batch-size 64
-    wavecast choose hf:llama-3.1-8b --qlora --samples 50000 --providers aws,gcp
+    wavecast choose hf:llama-3.1-8b --samples 50000 --allow precision,lora,qlora
 
-    A step that does not fit is tried with smaller batches, whose gradients are accumulated, and on
-    several GPUs with sharded weights; an hf: model also with checkpointing. Without --batch, the
-    batch grows where a sample gets cheaper. Without a length, a million samples are compared.
+    A step that does not fit is tried with smaller batches, whose gradients are accumulated, with
+    checkpointing, and on several GPUs with sharded weights. Without --batch, the batch grows where
+    a sample gets cheaper. --allow adds settings that change the numbers or the weights that train.
+    Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
     wanted = step.target(target, fixed=())
@@ -105,66 +124,113 @@ def choose(
     refuse_scaling(wanted, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
-    limits = _budget(budget), None if deadline is None else seconds_of(deadline, "--deadline")
+    limits = _limits(budget, deadline)
     plan = training.plan(wanted) or _usual_plan(wanted, source)
     question = TrainingQuestion(
         plan=plan,
         counts=_counts(gpus_up_to, wanted),
         shards=(0, 3) if step.ranks is None else (0,),
-        larger=source.larger,
         **_batches(wanted, step),
         host=host,
         predictor=chosen_predictor(None, wanted, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-    devices = _looked_at(named, book, question)
-    found = _found(wanted, devices, question, source, book, ray)
-    selection, unit = select(found, by, *limits, with_unverified=unverified), source.on().unit
-    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits))
+    settings = StepSettings(wanted, allowed_names(allow), _quiet_source(wanted, source))
+    found = _found(settings, _looked_at(named, book, question), question, book, ray)
+    choosing = partial(_select, by, limits, unverified)
+    selection = _selected(found, choosing, settings, question, book)
+    unit, asked = source.on().unit, _asked(target, wanted, step)
+    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
     if as_json:
-        print_json(report.chosen_record(wanted.name, selection))
+        print_json(report.chosen_record(wanted.name, selection, asked))
     else:
-        words = " ".join(("wavecast predict", target, *step.words()))
-        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, words))
+        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, asked))
+
+
+def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
+    """Sources of the step's variants; that of the step itself is there already."""
+    return lambda step: source if step is target else step_source(step, quiet=True)
+
+
+def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
+    """The step as it was asked for, for the recipe."""
+    options = replace(step, batch=None, precision=None)
+    chosen = target.options
+    has = {
+        "checkpointing": chosen.checkpointing,
+        "compile": bool(target.compiled),
+        "lora": chosen.lora is not None,
+        "qlora": chosen.qlora,
+        target.precision or "": target.precision is not None,
+    }
+    return AskedStep(
+        text,
+        (*options.words(), *(["--compile"] if step.compile else [])),
+        step.precision,
+        frozenset(name for name, given in has.items() if given),
+        target.trace is None and target.script is None,
+        units_of(target) if target.unit == "tokens" else None,
+    )
+
+
+def _selected(
+    found: list[Candidate],
+    choosing: Callable[[list[Candidate]], Selection],
+    settings: StepSettings,
+    question: TrainingQuestion,
+    book: PriceBook,
+) -> Selection:
+    """The choice, with the best ones also as compiled code: it takes long to trace for all."""
+    selection = choosing(found)
+    compiled: list[Candidate] = []
+    for best in selection.ranked[:_COMPILED]:
+        way = settings.compiled(best.changes)
+        if way is not None:
+            same = replace(question, counts=(best.gpus,), batch=best.batch, is_batch_fixed=True)
+            compiled += find_candidates((best.device,), same, (way,), book)
+    able = [one for one in compiled if one.cost is not None]
+    return choosing([*found, *able]) if able else selection
 
 
 def _found(
-    target: Target,
+    settings: StepSettings,
     devices: tuple[Device, ...],
     question: TrainingQuestion,
-    source: StepSource,
     book: PriceBook,
     ray: str | None,
 ) -> list[Candidate]:
     """What the training takes on each GPU, looked at here or on the nodes of a Ray cluster."""
     with counting_items(f"looking at {len(devices)} GPUs") as progress:
         if ray is None:
-            return find_candidates(devices, question, source.on, book, progress)
+            return find_candidates(devices, question, settings.searched, book, progress)
         from wavecast.campaigns.ray_workers import spread_over_ray
         from wavecast.campaigns.searches import candidates_in_parts
 
         with spread_over_ray(ray) as (spread, _):
-            return candidates_in_parts(target, devices, question, book, spread, progress)
+            return candidates_in_parts(settings, devices, question, book, spread, progress)
 
 
 def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
-    """The batch of a step, whether others are tried, and what is where it does not fit."""
-    from wavecast.campaigns.searches import smaller_steps
-
+    """The batch of a step, and whether others are tried."""
     is_script = target.script is not None  # it runs anew for each batch; max-batch says the largest
     return {
         "batch": target.batch,
         "each": units_of(target),
         "is_batch_fixed": step.batch is not None or is_script,
         "find_largest": not is_script,
-        "smaller": smaller_steps(target),
     }
 
 
-def _budget(usd: float | None) -> float | None:
+def _select(
+    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
+) -> Selection:
+    return select(candidates, by, *limits, with_unverified=unverified)
+
+
+def _limits(usd: float | None, deadline: str | None) -> _Limits:
     if usd is not None and not 0 < usd < 1e15:
         raise InvalidInput(f"--budget is a number of USD above 0, not {usd:g}")
-    return usd
+    return usd, None if deadline is None else seconds_of(deadline, "--deadline")
 
 
 def _usual_plan(target: Target, source: StepSource) -> TrainingPlan:

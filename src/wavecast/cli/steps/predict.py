@@ -15,6 +15,7 @@ from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     ByOption,
     DepthOption,
+    EquationOption,
     HostOption,
     HostOptions,
     ModelOption,
@@ -53,10 +54,9 @@ from wavecast.frameworks.targets import resolve
 from wavecast.parallel.own_ranks import own_strategy
 from wavecast.report import larger_batches
 from wavecast.steps.larger_batch import by_samples
-from wavecast.steps.unpredicted import without_network
 
 if TYPE_CHECKING:
-    from wavecast import Prediction
+    pass
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -92,6 +92,7 @@ def predict(
     depth: DepthOption = 2,
     predictor: PredictorOption = None,
     setup: SetupOption = None,
+    equation: EquationOption = None,
     model: ModelOption = None,
     origin: OriginOption = None,
     parallel: ParallelOption = None,
@@ -125,22 +126,21 @@ def predict(
     source = step_source(wanted)
     if parallel is not None or step.ranks is not None:
         given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
-        refuse_beside_several(given | {"--origin": origin}, issuing)
+        refuse_beside_several(given | {"--equation": equation, "--origin": origin}, issuing)
         traces, shown = source.families(gpus), replace(shown, several=True)
         own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
         strategy = own or strategy_of(parallel or "", target, step.options)
         rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
-        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup)
-        alone = partial(wavecast.predict, predictor=chosen, origin=origin)
-        predict_on = partial(alone, **issuing.arguments())
+        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
+        how = issuing.arguments() | {"predictor": chosen, "origin": origin}
         if step.compile is False:
-            return show_gains(wanted, gpus, predict_on, as_json)
+            return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
         with naming_lines(by):
             traces = source.families(gpus)
         with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = with_largest((predict_on(traces, device) for device in gpus), source)
-            rows = listed(found if setup is None else map(_noted, found), ranked=ALL in gpu)
+            found = with_largest((wavecast.predict(traces, gpu, **how) for gpu in gpus), source)
+            rows = listed(found, ranked=ALL in gpu)
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
         print_json(steps)
@@ -164,18 +164,6 @@ def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: st
                 f"--compile both shows the gain of compiling alone; leave out {option}, or give "
                 "--compile"
             )
-
-
-def _noted(prediction: Prediction) -> Prediction:
-    """A prediction as published, with a note of the layers for which there is no network."""
-    share, names = without_network(prediction.runs[-1][0])
-    if not names:
-        return prediction
-    note = (
-        f"no network for some layers, scaled by waves instead: {', '.join(names)}, "
-        f"{100 * share:.0f}% of the GPU's time; Habitat has networks for such layers"
-    )
-    return replace(prediction, notes=(*prediction.notes, note))
 
 
 @app.command()

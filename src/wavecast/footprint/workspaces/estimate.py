@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 
 from wavecast import ops
 from wavecast.files import shipped_toml
@@ -75,22 +75,43 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
     )
 
 
+class _SameTrace:
+    """A trace by its identity; to compare allocations takes longer than to place them."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _SameTrace) and self.trace is other.trace
+
+    def __hash__(self) -> int:
+        return id(self.trace)
+
+
 def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Allocation, ...]:
-    """The allocations of the trace, with buffers that libraries keep and workspaces of calls.
+    """The allocations of the trace, with buffers that libraries keep and workspaces of calls."""
+    of_ops = tuple(workspaces_of(op, device, constants) for op in trace.counts)
+    return _placed(_SameTrace(trace), tuple(libraries.kept_bytes(trace, device)), of_ops)
+
+
+@lru_cache(maxsize=64)
+def _placed(
+    same: _SameTrace, kept_bytes: tuple[int, ...], of_ops: tuple[tuple[Workspace, ...], ...]
+) -> tuple[Allocation, ...]:
+    """The allocations with workspaces, cached because many GPUs need equal ones.
 
     A workspace that an op allocates before a result comes before that result.
     """
-    kept = [Allocation(n, None, None, Role.WORKSPACE) for n in libraries.kept_bytes(trace, device)]
+    trace = same.trace
+    kept = [Allocation(n, None, None, Role.WORKSPACE) for n in kept_bytes]
     made: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):
         if allocation.born is not None:
             made[allocation.born].append(index)
-    cache: dict[Op, tuple[Workspace, ...]] = {}
+    workspaces = dict(zip(trace.counts, of_ops, strict=True))
     before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
-        if call.op not in cache:
-            cache[call.op] = workspaces_of(call.op, device, constants)
-        for workspace in cache[call.op]:
+        for workspace in workspaces[call.op]:
             # An allocation that is freed at the call where it was born is gone before it ends.
             end = position if workspace.released_early else position + 1
             results = (

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from wavecast.errors import CaptureError, MissingExtra
 from wavecast.frameworks.jax.compile_worker import ANSWER, HLO, JOB, MODULE
-from wavecast.frameworks.jax.releases import PLUGINS, version_of
+from wavecast.frameworks.jax.releases import PLUGINS, takes_versions, version_of
 from wavecast.frameworks.jax.stand_ins import make_stand_ins
-from wavecast.frameworks.jax.target_config import target_config
+from wavecast.frameworks.jax.target_config import in_old_form, target_config
 from wavecast.hardware.device import Device
 
 OPTIONS: Mapping[str, int | bool] = {
@@ -99,6 +99,8 @@ def check_installed() -> None:
 
 def _compiled(module: bytes, gpu: Device, devices: int) -> CompiledModule:
     config = target_config(gpu)
+    if not takes_versions():
+        config = in_old_form(config)
     with tempfile.TemporaryDirectory(prefix="wavecast-xla-") as name:
         folder = Path(name)
         (folder / MODULE).write_bytes(module)

@@ -1,4 +1,6 @@
-"""The private interfaces of JAX that are used, all in this file; tried with jax 0.10.2.
+"""The private interfaces of JAX that are used, all in this file.
+
+Tried with jax 0.9.2 and 0.10.2, and with the compilers 0.9.2, 0.10.2 and 0.12.0.1.
 
 `lower` runs in the user's process, `compile_module` in a process of its own.
 """
@@ -43,6 +45,12 @@ def versions() -> str:
     plugin = next((name for name in PLUGINS if version_of(name)), None)
     packages = ["jax", "jaxlib", *([plugin] if plugin else [])]
     return ", ".join(f"{name} {version_of(name)}" for name in packages)
+
+
+def takes_versions() -> bool:
+    """Whether the compiler knows the versions of libraries in a target config: from 0.10 on."""
+    plugin = next(filter(None, map(version_of, PLUGINS)), "0.10")
+    return tuple(int(part) for part in plugin.split(".")[:2]) >= (0, 10)
 
 
 def bytecode(lowered: Any) -> bytes:

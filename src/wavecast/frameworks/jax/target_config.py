@@ -75,9 +75,14 @@ def target_config(gpu: Device) -> str:
     )
 
 
-def without_versions(config: str) -> str:
+_NEWER = ("_version:", "device_vendor:")
+"""Fields on lines that releases before 0.10 do not know."""
+
+
+def in_old_form(config: str) -> str:
     """The config without the fields that releases before 0.10 do not know."""
-    return "\n".join(line for line in config.splitlines() if "_version:" not in line)
+    lines = config.splitlines()
+    return "\n".join(line for line in lines if not any(name in line for name in _NEWER))
 
 
 def _usable_bytes(gpu: Device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from os import PathLike
 from pathlib import Path
 
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto.calls import calls_of
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES, text_of
 from wavecast.frameworks.kineto.host_time import waits
@@ -46,6 +47,7 @@ def read_kineto(
     survey = survey_of(Path(path))
     position = choose(survey, step)
     recording = record(survey, position)
+    _refuse_without_step(survey, position, recording)
     window = _host_window(survey, position, recording)
     waited = _waits(recording)
     calls = calls_of(recording, window, waited)
@@ -61,6 +63,23 @@ def read_kineto(
         notes=tuple(notes_of(survey, position, recording, calls)),
         measurement=measurement,
     )
+
+
+_LEAST_BUSY, _LONG_S = 0.02, 1.0
+"""A file that marks no steps, takes longer, and in which the GPU works less, is no step."""
+
+
+def _refuse_without_step(survey: Survey, position: int, recording: ProfileRecording) -> None:
+    """Refuse a file that is a whole program rather than a step."""
+    extent_s = _extent_s(recording)
+    busy_s = survey.busy_s(position)
+    is_marked = survey.steps[position].number is not None
+    if not is_marked and extent_s > _LONG_S and busy_s < _LEAST_BUSY * extent_s:
+        raise InvalidInput(
+            f"no step can be found in {survey.path}: it marks none, and the GPU works for "
+            f"{busy_s:.3g} of its {extent_s:.3g} s; call prof.step() after each iteration, or "
+            "profile one iteration only"
+        )
 
 
 def _host_window(survey: Survey, position: int, recording: ProfileRecording) -> Interval | None:

@@ -19,12 +19,15 @@ from dataclasses import dataclass
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster, RankPlacement
-from wavecast.hardware.clusters import with_device
+from wavecast.hardware.clusters import usual_cluster, with_device
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Estimate
 from wavecast.predictors.collectives.constants import LinkConstants, shipped_constants
 from wavecast.predictors.collectives.paths import RankPath, path_of
 from wavecast.traces.step import Op
+
+_LARGE_BYTES = float(64 << 20)
+"""A message at which links run at full speed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +105,30 @@ class Collectives:
         seconds, name = self.fastest(kind, size, path)
         factor = self._range(path)
         return Estimate(seconds, seconds / factor, seconds * factor, f"collectives: {name}")
+
+    def ratio(self, op: Op, origin: Device, target: Device) -> float | None:
+        """How much longer a collective takes among GPUs of another kind; None if it is unknown.
+
+        Each is in its usual machine. A profile may lack the size of the message and the number of
+        ranks; then the links are compared by a large message among the GPUs of one machine.
+        """
+        try:
+            clusters = [usual_cluster(one) for one in (origin, target)]
+            given = op.attr("ranks")
+            ranks = given if isinstance(given, int) and given > 1 else 0
+            ranks = ranks or min(one.gpus_per_node for one in clusters)
+            kind = op.name.removeprefix("nccl.")
+            kind = kind if kind in _ALGORITHMS else "all_reduce"
+            times = [
+                self.estimate(
+                    kind, message_bytes(op) or _LARGE_BYTES, cluster, one, cluster.placement(ranks)
+                )
+                for cluster, one in zip(clusters, (origin, target), strict=True)
+            ]
+        except InvalidInput:
+            return None
+        before, after = times
+        return None if before is None or after is None else after.seconds / before.seconds
 
     def _range(self, path: RankPath) -> float:
         """The factor within which about nine in ten real times lie."""

@@ -94,6 +94,8 @@ class GpuFacts:
     generation: Any
     """The major compute capability, or the architecture's name where there is none. SMs of one
     generation are built alike."""
+    vendor: Any
+    """The vendor's name."""
     rates: Floats
     """FLOP/s by unit code (last axis), or of the unit that runs such ops instead if the GPU lacks
     it; NaN if it cannot run them."""
@@ -146,6 +148,7 @@ def gpu_of(device: Device) -> GpuFacts | None:
         groups=(device.compute_capability or (0, 0))[0] in (9, 10),
         architecture=device.architecture,
         generation=str((device.compute_capability or (device.architecture,))[0]),
+        vendor=device.vendor,
         rates=np.array(fed) * faster,
         nominal_rates=np.array(rates),
         tensor=tensor,

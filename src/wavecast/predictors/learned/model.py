@@ -87,7 +87,8 @@ class OpModel:
     """Trees by unit class and chip ("tensor.Hopper.132"), for chips on which enough ops were
     measured to learn how fast their libraries are at each shape."""
     steps: Mapping[str, float] = field(default_factory=dict)
-    """Terms for other chips, by unit class and generation ("cores.7"), fitted on whole steps."""
+    """Terms for other chips, by unit class and generation ("cores.7"), fitted on whole steps. Those
+    of a vendor ("tensor.AMD") are for its generations that have none."""
 
     def seconds(self, columns: Columns, gpu: GpuFacts, added: Floats | float = 0.0) -> Floats:
         """The time of each part; `added` is the term of its op's name."""
@@ -107,7 +108,8 @@ class OpModel:
         A chip's trees count less for filter families on which they were not fitted: what its
         libraries do with 3 x 3 filters says little about 4 x 4 filters.
         """
-        terms = _looked_up(self.steps, _joined(classes, gpu.generation))
+        usual = _looked_up(self.steps, _joined(classes, gpu.vendor))
+        terms = _looked_up(self.steps, _joined(classes, gpu.generation), usual)
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
@@ -137,12 +139,13 @@ def _joined(classes: Strings, name: Any) -> Strings:
     return keys
 
 
-def _looked_up(offsets: Mapping[str, float], keys: Strings) -> Floats:
+def _looked_up(offsets: Mapping[str, float], keys: Strings, usual: Floats | float = 0.0) -> Floats:
+    """The term of each key; `usual` for keys that have none."""
     if not offsets:
         return np.zeros(len(keys))
     distinct, which = np.unique(keys, return_inverse=True)
-    terms: Floats = np.array([offsets.get(str(key), 0.0) for key in distinct])[which]
-    return terms
+    terms: Floats = np.array([offsets.get(str(key), np.nan) for key in distinct])[which]
+    return np.where(np.isnan(terms), usual, terms)
 
 
 def generation_of(columns: Columns, gpu: GpuFacts) -> Strings:

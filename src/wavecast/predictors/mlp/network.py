@@ -78,19 +78,25 @@ class MlpModel:
         Where the card has ranges by GPU, such layers must have been measured on this GPU, or on at
         least two others. Otherwise the network knows nothing of how they differ between GPUs.
         """
-        for value, (name, (low, high)) in zip(features, self.ranges.items(), strict=True):
-            margin = DEVICE_MARGIN if name in DEVICE_FEATURES else 1.0
-            if not low / margin <= value <= high * margin:
-                return False
+        named = [*zip(self.ranges, features, strict=True)]
+        layer = {name: value for name, value in named if name not in DEVICE_FEATURES}
+        if not (self.knows_gpu(features) and _within(layer, self.ranges)):
+            return False
         if not self.by_gpu:
             return True
-        layer = dict(zip(self.ranges, features, strict=True))
-        measured = {
-            name
-            for name, ranges in self.by_gpu.items()
-            if all(low <= layer[size] <= high for size, (low, high) in ranges.items())
-        }
+        measured = {name for name, ranges in self.by_gpu.items() if _within(dict(named), ranges)}
         return gpu in measured or len(measured) >= LEAST_GPUS
+
+    def knows_gpu(self, features: Features) -> bool:
+        """Whether the network was trained on such GPUs, whatever the layer."""
+        numbers = dict(zip(self.ranges, features, strict=True))
+        ranges = {
+            name: (low / DEVICE_MARGIN, high * DEVICE_MARGIN)
+            for name, (low, high) in self.ranges.items()
+            if name in DEVICE_FEATURES
+        }
+        enough = not self.by_gpu or len(self.by_gpu) >= LEAST_GPUS
+        return enough and _within(numbers, ranges)
 
     def seconds(self, rows: Sequence[Features]) -> list[float]:
         """The network's raw answers, which may even be negative. Each row is computed once."""
@@ -99,3 +105,10 @@ class MlpModel:
             answers = self.network.milliseconds(np.array(new, dtype=np.float64)) * 1e-3
             self._computed.update(zip(new, answers.tolist(), strict=True))
         return [self._computed[row] for row in rows]
+
+
+def _within(values: Mapping[str, float], ranges: Mapping[str, tuple[float, float]]) -> bool:
+    """Whether each value that has a range lies in it."""
+    return all(
+        low <= values[name] <= high for name, (low, high) in ranges.items() if name in values
+    )

@@ -2,7 +2,7 @@
 
 The networks know no physics. Their answers are not below the physical bound, but a better GPU may
 be predicted slower, and a larger layer faster. Outside of the layers, GPUs and times on which a
-network was trained, it does not answer.
+network was trained, it does not answer, unless it may go beyond its layers as the paper's do.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ class Mlp(Predictor):
 
     models: Mapping[tuple[str, str], MlpModel]
     """The networks, by kind of layer and pass ("forward", "backward" or "forward+backward")."""
+    beyond: bool = False
+    """Whether they also answer for layers beyond the sizes that they were trained on. The paper's
+    do: its DCGAN has batches of 96 and 128, and its convolutions were sampled up to 64."""
 
     @classmethod
     @cache
@@ -116,7 +119,8 @@ class Mlp(Predictor):
         if model is None or numbers is None or device.vendor not in model.vendors:
             return None
         features = features_of(layer, numbers)
-        return (model, features) if model.covers(features, device.id) else None
+        known = model.knows_gpu(features) if self.beyond else model.covers(features, device.id)
+        return (model, features) if known else None
 
 
 def _pass(op: Op) -> str:

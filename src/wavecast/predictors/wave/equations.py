@@ -45,8 +45,8 @@ def wave_ratio(origin: Waves, target: Waves, gamma: float) -> float:
 def whole_wave_ratio(origin: Waves, target: Waves, gamma: float, blocks: int) -> float:
     """Td / To for a kernel of so many blocks, in whole waves (Habitat, Eq. 1).
 
-    Predictions take Eq. 2, as the paper does: below one wave, Eq. 1 makes kernels slower on bigger
-    GPUs.
+    Predictions take Eq. 2, as the paper does, unless they are asked for this one. Below one wave it
+    would make kernels slower on bigger GPUs; such kernels keep their time.
     """
     waves = math.ceil(blocks / target.size) / math.ceil(blocks / origin.size)
     memory = origin.bytes_per_s / target.bytes_per_s * (target.size / origin.size)

@@ -11,7 +11,7 @@ from wavecast import ops
 from wavecast.hardware.device import Device
 from wavecast.ops import Kind, Unit
 from wavecast.predictors.roofline import demand
-from wavecast.predictors.wave.equations import gamma, mixed_ratio
+from wavecast.predictors.wave.equations import Waves, gamma, wave_ratio, whole_wave_ratio
 from wavecast.predictors.wave.pair import GpuPair, Size, pair_of, ridge, wave_sizes
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Kernel, Op
@@ -93,8 +93,17 @@ def scale(
     return scale_between(kernel, pair_of(origin, target), _work(kind, intensity, unit))
 
 
-def scale_between(kernel: Kernel, pair: GpuPair, work: KernelWork) -> Scaled | None:
-    """The same as `scale`, for two GPUs that are already compared."""
+def scale_between(
+    kernel: Kernel, pair: GpuPair, work: KernelWork, whole_waves: bool = False
+) -> Scaled | None:
+    """The same as `scale`, for two GPUs that are already compared.
+
+    Args:
+        kernel: The kernel as measured on the origin.
+        pair: The two GPUs.
+        work: What is known of its op.
+        whole_waves: Whether Eq. 1 is taken in place of Eq. 2, where the blocks are known.
+    """
     if pair.same:
         return _SAME
     # The time of a collective depends on the links between GPUs, and on waiting for each other.
@@ -103,7 +112,7 @@ def scale_between(kernel: Kernel, pair: GpuPair, work: KernelWork) -> Scaled | N
     if kernel.grid is None and kernel_names.is_copy(kernel.name):
         return _scale_copy(kernel.name, pair)
     launch = _Launch(kernel.grid, kernel.block, kernel.registers, kernel.shared_bytes)
-    return _scale_launch(pair, work, launch, kernel.flops, kernel.dram_bytes)
+    return _scale_launch(pair, work, launch, kernel.flops, kernel.dram_bytes, whole_waves)
 
 
 class _Launch(NamedTuple):
@@ -118,23 +127,36 @@ class _Launch(NamedTuple):
 # Kernels repeat within a step, and a step is scaled to many GPUs.
 @lru_cache(maxsize=1 << 17)
 def _scale_launch(
-    pair: GpuPair, work: KernelWork, launch: _Launch, flops: float | None, dram_bytes: float | None
+    pair: GpuPair,
+    work: KernelWork,
+    launch: _Launch,
+    flops: float | None,
+    dram_bytes: float | None,
+    whole_waves: bool,
 ) -> Scaled | None:
     waves = wave_sizes(pair, launch.block, launch.registers, launch.shared_bytes)
     if waves is None or pair.clock is None:
         return None
-    if launch.grid is not None and math.prod(launch.grid) <= min(waves):
+    blocks = None if launch.grid is None else math.prod(launch.grid)
+    if blocks is not None and blocks <= min(waves):
         return _ONE_WAVE
-    compute = waves[0] / waves[1] * pair.clock
+    # Of bandwidths and clocks only the ratios matter.
+    origin, target = Waves(waves[0], pair.memory, pair.clock), Waves(waves[1], 1.0, 1.0)
+
+    def ratio_at(gamma: float) -> float:
+        if whole_waves and blocks is not None:
+            return whole_wave_ratio(origin, target, gamma, blocks)
+        return wave_ratio(origin, target, gamma)
+
     counted = _counted_intensity(flops, dram_bytes)
     intensity = work.intensity if counted is None else counted
     if intensity is None and work.contraction:
-        ratio = mixed_ratio(pair.memory, compute, CONTRACTION_GAMMA)
-        low, high = min(pair.memory, compute), max(pair.memory, compute)
+        ratio = ratio_at(CONTRACTION_GAMMA)
+        low, high = sorted((ratio_at(0.0), ratio_at(1.0)))
         return Scaled(ratio, low / work.spread, high * work.spread, CONTRACTION_GAMMA, "assumed")
     share = 1.0 if intensity is None else gamma(intensity, ridge(pair, work.unit))
     source = "assumed" if intensity is None else "op" if counted is None else "counters"
-    ratio = mixed_ratio(pair.memory, compute, share)
+    ratio = ratio_at(share)
     return Scaled(ratio, ratio / work.spread, ratio * work.spread, share, source)
 
 

@@ -299,7 +299,9 @@ def _laws_for(axes: Sequence[Axis], laws: Sequence[Law], settings: Settings) -> 
     useless = set(POWERLESS) if Axis.POWER in axes else set()
     if (settings.modules == settings.modules[0]).all():
         useless.add("M")
-    return [law for law in laws if not useless & {*law.features}]
+    # The optimizer's step takes the same time at any batch, so a line in the batch has a constant.
+    needed = {"1"} if tuple(axes) == (Axis.BATCH,) else set()
+    return [law for law in laws if needed <= {*law.features} and not useless & {*law.features}]
 
 
 def _distinct(laws: Sequence[Law], settings: Settings) -> list[Law]:

@@ -9,6 +9,7 @@ from wavecast.report.html.choice_charts import choice_chart
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, escaped, joined, table
 from wavecast.report.html.reports import sentence
+from wavecast.report.recipes import ANY_STEP, AskedStep, recipe
 from wavecast.report.selections import choice_columns, choice_lines, verdict
 from wavecast.report.tables import ANY_WIDTH, fitting
 
@@ -28,6 +29,7 @@ def choice_report(
     plan: TrainingPlan,
     unit: str,
     limits: tuple[float | None, float | None] = (None, None),
+    asked: AskedStep = ANY_STEP,
 ) -> Report:
     """The verdict, time and money of all choices, and why the others lost.
 
@@ -37,6 +39,7 @@ def choice_report(
         plan: how long the training is.
         unit: what the step counts: "samples".
         limits: the budget in USD and the deadline in seconds; None for none.
+        asked: the step, as the recipe names it.
     """
     rows = [*selection.ranked, *selection.beyond][:_LISTED]
     sections = []
@@ -48,6 +51,9 @@ def choice_report(
         content: Html = joined([choice_chart(selection, *limits), listed])
         lead = f"{sentence(plan_text(plan, unit))} The best comes first."
         sections.append(Section("choices", "The choices", content, lead, "choices"))
+    if made := recipe(selection, asked):
+        steps = bullets(map(sentence, made))
+        sections.insert(0, Section("recipe", "The recipe", steps, short="recipe"))
     notes = bullets(map(sentence, told))
     sections.append(Section("notes", "What the marks mean, and what lost", notes, short="notes"))
     how = bullets(_METHOD)

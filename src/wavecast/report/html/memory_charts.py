@@ -71,7 +71,8 @@ def _told(needed: Memory) -> str:
     text = f"At the peak{_where(needed)} {memory(needed.peak_bytes)} are allocated"
     if not needed.device:
         return f"{text}, and the allocator reserves {memory(needed.reserved_bytes)}."
-    fits = "it fits" if needed.fits else "it does not fit"
+    verdicts = {True: "it fits", False: "it does not fit", None: "whether it fits is unknown"}
+    fits = verdicts[needed.fits]
     capacity = memory(needed.device.memory_bytes)
     return (
         f"{text}. The whole process needs {memory(needed.needed_bytes)} of the {capacity} of "

@@ -44,6 +44,11 @@ def _verdict(memories: Sequence[Memory]) -> Html:
         return joined(["The step needs ", element("strong", size), " beside CUDA's context."])
     fitting = [needed.device.id for needed in memories if needed.device and needed.fits]
     size = memory(max(needed.needed_bytes for needed in memories))
+    if any(needed.fits is None for needed in memories):
+        missing = " and ".join(first.unrecorded)
+        return joined(
+            ["It needs ", element("strong", f"more than {size}"), f": {missing} unknown."]
+        )
     if len(fitting) == len(memories):
         where = fitting[0] if len(fitting) == 1 else f"all {len(fitting)} GPUs"
         return joined(["It ", element("strong", "fits"), f" on {where}: it needs up to {size}."])

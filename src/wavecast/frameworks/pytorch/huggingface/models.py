@@ -12,6 +12,7 @@ from torch import nn
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
 from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig
+from wavecast.frameworks.pytorch.huggingface.importing import naming_torchvision
 from wavecast.frameworks.pytorch.huggingface.tasks import Task
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -42,9 +43,11 @@ def model_of(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[
     known = list(transformers.CONFIG_MAPPING.keys())
     if config.model_type not in known:
         raise UnknownName(_unknown_type(config, known, transformers.__version__))
-    settings = transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
-    builder = getattr(transformers, task.auto_class)
-    if type(settings) not in builder._model_mapping:
+    with naming_torchvision(f"hf:{config.name}"):
+        settings = transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
+        builder = getattr(transformers, task.auto_class)
+        is_known = type(settings) in builder._model_mapping
+    if not is_known:
         raise InvalidInput(
             f"transformers has no {config.model_type} model for the task {task.name} "
             f"({task.auto_class}); choose another with --task"

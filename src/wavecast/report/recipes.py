@@ -1,0 +1,260 @@
+"""Recipes: what to rent, which settings, what it takes, how to run it, and what comes second."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from wavecast.frameworks.strategies import option_of
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.cost import Ranged
+from wavecast.planning.selection import Aim, Candidate, Limit, Selection
+from wavecast.report.costs import long_range, money_range
+from wavecast.report.units import long_duration, money, of_capacity
+from wavecast.steps.request import on_cluster
+
+_OPTIONS = {
+    "bf16": ("--precision", "bf16"),
+    "fp16": ("--precision", "fp16"),
+    "lora": ("--lora", "r=16"),
+    "qlora": ("--qlora", "--checkpointing"),
+    "checkpointing": ("--checkpointing",),
+    "compile": ("--compile",),
+}
+_ARGUMENTS = {
+    "bf16": "--bf16",
+    "fp16": "--fp16",
+    "checkpointing": "--gradient_checkpointing",
+    "compile": "--torch_compile",
+}
+"""The arguments of transformers' Trainer (`TrainingArguments`)."""
+_ENDPOINT = "--rdzv_backend c10d --rdzv_endpoint HOST:29500"
+
+
+@dataclass(frozen=True)
+class AskedStep:
+    """The step that a choice is about, as it was asked for."""
+
+    target: str = "TARGET"
+    options: tuple[str, ...] = ()
+    """The options of the step as they were typed, without batch and precision."""
+    precision: str | None = None
+    given: frozenset[str] = field(default_factory=frozenset)
+    """The settings that the step has of itself, by the names of changes: "bf16"."""
+    takes_batch: bool = True
+    """Whether it can be predicted at another batch; a saved trace cannot."""
+    sequence: int | None = None
+    """The tokens of a sequence, where they are known."""
+
+    @property
+    def is_library_model(self) -> bool:
+        """Whether transformers trains it."""
+        return self.target.startswith("hf:")
+
+    @property
+    def is_llama(self) -> bool:
+        """Whether torchtitan trains such models."""
+        return "llama" in self.target
+
+
+ANY_STEP = AskedStep()
+
+
+def recipe(selection: Selection, asked: AskedStep) -> list[str]:
+    """How to run the best choice, and why the next ones lost."""
+    best = selection.best
+    if best is None or best.cost is None:
+        return []
+    return [
+        _rent(best),
+        f"settings: {', '.join(_ways(best)) or 'as given'}",
+        _takes(best),
+        *_run(best, asked),
+        f"look closer: {_predict(best, asked)}",
+        *_others(selection, best),
+    ]
+
+
+def _rent(best: Candidate) -> str:
+    offer = None if best.cost is None else best.cost.offer
+    if offer is None:
+        return f"take {best.name}; no price is known"
+    machine = ", ".join(filter(None, (offer.instance or "single GPUs", offer.region)))
+    machines = offer.machines_for(best.gpus)
+    many = f"{machines} machines, " if machines > 1 else ""
+    price = f"{money(offer.usd_per_hour)} per GPU and hour on {offer.date}"
+    return f"rent {best.name} at {offer.provider} ({machine}): {many}{price}"
+
+
+def _ways(best: Candidate) -> Iterator[str]:
+    if best.batch is not None:
+        yield f"batch {best.batch} on each GPU"
+    micro = 1 if best.cost is None else best.cost.accumulated
+    if micro > 1:
+        yield f"gradients of {micro} batches accumulated"
+    if best.settings:
+        yield best.settings
+    if best.strategy is not None:
+        yield "FSDP (shard=3)" if best.strategy.shard else "DistributedDataParallel"
+
+
+def _takes(best: Candidate) -> str:
+    cost = best.cost
+    assert cost is not None
+    parts = [long_duration(cost.seconds.value) + _range(cost.seconds, long_range)]
+    if cost.usd is not None:
+        parts.append(money(cost.usd.value) + _range(cost.usd, money_range))
+    if best.memory is not None:
+        needed = of_capacity(best.memory.needed_bytes, best.device.memory_bytes)
+        parts.append(f"{needed} on each GPU")
+    return f"takes: {', '.join(parts)}"
+
+
+def _range(value: Ranged, show: Callable[[Ranged], str]) -> str:
+    return "" if value.low is None else f" ({show(value)})"
+
+
+def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
+    """The command that starts the training, and what configures it."""
+    sharded = best.strategy is not None and bool(best.strategy.shard)
+    arguments = _trainer_arguments(best, asked) if asked.is_library_model else ""
+    if sharded and asked.is_library_model:
+        yield f"run: {_accelerate(best, asked)} train.py{arguments}"
+    else:
+        yield f"run: {_torchrun(best)} train.py{arguments}"
+    if sharded and not asked.is_library_model:
+        yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
+    if arguments:
+        yield "the arguments are those of transformers.TrainingArguments"
+    network = on_cluster(best.device, Parallel()).cluster.network if best.gpus > 1 else None
+    machines, _ = _machines(best)
+    if machines > 1 and network is not None:
+        speed = f"{8 * network.bytes_per_s / 1e9:,.0f} Gbit/s"
+        yield f"ask for a network of {speed} between the machines: so much is assumed"
+    if asked.is_llama and not {"lora", "qlora"} & _settings(best, asked):
+        yield f"or with torchtitan: {_torchtitan(best, asked)}"
+
+
+def _settings(best: Candidate, asked: AskedStep) -> set[str]:
+    """All settings of a choice: those of the step itself, and what was changed."""
+    changed = {*best.changes, *(("checkpointing",) if "qlora" in best.changes else ())}
+    narrow = {"bf16", "fp16"}
+    return {*changed, *(asked.given - (narrow if narrow & changed else set()))}
+
+
+def _machines(best: Candidate) -> tuple[int, int]:
+    """The number of machines, and the GPUs that are used of each."""
+    offer = None if best.cost is None else best.cost.offer
+    usual = on_cluster(best.device, Parallel()).cluster.gpus_per_node
+    size = max(usual if offer is None else offer.gpus, min(usual, best.gpus))
+    machines = -(-best.gpus // size)
+    return machines, best.gpus // machines
+
+
+def _torchrun(best: Candidate) -> str:
+    if best.gpus == 1:
+        return "python"
+    machines, each = _machines(best)
+    if machines == 1:
+        return f"torchrun --nproc_per_node {each}"
+    return f"torchrun --nnodes {machines} --nproc_per_node {each} {_ENDPOINT}"
+
+
+def _accelerate(best: Candidate, asked: AskedStep) -> str:
+    machines, _ = _machines(best)
+    narrow = [name for name in ("bf16", "fp16") if name in _settings(best, asked)]
+    words = [
+        f"accelerate launch --num_processes {best.gpus}",
+        f"--num_machines {machines} --main_process_ip HOST" if machines > 1 else "",
+        f"--mixed_precision {narrow[0]}" if narrow else "",
+        "--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true",
+        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
+    ]
+    return " ".join(filter(None, words))
+
+
+def _trainer_arguments(best: Candidate, asked: AskedStep) -> str:
+    words = [] if best.batch is None else [f"--per_device_train_batch_size {best.batch}"]
+    micro = 1 if best.cost is None else best.cost.accumulated
+    words += [f"--gradient_accumulation_steps {micro}"] if micro > 1 else []
+    changes = _settings(best, asked)
+    words += dict.fromkeys(_ARGUMENTS[name] for name in _ARGUMENTS if name in changes)
+    return "".join(f" {word}" for word in words)
+
+
+def _torchtitan(best: Candidate, asked: AskedStep) -> str:
+    """The flags of torchtitan for a choice."""
+    strategy = best.strategy
+    words = [] if best.batch is None else [f"--training.local_batch_size {best.batch}"]
+    if asked.sequence is not None:
+        words.append(f"--training.seq_len {asked.sequence}")
+        if best.cost is not None and best.cost.step_samples is not None:
+            sequences = int(best.cost.step_samples // asked.sequence)
+            words.append(f"--training.global_batch_size {sequences}")
+    axis = "shard" if strategy is not None and strategy.shard else "replicate"
+    words.append(f"--parallelism.data_parallel_{axis}_degree {best.gpus}")
+    recomputes = "checkpointing" in _settings(best, asked)
+    words.append(f"--activation_checkpoint.mode {'full' if recomputes else 'none'}")
+    if "compile" in _settings(best, asked):
+        words.append("--compile.enable")
+    return " ".join(words)
+
+
+def _predict(best: Candidate, asked: AskedStep) -> str:
+    """The command that predicts the choice in detail."""
+    words = ["wavecast predict", asked.target, *asked.options]
+    if best.batch is not None and asked.takes_batch:
+        words.append(f"--batch {best.batch}")
+    narrow = {"bf16", "fp16"} & {*best.changes}
+    if asked.precision is not None and not narrow:
+        words.append(f"--precision {asked.precision}")
+    options = [word for name in best.changes for word in _OPTIONS.get(name, ())]
+    words += [" ".join(options)] if options else []
+    words.append(f"--gpu {best.device.id}")
+    if best.strategy is not None:
+        words.append(f"--parallel {option_of(best.strategy)}")
+    return " ".join(words)
+
+
+def _others(selection: Selection, best: Candidate) -> Iterator[str]:
+    """The runner-up, and the step as it is, each with its reason."""
+    if len(selection.ranked) > 1:
+        other = selection.ranked[1]
+        alike = other in selection.as_good
+        reason = "it cannot be told apart" if alike else _times(best, other)
+        yield f"runner-up: {told(other)}; {reason}"
+    sure = next((one for one in selection.ranked if _is_sure(one)), None)
+    if not _is_sure(best) and sure is not None:
+        yield f"sure to keep the limits: {told(sure)}; {_times(best, sure)}"
+    plain = selection.as_given
+    if plain is not None:
+        kept = "" if plain.keeps_limits else ", which misses the limits"
+        yield f"without changes to the step: {told(plain)}{kept}; {_times(best, plain)}"
+    if selection.aim is not Aim.TIME:
+        fastest = min(selection.ranked, key=lambda one: one.seconds.value)
+        if fastest.seconds.value < best.seconds.value / 1.5:
+            yield f"if time matters more: {told(fastest)}; {_times(best, fastest)}"
+
+
+def _is_sure(candidate: Candidate) -> bool:
+    """Whether the whole range keeps budget and deadline."""
+    return candidate.budget is candidate.deadline is Limit.KEPT
+
+
+def _times(best: Candidate, other: Candidate) -> str:
+    time = other.seconds.value / best.seconds.value
+    usd = other.usd.value / best.usd.value
+    return f"{time:.2f} times the time, {usd:.2f} times the money"
+
+
+def told(candidate: Candidate) -> str:
+    """A choice with its time and money: `l4 at lambda: 3.2 h, $1.20 ($1.00 - $2.00)`."""
+    cost = candidate.cost
+    assert cost is not None
+    where = "" if cost.offer is None else f" at {cost.offer.provider}"
+    ways = f" with {candidate.settings}" if candidate.settings else ""
+    time = long_duration(cost.seconds.value)
+    if cost.usd is None:
+        return f"{candidate.name}{where}{ways}: {time}, no price"
+    usd = money(cost.usd.value) + _range(cost.usd, money_range)
+    return f"{candidate.name}{where}{ways}: {time}, {usd}"
