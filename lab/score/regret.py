@@ -161,7 +161,9 @@ def _judged(job: JobType, own: Predicted, factors: Mapping[str, float]) -> Regre
         job,
         chosen,
         best,
-        *(real[gpu] / real[best] - 1 for gpu in (chosen, plain, factored)),
+        verified=real[chosen] / real[best] - 1,
+        plain=real[plain] / real[best] - 1,
+        factored=real[factored] / real[best] - 1,
         is_sure=alike == [plain],
         holds_best=best in alike,
         is_odd=_is_odd(job),
@@ -204,9 +206,9 @@ def table(regrets: Sequence[Regret]) -> Iterator[str]:
     yield f"| all that are not odd | | {_figures(agreeing)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
-        own = [one.plain for one in agreeing if one.is_sure is sure]
-        mean = f"{statistics.mean(own):.1%}" if own else "none"
-        yield f"- Not odd, and the ranges are {word}: {len(own)}, mean regret {mean}."
+        left = [one.plain for one in agreeing if one.is_sure is sure]
+        mean = f"{statistics.mean(left):.1%}" if left else "none"
+        yield f"- Not odd, and the ranges are {word}: {len(left)}, mean regret {mean}."
 
 
 def _figures(own: Sequence[Regret]) -> str:

@@ -133,7 +133,7 @@ class _Shares:
         """How long each job may run in each interval: what is left of it after the submission."""
         submitted = np.array([job.submit_s for job in self._jobs])
         left = np.minimum(self._cuts[None, 1:] - submitted[:, None], lengths[None, :])
-        return np.maximum(left, 0.0).ravel()
+        return np.asarray(np.maximum(left, 0.0).ravel())
 
     def most_used(self, shares: np.ndarray) -> tuple[RunOption, ...]:
         """The option of which each job has most."""
