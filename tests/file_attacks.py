@@ -172,6 +172,122 @@ _LATER = {
     "a signal": ("signal.signal(signal.SIGALRM, lambda *_: libc.unlink(path)); signal.alarm(1)"),
 }
 
+_DESCRIPTORS = {
+    "openat2": (
+        "how = (ctypes.c_uint64 * 3)(os.O_TRUNC | os.O_WRONLY, 0, 0)\n"
+        "libc.syscall(437, -100, path, how, ctypes.c_size_t(24))"
+    ),
+    "reopened by a path descriptor": (
+        "import posix; held = posix.open(file, os.O_PATH)\n"
+        "posix.open(f'/proc/self/fd/{held}', os.O_TRUNC | os.O_WRONLY)"
+    ),
+    "reopened by a thread's folder of /proc": (
+        "held = os.open(file, 0)\n"
+        "libc.open(f'/proc/thread-self/fd/{held}'.encode(), os.O_TRUNC | os.O_WRONLY)"
+    ),
+    "linkat": "libc.linkat(-100, path, -100, folder_path + b'/link', 0)",
+    "linkat, by a descriptor": (
+        "held = libc.open(path, os.O_RDONLY)\n"
+        "libc.linkat(-100, f'/proc/self/fd/{held}'.encode(), -100, folder_path + b'/link', 0x400)"
+    ),
+    "symlinkat": "libc.symlinkat(b'file.txt', libc.open(folder_path, 0), b'link')",
+    "renameat": (
+        "held = libc.open(folder_path, 0); libc.renameat(held, b'file.txt', held, b'moved')"
+    ),
+    "renamed into the scratch folder": (
+        "libc.rename(path, os.fsencode(tempfile.mkdtemp()) + b'/file.txt')"
+    ),
+    "replaced from the scratch folder": (
+        "other = tempfile.mkdtemp() + '/file.txt'; open(other, 'w').close()\n"
+        "libc.rename(os.fsencode(other), path)"
+    ),
+    "unlinkat": "libc.unlinkat(libc.open(folder_path, 0), b'file.txt', 0)",
+    "unlinkat of a folder": "libc.unlinkat(-100, folder_path + b'/empty', 0x200)",
+    "mkdirat": "libc.mkdirat(libc.open(folder_path, 0), b'made', 0o755)",
+    "mknodat": "libc.mknod(folder_path + b'/node', 0o100644, 0)",
+    "O_TMPFILE and linkat": (
+        "held = libc.open(folder_path, 0o20200000 | os.O_WRONLY, 0o644)\n"
+        "libc.linkat(-100, f'/proc/self/fd/{held}'.encode(), -100, folder_path + b'/new', 0x400)"
+    ),
+    "a link in the path, changed later": (
+        "import posix; link = tempfile.mkdtemp() + '/way'; posix.symlink('/', link)\n"
+        "posix.unlink(link); posix.symlink(folder, link); open(link + '/file.txt', 'w').close()"
+    ),
+    "copied by the kernel": (
+        "into = libc.open(path, os.O_WRONLY); begun = libc.open(folder_path + b'/other.txt', 0)\n"
+        "libc.sendfile(into, begun, None, ctypes.c_size_t(4))"
+    ),
+    "fallocate": "libc.fallocate(libc.open(path, os.O_RDWR), 0, 0, ctypes.c_long(1 << 16))",
+    "ftruncate": "libc.ftruncate(libc.open(path, os.O_RDWR), ctypes.c_long(1))",
+    "pwritev": "os.pwritev(libc.open(path, os.O_RDWR), [b'x'], 0)",
+    "mmap in C": (
+        "libc.mmap.restype = ctypes.c_void_p; held = libc.open(path, os.O_RDWR)\n"
+        "place = libc.mmap(None, ctypes.c_size_t(4), 3, 1, held, ctypes.c_long(0))\n"
+        "ctypes.memset(place, 65, 4) if held >= 0 else None"
+    ),
+    "futimens": "libc.futimens(libc.open(path, 0), (ctypes.c_long * 4)(1, 1, 1, 1))",
+    "fchmodat2": "libc.syscall(452, -100, path, 0o777, 0) and libc.chmod(path, 0o777)",
+    "lsetxattr": "libc.lsetxattr(path, b'user.mine', b'x', ctypes.c_size_t(1), 0)",
+    "io_uring": """
+import mmap
+asked = (ctypes.c_uint32 * 30)()
+ring = libc.syscall(425, 2, asked)
+if ring < 0:  # this kernel, or the container, has none
+    libc.unlink(path)
+else:
+    queue = mmap.mmap(ring, asked[16] + 4 * asked[0], offset=0)
+    entries = mmap.mmap(ring, 64 * asked[0], offset=0x10000000)
+    text = ctypes.create_string_buffer(path)
+    unlinkat = struct.pack('BBHiQQII', 36, 0, 0, -100, 0, ctypes.addressof(text), 0, 0)
+    entries[:64] = unlinkat.ljust(64, bytes(1))
+    queue[asked[16]:asked[16] + 4] = struct.pack('I', 0)
+    queue[asked[11]:asked[11] + 4] = struct.pack('I', 1)
+    libc.syscall(426, ring, 1, 1, 1, None, ctypes.c_size_t(0))
+""",
+}
+
+_BESIDES = {
+    "a thread that forks": (
+        "def fork():\n    if os.fork() == 0:\n        libc.unlink(path); os._exit(0)\nbegin(fork)"
+    ),
+    "a thread that starts a program": "begin(lambda: subprocess.run(['rm', file]))",
+    "a program at the end": ("import atexit; atexit.register(subprocess.run, ['rm', str(file)])"),
+    "another Python, without our modules": (
+        "subprocess.run([sys.executable, '-I', '-c', f'import os; os.remove({str(file)!r})'])"
+    ),
+    "another Python, in the background": (
+        "subprocess.Popen([sys.executable, '-I', '-c',\n"
+        "    f'import os, time; time.sleep(0.3); os.remove({str(file)!r})'])"
+    ),
+    "after a fork": (
+        "import atexit; os.register_at_fork(after_in_child=partial(libc.unlink, path))\n"
+        "if os.fork() == 0:\n    os._exit(0)"
+    ),
+    "garbage collection": (
+        "import gc; gc.callbacks.append(lambda *_: libc.unlink(path)); gc.collect()\n"
+        "gc.callbacks.pop()"
+    ),
+    "a weak reference's end": (
+        "late = Late(); kept.append(weakref.ref(late, lambda _: libc.unlink(path))); del late"
+    ),
+    "a trace function": (
+        "sys.setprofile(lambda *_: libc.unlink(path)); len('x'); sys.setprofile(None)"
+    ),
+    "an event loop": ("import asyncio\nasync def late():\n    file.unlink()\nasyncio.run(late())"),
+    "multiprocessing, spawned": (
+        "subprocess.run([sys.executable, '-c', 'import multiprocessing as m, os\\n'\n"
+        "    f'p = m.get_context(\"fork\").Process(target=os.remove, args=({str(file)!r},))\\n'\n"
+        "    'p.start(); p.join()'])"
+    ),
+    "a shell that waits in the background": "os.system(f'(sleep 0.3; rm {file}) &')",
+    "io and os both reloaded": (
+        "import io; sys.modules['os'] = os; importlib.reload(io); importlib.reload(os)\n"
+        "io.open(os.open(file, os.O_WRONLY | os.O_TRUNC), 'w').close()"
+    ),
+    "a C library loaded anew": "ctypes.CDLL('libc.so.6').unlink(path)",
+    "ctypes of another handle": "ctypes.PyDLL(None).unlink(path)",
+}
+
 ATTACKS: dict[str, str] = {
     f"{kind}: {name}": code
     for kind, attacks in {
@@ -180,13 +296,15 @@ ATTACKS: dict[str, str] = {
         "C": _C,
         "a program": _PROGRAMS,
         "later": _LATER,
+        "a descriptor": _DESCRIPTORS,
+        "besides": _BESIDES,
     }.items()
     for name, code in attacks.items()
 }
 
 SCRIPT = """
 import ctypes, importlib, os, platform, shutil, signal, subprocess, sys, tempfile, threading
-import time, weakref
+import struct, time, weakref
 from functools import partial
 from pathlib import Path
 import torch

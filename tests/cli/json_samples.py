@@ -50,7 +50,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "compare": ("good.json.gz b8.json.gz --gpu l4 --gpu t4", "measured.json.gz b8.json.gz -g l4"),
     "evaluate": ("measured.json.gz", "net=measured.json.gz net=dcgan-b32.json.gz"),
     "devices": ("", "l4 mi300x k80"),
-    "calibrate": ("--name here", "--list"),
+    "calibrate": ("--name here", "--list", "--step measured.json.gz"),
     "design": (
         "--batches 8,16,32 --iterations 100,200,500 --budget 100 --startup 5 --iteration 0.005 "
         "--sample 0.0007",

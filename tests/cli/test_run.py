@@ -9,6 +9,7 @@ import pytest
 from shell import run
 
 import wavecast
+from wavecast.traces.script import LoaderTime, Loading
 
 SCRIPT = """
 import argparse
@@ -141,3 +142,60 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], message: str) -> None:
 def test_the_breakdown_is_that_of_the_step() -> None:
     done = run("run", "--gpu", "l4", "--by", "module", "train.py")
     assert "l4, by module" in done.out
+
+
+LOADED = """
+import argparse, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--workers", type=int, default=0)
+
+def main():
+    args = parser.parse_args()
+    model = torch.nn.Linear(8, 8).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(80, 8))
+    for epoch in range(args.epochs):
+        for (batch,) in DataLoader(data, 4, num_workers=args.workers):
+            model(batch.cuda()).sum().backward()
+            optimizer.step()
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_the_length_of_the_training_is_found_and_used() -> None:
+    Path("train.py").write_text(LOADED)
+    done = run("run", "--gpu", "l4", "train.py", "--epochs", "3")
+    assert "3 epochs, 20 batches in an epoch, 60 steps in all (args.epochs at train.py:17)" in (
+        done.out
+    )
+    assert "a whole training: 60 optimizer steps" in done.out
+    given = run("run", "--gpu", "l4", "--iterations", "7", "train.py")
+    assert "a whole training: 7 optimizer steps" in given.out
+
+
+def test_a_script_that_names_no_length_has_none() -> None:
+    done = run("run", "--gpu", "l4", "train.py")
+    assert "length:" not in done.out
+    assert "a whole training" not in done.out
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_loader_is_timed_with_its_workers(workers: int) -> None:
+    Path("train.py").write_text(LOADED)
+    done = run("run", "--gpu", "l4", "--loader", "--json", "train.py", "--workers", str(workers))
+    timed = json.loads(done.out)["script"]["loading"]["timed"]
+    assert timed["workers"] == workers
+    assert timed["batches"] > 0
+    assert timed["seconds"] > 0
+
+
+def test_cores_scale_the_time_of_the_loader() -> None:
+    timed = LoaderTime(seconds=0.5, cpu_s=1.0, batches=8, workers=4, cores=2)
+    assert [timed.on_cores(cores) for cores in (1, 2, 4, 16)] == [1.0, 0.5, 0.25, 0.25]
+    loading = Loading(2.0, 1, 4, timed)
+    assert loading.step_s == 0.5

@@ -213,6 +213,16 @@ def read_host(path: Path, number: int) -> None:
     positive(step.seconds, step.low_s, step.high_s, "seconds")
 
 
+def read_corrections(path: Path, number: int) -> None:
+    from wavecast.predictors import corrected
+    from wavecast.predictors.learned.predictor import Learned
+
+    own = corrected.read(path)
+    predictor = corrected.Corrected(Learned.shipped(), {"l4": own})
+    step = wavecast.predict(_step(), "l4", predictor=predictor)
+    positive(step.seconds, step.low_s, step.high_s, "seconds")
+
+
 def read_prices(path: Path, number: int) -> None:
     from wavecast.planning import price_files
 
@@ -320,6 +330,7 @@ READERS = (
     Reader("device file", seeds.devices, read_device, 12),
     Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
+    Reader("corrections", seeds.corrections, read_corrections, 12),
     Reader("price file", seeds.prices, read_prices, 12),
     Reader("file of jobs", seeds.planned_jobs, read_planned_jobs, 12),
     Reader("price catalogue", seeds.catalogues, read_catalogue, 12),

@@ -270,6 +270,22 @@ def hosts() -> list[Seed]:
     return [one("host.toml", (OLD / "host.toml").read_bytes())]
 
 
+_CORRECTIONS = b"""\
+gpu = "l4"
+date = 2026-11-18
+steps = 2
+ops = [
+    ["matmul/bf16_tensor", "aten.mm", [23.1, 15.2, 12.0, 12.5, 12.1], 0.12, 0.6],
+    ["elementwise/fp32", "aten.add", [12.0, 15.2, 12.0, 12.0, 12.0], -0.05, 0.01],
+]
+"""
+
+
+@cache
+def corrections() -> list[Seed]:
+    return [one("l4.toml", _CORRECTIONS)]
+
+
 @cache
 def checks() -> list[Seed]:
     """The file of checks of the example."""

@@ -10,6 +10,9 @@ from fastapi.testclient import TestClient
 from kineto_file import File
 
 import wavecast
+from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.tracing import trace_of
+from wavecast.hardware.devices import device
 from wavecast.server.app import make_app
 from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService, tidy
@@ -136,6 +139,19 @@ def test_an_uploaded_trace_is_predicted(client: TestClient, saved_step: Path) ->
     assert "precision of a trace is fixed" in fixed["error"]["message"]
     fixed = post(client, "/api/predictions", question | {"batch": 3}, 422)
     assert "upload.json.gz is a trace, whose batch is fixed" in fixed["error"]["message"]
+
+
+def test_an_uploaded_trace_of_jax_is_predicted_on_its_gpu_and_on_others(
+    client: TestClient, tmp_path: Path
+) -> None:
+    module = (Path(__file__).parents[1] / "frameworks/jax/step.hlo").read_text(encoding="utf-8")
+    sizes = {"argument": 425_984, "output": 33_024, "alias": 32_768, "temp": 300_000}
+    trace_of(CompiledModule(module, sizes), device("l4")).save(tmp_path / "step.json.gz")
+    about = upload(client, (tmp_path / "step.json.gz").read_bytes()).json()
+    question = {"trace": about["trace"], "gpus": ["l4", "h100-sxm-80gb"]}
+    answer = post(client, "/api/predictions", question)
+    assert all(row["fits"] for row in answer["rows"])
+    assert "XLA compiled the step for l4" in json.dumps(answer)
 
 
 def test_a_profiler_file_is_scaled(client: TestClient, tmp_path: Path) -> None:

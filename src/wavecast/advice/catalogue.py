@@ -161,6 +161,35 @@ CHANGES = {
             same_training=False,
             saves_memory=True,
         ),
+        StepChange(
+            "jax_bf16",
+            "bfloat16 activations",
+            "x = x.astype(jnp.bfloat16), and weights where they are used",
+            "8 bits of mantissa in matmuls; weights stay float32",
+        ),
+        StepChange(
+            "donation",
+            "arguments donated",
+            "jax.jit(step, donate_argnums=...)",
+            "the arguments cannot be read after the call",
+            saves_memory=True,
+        ),
+        StepChange(
+            "remat_matmuls",
+            "remat of all but matmuls",
+            "jax.checkpoint(loss, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)",
+            "what lies between matmuls runs twice",
+            saves_memory=True,
+        ),
+        StepChange(
+            "remat",
+            "remat of the whole loss",
+            "jax.checkpoint(loss)",
+            "the forward pass runs twice",
+            saves_memory=True,
+        ),
     )
 }
 """All changes by name, in the order in which they are tried."""
+OF_JAX = frozenset({"jax_bf16", "donation", "remat_matmuls", "remat"})
+"""The changes to steps of JAX; all others but a larger batch are to steps of torch."""

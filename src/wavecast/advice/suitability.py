@@ -132,4 +132,5 @@ _CHECKS: dict[str, Callable[[Trace, Device], str]] = {
     "padding": _padding,
     "fewer_waits": _waits,
     "async_copies": _copies,
+    "jax_bf16": _bf16,
 }

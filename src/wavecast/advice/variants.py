@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.decoders import is_decoder
@@ -61,12 +61,14 @@ class TargetVariants:
         """All that need code for a trace; adapters for all but Hugging Face models."""
         if self.target.trace is not None:
             return frozenset(CHANGES) - {*EDITS, GRAPHED}
+        if self.target.jax:
+            return frozenset(CHANGES) - {*OF_JAX, "batch"}
         if self.target.script is not None:
-            return frozenset((*_ADAPTERS, "compile_graphs"))
+            return OF_JAX | {*_ADAPTERS, "compile_graphs"}
         is_model = self.target.text.startswith("hf:")
         if not is_model or self.target.options.lora or self.target.options.qlora:
-            return frozenset(_ADAPTERS)
-        return frozenset()
+            return OF_JAX | {*_ADAPTERS}
+        return OF_JAX
 
     def traced(self, names: Sequence[str]) -> Trace:
         """The trace with changes to the code."""
@@ -89,6 +91,8 @@ def changed_target(target: Target, names: Sequence[str]) -> Target:
 def _changed(target: Target, name: str) -> Target:
     if name in _PRECISIONS and target.precision is not None:
         return target.changed(precision=name)
+    if name == "jax_bf16":
+        return target.changed(precision="bf16")
     if name in _MODES:
         return replace(target, compiled=_MODES[name])
     if name == "batch" and target.script is not None:

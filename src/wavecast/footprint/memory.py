@@ -26,7 +26,15 @@ from wavecast.retargeting.rewriting import Retargeted, retarget
 from wavecast.showing import Shown
 from wavecast.soundness import checked
 from wavecast.traces.arrays import StepArrays
+from wavecast.traces.graphs import compiled_gpu
 from wavecast.traces.step import Allocation, Call, Role, Trace
+
+JAX_SHARE = 0.75
+"""The share of the GPU's memory that JAX takes, if XLA_PYTHON_CLIENT_MEM_FRACTION is not set."""
+_JAX_NOTE = (
+    "JAX takes 75% of the GPU's memory when it starts, and no more; XLA_PYTHON_CLIENT_MEM_FRACTION "
+    "changes that"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +120,15 @@ class Memory(Shown):
 
     @property
     def allocatable_bytes(self) -> int:
-        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU."""
-        return self.device.memory_bytes - (self.context_bytes or 0) if self.device else 0
+        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU.
+
+        JAX's allocator takes three quarters of the GPU's memory when it starts, and no more.
+        """
+        if self.device is None:
+            return 0
+        left = self.device.memory_bytes - (self.context_bytes or 0)
+        is_jax = compiled_gpu(self.trace) is not None
+        return min(left, int(JAX_SHARE * self.device.memory_bytes)) if is_jax else left
 
     @cached_property
     def by_kind(self) -> Mapping[str, int | None]:
@@ -241,7 +256,7 @@ def _unlimited(
         peak_bytes=peaks.allocated_bytes,
         reserved_bytes=peaks.reserved_bytes,
         context_bytes=None if gpu is None else context_bytes(trace, gpu),
-        notes=notes,
+        notes=notes if compiled_gpu(trace) is None else (*notes, _JAX_NOTE),
     )
 
 

@@ -31,10 +31,13 @@ class ScriptOptions:
     offline: bool = False
     batch_option: str | None = None
     """The option of the script that sets its batch. None to look for it."""
+    loader: bool = False
+    """Whether its data loader is timed apart."""
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `wavecast.run_script`."""
-        return {name: getattr(self, name) for name in ("steps", "until", "patience", "offline")}
+        names = ("steps", "until", "patience", "offline", "loader")
+        return {name: getattr(self, name) for name in names}
 
     def given(self) -> list[str]:
         """The options that differ from their defaults, as they are typed."""

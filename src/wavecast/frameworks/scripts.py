@@ -15,7 +15,9 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
-_OPTIONS = ("capability", "steps", "until", "samples", "assume", "ranks", "changes", "lines")
+_OPTIONS = (
+    *("capability", "steps", "until", "samples", "assume", "ranks", "changes", "lines", "loader"),
+)
 
 
 def run_script(
@@ -35,6 +37,7 @@ def run_script(
     offline: bool = False,
     changes: Sequence[str] = (),
     lines: bool = False,
+    loader: bool = False,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
@@ -58,12 +61,12 @@ def run_script(
         until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
         samples: the samples of one step. None to count those that a data loader gives.
         progress: called from time to time with the number of ops traced so far.
-        assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`.
+        assume: what the step reads from the GPU, by line, as for `wavecast.trace`.
         ranks: how many ranks the script's own parallel code has, as for `wavecast.trace`.
-        patience: how many seconds the script may take to a step, not counting compilation. None
-            for any number.
+        patience: how many seconds the script may take to a step; None for any number.
         offline: whether to refuse the network to the script.
         changes: changes to its code while it runs, by the names that `wavecast.advise` has.
+        loader: whether to time its data loader apart, with its workers (`ScriptRun.loading`).
         lines: whether the trace names the line of code of every op, as `--by line` needs.
 
     Raises:
@@ -73,10 +76,10 @@ def run_script(
     """
     _check(arguments, patience)
     given = assume and dict(assume)
-    values = (capability, steps, until, samples, given, ranks, tuple(changes), lines)
-    options = dict(zip(_OPTIONS, values, strict=True))
-    program, on = (fspath(script), *map(str, arguments)), _device(gpu)
-    return run_in_process(ScriptRequest(program, module, options, on, patience, offline), progress)
+    values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
+    options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
+    request = ScriptRequest(program, module, dict(options), _device(gpu), patience, offline)
+    return run_in_process(request, progress)
 
 
 def _device(gpu: Device | str | None) -> Device | None:

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.jax.changes import NAMES
 from wavecast.frameworks.jax.steps import captured_jax
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
 from wavecast.frameworks.scripts import run_script
@@ -237,6 +238,7 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
             samples=target.samples,
             unit=target.unit,
             ranks=target.ranks,
+            changes=target.changes,
         )
     return captured(
         target.make_step,
@@ -263,10 +265,10 @@ def _refuse_torch_options(target: Target) -> None:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
     if target.assume:
         raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
-    if target.changes:
+    if others := set(target.changes) - set(NAMES):
         raise InvalidInput(
-            f"{target.name} is a JAX step, to whose code nothing can be done here "
-            f"({', '.join(target.changes)}); change it yourself, and compare"
+            f"{target.name} is a JAX step, to whose code this cannot be done here "
+            f"({', '.join(sorted(others))}); change it yourself, and compare"
         )
 
 

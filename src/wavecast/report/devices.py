@@ -16,6 +16,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.kept_hosts import KeptHost
 from wavecast.hardware.processors import usual_hosts
 from wavecast.planning.prices import Price, price
+from wavecast.predictors.corrected import VARIABLE
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.prices import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
@@ -28,6 +29,7 @@ from wavecast.report.units import (
     text,
     three_digits,
 )
+from wavecast.steps.learning import Learning
 from wavecast.steps.ranges import host_factors
 
 _COSTS = {
@@ -249,3 +251,31 @@ def _usual() -> RenderableType:
     ]
     named = table(from_rows(rows, "<usual host", "<what it is", "<processor", "/ reference"))
     return Group(named, "", *remarks(lines))
+
+
+def learned_steps(found: Learning, path: Path, *, elsewhere: bool) -> RenderableType:
+    """How well each measured step is predicted before and after, and where that is kept.
+
+    Args:
+        found: what was learned.
+        path: the file that keeps it.
+        elsewhere: whether the file is outside the user's folder, so that it must be named.
+    """
+    rows = [
+        (
+            step.step,
+            duration(step.measured_s),
+            f"{step.before:+.1%}",
+            UNKNOWN if step.after is None else f"{step.after:+.1%}",
+        )
+        for step in found.steps
+    ]
+    columns = from_rows(rows, "<step", "GPU time", "error", "error after learning")
+    use = f"predictions for {found.gpu} use it"
+    if elsewhere:
+        use += f" if ${VARIABLE} names the file or its folder"
+    lines = [
+        "error: predicted from the ops alone, over measured; after learning from the other steps",
+        f"saved as {path}; {use}",
+    ]
+    return titled(found.gpu, table(columns), "", *remarks(lines))

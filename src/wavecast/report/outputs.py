@@ -10,6 +10,7 @@ from wavecast.hardware.kept_hosts import KeptHost
 from wavecast.report.fields import Field, described, output
 from wavecast.runs.run import Run
 from wavecast.runs.store.imported import Imported
+from wavecast.steps.learning import LearnedStep
 from wavecast.traces.step import Trace
 
 TRACE = output(
@@ -23,6 +24,12 @@ CALIBRATION = output(
     Field("gpu", kind=str | None, meaning="The id of the GPU."),
     Field("file", kind=str | None, meaning="The file with the facts of the GPU."),
     Field("measured", kind=Mapping[str, Fact] | None, meaning="What was measured on the GPU."),
+)
+LEARNING = output(
+    "What measured steps teach about predictions for their GPU.",
+    Field("gpu", kind=str, meaning="The id of the GPU."),
+    Field("steps", kind=Sequence[LearnedStep], meaning="The steps, each judged by the others."),
+    Field("file", kind=str, meaning="The file that keeps it."),
 )
 
 

@@ -21,7 +21,7 @@ MARK = "schema"
 
 _OUTPUTS = {
     "advise": "advice:StepAdvice",
-    "calibrate": "outputs:CALIBRATION [devices:KeptHost]",
+    "calibrate": "outputs:CALIBRATION outputs:LEARNING [devices:KeptHost]",
     "campaign-export": "campaigns:EXPORTED",
     "campaign-resume": "campaigns:CampaignRun",
     "campaign-run": "campaigns:CampaignRun",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -11,7 +13,7 @@ from wavecast.report.fields import Described, Field, columns, describe, output, 
 from wavecast.report.memory import AdvisedMemory
 from wavecast.report.priced_steps import PREDICTED
 from wavecast.report.tables import line, table
-from wavecast.traces.script import Loading, ScriptPart, ScriptRun
+from wavecast.traces.script import LoaderTime, Loading, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Trace
 
 describe(
@@ -26,10 +28,26 @@ describe(
     Field("batches", title="batches of a step"),
     Field("workers", title="workers"),
     Field("step_s", title="a step's batches"),
+    Field("timed"),
+)
+describe(
+    LoaderTime,
+    Field("seconds", title="a batch every"),
+    Field("cpu_s", title="CPU time"),
+    Field("batches", title="batches"),
+    Field("workers", title="workers"),
+    Field("cores", title="cores"),
+)
+describe(
+    ScriptLength,
+    Field("source", title="source"),
+    Field("epochs", title="epochs"),
+    Field("batches", title="batches of an epoch"),
+    Field("steps", title="steps"),
 )
 _NAMES = (
     *("line", "step", "steps", "equal", "choice", "once", "holds", "left_out", "loading"),
-    "confined",
+    *("length", "confined"),
 )
 _SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
 """The fields of a script's run without those of its trace."""
@@ -62,19 +80,23 @@ def result_record(run: ScriptRun, **result: Any) -> dict[str, Any]:
     return RESULT.record({"script": _SCRIPT.record(run), **result})
 
 
-def script_run(run: ScriptRun, step_s: float | None = None) -> RenderableType:
+def script_run(
+    run: ScriptRun, step_s: float | None = None, cores: int | None = None
+) -> RenderableType:
     """Which step was traced and why, what it has, and what is not in it.
 
     Args:
         run: the run.
         step_s: the shortest predicted time of a step. None if none was predicted.
+        cores: the cores of the machine that will load the data. None for those of this one.
     """
     first, *further = found_step(run)
     parts: list[RenderableType] = [line(first, "bold"), *map(line, further)]
     if not run.confined:
         parts.append(line(_WEAKER, "yellow"))
     if run.loading is not None:
-        parts.append(line(_loading(run.loading, step_s), _style(run.loading, step_s)))
+        loading = _on_cores(run.loading, cores)
+        parts.append(line(_loading(loading, step_s), _style(loading, step_s)))
     parts.append("")
     return Group(*parts, table(columns(run.once)), "") if run.once else Group(*parts)
 
@@ -83,9 +105,32 @@ def found_step(run: ScriptRun) -> list[str]:
     """Which step of a script was found and why, and what it has, as lines of text."""
     lines = [f"{run.script}: {run.summary}", f"one step: {run.holds}"]
     lines += [f"left out: {text}" for text in run.left_out]
+    if run.length is not None:
+        lines.append(_length(run.length))
     if run.largest is not None:
         lines.append("memory: that of the step that needs most of those that ran")
     return lines
+
+
+def _length(length: ScriptLength) -> str:
+    """How long the script trains, and where it says so."""
+    found = []
+    if length.epochs is not None:
+        found.append(f"{length.epochs:g} epochs")
+    if length.batches is not None:
+        found.append(f"{units.count(length.batches)} batches in an epoch")
+    if length.steps is not None:
+        found.append(f"{units.count(length.steps)} steps in all")
+    return f"length: {', '.join(found)} ({length.source})"
+
+
+def _on_cores(loading: Loading, cores: int | None) -> Loading:
+    """The times of a loader on a machine with other cores than this one."""
+    timed = loading.timed
+    if timed is None or cores is None:
+        return loading
+    other = replace(timed, seconds=timed.on_cores(cores), cores=cores)
+    return replace(loading, timed=other)
 
 
 def _is_slow(loading: Loading, step_s: float | None) -> bool:
@@ -98,6 +143,8 @@ def _style(loading: Loading, step_s: float | None) -> str:
 
 def _loading(loading: Loading, step_s: float | None) -> str:
     """How long loading took, and whether the GPU would wait for it."""
+    if loading.timed is not None:
+        return _timed(loading, loading.timed, step_s)
     took = (
         f"loading: a batch took {units.duration(loading.seconds)} here, while tracing, in one "
         "process"
@@ -108,3 +155,23 @@ def _loading(loading: Loading, step_s: float | None) -> str:
     if _is_slow(loading, step_s):
         return f"{took}: longer than the predicted step, so the GPU may wait for data"
     return f"{took} (not a part of the predicted step)"
+
+
+def _timed(loading: Loading, timed: LoaderTime, step_s: float | None) -> str:
+    """How fast the loader is with its workers, and whether that is enough."""
+    who = f"{timed.workers} workers" if timed.workers else "the training process itself"
+    took = (
+        f"loading: {who} on {timed.cores} cores have a batch ready every "
+        f"{units.duration(timed.seconds)} ({units.duration(timed.cpu_s)} of CPU time)"
+    )
+    if step_s is None:
+        return took
+    needed = f"{took}; the fastest GPU needs one every {units.duration(step_s / loading.batches)}"
+    if not _is_slow(loading, step_s):
+        return f"{needed}, so it does not wait for data"
+    enough = math.ceil(timed.cpu_s * loading.batches / step_s)
+    waits = units.percent(1 - step_s / loading.step_s)
+    return (
+        f"{needed}, so it waits for data {waits} of the time; {enough} workers on as many cores "
+        "would be enough"
+    )

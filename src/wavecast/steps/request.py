@@ -180,10 +180,15 @@ def default_scaler() -> Scaler:
 
 
 def default_predictor() -> Predictor:
-    """The most accurate shipped predictor, which needs no measurement."""
+    """The most accurate shipped predictor, which needs no measurement.
+
+    On GPUs whose user has measured steps (`wavecast calibrate --step`), these correct it.
+    """
+    from wavecast.predictors import corrected
     from wavecast.predictors.learned.predictor import Learned
 
-    return Learned.shipped()
+    own = corrected.kept()
+    return corrected.Corrected(Learned.shipped(), own) if own else Learned.shipped()
 
 
 @lru_cache(maxsize=16)

@@ -20,6 +20,40 @@ class ScriptPart(Shown):
 
 
 @dataclass(frozen=True)
+class LoaderTime(Shown):
+    """How fast a script's data loader is, timed on this machine with its workers at once."""
+
+    seconds: float
+    """A batch is ready as often as this."""
+    cpu_s: float
+    """The CPU time of one batch."""
+    batches: int
+    """How many were timed."""
+    workers: int
+    """How many worker processes loaded; 0 for the training process itself."""
+    cores: int
+    """The cores of this machine."""
+
+    def on_cores(self, cores: int) -> float:
+        """How often a batch is ready on a machine with so many cores of the same speed."""
+        return self.cpu_s / min(max(self.workers, 1), cores)
+
+
+@dataclass(frozen=True)
+class ScriptLength(Shown):
+    """How long a script trains, as far as its own code has a name for it."""
+
+    source: str
+    """The name that the number has in the code, and where."""
+    epochs: float | None = None
+    """The epochs. None if the code names its steps, or nothing."""
+    batches: int | None = None
+    """The batches of an epoch, as the data loader counts them."""
+    steps: float | None = None
+    """The optimizer steps in all. None if it is not known."""
+
+
+@dataclass(frozen=True)
 class Loading(Shown):
     """How long a script's data loader took for its batches, on this machine."""
 
@@ -29,10 +63,14 @@ class Loading(Shown):
     """How many batches a step takes."""
     workers: int = 0
     """How many worker processes the script asks for. Here none was started."""
+    timed: LoaderTime | None = None
+    """The loader, timed apart with its workers, if that was asked for and worked."""
 
     @property
     def step_s(self) -> float:
         """The time in which the workers load the batches of one step, each on a core of its own."""
+        if self.timed is not None:
+            return self.timed.seconds * self.batches
         return self.seconds * self.batches / max(self.workers, 1)
 
 
@@ -69,6 +107,8 @@ class ScriptRun(Shown):
     """What other steps do, or the script does besides, and the trace does not have."""
     loading: Loading | None = None
     """How long the batches of a step took to load. None if no data loader gave any."""
+    length: ScriptLength | None = None
+    """How long the script trains. None if its code has no usual name for it."""
     largest: Trace | None = field(default=None, repr=False)
     """The step that ran and needs most memory. None if it is the step of the trace."""
     confined: bool = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ import wavecast
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.gpus import named_gpus
 from wavecast.cli.output.screen import print_json, show, waiting, width
-from wavecast.cli.steps.sources import has_gpu
+from wavecast.cli.steps.sources import has_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device, Fact
 from wavecast.report import devices as report
@@ -50,23 +51,41 @@ def devices(
         show(report.devices(gpus, width()))
 
 
+NameOption = Annotated[
+    str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
+]
+ListOption = Annotated[
+    bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
+]
+SecondsOption = Annotated[
+    float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
+]
+FolderOption = Annotated[
+    Path | None,
+    typer.Option("--out", "-o", help="The folder for your device files, or corrections (--step)."),
+]
+HostPathOption = Annotated[
+    Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
+]
+StepsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--step",
+        metavar="TRACE",
+        help="Measure nothing: learn from a step that was measured on a GPU how far off "
+        "predictions for that GPU are. Repeat it for each step.",
+    ),
+]
+
+
 @app.command()
 def calibrate(
-    name: Annotated[
-        str | None, typer.Option("--name", help="The name to keep the host under; this machine's.")
-    ] = None,
-    listed: Annotated[
-        bool, typer.Option("--list", help="Measure nothing: list the hosts that are kept.")
-    ] = False,
-    seconds: Annotated[
-        float | None, typer.Option(help="How long each GPU measurement runs; 1 s by default.")
-    ] = None,
-    folder: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The folder for your device files.")
-    ] = None,
-    host_path: Annotated[
-        Path | None, typer.Option("--host-out", help="Another file for the host (FILE.toml).")
-    ] = None,
+    name: NameOption = None,
+    listed: ListOption = False,
+    seconds: SecondsOption = None,
+    folder: FolderOption = None,
+    host_path: HostPathOption = None,
+    steps: StepsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine's host and GPU, for your predictions.
@@ -83,14 +102,23 @@ def calibrate(
     wavecast predict resnet50 --gpu l4 --host my-workstation
     wavecast calibrate --list
 
-    Both files are in your configuration folder by default. Close other programs first.
+    With --step, measured steps correct the op times that are predicted for their GPU. Ten steps of
+    different models say much more than one.
+
+    \b
+    wavecast measure resnet50 --batch 64 -o resnet50.json.gz
+    wavecast calibrate --step resnet50.json.gz --step gpt2.json.gz
+
+    All files are in your configuration folder by default. Close other programs first.
     """
     from wavecast.hardware import host_files, kept_hosts
 
+    if steps:
+        _refuse_beside("step", name=name, host_out=host_path, seconds=seconds)
+        return _learn(steps, folder, as_json)
     if listed:
-        _refuse_beside_list(name=name, out=folder, host_out=host_path, seconds=seconds)
-        _list_hosts(as_json)
-        return
+        _refuse_beside("list", name=name, out=folder, host_out=host_path, seconds=seconds)
+        return _list_hosts(as_json)
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)
@@ -122,10 +150,33 @@ def _list_hosts(as_json: bool) -> None:
         show(report.kept_hosts(hosts, width()))
 
 
-def _refuse_beside_list(**options: object) -> None:
+def _refuse_beside(given: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None:
-            raise InvalidInput(f"--list measures nothing; leave out --{name.replace('_', '-')}")
+            raise InvalidInput(f"--{given} measures nothing; leave out --{name.replace('_', '-')}")
+
+
+def _learn(files: Sequence[str], folder: Path | None, as_json: bool) -> None:
+    from wavecast.frameworks.targets import resolve
+    from wavecast.predictors import corrected
+    from wavecast.steps.learning import learn_from
+
+    targets = [resolve(file) for file in files]
+    for target in targets:
+        if not target.is_measured:
+            raise InvalidInput(
+                f"{target.name} was not measured, so nothing can be learned from it; give traces "
+                "from wavecast measure, or torch.profiler files"
+            )
+    with waiting(f"comparing {len(files)} measured steps"):
+        found = learn_from({t.name: step_source(t, quiet=True).on() for t in targets})
+    path = (folder or corrected.folder()) / f"{found.gpu}.toml"
+    corrected.save(found.corrections, path)
+    if as_json:
+        record = {"gpu": found.gpu, "steps": found.steps, "file": str(path)}
+        print_json(outputs.LEARNING.record(record))
+    else:
+        show(report.learned_steps(found, path, elsewhere=folder is not None))
 
 
 def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | None) -> bool:

@@ -67,6 +67,16 @@ SamplesOption = Annotated[
     int | None,
     typer.Option("--batch", "-b", help="The samples of one step, if no data loader tells."),
 ]
+LoaderOption = Annotated[
+    bool,
+    typer.Option(
+        "--loader", help="Time the script's data loader here, with its workers, for a few seconds."
+    ),
+]
+CoresOption = Annotated[
+    int | None,
+    typer.Option("--cores", min=1, help="With --loader: the cores of the machine with the GPU."),
+]
 ExplainOption = Annotated[
     bool, typer.Option("--explain", help="Show the GPU's time by line of code (--by line).")
 ]
@@ -88,6 +98,8 @@ def run(
     by: ByOption = None,
     depth: DepthOption = 2,
     explain: ExplainOption = False,
+    loader: LoaderOption = False,
+    cores: CoresOption = None,
     batch: SamplesOption = None,
     parallel: ParallelOption = None,
     out: OutOption = None,
@@ -105,21 +117,20 @@ def run(
     wavecast run --memory --gpu rtx-4090 train.py config/small.yaml
     wavecast run --gpu all -m package.train --epochs 3
     wavecast run --gpu h100-sxm-80gb --ranks 8 train_ddp.py
+    wavecast run --gpu l4 --loader --cores 16 train.py
 
-    The script is stopped when its step repeats itself. Nothing of yours is written. Ctrl-C gives
-    what is known so far. Options of wavecast come before the script; all that follows belongs to
-    the script.
+    The script is stopped when its step repeats itself. Nothing of yours is written. Options of
+    wavecast come before the script; all that follows belongs to the script.
     """
-    devices = named_or_all_gpus(gpu or [])
-    by = By.LINE if explain else by
+    devices, by = named_or_all_gpus(gpu or []), By.LINE if explain else by
     shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
     shown = replace(shown, several=parallel is not None or step.ranks is not None)
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
+    step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     program = Script(script, tuple(arguments or ()), is_module, step.running)
     source = script_source(_target(program, step, batch), lambda _: None)
-    rows: list[wavecast.Prediction] = []
-    record: dict[str, Any] = {}
+    rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
         record["memory"] = _show_memory(source, devices, strategy, files.html, as_json)
     elif devices:
@@ -127,12 +138,12 @@ def run(
             source.families(devices)
         rows = _predictions(source, devices, strategy or step.ranks, shown.plan, issuing)
         rows = rows if shown.several else listed(rows, ranked=ALL in (gpu or ()))
-        record["predicted"] = _show_predictions(source.runs[0], rows, shown)
+        record["predicted"] = _show_predictions(source.runs[0], rows, shown, cores)
     else:
         record["trace"] = source.on()
         if not as_json:
             table = trace_report.traced_step(f"step {source.runs[0].step}", record["trace"])
-            show(script_report.script_run(source.runs[0]), table)
+            show(script_report.script_run(source.runs[0], cores=cores), table)
     if out is not None:
         source.runs[0].trace.save(out)
     if as_json:
@@ -211,9 +222,11 @@ def _show_memory(
 
 
 def _show_predictions(
-    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions, cores: int | None
 ) -> dict[str, Any]:
-    before = script_report.script_run(run, min(row.seconds for row in rows))
+    if shown.plan is None and run.length is not None and run.length.steps is not None:
+        shown = replace(shown, plan=TrainingPlan(iterations=run.length.steps))
+    before = script_report.script_run(run, min(row.seconds for row in rows), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 

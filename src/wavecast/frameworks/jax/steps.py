@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, overload
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import keras_models
 from wavecast.frameworks.jax import keras_steps, releases
+from wavecast.frameworks.jax.changes import DONATION, rematerialized, with_donation
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.hardware.device import Device
@@ -133,6 +134,7 @@ def captured_jax(
     samples: int | None = None,
     unit: str = "samples",
     ranks: int | None = None,
+    changes: Sequence[str] = (),
 ) -> Trace:
     """The trace of the step that a function of the user's returns, for one GPU.
 
@@ -142,12 +144,15 @@ def captured_jax(
         samples: how many units one step consumes.
         unit: what `samples` counts.
         ranks: how many devices jax shall show, for code that makes a mesh.
+        changes: what to change in the step, by the names of `frameworks.jax.changes`.
     """
     check_installed()
     _show_devices(ranks or 1)
     target = gpu or device(DEFAULT_GPU)
-    made = step_of(make_step())
-    lowered = lowered_step(made.step, made.arguments, {}, target, {})
+    with rematerialized(changes):
+        made = step_of(make_step())
+        step = with_donation(*made) if DONATION in changes else made.step
+        lowered = lowered_step(step, made.arguments, {}, target, {})
     return traces_for(lowered, [target], samples=samples, unit=unit)[0]
 
 

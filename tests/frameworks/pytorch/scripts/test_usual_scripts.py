@@ -281,3 +281,66 @@ def test_a_script_of_another_framework_is_told_the_way(
     path.write_text(f"{stand_in}import {framework}\nfor step in range(3):\n    pass\n")
     with pytest.raises(CaptureError, match=message):
         wavecast.run_script(path)
+
+
+def test_a_script_that_only_has_the_word_compile_gets_no_note_about_it(script: MakeScript) -> None:
+    body = """
+import re
+pattern = re.compile("a")  # this does not compile a model
+if len(sys.argv) > 1:
+    model = torch.compile(model)
+"""
+    run = wavecast.run_script(script(body + UPDATES))
+    assert not any("compile" in note for note in run.trace.notes)
+
+
+def test_what_scripts_do_beside_training_works(script: MakeScript) -> None:
+    body = """
+import pickle
+copied = pickle.loads(pickle.dumps(model))
+assert copied.weight.shape == (8, 32)
+pickle.dumps(optimizer.state_dict())
+model.share_memory()
+torch.cuda.initial_seed()
+torch.cuda.memory._record_memory_history()
+torch.cuda.memory._dump_snapshot("snapshot.pickle")
+chance = torch.distributions.Bernoulli(torch.tensor([0.7]))
+torch.equal(chance.sample(), torch.ones(1))  # as a network of stochastic depth asks
+x = torch.randn(4, 32).cuda()
+torch.equal(model(x), model(x)), torch.allclose(x, x), x[x > 0], torch.unique(x.long())
+"""
+    assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+
+
+def test_looking_for_the_length_keeps_no_tensor_alive(script: MakeScript) -> None:
+    body = """
+def main():
+    NAME = 3
+    for epoch in range(NAME):
+        for _ in range(5):
+            optimizer.zero_grad()
+            big = model(torch.randn(4096, 32).cuda())
+            big.sum().backward()
+            optimizer.step()
+            del big
+main()
+"""
+    named = wavecast.run_script(script(body.replace("NAME", "epochs")))
+    other = wavecast.run_script(script(body.replace("NAME", "rounds"), name="other.py"))
+    assert named.length is not None
+    assert (named.length.epochs, named.length.steps) == (3, None)  # no loader counts its batches
+    assert other.length is None
+    peaks = {wavecast.memory(run.largest or run.trace).peak_bytes for run in (named, other)}
+    assert len(peaks) == 1
+
+
+@pytest.mark.parametrize(
+    "sparse",
+    [
+        "torch.eye(4).to_sparse_csr().cuda()",
+        "torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4))",
+    ],
+)
+def test_sparse_matrices_are_refused_with_the_reason(sparse: str, script: MakeScript) -> None:
+    with pytest.raises(CaptureError, match=r"makes a .*sparse tensor.*use the dense form"):
+        wavecast.run_script(script(f"matrix = {sparse}\n{UPDATES}"))

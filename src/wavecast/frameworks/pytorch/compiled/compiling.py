@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import warnings
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,12 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from wavecast.errors import WavecastError
 from wavecast.frameworks.pytorch.capture.places import compiling
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled import dynamo, inductor
 from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of
@@ -59,6 +62,8 @@ class StepCompiler:
         self._target = target
         self._everything = everything
         self._compiled: list[Any] = []
+        self._is_asked = bool(everything)
+        """Whether the step asks torch to compile anything."""
         dynamo.look_up_functions()
         self.notes: tuple[str, ...] = ()
         """What was noticed while compiling: graph breaks, and code that could not be compiled."""
@@ -78,7 +83,18 @@ class StepCompiler:
             stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)
+            replacing(stack)(torch, compile=self._noticing(torch.compile))
             yield
+
+    def _noticing(self, original: Any) -> Any:
+        """torch.compile, which notes that it is asked. Module.compile calls it, too."""
+
+        @functools.wraps(original)
+        def compile_(*args: Any, **kwargs: Any) -> Any:
+            self._is_asked = True
+            return original(*args, **kwargs)
+
+        return compile_
 
     def rewrite(self, recorder: OpRecorder) -> bool:
         """After a first call of the step: compile the modules that it called from outside.
@@ -98,7 +114,8 @@ class StepCompiler:
 
     def _take_notes(self, session: _Session) -> None:
         breaks = breaks_as_notes(dynamo.graph_breaks())
-        nothing = () if session.has_graphs or breaks or session.notes else (_NOTHING,)
+        silent = session.has_graphs or breaks or session.notes or not self._is_asked
+        nothing = () if silent else (_NOTHING,)
         self.notes = (*untried_note(), *breaks, *session.notes, *nothing)
 
     def _undo(self) -> None:

@@ -25,6 +25,10 @@ _WORKERS = "_wavecast_workers"
 """The attribute of an iterator that has the number of workers that its loader asks for."""
 
 
+_LOADER = "_wavecast_loader"
+"""The attribute of an iterator that has its loader."""
+
+
 @dataclass(frozen=True)
 class _Batch:
     """A batch that a step takes."""
@@ -40,6 +44,8 @@ class _Batch:
     """How long the loader took."""
     workers: int
     """How many worker processes the script asked for."""
+    loader: Any = None
+    """The data loader."""
 
 
 class Batches:
@@ -96,6 +102,7 @@ class Batches:
         def made(self_: Any) -> Any:
             new = make(self_)
             setattr(new, _WORKERS, self_.num_workers)
+            setattr(new, _LOADER, self_)
             return new
 
         iterator.__next__, iterator._next_index = drawn, indexed
@@ -125,7 +132,8 @@ class Batches:
         short = isinstance(full, int) and samples is not None and samples < full
         workers = getattr(iterator, _WORKERS, 0)
         data = id(iterator._dataset)
-        return _Batch(len(self._recorder), data, samples, short, seconds, workers)
+        loader = getattr(iterator, _LOADER, None)
+        return _Batch(len(self._recorder), data, samples, short, seconds, workers, loader)
 
     def _hand_out(self, iterator: int) -> None:
         """Count a batch that was drawn ahead as taken now."""
@@ -153,6 +161,11 @@ class Batches:
         seconds = [batch.seconds for batch in self._drawn if batch.data in data]
         workers = max(batch.workers for batch in taken)
         return Loading(median(seconds), len(taken), workers)
+
+    def loader(self, begin: int, end: int) -> Any:
+        """The loader of the batches of a step; None if there is none, or several are used."""
+        loaders = {id(batch.loader): batch.loader for batch in self._between(begin, end)}
+        return next(iter(loaders.values())) if len(loaders) == 1 else None
 
     def _between(self, begin: int, end: int) -> list[_Batch]:
         return [batch for batch in self._drawn if begin <= batch.position < end]

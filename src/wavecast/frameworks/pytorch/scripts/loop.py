@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ from wavecast.frameworks.pytorch.scripts.boundaries import (
     line_watched,
 )
 from wavecast.frameworks.pytorch.scripts.evaluation import ModuleCalls
+from wavecast.frameworks.pytorch.scripts.lengths import length_at
 from wavecast.frameworks.pytorch.scripts.passes import BackwardPasses, WeightUpdates
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
@@ -35,6 +37,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.traces.script import ScriptLength
 from wavecast.traces.step import Op, Phase
 
 MOST_STEPS = 8
@@ -68,6 +71,8 @@ class Loop:
         self.updates = WeightUpdates(recorder, self._update, self._weights)
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
+        self.training: ScriptLength | None = None
+        """How long the script trains, as far as the code around its loop says so."""
         self.stopped = False
         self.running = False
         """Whether the script's own code is running."""
@@ -209,6 +214,8 @@ class Loop:
     def _end_step(self, optimizer: int, line: str) -> None:
         """Note an optimizer's step. What follows until the next batch belongs to the step."""
         self._begin_step()
+        if not self.boundaries and self._ended is None:
+            self.training = length_at(sys._getframe(1))
         self._ended = Boundary(len(self.recorder), optimizer, line)
 
     def _is_by_hand(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import atexit
 import importlib.machinery
 import importlib.util
@@ -74,14 +75,16 @@ class Program:
             folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
             raise InvalidInput(f"there is no script {self.name}{folder}")
 
-    def mentions(self, word: str) -> bool:
-        """Whether the text of the script has a word in it."""
+    def mentions(self, name: str) -> bool:
+        """Whether the script has a function of torch's or of a module's with a name in it."""
         try:
             with _surroundings(self):  # which find the modules beside the script
                 path = Path(self._file())
-            return word in path.read_text(encoding="utf-8", errors="replace")
-        except (OSError, InvalidInput):
+            tree = ast.parse(path.read_bytes())
+        except (OSError, InvalidInput, SyntaxError, ValueError):
             return False
+        uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+        return any(node.attr == name and not _is_named(node.value, "re") for node in uses)
 
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
@@ -117,6 +120,10 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         if error.name is not None and name.startswith(error.name):
             return None
         raise  # a package that it lies in imports something that is missing
+
+
+def _is_named(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 @contextmanager

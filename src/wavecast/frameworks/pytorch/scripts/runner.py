@@ -33,6 +33,7 @@ from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
 from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
+from wavecast.frameworks.pytorch.scripts.loader_times import time_loader
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
@@ -47,7 +48,7 @@ from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
-from wavecast.traces.script import ScriptPart, ScriptRun
+from wavecast.traces.script import Loading, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Op, Trace
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def run(
     watcher: Watcher | None = None,
     changes: tuple[str, ...] = (),
     lines: bool = False,
+    loader: bool = False,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -84,12 +86,11 @@ def run(
         watcher: looks at the script while it runs, and may cut it short. None if nobody does.
         changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
         lines: whether to name the line of code of every op.
+        loader: whether to time its data loader apart.
     """
     program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
-    if gpu is not None:
-        capability = family(gpu)
-    capability = DEFAULT_CAPABILITY if capability is None else capability
+    capability = family(gpu) if gpu is not None else capability or DEFAULT_CAPABILITY
 
     def attempt(compiler: StepCompiler | None, stops: bool) -> ScriptRun:
         assumptions = Assumptions(GivenValues(assume), stops)
@@ -104,7 +105,7 @@ def run(
             _repeat(program, loop, pretence, line, changes)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
-        return _result(program, loop, capability, samples, ranks)
+        return _result(program, loop, capability, samples, ranks, loader)
 
     if not program.mentions("compile") and "compile" not in changes:
         try:
@@ -144,6 +145,7 @@ def _result(
     capability: tuple[int, int],
     samples: int | None,
     ranks: int | None,
+    times_loader: bool,
 ) -> ScriptRun:
     if not loop.boundaries:
         if loop.cut_short:
@@ -193,9 +195,34 @@ def _result(
         once=_parts(loop, choice),
         holds=contents(trace, loop.backwards.count(period.begin, period.end)),
         left_out=left_out,
-        loading=loop.batches.loading(period.begin, period.end),
+        loading=_loading(loop, period, apart=times_loader),
+        length=_length(loop, period),
         largest=_largest(loop, period, periods, trace),
     )
+
+
+def _length(loop: Loop, period: Period) -> ScriptLength | None:
+    """How long the script trains: its steps, or its epochs of as many batches as its loader has."""
+    found, loader = loop.training, loop.batches.loader(period.begin, period.end)
+    loading = loop.batches.loading(period.begin, period.end)
+    if found is None or loader is None or loading is None:
+        return found
+    try:
+        batches = len(loader)
+    except (TypeError, NotImplementedError):  # a stream
+        return found
+    if found.epochs is None:
+        return replace(found, batches=batches)
+    return replace(found, batches=batches, steps=found.epochs * (batches // loading.batches or 1))
+
+
+def _loading(loop: Loop, period: Period, *, apart: bool) -> Loading | None:
+    """How long batches took to load, and how long they take outside of the trace."""
+    loading = loop.batches.loading(period.begin, period.end)
+    loader = loop.batches.loader(period.begin, period.end)
+    if loading is None or loader is None or not apart:
+        return loading
+    return replace(loading, timed=time_loader(loader))
 
 
 _JAX = (

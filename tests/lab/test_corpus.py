@@ -1,0 +1,43 @@
+"""The corpus of scripts: what it has, its generators, and how its table judges."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lab.score.corpus import ScriptVerdict, rows, summary
+from lab.steps import corpus
+
+
+def test_it_is_large_and_its_own_scripts_exist() -> None:
+    assert len(corpus.corpus()) >= 60
+    assert all(script.path.is_file() for script in corpus.own())
+    assert all(script.path.suffix == ".py" for script in corpus.PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [corpus.no_data, corpus.digits, corpus.words, corpus.tokens, corpus.pictures, corpus.waves],
+)
+def test_data_can_be_made(data: corpus.Generator, tmp_path: Path) -> None:
+    if data is corpus.pictures:
+        pytest.importorskip("PIL")
+    folder = tmp_path / "here"
+    folder.mkdir()
+    data(folder)
+    assert (data is corpus.no_data) == (not any(folder.iterdir()))
+
+
+def test_the_table_tells_what_was_answered_and_what_was_not_tried() -> None:
+    script = corpus.PUBLIC[0]
+    verdicts = [
+        ScriptVerdict(script, True, "3.0 ms", 10.0, 5.0),
+        ScriptVerdict(script, False, "error: a | b", 70.0, 61.0),
+    ]
+    table = list(rows(verdicts))
+    assert "| answered | 3.0 ms | 10 | 5 |" in table[0]
+    assert "| no answer | error: a / b |" in table[1]
+    text = "\n".join(summary(verdicts, ["`x/y.py`"]))
+    assert "1 of 2 scripts were answered; 1 took more than 60 CPU s" in text
+    assert "`x/y.py`" in text
