@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo components test slow test-all lint types docs check bench outputs fix audit dist sbom clean
+.PHONY: help demo components test slow test-all lint types docs check bench corpus outputs fix audit dist sbom clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -40,6 +40,9 @@ check: lint types test-all docs ## everything CI runs
 bench: $(READY) ## list the commands that fit, score and collect, and time wavecast itself
 	@$(BIN)/python -m lab --list
 	$(BIN)/python -m lab score speed
+
+corpus: $(READY) ## run scripts of users, nightly; REPOSITORIES=FOLDER has public repositories
+	$(BIN)/python -m lab score corpus $(REPOSITORIES)
 
 outputs: $(READY) ## rewrite the command output that the documents show
 	$(BIN)/python tests/test_docs.py

@@ -82,8 +82,9 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
 def rows(verdicts: Iterable[ScriptVerdict]) -> Iterator[str]:
     """The rows of the table."""
     for one in verdicts:
-        arguments = " ".join((*one.script.options, *one.script.arguments))
-        said = one.said.replace("|", "/").replace(str(ROOT), "")[:160]
+        words = " ".join((*one.script.options, *one.script.arguments))
+        arguments, said = (text.replace(f"{ROOT}/", "") for text in (words, one.said))
+        said = said.replace("|", "/")[:160]
         cells = (
             f"`{one.script.name}`" + (f" `{arguments[:60]}`" if arguments else ""),
             "answered" if one.answered else "no answer",

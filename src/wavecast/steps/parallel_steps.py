@@ -88,7 +88,8 @@ class ParallelSteps:
         """The micro-batch with the optimizer on one GPU, as if it fitted there."""
         trace = without_collectives(self.trace)
         answers = self._predictor.answers(trace)
-        return TimedTrace(trace, answers, self._host, slowdown=self._predictor.slowdown)
+        has_gaps, slowdown = self._predictor.has_gaps, self._predictor.slowdown
+        return TimedTrace(trace, answers, self._host, has_gaps=has_gaps, slowdown=slowdown)
 
 
 def refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
