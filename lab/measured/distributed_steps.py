@@ -32,6 +32,8 @@ _WHOLE = 10**12
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
 _STORED = {"fp16": "fp16", "bf16": "bf16", "bf16-pure": "bf16", "bf16-amp": "bf16"}
 """The precision of the weights that products read. FSDP gathers them so under autocast, too."""
+_HOOKED = ("LLM Foundry", "torchtitan", "fms-fsdp")
+"""Frameworks that checkpoint with torch's own function, by how their names begin."""
 _EIGHT_BITS = ("fp8", "mxfp8", "fp8-rowwise")
 """Precisions of products in 8 bits, with weights in bfloat16."""
 _NETWORKS = {
@@ -217,6 +219,7 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_experts": nemo,
         "dispatch_once": bridge and (row["ep"] or 1) > 1,
         "sequence_first": not fused,
+        "reentrant": not framework.startswith(_HOOKED),
         "flash_attention": fused and gpu.id.startswith(("h", "b", "gb")) and not engine,
     }
 

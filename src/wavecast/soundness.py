@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 _ROUNDING = 1e-6
 """By how much sums of floating-point numbers may differ, relative to them."""
-_DIFFERENCES = ("delta", "saved", "per_sample", "fixed", "added", "slack")
+_DIFFERENCES = ("delta", "saved", "per_sample", "fixed", "added", "slack", "last")
 """How the names of fields begin that may be negative: differences, and parts of a fitted line."""
 _AT_LEAST_0 = (
     "seconds",

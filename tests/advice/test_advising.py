@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from made import call, mm, relu
 from torch import Tensor, nn
 
 import wavecast
 from wavecast.advice.catalogue import CHANGES, OF_JAX
-from wavecast.advice.proposals import Use
+from wavecast.advice.proposals import StepAdvice, Use, proposal
 from wavecast.advice.trace_changes import EDITS
 from wavecast.advice.variants import GRAPHED
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
+from wavecast.report.advice import advice_lines
 
 GPU = "h100-sxm-80gb"
 
@@ -168,3 +170,19 @@ def test_a_change_leaves_torch_as_it_was() -> None:
     names = sorted(CODE_CHANGES - {"compile"})
     wavecast.trace(changed(image_step, names))
     assert (nn.Module.__call__, torch.optim.SGD.__init__, torch.autograd.backward) == before
+
+
+def test_a_host_that_holds_a_change_back_is_named() -> None:
+    """The GPU's time halves, and the host needs as long as before."""
+
+    def step(rows: int) -> wavecast.Prediction:
+        ran = [call(mm(rows, 4096, 4096)), *(call(relu(8)) for _ in range(700))]
+        return wavecast.predict(wavecast.Trace(tuple(ran)), GPU)
+
+    found = proposal(("channels_last",), step(1 << 14), step(1 << 13))
+    assert found.gain is not None
+    assert found.gpu_gain is not None
+    assert found.gpu_gain > found.gain + 0.05
+    assert found.is_held_back
+    told = advice_lines(StepAdvice("step", found.before, (found,)))
+    assert any("holds it back; the GPU's time changes by -" in line for line in told)

@@ -38,6 +38,7 @@ def test_adapters_are_searched_where_they_are_allowed() -> None:
     found = names(settings("hf:gpt2", "lora,qlora"))
     assert found[2:] == ["LoRA r=16", "LoRA r=16, checkpointing", "QLoRA with checkpointing"]
     assert names(settings("hf:gpt2", "lora", lora="r=8")) == ["", "checkpointing"]
+    assert names(settings("hf:gpt2", "qlora", lora="r=8"))[2:] == ["QLoRA with checkpointing"]
     with pytest.raises(InvalidInput, match="adapters are for hf: models"):
         settings("resnet50", "lora")
 

@@ -42,8 +42,7 @@ WITHOUT: dict[str, dict[str, str]] = {
     | {"--parallel": "the line is fitted to steps of one GPU"},
     "advise": {
         "--parallel": "changes are tried on one GPU",
-        "--host-factor": "the step is compared with itself on the same host",
-        "--host": "the step is compared with itself on the same host",
+        "--host-factor": "the host is named by --host",
         "--cuda-graph": "it is one of the changes that are tried",
         "--ranks": "changes are tried on one GPU",
         LENGTH: "it compares steps; choose says what a training takes",

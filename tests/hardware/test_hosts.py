@@ -23,7 +23,7 @@ from wavecast.hardware import host_files
 from wavecast.hardware import kept_hosts as kept
 from wavecast.hardware.calibration import calibrated, factor_of, reference_times
 from wavecast.hardware.host_files import HostFile, read_host, save
-from wavecast.hardware.hosts import COMPILED, COSTS, REFERENCE_HOST, demands
+from wavecast.hardware.hosts import COMPILED, COSTS, RECOMPUTED, REFERENCE_HOST, demands
 from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
 from wavecast.steps.ranges import host_factors
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
@@ -301,7 +301,7 @@ def test_a_file_says_how_busy_the_machine_was() -> None:
 
 @pytest.mark.parametrize("name", ["yours", "0.5", ""])
 def test_an_unknown_host_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(UnknownName, match=r'"reference", "mine" and files.*--host-factor'):
+    with pytest.raises(UnknownName, match=r'"reference", "mine", .* and files.*--host-factor'):
         find_host(name)
 
 
@@ -402,3 +402,17 @@ def test_a_cuda_graph_costs_its_launch() -> None:
     times = REFERENCE_HOST.issue_times([launch, kernel, kernel])
     assert times[0] == pytest.approx(REFERENCE_HOST.graph_s + 2 * REFERENCE_HOST.node_s)
     assert list(times[1:]) == [0, 0]
+
+
+def test_checkpointing_without_hooks_costs_the_host_less() -> None:
+    spec = TensorSpec((64, 64), "float32")
+
+    def block(phase: Phase) -> list[Call]:
+        return [Call(Op(f"aten.{name}", (spec,), (spec,)), phase, "a") for name in ("mm", "gelu")]
+
+    gradient = Call(Op("aten.gelu_backward", (spec,), (spec,)), Phase.BACKWARD, "a")
+    calls = [*block(Phase.FORWARD), *block(Phase.BACKWARD), gradient]
+    plain = replace(REFERENCE_HOST, hooks=0.0)
+    hooks_s = REFERENCE_HOST.issue_times(calls) - plain.issue_times(calls)
+    once_s = RECOMPUTED * REFERENCE_HOST.forward_s
+    assert list(hooks_s) == pytest.approx([0, 0, once_s, once_s, 0])

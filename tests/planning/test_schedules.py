@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -18,11 +19,13 @@ from wavecast.planning.schedule.jobs import (
     Pool,
     RunOption,
 )
+from wavecast.planning.schedule.neighbours import improve
 from wavecast.planning.schedule.planned import make_plan
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.schedule.seating import seat
 from wavecast.planning.schedule.validation import faults
+from wavecast.planning.schedule.waiting_bound import relax_over_time
 
 QUICK = Effort(limit_s=2.0, workers=1)
 RULES = Effort(limit_s=0.0)
@@ -201,3 +204,39 @@ def test_the_validator_finds_what_is_wrong() -> None:
 def test_equal_schedules_differ_not_by_the_time_of_the_search() -> None:
     made = [JobSchedule(Aims(cost=1), (), 0.0, 1.0, "", solve_s=n) for n in (1.0, 2.0)]
     assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_no_schedule_beats_the_bound_that_knows_of_waiting(number: int) -> None:
+    fleet, jobs = drawn(number)
+    if not jobs:
+        fleet, jobs = small()
+    aims = Aims(completion=1.0, cost=number % 2)
+    best = make_schedule(fleet, jobs, replace(aims, tardiness=1e-9), effort=RULES)
+    for until_h in (1.0, best.makespan_s / HOUR):
+        found = relax_over_time(fleet, jobs, aims, until_h * HOUR, most=30)
+        assert found is not None
+        bound, order = found
+        assert 0 < bound <= aims.value(best.runs) * (1 + 1e-9)
+        assert {job.name for job, _ in order} == {job.name for job in jobs}
+
+
+def test_the_bound_is_exact_for_jobs_that_queue_for_one_gpu() -> None:
+    fleet = Fleet((Pool("p", "p", 1, 1, 1.0),))
+    jobs = [Job(f"j{n}", (option("p", 1.0),)) for n in range(8)]
+    found = relax_over_time(fleet, jobs, Aims(completion=1), 8 * HOUR, most=81)
+    assert found is not None
+    # One after the other they end after 4.5 h on average; shares count from the begin of a tenth.
+    assert found[0] == pytest.approx(4.45, abs=0.01)
+    made = make_schedule(fleet, jobs, Aims(completion=1), effort=Effort(0.4, 1))
+    assert made.gap < 0.02
+
+
+def test_small_changes_make_no_schedule_worse_and_keep_it_possible() -> None:
+    for number in range(6):
+        fleet, jobs = drawn(number)
+        aims = Aims(completion=1.0, tardiness=1.0)
+        first = seat(fleet, [(job, job.options[0]) for job in jobs])
+        better = improve(fleet, first, aims, 0.05)
+        assert aims.value(better) <= aims.value(first)
+        assert faults(fleet, jobs, better) == []

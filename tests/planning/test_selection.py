@@ -168,7 +168,7 @@ def test_each_gpu_has_the_settings_that_suit_the_aim_and_the_step_as_it_is_stays
     found = select([plain, narrow, other])
     assert [one.settings for one in found.ranked] == ["bf16 autocast", ""]
     assert found.as_given == replace(other, on_front=False)
-    lines = recipe(found, AskedStep("hf:gpt2", ("--seq 128",)))
+    lines = recipe(found, AskedStep("hf:gpt2", ("--seq 128",), has_trainer=True))
     assert "settings: batch 8 on each GPU, bf16 autocast" in lines
     assert (
         "look closer: wavecast predict hf:gpt2 --seq 128 --batch 8 --precision bf16 --gpu l4"
@@ -185,7 +185,8 @@ def test_sharded_choices_are_run_by_accelerate_or_torchtitan() -> None:
     strategy = Parallel(data=8, shard=3)
     one = candidate("h100-sxm-80gb", 100, 4.0, gpus=8)
     many = replace(one, strategy=strategy, batch=4, changes=("checkpointing",))
-    asked = AskedStep("hf:llama-3.1-8b", given=frozenset({"bf16"}), sequence=2048)
+    given = frozenset({"bf16"})
+    asked = AskedStep("hf:llama-3.1-8b", given=given, has_trainer=True, sequence=2048)
     lines = recipe(select([many]), asked)
     [run] = [line for line in lines if line.startswith("run: ")]
     for words in ("accelerate launch --num_processes 8", "--mixed_precision bf16", "--use_fsdp"):

@@ -41,6 +41,7 @@ def advise(
     *,
     samples: int | None = None,
     changes: Sequence[str] | None = None,
+    host: str | None = None,
 ) -> StepAdvice:
     """What would make a training step faster or smaller on a GPU: changes, traced and predicted.
 
@@ -59,6 +60,7 @@ def advise(
         gpu: the GPU.
         samples: how many samples one step takes.
         changes: the names of the changes to try. None for all.
+        host: the host that issues the ops, as for `wavecast.predict`.
 
     Raises:
         InvalidInput: there is no such change.
@@ -68,7 +70,7 @@ def advise(
         target = Target("the step", trace=make_step, samples=make_step.samples)
     else:
         target = Target("the step", make_step=make_step, samples=samples)
-    return advise_on(TargetVariants(target, found), found, price(found), changes=changes)
+    return advise_on(TargetVariants(target, found), found, price(found), changes=changes, host=host)
 
 
 def advise_on(
@@ -77,13 +79,14 @@ def advise_on(
     offer: Price | None = None,
     *,
     changes: Sequence[str] | None = None,
+    host: str | None = None,
     progress: Progress = lambda _: None,
 ) -> StepAdvice:
     """The advice on a step from its variants. `progress` is told the change that is tried next."""
     unknown = sorted(set(changes or ()) - set(CHANGES))
     if unknown:
         raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
-    search = _ChangeSearch(variants, gpu, progress)
+    search = _ChangeSearch(variants, gpu, progress, host)
     wanted = (name for name in CHANGES if changes is None or name in changes)
     tried = [name for name in wanted if name not in variants.unsuitable]
     singles = tuple(search.single(name) for name in tried)
@@ -96,12 +99,13 @@ class _ChangeSearch:
     variants: StepVariants
     gpu: Device
     progress: Progress
+    host: str | None = None
     _known: dict[tuple[str, ...], Proposal] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.progress("the step as it is")
         self.trace = self.variants.traced(())
-        self.before = predict(self.trace, self.gpu)
+        self.before = predict(self.trace, self.gpu, host=self.host)
         self._lines = tuple(
             f"{line} x {times}" if times > 1 else line
             for line, times in waiting_lines(self.trace).most_common(_LINES)
@@ -129,7 +133,7 @@ class _ChangeSearch:
         lines = self._lines if "fewer_waits" in names else ()
         try:
             trace = variant(self.variants, names)
-            after = predict(trace, self.gpu, graphed=GRAPHED in names)
+            after = predict(trace, self.gpu, host=self.host, graphed=GRAPHED in names)
         except WavecastError as error:
             return proposal(names, self.before, reason=str(error), lines=lines)
         refused = next((n for n in trace.notes if "the step was not compiled" in n), "")

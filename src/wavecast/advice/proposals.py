@@ -17,6 +17,8 @@ SHARED_ERROR = 0.8
 (`lab/score/advice.py`)."""
 _MOST_SHARED = 0.97
 """The same for steps with the same ops, in which the host still issues and waits otherwise."""
+_HELD_BACK = 0.05
+"""By how much the gain of the GPU's time exceeds that of the step where the host is to blame."""
 _WORTH_SAYING = 0.01
 """The least gain that counts."""
 
@@ -77,6 +79,20 @@ class Proposal:
     def gain(self) -> float | None:
         """The share of the time that is saved; negative if the step becomes slower."""
         return None if self.time_ratio is None else 1 - self.time_ratio
+
+    @property
+    def gpu_gain(self) -> float | None:
+        """The share of the GPU's time that is saved, whatever the host needs."""
+        if self.after is None or not self.before.gpu_s:
+            return None
+        return 1 - self.after.gpu_s / self.before.gpu_s / self._more_samples
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether the host keeps the step from most of what the GPU saves."""
+        if self.after is None or self.gain is None or self.gpu_gain is None:
+            return False
+        return self.after.bound_by != "gpu" and self.gpu_gain - self.gain > _HELD_BACK
 
     @property
     def gain_low(self) -> float | None:

@@ -72,9 +72,10 @@ class StepSettings:
         found = [self._with_smaller(())]
         precisions = self._precisions
         found += [self._with_smaller((name,)) for name in precisions]
-        has_adapters = self.target.options.lora is not None or self.target.options.qlora
-        for name in ("lora", "qlora"):
-            if name in self.allowed and not has_adapters:
+        options = self.target.options
+        has = {"lora": options.lora is not None or options.qlora, "qlora": options.qlora}
+        for name, is_given in has.items():
+            if name in self.allowed and not is_given:
                 found += [self._with_smaller((name, *p)) for p in self._narrow]
         return tuple(found)
 

@@ -10,7 +10,7 @@ from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOpt
 from wavecast.parallel.strategy import HABITS, Parallel
 
 _TEXTS = ("cluster", "schedule")
-_SWITCHES = ("sequence", "reshard", *HABITS)
+_SWITCHES = ("sequence", "reshard", "reentrant", *HABITS)
 
 
 def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> Parallel:

@@ -52,6 +52,13 @@ class HostModel(Hashable, Protocol):
         ...
 
 
+RECOMPUTED = 3.1
+"""What checkpointing adds for an op that is computed again, as a number of forward ops issued from
+Python: hooks for the tensors that autograd keeps, in both passes, and the state of random numbers.
+The median of 14 pairs of steps with and without it (measurements/h200/checkpointed.json and
+host_steps): their host takes 1.5 to 2.5 times as long, and ops alone would make it 1.3."""
+
+
 @dataclass(frozen=True)
 class Host:
     """The costs of issuing work from Python through dispatcher, autograd and driver, in seconds.
@@ -94,6 +101,8 @@ class Host:
     """Launching one kernel of such a graph."""
     known: bool = False
     """Whether this host was calibrated (`wavecast calibrate`). Ranges are narrower then."""
+    hooks: float = RECOMPUTED
+    """What checkpointing adds for an op that is computed again, as a number of forward ops."""
 
     @property
     def trip_s(self) -> float:
@@ -112,7 +121,7 @@ class Host:
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
         """The host's time for each call, waiting not included."""
         costs = np.array([getattr(self, name) for name in COSTS])
-        times: Seconds = demands(calls) @ costs
+        times: Seconds = demands(calls, self.hooks) @ costs
         return times
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
@@ -133,7 +142,7 @@ COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
 """The names of all costs of a `Host`, in the order of its fields."""
 
 
-def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
+def demands(calls: Sequence[Call], hooks: float = RECOMPUTED) -> NDArray[np.float64]:
     """The number of times that each call incurs each cost: a row per call, a column per cost.
 
     Activations that are computed again in the backward pass (activation checkpointing) are issued
@@ -170,7 +179,7 @@ def demands(calls: Sequence[Call]) -> NDArray[np.float64]:
             [phase is Phase.FORWARD and not i for phase, i in zip(phases, issuers, strict=True)]
         )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
-        counts[by_python, column["forward_s"]] += RECOMPUTED
+        counts[by_python, column["forward_s"]] += hooks
         counts[0, column["step_s"]] = calls[0].op.name != XLA_CALL
         trained = [c.op.name == CALL and c.phase in _BY_PHASE for c in calls]
         # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
@@ -265,12 +274,6 @@ IN_PYTHON = {
 checks and calls through ctypes. From the host's times in the recorded steps `eight-bit` and
 `llama-qlora-checkpointing` (measurements/h200/traces/huggingface.npz), on a host that needs 1.34
 times the reference's time for the ops of `llama-lora`. A matmul in 4 bits took 0.21 ms."""
-
-RECOMPUTED = 3.1
-"""What checkpointing adds for an op that is computed again, as a number of forward ops issued from
-Python: hooks for the tensors that autograd keeps, in both passes, and the state of random numbers.
-The median of 14 pairs of steps with and without it (measurements/h200/checkpointed.json and
-host_steps): their host takes 1.5 to 2.5 times as long, and ops alone would make it 1.3."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 """Seconds that the GPU idles between two kernels of a CUDA graph."""

@@ -103,6 +103,9 @@ class Parallel(Shown):
     not fused needs no copies."""
     flash_attention: bool = False
     """Whether attention is FlashAttention 2 where PyTorch chooses cuDNN's (Hopper, Blackwell)."""
+    reentrant: bool = False
+    """Whether checkpointing has no hooks for the tensors that autograd keeps, as Megatron's own
+    function and `use_reentrant=True` have none. The host then takes less time for it."""
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "virtual", "context", "expert", "microbatches"):

@@ -174,6 +174,8 @@ class _CandidateFinder:
         self._trace_for, self._book, self._ranks = setting.trace_for, book, ranks
         self._grown_batch: int | None = None
         """The batch that fewer GPUs of this kind were found to run best with."""
+        self._is_grown = False
+        """Whether a larger batch would gain nothing; otherwise only memory kept it from growing."""
         smaller = setting.smaller
         self._smaller: _CandidateFinder | None = None
         if smaller is not None:
@@ -237,7 +239,10 @@ class _CandidateFinder:
         needs = [] if needed is None else [needed.needed_bytes]
         times = [step.seconds]
         while batch and needed is not None and batch * 2 <= LARGEST_TRIED:
-            if _far_too_large(needs, self._device) or not _may_gain(times):
+            if _far_too_large(needs, self._device):
+                break
+            if not _may_gain(times):
+                self._is_grown = True
                 break
             larger = self._trace_for(self._device, batch * 2)
             more = memory(larger, self._device)
@@ -245,6 +250,7 @@ class _CandidateFinder:
                 break
             slow = predict(larger, self._device, predictor=wanted.predictor, host=wanted.host)
             if slow.seconds / 2 > (1 - _WORTH_GROWING) * step.seconds:
+                self._is_grown = True
                 break
             batch, trace, needed, step = batch * 2, larger, more, slow
             needs.append(more.needed_bytes)
@@ -259,12 +265,13 @@ class _CandidateFinder:
             found = self._spread(batch, trace, count)
             if not found.reason.startswith(_NOT_FITTING):
                 break
-        if found.cost is None or not self._may_grow or self._grown_batch is not None:
+        if found.cost is None or not self._may_grow or self._is_grown:
             return found
         while found.batch and found.batch * 2 <= LARGEST_TRIED:
             doubled = found.batch * 2
             larger = self._spread(doubled, self._trace_for(self._device, doubled), count)
             if not larger.seconds.value < (1 - _WORTH_GROWING) * found.seconds.value:
+                self._is_grown = larger.cost is not None
                 break
             found = larger
         self._grown_batch = found.batch

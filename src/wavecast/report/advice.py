@@ -74,6 +74,7 @@ describe(
     Field("gain", title="gain", text=signed),
     Field("gain_low"),
     Field("gain_high"),
+    Field("gpu_gain"),
     Field("time_ratio"),
     Field("saved_bytes", title="saves"),
     Field("fits"),
@@ -155,5 +156,11 @@ def advice_lines(advice: StepAdvice) -> list[str]:
     lines = [f"of no use here: {listed(slower)}"] if slower else []
     lines += [f"{one.title}: {one.reason}" for one in advice.useless if one.reason]
     lines += [f"{one.title} was not tried: {one.reason}" for one in advice.impossible]
+    lines += [
+        f"{one.title}: the host ({one.before.host.name}) holds it back; the GPU's time changes by "
+        f"{signed(one.gpu_gain or 0.0)}, so that a faster host gains more"
+        for one in (*advice.faster, *advice.useless)
+        if one.is_held_back
+    ]
     lines.append("time: the change of the time for a sample, with its range")
     return lines

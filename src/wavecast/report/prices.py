@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -33,6 +34,11 @@ def seller(offer: Price) -> str:
     """Who sells what: `lambda gpu_1x_a10, europe-central-1`; `spot` where it is so."""
     who = " ".join(filter(None, (offer.provider, offer.instance)))
     return ", ".join(filter(None, (who, offer.region, "spot" if offer.is_spot else "")))
+
+
+def machine(offer: Price) -> str:
+    """What is rented, without the seller: `gpu_1x_a10, europe-central-1`."""
+    return seller(replace(offer, provider=""))
 
 
 def offer_text(offer: Price) -> str:

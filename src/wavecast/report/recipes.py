@@ -42,15 +42,12 @@ class AskedStep:
     precision: str | None = None
     given: frozenset[str] = field(default_factory=frozenset)
     """The settings that the step has of itself, by the names of changes: "bf16"."""
+    has_trainer: bool = False
+    """Whether transformers' Trainer trains such models."""
     takes_batch: bool = True
     """Whether it can be predicted at another batch; a saved trace cannot."""
     sequence: int | None = None
     """The tokens of a sequence, where they are known."""
-
-    @property
-    def is_library_model(self) -> bool:
-        """Whether transformers trains it."""
-        return self.target.startswith("hf:")
 
     @property
     def script(self) -> str:
@@ -124,12 +121,12 @@ def _range(value: Ranged, show: Callable[[Ranged], str]) -> str:
 def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
     """The command that starts the training, and what configures it."""
     sharded = best.strategy is not None and bool(best.strategy.shard)
-    arguments = _trainer_arguments(best, asked) if asked.is_library_model else ""
-    if sharded and asked.is_library_model:
+    arguments = _trainer_arguments(best, asked) if asked.has_trainer else ""
+    if sharded and asked.has_trainer:
         yield f"run: {_accelerate(best, asked)} train.py{arguments}"
     else:
         yield f"run: {_torchrun(best)} {asked.script}{arguments}"
-    if sharded and not asked.is_library_model:
+    if sharded and not asked.has_trainer:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:
         yield "the arguments are those of transformers.TrainingArguments"

@@ -12,7 +12,7 @@ from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.selection import SHARED_ERROR, Aim, Candidate, Limit, Selection
 from wavecast.report.costs import long_range, money_range, plan_text
 from wavecast.report.fields import Field, describe, output
-from wavecast.report.prices import seen, seller
+from wavecast.report.prices import machine, seen
 from wavecast.report.recipes import ANY_STEP, AskedStep, recipe, told
 from wavecast.report.tables import Column, fitting, left_out, line, listed, remarks, table, titled
 from wavecast.report.units import long_duration, money, of_capacity
@@ -129,7 +129,8 @@ CHOICES = describe(
     Field("settings", "candidate.settings", title="settings", rank=2),
     Field("changes", "candidate.changes", meaning="The changes, by the names of advise."),
     Field("", "limits", title="limits", rank=1),
-    Field("", "candidate.cost.offer", title="offer", rank=1, text=seller, left=True),
+    Field("", "candidate.cost.offer.provider", title="at", left=True),
+    Field("", "candidate.cost.offer", title="machine", rank=5, text=machine, left=True),
     Field("", "candidate.cost.offer", title="price of", rank=8, text=seen),
     Field("gpu", "candidate.device.id", meaning="The id of the GPU."),
     *(Field(name, f"candidate.{name}") for name in ("gpus", "batch", "strategy", "on_front")),

@@ -72,7 +72,7 @@ class TraceShelf:
             return None
         path = self.folder / f"{name}.json.gz"
         with suppress(InvalidInput, OSError):  # there is none, or it is damaged: it is made again
-            if _checksum(path) == _checksum_path(path).read_text(encoding="ascii").split():
+            if _checksum(path) == _checksum_path(path).read_text("ascii", "replace").split():
                 return load_trace(path)
         return None
 

@@ -10,7 +10,7 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.ops import Kind
-from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.work import work_of
@@ -54,6 +54,11 @@ class ClusterPredictor:
         known = self._answers.items()
         other._answers = {op: a for op, a in known if ops.kind(op) is not Kind.COLLECTIVE}
         return other
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether the GPU idles between kernels, beyond the estimates of its ops."""
+        return self.kernels.familiarity(self.device) is Familiarity.MEASURED
 
     @property
     def slowdown(self) -> float:

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.hosts import HostModel
+from wavecast.hardware.hosts import Host, HostModel
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
@@ -79,16 +79,23 @@ class ParallelSteps:
             answers=self._answers,
             host=self._host,
             notes=(*notes, *step.notes),
-            ranks=Ranks(step, self._predictor, self._alone),
+            ranks=Ranks(step, self._predictor, self._as_in(step.strategy)),
         )
         return checked_step(made)
+
+    def _as_in(self, strategy: Parallel) -> TimedTrace:
+        """The micro-batch alone, issued as the framework of a strategy does."""
+        if not strategy.reentrant or not isinstance(self._host, Host):
+            return self._alone
+        return replace(self._alone, host=replace(self._host, hooks=0.0))
 
     @cached_property
     def _alone(self) -> TimedTrace:
         """The micro-batch with the optimizer on one GPU, as if it fitted there."""
         trace = without_collectives(self.trace)
         answers = self._predictor.answers(trace)
-        return TimedTrace(trace, answers, self._host, slowdown=self._predictor.slowdown)
+        has_gaps, slowdown = self._predictor.has_gaps, self._predictor.slowdown
+        return TimedTrace(trace, answers, self._host, has_gaps=has_gaps, slowdown=slowdown)
 
 
 def refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:

@@ -330,9 +330,9 @@ class Prediction(Shown):
 
     @cached_property
     def _optimizer_step(self) -> OptimizerStep:
-        if self.ranks is not None:
-            return self.ranks.optimizer_step()
-        return on_one_gpu(TimedTrace(self.trace, self.answers, self.host, self.pace))
+        has_gaps = self.familiarity is Familiarity.MEASURED
+        alone = TimedTrace(self.trace, self.answers, self.host, self.pace, has_gaps)
+        return on_one_gpu(alone) if self.ranks is None else self.ranks.optimizer_step()
 
     @cached_property
     def runs(self) -> Sequence[tuple[TimedTrace, int]]:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.hardware.hosts import HostModel, Seconds
+from wavecast.steps.kernel_gaps import kernel_gaps
 from wavecast.steps.op_times import Answers
 from wavecast.steps.pace import Pace
 from wavecast.steps.player import ORDERING, StepTime, play_one_stream, play_streams
@@ -35,6 +36,8 @@ class TimedTrace:
     host: HostModel
     pace: Pace | None = None
     """The corrections that make a measured step take its measured time. None for a traced step."""
+    has_gaps: bool = False
+    """Whether the GPU idles between kernels in a traced step, beyond the estimates of its ops."""
     slowdown: float = 0.0
     """A kernel takes 1 + this times as long while a collective runs beside it."""
 
@@ -126,10 +129,14 @@ class TimedTrace:
     @property
     def _gap_s(self) -> Seconds | float:
         """The GPU's idle time between the kernels of each call, in seconds."""
-        if self.pace is None:
-            return 0.0  # most op times that predictors were trained on include these gaps
+        if self.pace is None and not self.has_gaps:
+            return 0.0
         gaps_s = self.host.kernel_gaps(self.trace.calls)
-        return self.pace.gap_s if gaps_s is None else gaps_s
+        if gaps_s is not None:
+            return gaps_s
+        if self.pace is not None:
+            return self.pace.gap_s
+        return kernel_gaps(self.arrays) * (self.call_s > 0)  # an op without an answer takes no time
 
 
 class _Queue:

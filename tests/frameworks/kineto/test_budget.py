@@ -14,7 +14,7 @@ from over_all import over
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import calls, event_tree, events, read_kineto, recorded_step
 from wavecast.frameworks.kineto.arguments import Argument
-from wavecast.frameworks.kineto.event_tree import Span, nest
+from wavecast.frameworks.kineto.event_tree import Inherited, Node, Span, enclosing, nest
 from wavecast.frameworks.kineto.schema import op_of
 from wavecast.frameworks.kineto.survey import named
 from wavecast.traces.step import TensorSpec, Trace
@@ -189,3 +189,20 @@ def test_a_message_does_not_list_a_thousand_steps() -> None:
     assert len(named(list(range(0, 10_000, 7)))) < 200
     assert named([3, 1 << 62]) == f"the steps 3, {1 << 62}"
     assert named([3, 4, 5]) == "the steps 3 to 5"
+
+
+def test_facts_of_deep_nests_are_found_once_for_each_node() -> None:
+    spans = [Span(f"op{i}", "cpu_op", 1, float(i), 1000.0 - i, {}) for i in range(300)]
+    nodes = nest(spans)
+    asked: list[str] = []
+
+    def own(node: Node) -> str | None:
+        asked.append(node.name)
+        return node.name if node.name in ("op10", "op200") else None
+
+    innermost = Inherited(own)
+    assert [innermost.of(nodes[depth]) for depth in (299, 150, 5)] == ["op200", "op10", None]
+    assert innermost.of(None) is None
+    assert len(asked) == 300
+    assert Inherited(own, outermost=True).of(nodes[299]) == "op10"
+    assert len(enclosing([nodes[50], nodes[20]])) == 51

@@ -12,6 +12,7 @@ from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.variants import TargetVariants
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.gpus import OneGpuOption
+from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.options.steps import NO_STEP_OPTIONS, StepOptions, TargetArgument, step_options
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
@@ -33,6 +34,7 @@ def advise(
     target: TargetArgument,
     gpu: OneGpuOption,
     change: ChangeOption = None,
+    host: HostOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     pricing: PriceOptions = NO_PRICES,
@@ -58,7 +60,12 @@ def advise(
     offer = pricing.book([device]).cheapest(device.id)
     with telling_stages() as tell:
         advice = advise_on(
-            variants, device, offer, changes=change, progress=lambda what: tell(f"trying {what}")
+            variants,
+            device,
+            offer,
+            changes=change,
+            host=host,
+            progress=lambda what: tell(f"trying {what}"),
         )
     write_page(html, lambda: advice_report(advice))
     if as_json:

@@ -37,6 +37,7 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.huggingface.configs import config_of
 from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
@@ -169,9 +170,16 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
         (*options.words(), *(["--compile"] if step.compile else [])),
         step.precision,
         frozenset(name for name, given in has.items() if given),
+        _has_trainer(text),
         target.trace is None and target.script is None,
         units_of(target) if target.unit == "tokens" else None,
     )
+
+
+def _has_trainer(text: str) -> bool:
+    """Whether a target is a model of transformers, and not of diffusers."""
+    name = text.removeprefix("hf:")
+    return name != text and config_of(name).diffusion_class is None
 
 
 def _selected(

@@ -8,7 +8,7 @@ from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import op_names
-from wavecast.frameworks.kineto.event_tree import Node
+from wavecast.frameworks.kineto.event_tree import Inherited, Node, enclosing
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
 from wavecast.frameworks.kineto.fused_kernels import fused_op
 from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
@@ -114,8 +114,9 @@ class _Costs:
 def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
     """The ops that launched kernels, each with its kernels in order of time."""
     drafts: dict[Node, _Draft] = {}
+    owners = op_names.Owners()
     for launch, runs in recording.launched.items():
-        owner = op_names.owner_of(launch, runs[0].kernel.name)
+        owner = owners.of(launch, runs[0].kernel.name)
         drafts.setdefault(owner, _Draft()).runs.extend(runs)
     for draft in drafts.values():
         draft.runs.sort(key=lambda run: run.begin_us)
@@ -127,22 +128,24 @@ def _add_silent(
 ) -> None:
     """Add the ops that launched nothing, such as views and allocations: they take host time."""
     recognised = {node for node in nodes if _is_known(node)}
-    busy = {parent for node in drafts for parent in node.path()}
-    splitting = {parent for node in recognised for parent in node.path() if parent is not node}
+    busy = enclosing(drafts)
+    splitting = enclosing(node.parent for node in recognised if node.parent is not None)
+    communications = op_names.communications()
+    has_call = Inherited(lambda node: node in drafts or None)
     for node in nodes:
         if node not in recognised or node in busy:
             continue
         if op_names.is_split(op_names.op_name(node), always=node not in splitting):
             continue
-        outermost = op_names.communication_of(node.path())
+        outermost = communications.of(node)
         if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
             continue
-        if not any(parent in drafts for parent in node.path()):
+        if not has_call.of(node.parent):
             drafts[node] = _Draft()
 
 
 def _is_known(node: Node) -> bool:
-    if op_names.communication_of([node]) is not None:
+    if op_names.is_communication_node(node):
         return True
     return node.span.category == "cpu_op" and op_names.kind_of(op_names.op_name(node)) is not None
 
@@ -169,8 +172,9 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
     names: dict[Node, str] = {}
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()
+    communications = op_names.communications()
     for node in nodes:
-        outermost = op_names.communication_of(node.path())
+        outermost = communications.of(node)
         if outermost is None:
             continue
         named = node.span.arguments.get("Collective name")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from wavecast.errors import InvalidInput
+
+T = TypeVar("T")
 
 MOST_ENCLOSING = 10_000_000
 """The most pairs of an event and one that encloses it: each pair is looked at several times."""
@@ -42,6 +44,47 @@ class Node:
         while node is not None:
             yield node
             node = node.parent
+
+
+class Inherited(Generic[T]):
+    """A fact that a node has from itself or from those that enclose it, found once for each node.
+
+    Walking up from every node would take the square of the depth of a file.
+
+    Args:
+        own: the fact that a node has by itself; None if it has none.
+        outermost: whether the outermost node with such a fact decides; else the innermost does.
+    """
+
+    def __init__(self, own: Callable[[Node], T | None], *, outermost: bool = False) -> None:
+        self._own = own
+        self._outermost = outermost
+        self._known: dict[Node, T | None] = {}
+
+    def of(self, node: Node | None) -> T | None:
+        """The fact for a node; None if neither it nor those that enclose it have one."""
+        path: list[Node] = []
+        while node is not None and node not in self._known:
+            path.append(node)
+            node = node.parent
+        found = None if node is None else self._known[node]
+        for inner in reversed(path):
+            if found is None or not self._outermost:
+                own = self._own(inner)
+                found = found if own is None else own
+            self._known[inner] = found
+        return found
+
+
+def enclosing(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes and all that enclose one of them."""
+    found: set[Node] = set()
+    for start in nodes:
+        node: Node | None = start
+        while node is not None and node not in found:
+            found.add(node)
+            node = node.parent
+    return found
 
 
 def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:

@@ -8,11 +8,10 @@ above autograd. From a profiler file, we take the outermost op that the table of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 
 from wavecast import ops
-from wavecast.frameworks.kineto.event_tree import Node
+from wavecast.frameworks.kineto.event_tree import Inherited, Node
 from wavecast.ops import Kind
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Op
@@ -93,50 +92,63 @@ def is_communication(kernel: str) -> bool:
     return kernel_names.collective_in(kernel) is not None
 
 
-def owner_of(launch: Node, kernel: str) -> Node:
-    """The op that a kernel belongs to; the launch itself if no known op encloses it.
+class Owners:
+    """The ops that kernels belong to, among the nested ops around the call that launched them."""
 
-    Args:
-        launch: the runtime call that launched the kernel.
-        kernel: the name of the kernel.
-    """
-    path = list(launch.path())[1:]
-    chosen = _chosen([node for node in path if node.span.category == "cpu_op"])
-    outermost = communication_of(path)
-    if outermost is not None and (
-        chosen is None
-        or is_communication(kernel)
-        or kind_of(op_name(chosen)) in (None, Kind.COLLECTIVE)
-    ):
-        return outermost
-    if chosen is None or is_communication(kernel):
-        return launch
-    return chosen
+    def __init__(self) -> None:
+        self._communications = communications()
+        # The op that our own trace would have is the outermost that is not split into others.
+        self._working = Inherited(partial(_whole, views=False), outermost=True)
+        self._whole = Inherited(partial(_whole, views=True), outermost=True)
+        self._recognised = Inherited(lambda node: node if _kind(node) is not None else None)
+        self._ops = Inherited(lambda node: node if _is_op(node) else None)
+
+    def of(self, launch: Node, kernel: str) -> Node:
+        """The op that a kernel belongs to; the launch itself if no known op encloses it.
+
+        Args:
+            launch: the runtime call that launched the kernel.
+            kernel: the name of the kernel.
+        """
+        facts = self._working, self._whole, self._recognised, self._ops
+        chosen = next(filter(None, (fact.of(launch.parent) for fact in facts)), None)
+        outermost = self._communications.of(launch.parent)
+        if outermost is not None and (
+            chosen is None
+            or is_communication(kernel)
+            or kind_of(op_name(chosen)) in (None, Kind.COLLECTIVE)
+        ):
+            return outermost
+        if chosen is None or is_communication(kernel):
+            return launch
+        return chosen
 
 
-def _chosen(path: list[Node]) -> Node | None:
-    """The op that our own trace would have, among nested ops from the inside out."""
-    recognised = [node for node in path if kind_of(op_name(node)) is not None]
-    whole = [node for node in recognised if not is_split(op_name(node))]
-    if whole:
-        working = [node for node in whole if kind_of(op_name(node)) is not Kind.VIEW]
-        return (working or whole)[-1]
-    if recognised:
-        return recognised[0]
-    return next((node for node in path if _is_op(node)), None)
+def _kind(node: Node) -> Kind | None:
+    return kind_of(op_name(node)) if node.span.category == "cpu_op" else None
+
+
+def _whole(node: Node, views: bool) -> Node | None:
+    """A node of a known op that is not split into others, and perhaps not a view."""
+    kind = _kind(node)
+    if kind is None or (kind is Kind.VIEW and not views) or is_split(op_name(node)):
+        return None
+    return node
 
 
 def _is_op(node: Node) -> bool:
-    return bool(_OP.fullmatch(node.name)) and not node.name.startswith(_RANGES)
+    is_named = bool(_OP.fullmatch(node.name)) and not node.name.startswith(_RANGES)
+    return is_named and node.span.category == "cpu_op"
 
 
-def communication_of(path: Iterable[Node]) -> Node | None:
-    """The outermost communication among nested nodes, given from the inside out."""
-    outermost = None
-    for node in path:
-        if node.name.startswith(_COMMUNICATION_NODES) or node.name == "record_param_comms":
-            outermost = node
-    return outermost
+def is_communication_node(node: Node) -> bool:
+    """Whether a node communicates between GPUs."""
+    return node.name.startswith(_COMMUNICATION_NODES) or node.name == "record_param_comms"
+
+
+def communications() -> Inherited[Node]:
+    """The outermost communication of each node."""
+    return Inherited(lambda node: node if is_communication_node(node) else None, outermost=True)
 
 
 def launch_name(launch: str, kernels: tuple[str, ...]) -> str:

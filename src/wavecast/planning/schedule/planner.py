@@ -16,10 +16,17 @@ from wavecast.planning.schedule.bounds import Relaxation, relax
 from wavecast.planning.schedule.exact import ExactSearch, in_units, search, time_unit_s
 from wavecast.planning.schedule.greedy import greedy, rank
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
+from wavecast.planning.schedule.neighbours import improve
 from wavecast.planning.schedule.seating import Chosen, seat
+from wavecast.planning.schedule.waiting_bound import COARSE, relax_over_time
 
 MOST_WHOLE = 400
 """Up to this many jobs are searched as a whole."""
+_SHARE_OF_CHANGES = 0.5
+"""The share of the time limit for small changes, where jobs are to wait little."""
+_MOST_EXACT = 12
+"""So few jobs need no small changes: the exact search finds their best order."""
+_CLOSE = 1.0001
 
 
 @dataclass(frozen=True)
@@ -55,14 +62,18 @@ def make_schedule(
     relaxation = relax(fleet, jobs, aims, robust)
     runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
     planner = _SchedulePlanner(fleet, jobs, aims, robust, effort)
-    unit_s, bound, impossible, method = time_unit_s(runs), relaxation.bound, False, "greedy"
+    bound, impossible, method, limit_s = relaxation.bound, False, "greedy", effort.limit_s
+    if aims.completion and limit_s:
+        runs, waiting, method = planner.over_time(runs)
+        bound, limit_s = max(bound, waiting), limit_s * (1 - _SHARE_OF_CHANGES)
+    unit_s = time_unit_s(runs)
     if effort.limit_s and len(jobs) <= effort.most_whole:
-        found = planner.search(jobs, runs, unit_s, effort.limit_s)
+        found = planner.search(jobs, runs, unit_s, limit_s)
         impossible = found.is_impossible
         bound = bound if impossible else max(bound, found.bound)
-        runs, method = planner.better(runs, found.chosen, "CP-SAT")
+        runs, method = planner.better(runs, found.chosen, "CP-SAT", method)
     elif effort.limit_s:
-        runs, method = planner.by_pools(runs, unit_s)
+        runs, method = planner.by_pools(runs, unit_s, limit_s, method)
     if not relaxation.is_possible or impossible:
         return replace(_least_late(planner, relaxation), solve_s=time.perf_counter() - began)
     took_s = time.perf_counter() - began
@@ -120,23 +131,48 @@ class _SchedulePlanner:
         return seat(self.fleet, [(job, job.options[places[job.name]]) for job in order])
 
     def better(
-        self, runs: tuple[PlannedRun, ...], chosen: Sequence[Chosen], method: str
+        self,
+        runs: tuple[PlannedRun, ...],
+        chosen: Sequence[Chosen],
+        method: str,
+        before: str = "greedy",
     ) -> tuple[tuple[PlannedRun, ...], str]:
-        """The better one of a greedy schedule and one that was searched, and its method."""
+        """The better one of a schedule and one that was searched, and its method."""
         if not chosen:
-            return runs, "greedy"
+            return runs, before
         found = seat(self.fleet, chosen, self.robust)
         if rank(self.aims, found) <= rank(self.aims, runs):
             return found, method
-        return runs, "greedy"
+        return runs, before
+
+    def over_time(self, runs: tuple[PlannedRun, ...]) -> tuple[tuple[PlannedRun, ...], float, str]:
+        """A schedule of short waits, the bound that knows of waiting, and the method.
+
+        The orders of coarse programs over time are the starts, and small changes improve the best.
+        """
+        end_s, best, method = max(run.end_s for run in runs), runs, "greedy"
+        for most in COARSE:
+            found = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust, most)
+            if found is None:
+                break
+            best, method = self.better(best, found[1], "order of a program over time", method)
+        last = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust)
+        bound = 0.0 if last is None else last[0]
+        if _MOST_EXACT < len(self.jobs) <= self.effort.most_whole:
+            limit_s = self.effort.limit_s * _SHARE_OF_CHANGES
+            goal = bound * _CLOSE
+            changed = improve(self.fleet, best, self.aims, limit_s, self.robust, goal)
+            if rank(self.aims, changed) < rank(self.aims, best):
+                best, method = changed, "small changes"
+        return best, bound, method
 
     def by_pools(
-        self, runs: tuple[PlannedRun, ...], unit_s: float
+        self, runs: tuple[PlannedRun, ...], unit_s: float, limit_s: float, before: str
     ) -> tuple[tuple[PlannedRun, ...], str]:
         """Each pool searched by itself, with the options that the jobs have."""
         order: list[tuple[float, Chosen]] = []
         used = [[run for run in runs if run.option.pool == pool.name] for pool in self.fleet.pools]
-        share = self.effort.limit_s / max(1, sum(map(bool, used)))
+        share = limit_s / max(1, sum(map(bool, used)))
         for inside in filter(None, used):
             fixed = {run.job.name: run for run in inside}
             jobs = [replace(run.job, options=(run.option,)) for run in inside]
@@ -147,4 +183,4 @@ class _SchedulePlanner:
             if not found:
                 order += [(math.inf, (run.job, run.option)) for run in inside]
         chosen = [one for _, one in sorted(order, key=lambda each: each[0])]
-        return self.better(runs, chosen, "CP-SAT by pools")
+        return self.better(runs, chosen, "CP-SAT by pools", before)

@@ -59,10 +59,11 @@ def memory_bar(needed: Memory) -> Html:
         f"{memory(total)} of {memory(capacity)}",
         height=26,
     )
+    # By what is used, not by the card: the chart below has the same colors for a small step.
     entries = {
         f"{name} {memory(nbytes)}": class_
         for class_, name, nbytes in parts
-        if nbytes / whole > 0.001
+        if nbytes > 0.002 * total
     }
     return joined([drawn, element("p", _told(needed), class_="told"), key(entries)])
 

@@ -83,7 +83,7 @@ def observation_report(
     some = sum(one.holds is False and bool(one.agreeing) for one in seen)
     verdict = joined(
         [
-            f"These results can judge {judged} claims of TBD's observations: ",
+            f"Claims of TBD's observations that these results can judge: {judged}. Of them ",
             *(element("strong", str(held)), f" hold in all models, and {some} in some."),
         ]
     )

@@ -15,7 +15,7 @@ from networks import Step
 import wavecast
 from wavecast import suite
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
-from wavecast.frameworks.pytorch.huggingface.models import model_of
+from wavecast.frameworks.pytorch.huggingface.models import model_of, needing
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.huggingface.presets import Preset, presets
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
@@ -332,6 +332,14 @@ def test_missing_packages_are_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtra, match=rf"needs {package}: pip install 'wavecast\[hugg"):
         trace_of(tiny.written(tmp_path, tiny.LLAMA), **options)
+
+
+def test_a_package_that_a_library_could_not_import_is_named() -> None:
+    inner = ModuleNotFoundError("No module named 'peft.tuners'", name="peft.tuners")
+    with pytest.raises(MissingExtra, match=r"hf:gpt2 needs peft: pip"), needing("hf:gpt2"):
+        raise ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'.") from inner
+    with pytest.raises(MissingExtra, match="needs more libraries"), needing("hf:gpt2"):
+        raise ModuleNotFoundError("Could not import module 'GPT2LMHeadModel'.")
 
 
 def test_precisions_are_those_of_the_suite(tmp_path: Path) -> None:

@@ -29,16 +29,34 @@ def needing(what: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{what} needs {error.name}: pip install 'wavecast[huggingface]'"
+            f"{what} needs {_missing(error)}: pip install 'wavecast[huggingface]'"
         ) from error
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """The library that could not be imported.
+
+    transformers loads its parts late, and wraps what went wrong in an error without a name.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and cause.name:
+            return cause.name.partition(".")[0]
+        cause = cause.__cause__ or cause.__context__
+    return "more libraries of Hugging Face"
 
 
 def model_of(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[nn.Module, Any]:
     """The model, in training mode, and its config as an object of its library."""
-    if config.diffusion_class is not None:
-        return _unet(config, dtype, device)
     with needing(f"hf:{config.name}"):
-        import transformers
+        if config.diffusion_class is not None:
+            return _unet(config, dtype, device)
+        return _transformer(config, task, dtype, device)
+
+
+def _transformer(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[nn.Module, Any]:
+    import transformers
+
     values = _plain(config)
     known = list(transformers.CONFIG_MAPPING.keys())
     if config.model_type not in known:
@@ -76,8 +94,8 @@ def _unknown_type(config: ModelConfig, known: list[str], version: str) -> str:
 
 
 def _unet(config: ModelConfig, dtype: Any, device: str) -> tuple[nn.Module, Any]:
-    with needing(f"hf:{config.name}"):
-        from diffusers import UNet2DConditionModel
+    from diffusers import UNet2DConditionModel
+
     with torch.device(device):
         model = UNet2DConditionModel.from_config(dict(config.values))
     if dtype is not torch.float32:

@@ -1,0 +1,71 @@
+"""Questions that users ask, and what `wavecast choose` answers.
+
+    python -m lab score questions [NAME...] [--write]
+
+Runs each command, prints it with its answer, and writes the page docs/howto/questions.md with
+`--write`. The answers hold for the shipped prices. A question about a model of 8 billion parameters
+takes about a minute of CPU time.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from lab import needs
+from lab.places import DOCS
+from lab.score import pages
+
+PAGE = DOCS / "howto" / "questions.md"
+_GPUS = " ".join(
+    f"--gpu {name}"
+    for name in (
+        *("rtx-4090", "rtx-5090", "l40s", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm"),
+        "b200-sxm",
+    )
+)
+_LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
+QUESTIONS = {
+    "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
+    "lora": f"choose hf:llama-3.1-8b --weights bf16 --lora r=16 {_LIMITS} --allow qlora {_GPUS}",
+    "qlora": f"choose hf:llama-3.1-8b --qlora {_LIMITS}",
+    "resnet": "choose resnet50 --epochs 90 --dataset-samples 1281167 --budget 100 --deadline 24h "
+    "--allow precision",
+    "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
+    f"--allow precision {_GPUS}",
+}
+"""The commands, without `wavecast`, by the mark of their answer on the page."""
+_COLUMNS = "100"
+
+
+def answer(command: str) -> str:
+    """What a command prints on a terminal of 100 columns."""
+    run = subprocess.run(
+        [sys.executable, "-m", "wavecast", *shlex.split(command)],
+        env=os.environ | {"COLUMNS": _COLUMNS},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return run.stdout.rstrip()
+
+
+def shown(command: str, said: str) -> str:
+    """A command and its answer, as the page has them."""
+    return f"```sh\nwavecast {command}\n```\n\n```text\n{said}\n```"
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Ask the questions, and print or write the answers."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("names", nargs="*", help=f"{', '.join(QUESTIONS)}; all by default")
+    parser.add_argument("--write", action="store_true", help="write them into the page")
+    args = parser.parse_args(given)
+    for name in args.names or QUESTIONS:
+        text = shown(QUESTIONS[name], answer(QUESTIONS[name]))
+        print(text, end="\n\n", flush=True)
+        if args.write:
+            pages.write(PAGE, f"answer: {name}", text)

@@ -1,0 +1,16 @@
+"""The page of questions has an answer to each question, for the command that the lab runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.score import pages
+from lab.score.questions import PAGE, QUESTIONS
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_each_question_has_its_answer(name: str) -> None:
+    answer = pages.section(PAGE, f"answer: {name}")
+    assert answer.startswith(f"```sh\nwavecast {QUESTIONS[name]}\n```\n\n```text\n")
+    for words in ("the recipe", "rent ", "takes: ", "run: ", "look closer: wavecast predict"):
+        assert words in answer
