@@ -36,7 +36,7 @@ WRONG = [
     Wrong("unlike any model", f"predict xyzzy {L4}", ("'xyzzy'", "known: resnet50", "A target is")),
     Wrong("directory", f"predict a_directory {L4}", ("is a directory", "FILE.py:FUNCTION")),
     Wrong("no such file", f"predict gone.py:make {L4}", ("no file gone.py", "looked in")),
-    Wrong("file alone", f"predict steps.py {L4}", ("no function", "steps.py:make_step")),
+    Wrong("no step", f"predict steps.py {L4}", ("without an optimizer step", "make_step")),
     Wrong(
         "file and colon",
         f"predict steps.py: {L4}",

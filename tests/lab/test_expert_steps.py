@@ -53,7 +53,7 @@ def test_the_micro_batches_of_a_log_are_read() -> None:
         ({"model": "other", "params_b": None, "hidden": 2050}, "size that is not stated"),
         ({"ep": 3}, "does not divide data x tensor"),
         ({"gpu": "B999"}, "the GPU is not known"),
-        ({"gpu": "GH200"}, "usual machine of gh200"),
+        ({"gpu": "A16"}, "usual machine of a16"),
     ],
 )
 def test_what_cannot_be_rebuilt_is_named(change: dict[str, Any], reason: str) -> None:
@@ -64,7 +64,7 @@ def test_what_cannot_be_rebuilt_is_named(change: dict[str, Any], reason: str) ->
 @pytest.mark.parametrize(
     "gpu",
     [
-        *("GB300", "B300", "H200", "MI300X", "MI325X", "L4", "L40S-48GB", "A30", "GB200"),
+        *("GB300", "B300", "H200", "MI300X", "MI325X", "L4", "L40S-48GB", "A30", "GB200", "GH200"),
         *("H200-SXM-141GB", "L40S", "A30-24GB"),
     ],
 )

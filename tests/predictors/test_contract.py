@@ -38,6 +38,7 @@ import wavecast
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.corrected import Corrected
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.learned import Learned
@@ -54,6 +55,7 @@ PREDICTORS: dict[str, Predictor] = {
     "roofline": Roofline(),
     "attainable": Attainable.shipped(),
     "learned": Learned.shipped(),
+    "corrected": Corrected(Learned.shipped(), {}),
     "mlp": Mlp.shipped(),
 }
 SCALERS: dict[str, Scaler] = {
@@ -88,7 +90,7 @@ EXCUSED: dict[str, Excuses] = {
         Promise.OWN_GPU: _PRECISION,
     },
 }
-FASTER_WITH_A_LARGER_BATCH = {"roofline": 1.0, "attainable": 1.0, "learned": 2.5}
+FASTER_WITH_A_LARGER_BATCH = {"roofline": 1.0, "attainable": 1.0, "learned": 2.5, "corrected": 2.5}
 """The factor by which a larger batch may be predicted faster. Trees are step functions, and real
 libraries change their algorithm. The Mlp promises nothing here."""
 LAYERS_OF_MLP = ("mm", "addmm", "bmm", "convolution", "convolution backward", "lstm")
@@ -104,7 +106,7 @@ def learned_least_s(op: Op, gpu: Device) -> float | None:
     return float(batch_of([op], {}).least_s(facts)[0])
 
 
-LEAST_S: dict[str, LowerBound] = {"learned": learned_least_s}
+LEAST_S: dict[str, LowerBound] = dict.fromkeys(("learned", "corrected"), learned_least_s)
 
 OPS = (
     *(make(64, 32, 32, "float32") for make in MAKERS.values()),

@@ -188,6 +188,7 @@ class _Run:
         self._pid: int | None = None
         self._ended: int | None = None
         self._doing = ""
+        self._late = ""
         self._heard_s = time.monotonic()
         self._stopped_s: float | None = None
         self._printed = b""
@@ -218,6 +219,9 @@ class _Run:
         at = f" while {self._doing}" if self._doing else ""
         if self._stopped_s is not None:
             return Failure(INTERRUPTED, f"{script} was interrupted{at}")
+        if code == -signal.SIGABRT and self._late:
+            # torch aborts where code that may not raise is interrupted.
+            return Failure(CaptureError.__name__, self._late)
         if code < 0:
             name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
             memory = "; perhaps memory ran out" if -code == signal.SIGKILL else ""
@@ -258,6 +262,7 @@ class _Run:
         self._ended = message.get("ended", self._ended)
         if "failed" in message:
             self.failure = Failure(**message["failed"])
+        self._late = str(message.get("late", self._late))
         if "doing" in message:
             self._doing = str(message["doing"])
             stages.say(self._doing)

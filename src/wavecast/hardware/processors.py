@@ -87,7 +87,7 @@ def usual_hosts() -> dict[str, UsualHost]:
             sustained=facts["sustained"]["value"],
             source=facts["sustained"]["source"],
         )
-        for name, facts in shipped_toml("hosts/usual.toml").items()
+        for name, facts in shipped_toml("usual_hosts.toml").items()
     ]
     return {host.name: host for host in sorted(hosts, key=lambda host: host.factor)}
 

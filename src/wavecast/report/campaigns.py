@@ -35,7 +35,7 @@ describe(
     Field("tasks", meaning="How many tasks it has."),
     Field("done", meaning="How many of them have a result."),
     Field("kinds", kind=_KIND),
-    Field("nodes"),
+    Field("nodes", meaning="What each node did."),
     Field("failed"),
     Field("attempts_failed"),
     Field("remaining_s"),

@@ -139,7 +139,8 @@ def iterate(
     """Run one iteration between cudaProfilerStart and Stop, for `measure --counters`."""
     wanted = step.target(target, fixed=())
     if wanted.make_step is None:
-        raise InvalidInput(f"{target} is no step that can run here")
+        kind = "trace; it cannot run" if wanted.trace else "script; it runs itself"
+        raise InvalidInput(f"{target} is a {kind}")
     require_gpu()
     from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast.errors import InvalidInput
 from wavecast.parallel.sharding.dims import Dims, Labels
 from wavecast.parallel.sharding.indexing import MOVES, Marks, compressed, dim_of
 from wavecast.parallel.sharding.rules import dims_of
@@ -26,6 +27,10 @@ Role = str
 "each"."""
 
 
+MOST_ELEMENTS = 1 << 25
+"""The elements of a dimension that are followed; the largest vocabularies have some million."""
+
+
 class Classes:
     """Numbered elements in classes that can be joined."""
 
@@ -34,7 +39,16 @@ class Classes:
         self._count = ANY + 1
 
     def fresh(self, count: int) -> Numbers:
-        """New elements, each in a class of its own."""
+        """New elements, each in a class of its own.
+
+        Raises:
+            InvalidInput: there are more than any layer has.
+        """
+        if count > MOST_ELEMENTS:
+            raise InvalidInput(
+                f"a dimension of {count:,} elements cannot be followed through the step, which is "
+                f"needed to split its layers; at most {MOST_ELEMENTS:,} are"
+            )
         while self._count + count > len(self._parents):
             size = len(self._parents)
             self._parents = np.concatenate([self._parents, np.arange(size, 2 * size)])

@@ -49,6 +49,7 @@ class Watcher:
         patience_s: how many seconds it may take to the end of a step. None for any number.
             Compiling does not count, nor does waiting for a free processor.
         tell: called with what the script does and how many ops were recorded.
+        warn: called with a message before the script is stopped, which may end the process.
         give_up: called with a message if the script does not let itself be stopped.
     """
 
@@ -57,10 +58,11 @@ class Watcher:
         script: str,
         patience_s: float | None,
         tell: Callable[[str, int], None],
+        warn: Callable[[str], None],
         give_up: Callable[[str], None],
     ) -> None:
         self._script, self._patience_s = script, patience_s
-        self._tell, self._give_up = tell, give_up
+        self._tell, self._warn, self._give_up = tell, warn, give_up
         self._loop: Watched | None = None
         self._why = ""
         self.interrupted = False
@@ -112,6 +114,7 @@ class Watcher:
             is_late = self._patience_s is not None and now_s - since_s > self._patience_s
             if not self._why and is_late:
                 self._why = self._impatience(steps, doing)
+                self._warn(f"{self._script} {self._why}")
             if self._why and loop.running:
                 asked_s = asked_s or time.monotonic()
                 if time.monotonic() - asked_s > _GRACE_S and not over.is_set():

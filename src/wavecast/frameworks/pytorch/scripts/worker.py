@@ -81,6 +81,7 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
         program.shown,
         request["patience_s"],
         lambda doing, ops: _tell(control, {"doing": doing, "ops": ops}),
+        lambda message: _tell(control, {"late": message}),
         lambda message: _abandon(control, _kind_of(watcher), message),
     )
     try:
