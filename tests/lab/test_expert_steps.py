@@ -53,7 +53,6 @@ def test_the_micro_batches_of_a_log_are_read() -> None:
         ({"model": "other", "params_b": None, "hidden": 2050}, "size that is not stated"),
         ({"ep": 3}, "does not divide data x tensor"),
         ({"gpu": "B999"}, "the GPU is not known"),
-        ({"gpu": "A16"}, "usual machine of a16"),
     ],
 )
 def test_what_cannot_be_rebuilt_is_named(change: dict[str, Any], reason: str) -> None:

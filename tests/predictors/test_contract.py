@@ -38,8 +38,8 @@ import wavecast
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable
-from wavecast.predictors.corrected import Corrected
 from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.corrected import Corrected
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.learned import Learned
 from wavecast.predictors.learned.batch import batch_of

@@ -18,7 +18,7 @@ describe(
     SplitScore,
     Field("model", title="model"),
     Field("split", title="fitted up to", meaning="The threshold; null for all runs."),
-    Field("method", title="method", meaning="What the fit minimises."),
+    Field("method", title="method"),
     Field("fitted", title="runs fitted", text=str),
     Field("judged", title="runs judged", text=str),
     Field("mape", title="mean error", text=percent),

@@ -59,6 +59,7 @@ class SplitScore(Shown):
     split: Split | None
     """The threshold; None if the model was fitted and judged on all runs."""
     method: Method
+    """What the fit minimises."""
     fitted: int
     """How many runs it was fitted on."""
     judged: int
