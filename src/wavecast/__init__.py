@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from wavecast.steps.request import predict
     from wavecast.traces.script import ScriptPart, ScriptRun
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "CaptureError",
