@@ -53,7 +53,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
     "wavecast/predictors": (
-        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned", "corrected"),
+        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
+        "corrected",
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (

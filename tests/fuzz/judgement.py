@@ -9,7 +9,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
@@ -118,6 +118,10 @@ def _shown(error: BaseException) -> str:
 @contextmanager
 def watched(more_bytes: int = MOST_BYTES) -> Iterator[None]:
     """A context in which memory is limited, warnings are errors and `within_time` works."""
+    with suppress(ImportError):
+        import pyarrow  # its own pool reserves addresses by the gigabyte
+
+        pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_used_bytes() + more_bytes, hard))
     alarms = (signal.SIGALRM, signal.SIGPROF)

@@ -206,7 +206,7 @@ def ask_layers(trace: Trace, random: Random, folder: Path) -> None:
     _told(time, "network time")
     if trace.measurement is not None:
         times = times_of_trace(trace, network, batch or trace.samples or 2)
-        _told(PerLayer("lstsq").fit(times).predict(network, 8), "network time")
+        _told(PerLayer("ordinary").fit(times).predict(network, 8), "network time")
 
 
 def ask_advice(trace: Trace, random: Random, folder: Path) -> None:
@@ -330,7 +330,7 @@ def _ask_command(name: str) -> Ask:
 
 
 _WITH_PAGES = ("predict", "memory", "profile", "choose", "advise", "scale", "parallelize")
-_ANSWERED = {"fits": (0, 1), "check": (0, 1)}
+_ANSWERED = {"fits": (0, 1), "check": (0, 1, 2)}
 
 
 def _outcome(line: list[str], as_json: bool) -> None:

@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from wavecast import predict
 from wavecast.hardware.devices import device
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mixed_precision import MixedPrecision
-from wavecast.traces.step import Kernel, Measurement, Trace
+from wavecast.traces.step import Kernel, Trace
 
 GPU = device("h200-sxm")
 TRACES = [(name, key) for name in ("habitat", "measured") for key in campaigns.traces(name)]
@@ -110,26 +110,6 @@ def bf16_errors(pairs: Iterable[tuple[Trace, float]]) -> tuple[list[float], list
         ):
             errors.append(abs(predict(trace, GPU, predictor=scaler).gpu_s / real_s - 1))
     return daydream, by_op
-
-
-def shown_errors(errors: Sequence[float]) -> str:
-    return f"mean error {statistics.mean(errors):.0%}, worst {max(errors):.0%}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["steps", "measured"])
-def test_the_page_repeats_the_errors_of_mixed_precision(name: str) -> None:
-    pairs = []
-    campaign = campaigns.traces(name)
-    for key in (key for key in campaign if key.endswith("-fp32")):
-        full, half = campaign[key], campaign[key.replace("-fp32", "-bf16")]
-        kernels_s = sum(kernel.seconds for call in half for kernel in call.kernels)
-        whole = half.measurement
-        if full.measurement is None:  # recorded by lab/collect/reality.py: ops and kernels only
-            full = Trace(full.calls, measurement=Measurement("NVIDIA H200"))
-        pairs.append((full, whole.gpu_s if whole and whole.gpu_s else kernels_s))
-    daydream, by_op = map(shown_errors, bf16_errors(pairs))
-    assert f"| {len(pairs)} pairs in `{name}/`* | {daydream} | {by_op} |" in PAGE
 
 
 def memory_rows(name: str) -> list[dict[str, Any]]:

@@ -90,9 +90,10 @@ EXCUSED: dict[str, Excuses] = {
         Promise.OWN_GPU: _PRECISION,
     },
 }
-FASTER_WITH_A_LARGER_BATCH = {"roofline": 1.0, "attainable": 1.0, "learned": 2.5, "corrected": 2.5}
+FASTER_WITH_A_LARGER_BATCH = {"roofline": 1.0, "attainable": 1.0, "learned": 2.5}
 """The factor by which a larger batch may be predicted faster. Trees are step functions, and real
 libraries change their algorithm. The Mlp promises nothing here."""
+FASTER_WITH_A_LARGER_BATCH["corrected"] = FASTER_WITH_A_LARGER_BATCH["learned"]
 LAYERS_OF_MLP = ("mm", "addmm", "bmm", "convolution", "convolution backward", "lstm")
 ANSWERED_BY_MLP = tuple(kind for kind in LAYERS_OF_MLP if kind != "lstm")
 """Such LSTMs were measured on the H200 alone, so the networks do not answer on other GPUs."""

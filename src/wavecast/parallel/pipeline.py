@@ -163,7 +163,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
     """
 
     def kept(tensors: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-        if op.name not in FUSED and len(tensors) >= count and len(tensors) % count == 0:
+        if op.name not in FUSED and len(tensors) >= count > 0 and len(tensors) % count == 0:
             return tuple(tensors[k + i] for k in range(0, len(tensors), count) for i in mine)
         return tuple(
             TensorSpec((max(int(t.numel * share), 1),), t.dtype, None, t.device)

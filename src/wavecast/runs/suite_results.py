@@ -133,7 +133,7 @@ def _value(name: str, text: str) -> Any:
     if name in _TEXTS:
         return text
     if not text:
-        return None
+        return 1 if name in _COUNTS else None
     if name == "settled":
         return {answer: value for value, answer in _ANSWERS.items()}[text]
     number = int(text) if name in _WHOLE else float(text)

@@ -183,6 +183,7 @@ const wavecastControls = {
     if (!gpu) {
       hint.replaceChildren(near.length ? "Which one? " : "There is no GPU of that name", ...near.slice(0, 6).map(one => {
         const pick = made("button", one.id, { type: "button", class: "pick" });
+        pick.addEventListener("mousedown", event => event.preventDefault());  // the field keeps the focus, and this button its place
         pick.addEventListener("click", () => { entry.value = one.id; this.addGpu(); });
         return pick;
       }));
