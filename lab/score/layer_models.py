@@ -49,10 +49,10 @@ class Way:
 
 
 WAYS = (
-    Way("operations, ordinary (published)", Method.ORDINARY),
-    Way("operations, relative", Method.RELATIVE_NON_NEGATIVE),
-    Way("predicted times, relative", Method.RELATIVE_NON_NEGATIVE, predicted=True),
-    Way("predicted times, proportional", Method.PROPORTIONAL, predicted=True),
+    Way("published", Method.ORDINARY),
+    Way("operations", Method.RELATIVE_NON_NEGATIVE),
+    Way("predicted", Method.RELATIVE_NON_NEGATIVE, predicted=True),
+    Way("proportional", Method.PROPORTIONAL, predicted=True),
 )
 
 
