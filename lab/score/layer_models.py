@@ -101,7 +101,7 @@ def per_layer(precision: str) -> str:
     """The error of each way to predict, for each transfer: of covered layers, and of everything."""
     ways = " | ".join(way.name for way in WAYS)
     whole_ways = " | ".join(f"all: {WAYS[index].name}" for index in _WHOLE)
-    lines = [*heading(f"fitted on | applied to | batch | {ways} | covered | {whole_ways}", "ll")]
+    lines = [*heading(f"fitted on, applied to, batch | {ways} | covered | {whole_ways}")]
     results = {
         transfer: [transferred(transfer, precision, way) for way in WAYS]
         for transfer in transfers()
@@ -109,15 +109,13 @@ def per_layer(precision: str) -> str:
     for (sources, target, batch), cells in results.items():
         shown = " | ".join(f"{cell.error:+.1%}" for cell in cells)
         whole = " | ".join(f"{cells[index].whole:+.1%}" for index in _WHOLE)
-        lines.append(
-            f"| {', '.join(sources)} | {target} | {batch} | {shown} | {cells[0].covered:.0%} "
-            f"| {whole} |"
-        )
+        which, covered = f"{', '.join(sources)}, {target}, {batch}", f"{cells[0].covered:.0%}"
+        lines.append(f"| {which} | {shown} | {covered} | {whole} |")
     for count, name in ((1, "one net"), (2, "two nets")):
         rows = [cells for (sources, *_), cells in results.items() if len(sources) == count]
         sums = [summed([cells[index].error for cells in rows]) for index in range(len(WAYS))]
         whole_sums = [summed([cells[index].whole for cells in rows]) for index in _WHOLE]
-        lines.append(f"| **{name}** | | | {' | '.join(sums)} | | {' | '.join(whole_sums)} |")
+        lines.append(f"| **{name}** | {' | '.join(sums)} | | {' | '.join(whole_sums)} |")
     return "\n".join(lines)
 
 
