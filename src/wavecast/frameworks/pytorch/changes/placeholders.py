@@ -5,6 +5,7 @@ Where a result is not computed any more, a placeholder stands for it: one elemen
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,15 +46,15 @@ def placeholder(like: Any, shape: Any) -> Any:
         return like.detach().new_empty(1).expand(tuple(shape))
 
 
-class SeenUses:
+class SeenUses(ABC):
     """What the runs of one step have shown: the shapes whose results are used in one way only."""
 
     def __init__(self) -> None:
         self.known: frozenset[Any] = frozenset()
 
+    @abstractmethod
     def mode(self) -> LearningMode:
         """The mode that looks at the functions of one run."""
-        raise NotImplementedError
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -75,7 +76,7 @@ class SeenUses:
         learn()
 
 
-class LearningMode(TorchFunctionMode):
+class LearningMode(TorchFunctionMode, ABC):
     """Looks at each call of a function of torch, and counts what begins and ends as expected."""
 
     def __init__(self, learned: SeenUses) -> None:
@@ -100,17 +101,17 @@ class LearningMode(TorchFunctionMode):
         self.see(name, given, out)
         return out
 
+    @abstractmethod
     def may_begin(self, name: str, given: list[Any]) -> bool:
         """Whether the result of a function may be one whose use is to be looked at."""
-        raise NotImplementedError
 
+    @abstractmethod
     def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
         """The result of a function that may begin something."""
-        raise NotImplementedError
 
+    @abstractmethod
     def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
         """The result of a function that is given a tensor whose use is looked at."""
-        raise NotImplementedError
 
     def see(self, name: str, given: list[Any], out: Any) -> None:
         """Look at the result of any other function."""
