@@ -59,13 +59,13 @@ class RankWork:
 
     @cached_property
     def kernels_s(self) -> float:
-        """The time of the kernels alone, without collectives."""
+        """The time of the kernels and of the gaps between them, without collectives."""
         works, arrays = self.timed.arrays.works, self.timed.arrays
         computing = [ops.kind(call.op) is not Kind.COLLECTIVE for call in works]
         own_s = sum(
             seconds
             for seconds, work in zip(
-                self.timed.call_s[: self.end].tolist(), arrays.work[: self.end], strict=True
+                self.timed.taken_s[: self.end].tolist(), arrays.work[: self.end], strict=True
             )
             if computing[work]
         )
@@ -133,7 +133,7 @@ class RankWork:
         """The GPU's time of each call, without what other calls may hide."""
         rings = any(call.op.name == "nccl.send" for call in self.trace)
         hidden = self.timed.arrays.stream != COMPUTE if rings else False
-        return list(np.where(hidden, 0.0, self.timed.call_s))
+        return list(np.where(hidden, 0.0, self.timed.taken_s))
 
     def _known_traffic(self, strategy: Parallel) -> tuple[float, float]:
         axes = strategy.axes

@@ -103,7 +103,7 @@ class TimedTrace:
     @cached_property
     def timetable(self) -> Timetable:
         """When each call is issued by the host and runs on the GPU."""
-        issue_s, busy_s = self._issue_s, self.call_s + self._gap_s
+        issue_s, busy_s = self._issue_s, self.taken_s
         queue = self.trace.calls, issue_s, busy_s, self._syncs, self.host.trip_s, self.slowdown
         table = play_streams(*queue, one_stream=self._is_one_stream)
         if not self._is_one_stream:
@@ -125,6 +125,12 @@ class TimedTrace:
     def _syncs(self) -> tuple[int, ...]:
         """The positions of the calls after which the host waits and the GPU idles."""
         return self.arrays.syncs if self.pace is None or self.pace.waits else ()
+
+    @property
+    def taken_s(self) -> Seconds:
+        """The time for which each call takes its stream: its kernels, and the gaps after them."""
+        taken: Seconds = self.call_s + self._gap_s
+        return taken
 
     @property
     def _gap_s(self) -> Seconds | float:
