@@ -22,7 +22,7 @@ from wavecast.campaigns.workers import Bundle, Finished
 from wavecast.errors import WavecastError, needing_extra
 
 LOCAL = "local"
-"""The address of a cluster that is started here and ends with the command."""
+"""Stands for an address: a Ray cluster is started on this machine, and ends with the command."""
 _AHEAD = 2
 """How many bundles are given away for each that can run at once, so that no node waits."""
 _FRESH_S = 1.0

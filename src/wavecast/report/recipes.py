@@ -221,7 +221,7 @@ def _predict(best: Candidate, asked: AskedStep) -> str:
 
 
 def _others(selection: Selection, best: Candidate) -> Iterator[str]:
-    """The runner-up, and the step as it is, each with its reason."""
+    """The second-best choice with the reason why it lost, and the step without any change."""
     if len(selection.ranked) > 1:
         other = selection.ranked[1]
         alike = other in selection.as_good

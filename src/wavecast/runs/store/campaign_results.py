@@ -139,7 +139,7 @@ class CampaignResults:
                 yield TaskResult(**(values | read))
 
     def failed(self) -> list[FailedAttempt]:
-        """The attempts that failed, in the order in which they did."""
+        """The failed attempts, the oldest first."""
         table = schema.failures
         chosen = select(table.c.task, table.c.node, table.c.error)
         with self._store.reading() as connection:

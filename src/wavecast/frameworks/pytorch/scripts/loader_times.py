@@ -64,7 +64,7 @@ def _begin(loader: DataLoader[Any], number: int, count: int, indices: list[Any])
 def _loaded(
     loader: DataLoader[Any], number: int, count: int, indices: list[Any]
 ) -> dict[str, float]:
-    """Load batches in this process, as one of the workers."""
+    """What one worker of the loader does: load batches, one after the other."""
     torch.set_num_threads(1)
     torch.manual_seed(number)
     info = {"id": number, "num_workers": count, "seed": number, "dataset": loader.dataset}
