@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -135,11 +134,7 @@ def test_the_fit_of_the_reference_host_gives_the_file_that_ships() -> None:
     from lab.measured.timed import machines
 
     costs, _ = fit(read())
-    fitted = tomllib.loads(to_toml(reference_costs(costs), machines()))
-    shipped = tomllib.loads(OUT.read_text(encoding="utf-8"))
-    # It was fitted when views that `linear` makes without autograd counted as those of Python.
-    for part in ("costs", "graph", "cpu", "cuda"):
-        assert fitted[part] == pytest.approx(shipped[part], rel=0.08)
+    assert to_toml(reference_costs(costs), machines()) == OUT.read_text(encoding="utf-8")
 
 
 def test_counted_kernels_are_written_as_they_ship() -> None:

@@ -52,6 +52,12 @@ class HostModel(Hashable, Protocol):
         ...
 
 
+INNER_VIEW = 0.11
+"""What a view that `linear` or `matmul` makes by itself costs, as a share of a view in Python code,
+where no autograd records it. Under no_grad, `linear` of three dimensions takes 0.9 us more for each
+of its views than the matmul alone (CPU, torch 2.13), where an op from Python takes 2.5 us; the
+reference host takes 3.15 us for that op. With autograd these views are in the fitted costs."""
+
 RECOMPUTED = 3.1
 """What checkpointing adds for an op that is computed again, as a number of forward ops issued from
 Python: hooks for the tensors that autograd keeps, in both passes, and the state of random numbers.
@@ -142,7 +148,9 @@ COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
 """The names of all costs of a `Host`, in the order of its fields."""
 
 
-def demands(calls: Sequence[Call], hooks: float = RECOMPUTED) -> NDArray[np.float64]:
+def demands(
+    calls: Sequence[Call], hooks: float = RECOMPUTED, inner_view: float = INNER_VIEW
+) -> NDArray[np.float64]:
     """The number of times that each call incurs each cost: a row per call, a column per cost.
 
     Activations that are computed again in the backward pass (activation checkpointing) are issued
@@ -185,7 +193,7 @@ def demands(calls: Sequence[Call], hooks: float = RECOMPUTED) -> NDArray[np.floa
         # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
         counts[trained, column["forward_s"]] = COMPILED[CALL]
     else:
-        counts[inner_views(calls), column["view_s"]] *= INNER_VIEW
+        counts[inner_views(calls), column["view_s"]] *= inner_view
     return counts
 
 
@@ -258,12 +266,6 @@ REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
 COMPILED: dict[str, float] = shipped_toml("hosts/compiled.toml")["forward_ops"]
 """The host's cost of compiled code, as a number of forward ops issued from Python. It is Python
 code as well, so it scales with the host."""
-
-INNER_VIEW = 0.11
-"""What a view that `linear` or `matmul` makes by itself costs, as a share of a view in Python code,
-where no autograd records it. Under no_grad, `linear` of three dimensions takes 0.9 us more for each
-of its views than the matmul alone (CPU, torch 2.13), where an op from Python takes 2.5 us; the
-reference host takes 3.15 us for that op. With autograd these views are in the fitted costs."""
 
 IN_PYTHON = {
     "bitsandbytes.dequantize_4bit": 4.0,
