@@ -33,6 +33,7 @@ from wavecast.ops import (  # noqa: F401  (importing them registers their formul
     pointwise,
     quantization,
     rnn,
+    sparse,
     spatial,
 )
 from wavecast.ops.kernel_counts import kernel_count

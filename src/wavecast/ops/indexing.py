@@ -22,14 +22,14 @@ from wavecast.ops.registry import (
 from wavecast.traces.step import Op, TensorSpec
 
 
-def _fetched(table: TensorSpec, elements: int) -> int:
+def fetched(table: TensorSpec, elements: int) -> int:
     """The bytes read to fetch this many elements of a table."""
     return min(elements * item_bytes(table), stored(table))
 
 
 def _gather(op: Op) -> Cost:
     table, *indices = op.inputs
-    return Cost(0, _fetched(table, op.outputs[0].numel) + read(indices), written(op.outputs))
+    return Cost(0, fetched(table, op.outputs[0].numel) + read(indices), written(op.outputs))
 
 
 cost("aten.embedding", kind=Kind.EMBEDDING)(_gather)
@@ -40,7 +40,7 @@ cost(*aten("index _unsafe_index index_select gather take"), kind=Kind.INDEXING)(
 def _embedding_backward(op: Op) -> Cost:
     """The whole gradient is filled with zeros; then rows are read, added to and written."""
     grad, table = op.inputs[0], op.outputs[0]
-    rows = _fetched(table, grad.numel)
+    rows = fetched(table, grad.numel)
     return Cost(grad.numel, read(op.inputs) + rows, stored(table) + rows)
 
 
@@ -48,14 +48,14 @@ def _embedding_backward(op: Op) -> Cost:
 def _embedding_bag(op: Op) -> Cost:
     table, indices = op.inputs[:2]
     elements = indices.numel * table.shape[-1]
-    return Cost(elements, _fetched(table, elements) + read(op.inputs[1:]), written(op.outputs))
+    return Cost(elements, fetched(table, elements) + read(op.inputs[1:]), written(op.outputs))
 
 
 @cost("aten._embedding_bag_dense_backward", "aten._embedding_bag_backward", kind=Kind.EMBEDDING)
 def _embedding_bag_backward(op: Op) -> Cost:
     indices, table = op.inputs[1], op.outputs[0]
     elements = indices.numel * table.shape[-1]
-    rows = _fetched(table, elements)
+    rows = fetched(table, elements)
     return Cost(elements, read(op.inputs) + rows, stored(table) + rows)
 
 
@@ -63,7 +63,7 @@ def _embedding_bag_backward(op: Op) -> Cost:
 def _embedding_bag_weights_backward(op: Op) -> Cost:
     grad, table, indices = op.inputs[:3]
     elements = indices.numel * table.shape[-1]
-    reads = _fetched(grad, elements) + _fetched(table, elements) + read(op.inputs[2:])
+    reads = fetched(grad, elements) + fetched(table, elements) + read(op.inputs[2:])
     return Cost(2 * elements, reads, written(op.outputs))
 
 
@@ -72,7 +72,7 @@ def _embedding_renorm(op: Op) -> Cost:
     """Rows whose norm is too large are scaled; at most all rows that are looked up."""
     table, indices = op.inputs
     elements = indices.numel * table.shape[-1]
-    rows = _fetched(table, elements)
+    rows = fetched(table, elements)
     return Cost(3 * elements, stored(indices) + rows, rows)
 
 
@@ -82,7 +82,7 @@ def _place(op: Op, elements: int, *, adds: bool) -> Cost:
     An op that is not in place copies the first input before.
     """
     target = op.inputs[0]
-    moved = _fetched(target, elements)
+    moved = fetched(target, elements)
     copied = 0 if op.base.endswith("_") else stored(target)
     reads = copied + read(op.inputs[1:]) + (moved if adds else 0)
     return Cost(elements if adds else 0, reads, copied + moved)
@@ -143,7 +143,7 @@ def _copy_then_place(op: Op) -> Cost:
 def _nll_loss(op: Op) -> Cost:
     """One value per target is looked up; the rest of the probabilities is not read."""
     table, target = op.inputs[:2]
-    reads = _fetched(table, target.numel) + read(op.inputs[1:])
+    reads = fetched(table, target.numel) + read(op.inputs[1:])
     return Cost(2 * target.numel, reads, written(op.outputs))
 
 
@@ -151,7 +151,7 @@ def _nll_loss(op: Op) -> Cost:
 def _nll_loss_backward(op: Op) -> Cost:
     """The gradient is filled with zeros, then gets one value per target. The input is not read."""
     grad, table, target = op.inputs[:3]
-    placed = _fetched(table, target.numel)
+    placed = fetched(table, target.numel)
     return Cost(target.numel, read((grad, *op.inputs[2:])), written(op.outputs) + placed)
 
 
@@ -162,7 +162,7 @@ _CTC_FLOPS = 20
 @cost("aten._ctc_loss", kind=Kind.LOSS)
 def _ctc_loss(op: Op) -> Cost:
     table, states = op.inputs[0], op.outputs[-1]
-    reads = _fetched(table, states.numel) + read(op.inputs[1:])
+    reads = fetched(table, states.numel) + read(op.inputs[1:])
     return Cost(_CTC_FLOPS * states.numel, reads, written(op.outputs))
 
 

@@ -120,3 +120,15 @@ def test_launches_are_counted() -> None:
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
         assert stream_row(put).kernels == kernels
     assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))
+
+
+def test_gradients_of_embeddings_are_made_contiguous_first() -> None:
+    def backward(gradient: TensorSpec) -> Op:
+        lookups = tensor(64, 33, dtype="int64")
+        return Op("aten.embedding_dense_backward", (gradient, lookups), (tensor(1000, 256),))
+
+    plain = tensor(64, 33, 256)
+    transposed = TensorSpec(plain.shape, plain.dtype, (33 * 256, 1, 33))
+    copy, whole = parts_of(backward(transposed))
+    assert (whole,) == parts_of(backward(plain))
+    assert copy.row == stream_row(Op("aten.clone", (transposed,), (plain,)))

@@ -11,8 +11,8 @@ from networks import Step, calls_of, forward, mlp, training
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.capture import capture
-from wavecast.frameworks.pytorch.capture.given_values import MOST_READS, GivenValues
+from wavecast.frameworks.pytorch.capture import capture, given_values
+from wavecast.frameworks.pytorch.capture.given_values import GivenValues
 
 FILE = "test_given_values.py"
 
@@ -157,19 +157,26 @@ def test_a_file_is_named_by_its_last_parts() -> None:
         forward(item, (8, 8), assume={"elsewhere/" + _line(item): 0.5})
 
 
-def test_a_loop_on_a_value_that_never_changes_ends_with_its_line() -> None:
+@pytest.fixture
+def most_reads(monkeypatch: pytest.MonkeyPatch) -> int:
+    """How often a line may read in one call: here so few that a loop ends at once."""
+    monkeypatch.setattr(given_values, "MOST_READS", 1_000)
+    return 1_000
+
+
+def test_a_loop_on_a_value_that_never_changes_ends_with_its_line(most_reads: int) -> None:
     def converge(x: Any) -> None:
         while x.sum().item() > 1e-6:
             pass
 
-    message = rf"reads a GPU value at .*{_line(converge)} more than {MOST_READS:,} times in one"
+    message = rf"reads a GPU value at .*{_line(converge)} more than {most_reads:,} times in one"
     with pytest.raises(CaptureError, match=message):
         forward(converge, (8, 8))
     trace = forward(converge, (8, 8), assume={_line(converge): [1, 1, 0]})
     assert len(calls_of(trace, "aten.sum")) == 3
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("most_reads")
 def test_a_loop_on_a_size_ends_too() -> None:
     def shrink(x: Any) -> None:
         x = x.detach()
@@ -180,8 +187,8 @@ def test_a_loop_on_a_size_ends_too() -> None:
         forward(shrink, (8, 8))
 
 
-def test_many_reads_in_many_calls_are_no_loop() -> None:
-    reads = MOST_READS // 2 + 1
+def test_many_reads_in_many_calls_are_no_loop(most_reads: int) -> None:
+    reads = most_reads // 2 + 1
 
     def make_step() -> Step:
         x = torch.ones(1, device="cuda")

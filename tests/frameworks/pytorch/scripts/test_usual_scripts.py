@@ -334,13 +334,28 @@ main()
     assert len(peaks) == 1
 
 
-@pytest.mark.parametrize(
-    "sparse",
-    [
-        "torch.eye(4).to_sparse_csr().cuda()",
-        "torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4))",
-    ],
-)
-def test_sparse_matrices_are_refused_with_the_reason(sparse: str, script: MakeScript) -> None:
-    with pytest.raises(CaptureError, match=r"makes a .*sparse tensor.*use the dense form"):
-        wavecast.run_script(script(f"matrix = {sparse}\n{UPDATES}"))
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_graph_network_with_a_sparse_matrix_is_answered(layout: str, script: MakeScript) -> None:
+    found = wavecast.run_script(
+        script(
+            f"""
+import torch
+
+edges = torch.randint(0, 50, (2, 200))
+graph = torch.sparse_coo_tensor(edges, torch.ones(200), (50, 50)).coalesce()
+degrees = torch.sparse.sum(graph, dim=1).to_dense().clamp(min=1)
+weights = graph.values() / degrees[graph.indices()[0]]
+graph = torch.sparse_coo_tensor(graph.indices(), weights, graph.shape)
+graph = graph.to_sparse_{layout}().cuda()
+layer = torch.nn.Linear(8, 4).cuda()
+features = torch.randn(50, 8).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    torch.spmm(graph, layer(features)).sum().backward()
+    optimizer.step()
+"""
+        )
+    )
+    matmuls = [call.op for call in found.trace.calls if call.op.base == "wavecast.sparse_mm"]
+    assert [op.attr("layout") for op in matmuls] == [layout, {"coo": "coo", "csr": "csc"}[layout]]

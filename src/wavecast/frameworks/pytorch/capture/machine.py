@@ -30,6 +30,7 @@ from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
 from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
+from wavecast.frameworks.pytorch.capture.sparse_making import sparse_functions
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
@@ -76,7 +77,7 @@ def cuda_machine(
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
         replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
         replace(torch.jit, script=_unscripted)
-        for owner, functions in refused_functions(is_ranked):
+        for owner, functions in (*refused_functions(is_ranked), *sparse_functions()):
             replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))

@@ -22,6 +22,7 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     known_values,
 )
 from wavecast.frameworks.pytorch.capture.places import ON_HOST, put
+from wavecast.frameworks.pytorch.capture.sparse_tensors import SparseMatrix
 from wavecast.frameworks.pytorch.recording.structure import local_part
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
@@ -74,6 +75,8 @@ class OutsideTensors:
         """Replace a module's own parameters and buffers."""
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
+                if isinstance(tensor, SparseMatrix):
+                    continue  # made of fake tensors when it is moved
                 if tensor is not None and not isinstance(local_part(tensor), FakeTensor):
                     self._put(tensors, name, self.tensor(tensor))
 

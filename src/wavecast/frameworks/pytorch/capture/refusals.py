@@ -26,15 +26,11 @@ _PADDED = (
     "pad the sequences to one length (torch.nn.utils.rnn.pad_sequence), or concatenate them into "
     "one long sequence"
 )
-_SPARSE = (
-    *("to_sparse_csr", "to_sparse_csc", "to_sparse_bsr", "to_sparse_bsc"),
-    *("sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor", "sparse_bsc_tensor"),
+_BLOCKS = (
+    *("to_sparse_bsr", "to_sparse_bsc", "sparse_bsr_tensor", "sparse_bsc_tensor"),
     "sparse_compressed_tensor",
 )
-_DENSE = (
-    "it cannot be traced; use the dense form, or multiply by rows and columns with index_select "
-    "and index_add, as for a list of edges"
-)
+_DENSE = "use the dense form, or to_sparse_csr"
 _BUILDING = (
     *((torch.cuda, "_compile_kernel"), (cpp_extension, "load"), (cpp_extension, "load_inline")),
 )
@@ -54,9 +50,9 @@ def refused_functions(is_ranked: bool = False) -> Iterator[tuple[Any, dict[str, 
     lazy = _refusal("makes a lazy layer", "give the number of its inputs, as in nn.Linear(512, 10)")
     for parameter in (UninitializedParameter, UninitializedBuffer):
         yield parameter, {"__new__": lazy}
-    compressed = _refusal("makes a compressed sparse tensor (CSR and the like)", _DENSE)
+    blocks = _refusal("makes a sparse tensor of blocks (BSR and the like)", _DENSE)
     for owner in (torch, torch.Tensor):
-        yield owner, {name: compressed for name in _SPARSE if hasattr(owner, name)}
+        yield owner, {name: blocks for name in _BLOCKS if hasattr(owner, name)}
     build = _refusal(
         "builds a CUDA kernel from source",
         "its time would not be known; call torch's own ops there, or give the kernel a fake form "

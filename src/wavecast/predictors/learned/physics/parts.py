@@ -58,7 +58,19 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (Part(fusions.model_of(op), fusions.row_of(op, cost)),)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
-    return (Part("stream", passes.row_of(op, cost)),)
+    whole = Part("stream", passes.row_of(op, cost))
+    if op.base == "aten.embedding_dense_backward" and op.inputs[0].strides is not None:
+        # torch first makes the gradient contiguous (embedding_dense_backward_cuda)
+        return (_copy(op.inputs[0], None), whole)
+    return (whole,)
+
+
+def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:
+    """The copy of a tensor to another layout; to a contiguous one if strides is None."""
+    copy = Op("aten.clone", (tensor,), (replace(tensor, strides=strides),))
+    cost = ops.cost_of(copy)
+    assert cost is not None
+    return Part("stream", passes.row_of(copy, cost))
 
 
 # Matmuls.
@@ -167,10 +179,7 @@ def _unlike(op: Op) -> Iterator[TensorSpec]:
 def _reordered(image: TensorSpec) -> Part:
     """The copy of an image to channels-last."""
     _, c, h, w = image.shape
-    copy = Op("aten.clone", (image,), (replace(image, strides=(c * h * w, 1, c * w, c)),))
-    cost = ops.cost_of(copy)
-    assert cost is not None
-    return Part("stream", passes.row_of(copy, cost))
+    return _copy(image, (c * h * w, 1, c * w, c))
 
 
 def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
