@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import wavecast
-from lab.measured.expert_steps import NEMO, NotExpressible, completed, decoder_options, is_mixture
+from lab.measured.expert_steps import (
+    NEMO,
+    NotExpressible,
+    completed,
+    decoder_options,
+    is_mixture,
+    kind_of,
+)
 from wavecast.errors import UnknownName, WavecastError
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import usual_cluster
@@ -203,8 +210,8 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
     """How the framework runs the step.
 
     Megatron-Core and compiled models fuse gates and rotary positions, nanotron and InternEvo only
-    the latter. Transformer Engine takes cuDNN's attention on Hopper and later; the others have
-    FlashAttention 2.
+    the latter. Transformer Engine's matmuls add gradients to their sums, and it takes cuDNN's
+    attention on Hopper and later; the others have FlashAttention 2.
     """
     engine, framework = _on_transformer_engine(row), str(row["framework"])
     fuses = _is_gated(row) and (engine or bool(row["compile"]))
@@ -217,6 +224,7 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_rotary": fuses or rotates,
         "fused_gates": nemo if is_mixture(row) else fuses,
         "fused_experts": nemo,
+        "fused_accumulation": engine and kind_of(row) == "dense",
         "dispatch_once": bridge and (row["ep"] or 1) > 1,
         "sequence_first": not fused,
         "reentrant": not framework.startswith(_HOOKED),

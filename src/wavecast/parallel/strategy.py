@@ -17,6 +17,7 @@ HABITS = (
     "fused_rotary",
     "fused_gates",
     "fused_experts",
+    "fused_accumulation",
     "dispatch_once",
     "sequence_first",
     "flash_attention",
@@ -95,6 +96,9 @@ class Parallel(Shown):
     """Whether an activation and its gate are one kernel (Megatron-Core, Transformer Engine)."""
     fused_experts: bool = False
     """Whether the weighted sum of the experts' results is one kernel (Megatron-Core)."""
+    fused_accumulation: bool = False
+    """Whether matmuls add gradients to their float32 sums themselves (Megatron's
+    `gradient_accumulation_fusion`)."""
     dispatch_once: bool = False
     """Whether a token is sent once to each rank, or machine, that has several of its experts
     (DeepEP, HybridEP)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from wavecast.hardware.devices import device
+from wavecast.parallel.habits.accumulation import with_fused_accumulation
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
@@ -39,6 +40,8 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
     for kernel in (ROTARY, GATES, EXPERTS):
         if getattr(strategy, kernel.option):
             trace = with_fused(trace, kernel)
+    if strategy.fused_accumulation:
+        trace = with_fused_accumulation(trace)
     if strategy.dispatch_once:
         trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
     return with_overlap(trace) if strategy.overlap_tensor else trace

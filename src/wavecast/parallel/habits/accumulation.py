@@ -1,0 +1,60 @@
+"""Gradients that matmuls add to those in float32 themselves, as Megatron's fused kernel does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from wavecast import ops
+from wavecast.errors import InvalidInput
+from wavecast.parallel.habits.flow import Flow
+from wavecast.traces.editing import Edit
+from wavecast.traces.step import Call, Phase, Trace
+
+
+def with_fused_accumulation(trace: Trace) -> Trace:
+    """A rank's step without the passes that add gradients of matmuls to their float32 sums.
+
+    The matmul reads and writes the sum in place of a gradient in 16 bits, so that this gradient
+    takes no memory either. Gradients of other layers are added as before.
+
+    Raises:
+        InvalidInput: the step adds no gradient to a sum in float32.
+    """
+    flow = Flow(trace, "fused_accumulation")
+    sums = {p: w for p, call in enumerate(trace) if (w := _matmul(flow, p, call)) is not None}
+    if not sums:
+        raise InvalidInput(
+            "fused_accumulation lets matmuls add gradients to sums in float32, and the step has "
+            "no such sums (it needs weights in bf16 whose optimizer has float32 copies, as "
+            "`--weights bf16` gives); leave it out"
+        )
+    edit = Edit(trace)
+    gone = set()
+    for position, writer in sums.items():
+        matmul, added = trace.calls[writer], trace.calls[position]
+        made = trace.values[matmul.writes[0]].allocation
+        gone.add(made)
+        edit.replace(writer, _adding(matmul, added))
+    edit.remove(sums)
+    edit.keep_memory(n for n in range(len(trace.allocations)) if n not in gone)
+    return edit.trace()
+
+
+def _matmul(flow: Flow, position: int, call: Call) -> int | None:
+    """The matmul whose result a call adds to a sum in float32; None if it does not do that."""
+    if call.op.base != "aten.add_" or call.phase is not Phase.BACKWARD or len(call.reads) != 2:
+        return None
+    total, gradient = call.op.inputs[:2]
+    if total.dtype != "float32" or gradient.dtype not in ("bfloat16", "float16"):
+        return None
+    writer = flow.writer(call.reads[1], position)
+    if writer is None or ops.kind(flow.trace.calls[writer].op) is not ops.Kind.MATMUL:
+        return None
+    alone = flow.readers(call.reads[1]) == [position]
+    return writer if alone and len(flow.trace.calls[writer].writes) == 1 else None
+
+
+def _adding(matmul: Call, added: Call) -> Call:
+    """The matmul, which writes the sum. It computes in the type of its operands as before."""
+    op = replace(matmul.op, outputs=added.op.outputs)
+    return replace(matmul, op=op, writes=added.writes)
