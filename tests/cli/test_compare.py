@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,13 @@ from made import call, mm, relu, trace
 from shell import WIDTHS, run, shown
 
 import wavecast
+from wavecast.cli.options.steps import StepOptions
+from wavecast.frameworks.targets import Target
 from wavecast.report.comparisons import comparisons
 from wavecast.steps.comparison import compare
 
 BIG = 2048
+command = import_module("wavecast.cli.steps.compare")  # its name is that of the function, too
 
 
 @pytest.fixture
@@ -60,6 +64,46 @@ def test_a_function_is_compared_with_itself_in_another_precision(tmp_path: Path)
     assert done.code == 0
     assert "A: resnet50, batch 2, fp32" in done.out
     assert "B: resnet50, batch 4, fp32" in done.out
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_steps_of_torch_stand_beside_jax_as_written_and_compiled(
+    as_json: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = {
+        ("net", False): trace(call(mm(BIG, BIG, 2 * BIG)), samples=4),
+        ("net", True): trace(call(mm(BIG, BIG, BIG)), samples=4),
+        ("jax:net", False): trace(call(mm(BIG, BIG, BIG)), samples=8),
+    }
+
+    class Source:
+        largest = None
+
+        def __init__(self, target: Target) -> None:
+            self.trace = made[target.text, bool(target.compiled)]
+
+        def families(self, _: object) -> object:
+            return self.trace
+
+    monkeypatch.setattr(command, "step_source", Source)
+    monkeypatch.setattr(command, "with_largest", lambda rows, _: list(rows))
+    monkeypatch.setattr(
+        StepOptions, "target", lambda _, text, **__: Target(text, text=text, jax="jax" in text)
+    )
+    page = tmp_path / "page.html"
+    more = ("--json",) if as_json else ("--html", page)
+    done = run("compare", "net", "jax:net", "--compile", "both", "--gpu", "l4", *more)
+    assert done.code == 0, done.err
+    if as_json:
+        record = json.loads(done.out)
+        assert record["targets"] == ["net", "net, compiled", "jax:net"]
+        [row] = record["gpus"]
+        eager, compiled, other = (step["seconds"] for step in row["steps"])
+        assert eager > compiled == pytest.approx(other)
+        assert row["fastest"] == "jax:net"  # in the time of a sample
+    else:
+        assert "C: jax:net" in done.out
+        assert "On l4, jax:net is the fastest." in page.read_text(encoding="utf-8")
 
 
 def test_all_gpus_are_refused(steps: tuple[Path, Path]) -> None:

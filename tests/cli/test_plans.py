@@ -80,6 +80,8 @@ def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None
         ('{ "l4" = 10', '{ "l4" = -1', "jobs[2].hours.l4 must be above 0"),
         ("runs = 2", 'gpus = ["h100"]', "job traced names h100, which the cluster does not have"),
         ("runs = 2", "runs = 2.5", "jobs[1].runs must be a whole number"),
+        ("runs = 2", "options = 3", "jobs[1].options must be a table such as { qlora = true"),
+        ("runs = 2", "options = { qlra = true }", "options.qlra is not an option of a model"),
     ],
 )
 def test_wrong_values_are_named_with_file_and_key(
@@ -121,3 +123,26 @@ def test_capacity_answers_and_compares_buying(jobs: Path) -> None:
     jobs.write_text(text)
     done = run("capacity", jobs)
     assert (done.code, "job measured needs runs_per_week" in done.err) == (2, True)
+
+
+def test_gpus_may_be_listed_and_rates_are_planned_for_a_week(jobs: Path) -> None:
+    text, _, _ = JOBS.partition("[cluster]")
+    jobs.write_text(text.replace("runs = 2", "runs_per_week = 2.5"))
+    done = run("plan", jobs, "--cluster", "l4=8,t4=4", "--time-limit", "0s", "--json")
+    assert done.code == 0, done.err
+    assert len(json.loads(done.out)["jobs"]) == 3 + 1
+    assert "or give them with --cluster" in run("plan", jobs).err
+    done = run("plan", jobs, "--cluster", "l4=many")
+    assert (done.code, "not 'l4=many'" in done.err) == (2, True)
+
+
+def test_rent_is_that_of_offers_where_gpus_may_be_bought(jobs: Path) -> None:
+    text = JOBS.replace("runs = 2", "runs_per_week = 3").replace("priority", "runs_per_week")
+    text, _, _ = text.replace("5e6", "1e5").partition("[cluster]")
+    jobs.write_text(text)
+    asked = ("capacity", jobs, "--cluster", "l4=8", "--draws", "1", "--weeks", "1", "--json")
+    rents = [
+        json.loads(run(*asked, *more).out)["best"]["usd_per_week"]
+        for more in ((), ("--buy", "l4=10"))
+    ]
+    assert rents[0] == rents[1]

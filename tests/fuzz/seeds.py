@@ -303,7 +303,7 @@ def baselines() -> list[Seed]:
 def planned_jobs() -> list[Seed]:
     """The week of the example, without its predicted jobs, and a table of jobs."""
     text = (ROOT / "examples" / "twenty-jobs.toml").read_bytes()
-    measured = text[text.index(b'[[jobs]]\nname = "nightly"') :]
+    measured = text[text.index(b'[[jobs]]\nname = "nightly-tests"') :]
     table = b"job_id,submit_s,duration_s,n_gpu,deadline_s\na,0,60,1,\nb,5,3600,8,9000\n"
     return [one("jobs.toml", measured), one("jobs.csv", table)]
 

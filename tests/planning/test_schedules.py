@@ -87,8 +87,8 @@ def test_random_schedules_can_be_carried_out(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
-def test_two_thousand_random_schedules_can_be_carried_out(part: int) -> None:
+@pytest.mark.parametrize("part", range(10))
+def test_a_thousand_random_schedules_can_be_carried_out(part: int) -> None:
     for number in range(100 * part, 100 * part + 100):
         check_instance(number, Effort(limit_s=0.3, workers=1) if number % 10 == 0 else RULES)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import Any
 
@@ -21,7 +21,7 @@ from wavecast.checks.verdicts import (
     overall,
 )
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
 from wavecast.frameworks.step_source import Tracing, target_source
 from wavecast.frameworks.strategies import strategy_of
@@ -101,7 +101,9 @@ def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicte
 
 
 def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[str, StepSummary]:
-    wanted = resolve(target.target, target.batch, target.precision, _options(target))
+    wanted = resolve(
+        target.target, target.batch, target.precision, ModelOptions.named(target.options)
+    )
     gpus = [device(gpu) for gpu in target.gpus]
     traced: dict[str, Any] = {
         "assume": target.assume or None,
@@ -122,21 +124,6 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
     rows = [predict(traces, gpu, host=issued_by, parallel=strategy) for gpu in gpus]
     rows = [replace(row, largest=source.larger(row.device)) for row in rows]
     return {row.device.id: kept(summary_of(row)) for row in rows}
-
-
-def _options(target: CheckedTarget) -> ModelOptions:
-    known = {each.name: each for each in fields(ModelOptions)}
-    given = {name.replace("-", "_"): value for name, value in target.options.items()}
-    for name, value in given.items():
-        if name not in known:
-            raise InvalidInput(
-                f"options.{name} is not an option of a model; known are {', '.join(known)}"
-            )
-        kinds = {"bool": bool, "int | None": int, "str | None": str}
-        expected = kinds[str(known[name].type)]
-        if type(value) is not expected:
-            raise InvalidInput(f"options.{name} must be of type {expected.__name__}, not {value!r}")
-    return replace(NO_OPTIONS, **given)
 
 
 def software(version: str) -> dict[str, str]:

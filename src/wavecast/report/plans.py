@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import RenderableType
 
 from wavecast.planning.schedule.jobs import Aims
@@ -12,6 +14,7 @@ from wavecast.report.tables import fitting, left_out, line, remarks, table, titl
 from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
 
 _MOST_ROWS = 60
+_SURE = 0.9
 
 
 def aims_text(aims: Aims) -> str:
@@ -36,8 +39,16 @@ def plan_verdict(plan: JobsPlan) -> str:
     )
     if due:
         met = len(due) - len(schedule.late)
-        text += f" {met} of {len(due)} deadlines are met."
+        text += f" {met} of {len(due)} deadlines are met{_doubt(due)}."
     return f"{text} {_how_good(plan)}"
+
+
+def _doubt(due: Sequence[JobPlan]) -> str:
+    """The job whose deadline is least sure; nothing if all are met in most draws."""
+    seen = [(one.outlook.in_time, one.run.job.name) for one in due if one.outlook is not None]
+    shares = [(share, name) for share, name in seen if share is not None]
+    least, name = min(shares, default=(1.0, ""))
+    return f", but {name} is in time in only {percent(least)} of draws" if least < _SURE else ""
 
 
 def _how_good(plan: JobsPlan) -> str:

@@ -31,7 +31,7 @@ _OUTPUTS = {
     "choose": "selections:CHOSEN",
     "clusters": "[clusters:Cluster]",
     "collect": "outputs:TimedLayers",
-    "compare": "comparisons:COMPARED",
+    "compare": "comparisons:COMPARED side_by_side:SIDE_BY_SIDE",
     "design": "run_models:Design",
     "devices": "[devices:Device]",
     "doctor": "doctor:EXAMINATION",

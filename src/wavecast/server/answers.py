@@ -13,8 +13,9 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.server.catalogue import catalogue
 from wavecast.server.decisions import advised_changes, chosen_gpus
+from wavecast.server.plans import planned_jobs
 from wavecast.server.presentation import detail_parts, report_page, summary_parts
-from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
+from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion
 from wavecast.server.rows import predicted_rows
 from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
 
@@ -93,6 +94,11 @@ def _choose(question: Mapping[str, Any]) -> dict[str, Any]:
     return chosen_gpus(asked, step.target, ChoiceQuestion.model_validate(question["limits"]))
 
 
+def _plan(question: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan of many jobs."""
+    return planned_jobs(PlanQuestion.model_validate(question["plan"]))
+
+
 def _report(question: Mapping[str, Any]) -> dict[str, Any]:
     """The whole answer as a page that needs nothing but itself."""
     asked, step = _step(question)
@@ -120,6 +126,7 @@ ANSWERS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "details": _details,
     "advise": _advise,
     "choose": _choose,
+    "plan": _plan,
     "report": _report,
 }
 """What a worker answers, by the name of the question."""

@@ -19,7 +19,7 @@ from wavecast.errors import StoreUnavailable, UnknownName, WavecastError
 from wavecast.server.guard import UPLOAD_PATH, bounded_bodies, same_origin, trusted_hosts
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import ServerBusy, Unanswerable
-from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
+from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion
 from wavecast.server.service import VISITOR, PredictionService, UnknownResult, tidy
 
 _T = TypeVar("_T")
@@ -80,6 +80,7 @@ def make_app(
     _add_pages(app)
     _add_questions(app, service)
     _add_results(app, service)
+    _add_plans(app, service)
     return app
 
 
@@ -119,7 +120,15 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 
 def _place(location: tuple[int | str, ...]) -> str:
     """Where in a question something is wrong; names that the client made up are left out."""
-    known = {*PredictionQuestion.model_fields, "data", "shard", "tensor", "pipeline", "cluster"}
+    known = {
+        *PredictionQuestion.model_fields,
+        *PlanQuestion.model_fields,
+        "data",
+        "shard",
+        "tensor",
+        "pipeline",
+        "cluster",
+    }
     named = [str(part) for part in location if isinstance(part, int) or part in known]
     return ".".join(named) or "the question"
 
@@ -143,6 +152,11 @@ def _add_pages(app: FastAPI) -> None:
     @app.get("/r/{name}", include_in_schema=False)
     async def page(request: Request) -> Response:
         return await pages.get_response("index.html", request.scope)
+
+    @app.get("/plan", include_in_schema=False)
+    @app.get("/plan/{name}", include_in_schema=False)
+    async def plan_page(request: Request) -> Response:
+        return await pages.get_response("plan.html", request.scope)
 
 
 def _add_questions(app: FastAPI, service: PredictionService) -> None:
@@ -209,14 +223,37 @@ def _add_results(app: FastAPI, service: PredictionService) -> None:
     @app.get("/api/results/{name}/report", response_class=HTMLResponse)
     async def report(name: Name, request: Request) -> Response:
         """The report of a prediction as one self-contained file, to keep or to send."""
-        page = await _unless_gone(request, service.report(name))
-        headers = {"content-disposition": f'attachment; filename="wavecast-{name[:8]}.html"'}
-        return Response(page, media_type="text/html", headers=headers | _NOT_STORED)
+        return _page(await _unless_gone(request, service.report(name)), name[:8])
 
     @app.post("/api/results/{name}/save", status_code=204)
     async def save(name: Name) -> None:
         """Keep a prediction and its details for as long as there is room."""
         await service.save(name)
+
+
+def _add_plans(app: FastAPI, service: PredictionService) -> None:
+    @app.post("/api/plans")
+    async def plan(question: PlanQuestion, request: Request) -> Response:
+        """Which GPUs many jobs get, and when: a sentence, and sections of HTML.
+
+        The answer is kept under its `id`.
+        """
+        return _json(await _unless_gone(request, service.plan(question)))
+
+    @app.get("/api/plans/{name}")
+    async def kept(name: Name) -> Response:
+        """A plan that was made before."""
+        return _json(await service.kept_plan(name))
+
+    @app.get("/api/plans/{name}/report", response_class=HTMLResponse)
+    async def report(name: Name) -> Response:
+        """A plan as one self-contained file, to keep or to send."""
+        return _page(await service.plan_report(name), f"plan-{name[:8]}")
+
+
+def _page(page: str, name: str) -> Response:
+    headers = {"content-disposition": f'attachment; filename="wavecast-{name}.html"'}
+    return Response(page, media_type="text/html", headers=headers | _NOT_STORED)
 
 
 def _upload_body() -> dict[str, Any]:

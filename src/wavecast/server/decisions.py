@@ -54,7 +54,9 @@ def chosen_gpus(
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
     selection = select(found, Aim.MONEY, *bounds)
-    return _parts("offers", choice_report(target.name, selection, plan, source.on().unit, bounds))
+    return report_parts(
+        "offers", choice_report(target.name, selection, plan, source.on().unit, bounds)
+    )
 
 
 def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
@@ -64,13 +66,13 @@ def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
     """
     offer = price_book().cheapest(gpu.id)
     changes = [name for name in CHANGES if name not in SLOW_TO_TRACE]
-    return _parts(
+    return report_parts(
         "advice",
         advice_report(advise_on(TargetVariants(target, gpu), gpu, offer, changes=changes)),
     )
 
 
-def _parts(place: str, report: Report) -> dict[str, Any]:
+def report_parts(place: str, report: Report) -> dict[str, Any]:
     """A report as parts of the page, whose sections have names of their own there."""
     sections = [replace(one, identity=f"{place}-{one.identity}") for one in report.sections]
     return {

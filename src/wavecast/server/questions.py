@@ -148,11 +148,7 @@ class PredictionQuestion(BaseModel):
             UnknownName: there is no such model or GPU.
             InvalidInput: the strategy contradicts itself.
         """
-        name = self.model
-        if name is not None and self.of_hugging_face:
-            name = _shipped(name.removeprefix(HUGGING_FACE))
-        elif name is not None and name not in DECODERS:
-            name = benchmark(name).name
+        name = None if self.model is None else library_name(self.model)
         spread = self.parallel
         if spread is not None and spread.strategy().gpus > 16_384:
             raise InvalidInput("a step is spread over at most 16384 GPUs here")
@@ -176,6 +172,30 @@ class ChoiceQuestion(BaseModel):
     deadline_h: _Amount | None = None
     most_gpus: Annotated[int, Field(ge=1, le=64)] = 1
     """Also 2, 4, 8, ... GPUs are tried, up to this."""
+
+
+class PlanQuestion(BaseModel):
+    """Many jobs and the GPUs for them."""
+
+    model_config = _STRICT
+
+    jobs: Annotated[str, Field(min_length=1, max_length=24_000)]
+    """The content of a file of jobs with their cluster, in TOML."""
+    by: Literal["cost", "makespan", "completion", "tardiness"] = "cost"
+    robust: bool = False
+    """Whether to plan with the high ends of the ranges of times."""
+
+
+def library_name(name: str) -> str:
+    """The name by which the library knows a model; files and code have none here.
+
+    Raises:
+        UnknownName: there is no such model.
+        ValueError: it is not a plain name.
+    """
+    if plain_name(name).startswith(HUGGING_FACE):
+        return _shipped(name.removeprefix(HUGGING_FACE))
+    return name if name in DECODERS else benchmark(name).name
 
 
 def _shipped(name: str) -> str:

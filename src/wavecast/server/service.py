@@ -21,7 +21,7 @@ from wavecast.files import config_folder, shipped
 from wavecast.report.characters import one_line
 from wavecast.server.limits import ServerLimits
 from wavecast.server.pool import WorkerPool
-from wavecast.server.questions import ChoiceQuestion, PredictionQuestion, digest
+from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion, digest
 from wavecast.server.store import FileStore, RecentResults, ResultStore
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\w.@~-]*[/\\])+[\w.@~-]+")
@@ -158,6 +158,32 @@ class PredictionService:
         question, within = await self._question(name), limits.model_dump()
         asked = self._asked("choose", question, limits=within)
         return await self._kept(f"{name}-{digest(within)}", self._topic(question), asked)
+
+    async def plan(self, question: PlanQuestion) -> bytes:
+        """A plan of many jobs, as JSON.
+
+        Raises:
+            WavecastError: the jobs cannot be read or planned; names the key or the job.
+        """
+        asked = question.model_dump()
+        name = self._name("plan", asked)
+        await self._kept(name, "plan", {"ask": "plan", "plan": asked}, {"id": name})
+        return await self.kept_plan(name)
+
+    async def kept_plan(self, name: str) -> bytes:
+        """A plan that was made before, as JSON."""
+        made = await self._plan(name)
+        return json.dumps({key: made[key] for key in made if key != "html"}).encode()
+
+    async def plan_report(self, name: str) -> str:
+        """A plan that was made before, as one self-contained page."""
+        return str((await self._plan(name))["html"])
+
+    async def _plan(self, name: str) -> dict[str, Any]:
+        made: dict[str, Any] = json.loads(await self.result_bytes(name))
+        if "meets_deadlines" not in made:
+            raise UnknownResult(f"the result {name} is no plan")
+        return made
 
     async def report(self, name: str) -> str:
         """The report of a result, as one self-contained page."""

@@ -32,12 +32,15 @@ class PriceOptions:
     utilisation: float = 0.5
     power_price: float = 0.0
 
-    def book(self, gpus: Sequence[Device] = (), setup: str | None = None) -> PriceBook:
+    def book(
+        self, gpus: Sequence[Device] = (), setup: str | None = None, *, only_rented: bool = False
+    ) -> PriceBook:
         """The prices to use.
 
         Args:
             gpus: the GPUs that a price without a name is for.
             setup: the published setup whose prices are used; None for today's.
+            only_rented: whether bought GPUs are no offers, because rent is compared with them.
 
         Raises:
             InvalidInput: an option is malformed, or names a provider without offers.
@@ -46,7 +49,7 @@ class PriceOptions:
         if self.prices is not None and setup is not None:
             raise InvalidInput(f"--setup {setup} has its own prices; leave out --prices")
         book = price_book(setup) if self.prices is None else read_prices(self.prices)
-        own = [*self._stated(gpus), *self._bought(gpus)]
+        own = [*self._stated(gpus), *(() if only_rented else self._bought(gpus))]
         return book.with_offers(own).looking_at(self._which(book))
 
     def _refuse_without_purchase(self) -> None:

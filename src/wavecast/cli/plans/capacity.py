@@ -21,7 +21,6 @@ from wavecast.planning.capacity import CapacitySearch, Forecast, from_trace, wee
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.schedule.jobs import Job
-from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.report import capacities as report
 from wavecast.report.html.capacity_reports import capacity_report
 
@@ -66,8 +65,8 @@ def capacity(
     refuse_bad_places(html)
     if not 0 < promise <= 1:
         raise InvalidInput(f"--promise is a share above 0 and at most 1, not {promise:g}")
-    specs, fleet, listed = read_plan_files(jobs, cluster, host, pricing.book())
-    refuse_hopeless(fleet, listed)
+    book = pricing.book(only_rented=True)
+    specs, fleet, listed = read_plan_files(jobs, cluster, host, book, of_a_week=False)
     for pool in fleet.pools:
         if pool.usd_per_hour is None:
             raise InvalidInput(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated
 
@@ -16,9 +15,9 @@ from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.plans.predictions import read_plan_files
 from wavecast.errors import InvalidInput
 from wavecast.planning.durations import seconds_of
-from wavecast.planning.schedule.jobs import Aims, Fleet, Job
-from wavecast.planning.schedule.planned import make_plan
-from wavecast.planning.schedule.planner import Effort, make_schedule
+from wavecast.planning.schedule.jobs import Aims
+from wavecast.planning.schedule.planned import cost_against_time, make_plan
+from wavecast.planning.schedule.planner import Effort
 from wavecast.report import plans as report
 from wavecast.report.html.plan_reports import plan_report
 
@@ -26,10 +25,13 @@ JobsArgument = Annotated[
     Path, typer.Argument(metavar="JOBS", help="The jobs (FILE.toml, or a table FILE.csv).")
 ]
 ClusterOption = Annotated[
-    Path | None,
-    typer.Option("--cluster", help="The GPUs (FILE.toml or FILE.csv); by default in JOBS."),
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="FILE|GPU=COUNT,...",
+        help="The GPUs: FILE.toml, FILE.csv, or a list such as l4=16,a10=8; by default in JOBS.",
+    ),
 ]
-_CURVE_POINTS = (1.0, 1.25, 1.6, 2.0, 3.0)
 
 
 @app.command()
@@ -73,7 +75,12 @@ def plan(
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     with waiting(f"planning {len(listed)} jobs"):
         made = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
-    write_page(html, lambda: plan_report(str(jobs), made, _curve(fleet, listed, workers)))
+    write_page(
+        html,
+        lambda: plan_report(
+            str(jobs), made, cost_against_time(fleet, listed, Effort(5.0, workers))
+        ),
+    )
     if as_json:
         print_json(made)
     else:
@@ -100,17 +107,3 @@ def aims_of(text: str) -> Aims:
     if not weights:
         raise InvalidInput(f"--by names nothing; it takes {', '.join(known)}")
     return Aims(**weights)
-
-
-def _curve(fleet: Fleet, jobs: Sequence[Job], workers: int | None) -> list[tuple[float, float]]:
-    """The cost of the cheapest plan for some limits of the makespan."""
-    effort = Effort(5.0, workers)
-    fastest = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort).makespan_s
-    points = []
-    for factor in _CURVE_POINTS:
-        due = fastest * factor * 1.001
-        limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
-        found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
-        if not found.late:
-            points.append((due, found.usd))
-    return points

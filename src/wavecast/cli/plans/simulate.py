@@ -13,7 +13,6 @@ from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.plans.plan import ClusterOption, JobsArgument, aims_of
 from wavecast.cli.plans.predictions import read_plan_files
 from wavecast.planning.durations import seconds_of
-from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.simulation.policies import NAMES, policy_of
 from wavecast.planning.simulation.simulator import simulate as run_simulation
 from wavecast.report import simulations as report
@@ -59,7 +58,6 @@ def simulate(
     aims, restart_s = aims_of(by), seconds_of(restart, "--restart")
     round_s = max(1.0, seconds_of(round_time, "--round"))
     _, fleet, listed = read_plan_files(jobs, cluster, host)
-    refuse_hopeless(fleet, listed)
     rows = []
     for name in names:
         made = policy_of(name, fleet, aims, stops=stops, round_s=round_s)

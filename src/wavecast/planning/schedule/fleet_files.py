@@ -54,22 +54,51 @@ def read_fleet(path: Path, book: PriceBook) -> Fleet:
     """
     with prefixed(f"{path}: "):
         table = _csv_table(path) if path.suffix == ".csv" else read_toml(path)
-        cluster = table.get("cluster")
-        if not isinstance(cluster, dict):
+        if not isinstance(table.get("cluster"), dict):
             raise InvalidInput(
-                "has no cluster; write its pools as [[cluster.pools]], or name its file with "
-                "--cluster"
+                "has no cluster; write its pools as [[cluster.pools]], or give them with "
+                "--cluster: a file, or a list such as l4=16,h100-sxm-80gb=8"
             )
-        refuse_unknown(cluster, ("pools", "power_limit_kw"), "a cluster", "cluster.")
-        listed = cluster.get("pools", [])
-        if not isinstance(listed, list) or not listed:
-            raise InvalidInput("cluster has no pools; write each as [[cluster.pools]]")
-        pools = tuple(_pool(one, f"cluster.pools[{n}]", book) for n, one in enumerate(listed, 1))
-        names = [pool.name for pool in pools]
-        for name in names:
-            if names.count(name) > 1:
-                raise InvalidInput(f"two pools have the name {name!r}; give each a name of its own")
-        return Fleet(pools, _watts(cluster, "cluster"))
+        return fleet_of(table, book)
+
+
+def listed_fleet(text: str, book: PriceBook) -> Fleet:
+    """The pools of a list such as `l4=16,h100-sxm-80gb=8`.
+
+    Raises:
+        InvalidInput: it is no such list.
+    """
+    pools = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        gpu, _, gpus = part.partition("=")
+        if not gpus.strip().isdigit():
+            raise InvalidInput(
+                f"--cluster takes a file, or a list such as l4=16,h100-sxm-80gb=8; not {part!r}"
+            )
+        pools.append({"gpu": device(gpu.strip()).id, "gpus": int(gpus)})
+    with prefixed("--cluster: "):
+        return fleet_of({"cluster": {"pools": pools}}, book)
+
+
+def fleet_of(table: Mapping[str, Any], book: PriceBook) -> Fleet:
+    """The pools of the content of a TOML file.
+
+    Raises:
+        InvalidInput: there are none, or a value is wrong; names the key.
+    """
+    cluster = table.get("cluster")
+    if not isinstance(cluster, dict):
+        raise InvalidInput("has no cluster; write its pools as [[cluster.pools]]")
+    refuse_unknown(cluster, ("pools", "power_limit_kw"), "a cluster", "cluster.")
+    listed = cluster.get("pools", [])
+    if not isinstance(listed, list) or not listed:
+        raise InvalidInput("cluster has no pools; write each as [[cluster.pools]]")
+    pools = tuple(_pool(one, f"cluster.pools[{n}]", book) for n, one in enumerate(listed, 1))
+    names = [pool.name for pool in pools]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidInput(f"two pools have the name {name!r}; give each a name of its own")
+    return Fleet(pools, _watts(cluster, "cluster"))
 
 
 def _watts(table: Mapping[str, Any], where: str) -> float | None:

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ class JobSpec:
     """The step: a model, a function, a script's function, or a trace. Empty if it was measured."""
     batch: int | None = None
     precision: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Further options of the target, by their names on the command line: `seq`, `qlora`."""
     plan: TrainingPlan | None = None
     """How long the training is."""
     hours: Mapping[str, float] | None = None
@@ -67,7 +70,13 @@ class JobSpec:
     runs: int = 1
     """How many jobs like this there are."""
     runs_per_week: float | None = None
-    """How often it is submitted, for the planning of capacity."""
+    """How often it is submitted. Capacity is planned for this rate, and a plan is one of a week."""
+
+    def in_a_week(self) -> JobSpec:
+        """The job with the runs of a week, if it says how often it is submitted."""
+        if self.runs_per_week is None or self.runs != 1:
+            return self
+        return replace(self, runs=math.ceil(self.runs_per_week))
 
 
 def read_jobs(path: Path) -> tuple[JobSpec, ...]:
@@ -77,20 +86,34 @@ def read_jobs(path: Path) -> tuple[JobSpec, ...]:
         InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
     """
     with prefixed(f"{path}: "):
-        if path.suffix == ".csv":
-            specs = tuple(_csv_jobs(path))
-        else:
-            listed = read_toml(path).get("jobs", [])
-            if not isinstance(listed, list):
-                raise InvalidInput("jobs must be a list, written [[jobs]]")
-            specs = tuple(_job(table, f"jobs[{n}]") for n, table in enumerate(listed, start=1))
+        specs = _distinct(_csv_jobs(path)) if path.suffix == ".csv" else jobs_of(read_toml(path))
         if not specs:
             raise InvalidInput("has no jobs; write each as [[jobs]]")
-        names = [spec.name for spec in specs]
-        for name in names:
-            if names.count(name) > 1 and len(names) < 2000:
-                raise InvalidInput(f"two jobs have the name {name!r}")
         return specs
+
+
+def jobs_of(table: Mapping[str, Any]) -> tuple[JobSpec, ...]:
+    """The jobs of the content of a TOML file.
+
+    Raises:
+        InvalidInput: a value is wrong; names the key.
+    """
+    listed = table.get("jobs", [])
+    if not isinstance(listed, list):
+        raise InvalidInput("jobs must be a list, written [[jobs]]")
+    if not listed:
+        raise InvalidInput("has no jobs; write each as [[jobs]]")
+    return _distinct(_job(one, f"jobs[{n}]") for n, one in enumerate(listed, start=1))
+
+
+def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
+    """The jobs, none of which has the name of another."""
+    found: dict[str, JobSpec] = {}
+    for place, spec in enumerate(specs, start=1):
+        if spec.name in found:
+            raise InvalidInput(f"jobs[{place}].name: two jobs have the name {spec.name!r}")
+        found[spec.name] = spec
+    return tuple(found.values())
 
 
 def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
@@ -99,11 +122,18 @@ def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
     return {key: number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
 
 
+def _options(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} must be a table such as {{ qlora = true, seq = 512 }}")
+    return value
+
+
 _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "name": text,
     "target": text,
     "batch": whole,
     "precision": text,
+    "options": _options,
     "hours": _by_gpus,
     "samples_per_s": _by_gpus,
     "gpus": texts,
@@ -117,7 +147,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "runs_per_week": number(above=True),
 }
 _TIMES = {"submit": "submit_s", "deadline": "deadline_s", "due_in": "due_in_s"}
-_PLAN = tuple(field.name for field in fields(TrainingPlan))
+_PLAN = tuple(one.name for one in fields(TrainingPlan))
 
 
 def _job(table: Any, where: str) -> JobSpec:
@@ -143,6 +173,8 @@ def _checked(spec: JobSpec) -> JobSpec:
     ways = [bool(spec.target), spec.hours is not None, spec.samples_per_s is not None]
     if sum(ways) != 1:
         raise InvalidInput("a job has one of target, hours and samples_per_s")
+    if spec.options and not spec.target:
+        raise InvalidInput("options are those of a target, and the job has none")
     if spec.hours is None and spec.plan is None:
         raise InvalidInput(f"say how long it is, with one of {', '.join(LENGTHS)}")
     if spec.samples_per_s is not None and (spec.plan is None or spec.plan.samples is None):

@@ -12,6 +12,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
+from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.selection import Candidate
 
 Predict = Callable[[JobSpec, Sequence[str]], Sequence[Candidate]]
@@ -20,10 +21,15 @@ _GPUS = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 
 
 def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple[Job, ...]:
-    """The jobs with the ways to run them; one for each run of a job that runs several times."""
+    """The jobs with the ways to run them; one for each run of a job that runs several times.
+
+    Raises:
+        InvalidInput: a job can run nowhere; says why, and what would help.
+    """
     jobs: list[Job] = []
     for spec in specs:
         first = make_job(spec, fleet, predict)
+        refuse_hopeless(fleet, [first])  # before more jobs are traced
         names = (
             [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
         )

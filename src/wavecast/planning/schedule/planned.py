@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.planner import Effort, make_schedule
@@ -11,6 +11,9 @@ from wavecast.planning.schedule.reasons import reason
 from wavecast.planning.schedule.refusals import explain, refuse_hopeless
 from wavecast.planning.schedule.starts import Outlook, outlooks
 from wavecast.showing import Shown
+
+_CURVE_POINTS = (1.0, 1.25, 1.6, 2.0, 3.0)
+"""The limits of the makespan, as multiples of the shortest."""
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,18 @@ def make_plan(
     )
     unmet = tuple(explain(fleet, jobs, schedule)) if schedule.late else ()
     return JobsPlan(fleet, schedule, planned, unmet)
+
+
+def cost_against_time(
+    fleet: Fleet, jobs: Sequence[Job], effort: Effort
+) -> list[tuple[float, float]]:
+    """What the cheapest plan costs for some limits of the makespan, in seconds."""
+    fastest = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort).makespan_s
+    points = []
+    for factor in _CURVE_POINTS:
+        due = fastest * factor * 1.001
+        limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
+        found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
+        if not found.late:
+            points.append((due, found.usd))
+    return points

@@ -12,7 +12,7 @@ from wavecast.report.units import long_duration
 _MOST_NAMED = 8
 _MOST_MARKS = 5
 _HOUR_S = 3600.0
-_TIMES_S = (
+TIMES_S = (
     *(60.0, 300.0, 900.0, 1800.0),
     *(hours * _HOUR_S for hours in (1, 2, 4, 8, 12, 24, 48, 96, 168, 336, 720, 1440, 2880, 8760)),
 )
@@ -52,13 +52,13 @@ def choice_chart(
 
 def _plot(drawn: Sequence[Candidate]) -> Plot:
     seconds, money = zip(*((one.seconds.value, one.usd.value) for one in drawn), strict=True)
-    times = _marked(min(seconds) / 1.25, max(seconds) * 1.25, _TIMES_S, long_duration)
+    times = marked_axis(min(seconds) / 1.25, max(seconds) * 1.25, TIMES_S, long_duration)
     prices = sorted(digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
-    costs = _marked(min(money) / 1.6, max(money) * 1.6, prices, lambda usd: f"${usd:,.4g}")
+    costs = marked_axis(min(money) / 1.6, max(money) * 1.6, prices, lambda usd: f"${usd:,.4g}")
     return Plot(times, costs, height=320)
 
 
-def _marked(
+def marked_axis(
     low: float, high: float, marks: Sequence[float], label: Callable[[float], str]
 ) -> PlotAxis:
     """A logarithmic axis with some of the marks that lie on it, or with its ends."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wavecast.planning.schedule.planned import JobsPlan
-from wavecast.report.html.axes import Plot, linear_axis, log_axis
+from wavecast.report.html.axes import Plot, linear_axis
+from wavecast.report.html.choice_charts import TIMES_S, marked_axis
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.gantt_charts import gantt_chart
 from wavecast.report.html.markup import (
@@ -60,16 +61,16 @@ def cost_curve(curve: Sequence[tuple[float, float]]) -> Html:
     if len(curve) < 2:
         return NOTHING
     points = sorted(curve)
-    hours = [seconds / 3600 for seconds, _ in points]
+    times = [seconds for seconds, _ in points]
     usd = [cost for _, cost in points]
     plot = Plot(
-        log_axis(min(hours), max(hours), lambda one: long_duration(one * 3600)),
+        marked_axis(min(times) / 1.1, max(times) * 1.1, TIMES_S, long_duration),
         linear_axis(max(usd), money),
     )
-    line = empty_element("polyline", points=plot.path(hours, usd), class_="curve")
+    line = empty_element("polyline", points=plot.path(times, usd), class_="curve")
     dots = [
         element("circle", cx=plot.x(x), cy=plot.y(y), r="3.5", class_="dot")
-        for x, y in zip(hours, usd, strict=True)
+        for x, y in zip(times, usd, strict=True)
     ]
     plot = plot.with_parts([plot.stretched(line), *dots])
     label = f"From {money(usd[-1])} for {long_duration(points[-1][0])} to {money(usd[0])}."

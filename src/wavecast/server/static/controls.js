@@ -1,14 +1,5 @@
 "use strict";
 // The controls: what is chosen, as the question that the API takes, and the other way round.
-const byId = id => document.getElementById(id);
-
-function made(name, text, attributes = {}) {
-  const element = document.createElement(name);
-  if (text !== null) element.textContent = text;
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-}
-
 const wavecastControls = {
   catalogue: null,
   gpus: [],

@@ -5,6 +5,7 @@ const FIRST = {
   gpus: ["h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090"],
 };
 const wavecastPage = {
+  ...wavecastApi,
   asking: null, detailing: null, drawn: null, timer: 0, clock: 0, result: null, gpu: null, tries: 0,
 
   async start() {
@@ -122,19 +123,6 @@ const wavecastPage = {
     addEventListener("drop", event => this.upload(event.dataTransfer.files[0]));
   },
 
-  async get(path, signal) { return this.answer(await fetch(path, { signal })); },
-  async post(path, body, type, signal) {
-    return this.answer(await fetch(path, { method: "POST", body, headers: { "content-type": type }, signal }));
-  },
-  async answer(response) {
-    if (response.status === 204) return null;
-    const body = await response.json().catch(() => ({}));
-    if (response.ok) return body;
-    const error = new Error(body.error?.message ?? `The server answered with ${response.status}`);
-    error.retry = response.status === 503 ? Number(response.headers.get("retry-after") ?? 2) : 0;
-    throw error;
-  },
-
   busy(is, told) {
     byId("results").classList.toggle("busy", is);
     byId("results").setAttribute("aria-busy", String(is));
@@ -180,12 +168,6 @@ const wavecastPage = {
   },
   hideProblem() { byId("problem").hidden = true; },
 
-  // Parts of the answer are HTML that the server made of escaped texts; the page's policy runs no script in them.
-  put(id, html) {
-    const template = document.createElement("template");
-    template.innerHTML = html ?? "";
-    byId(id).replaceChildren(template.content);
-  },
   show(result) {
     this.result = result;
     this.hideProblem();

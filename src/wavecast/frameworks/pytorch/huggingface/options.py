@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 from wavecast.errors import InvalidInput
 
@@ -99,6 +101,28 @@ class ModelOptions:
                 f"{', '.join(named)}: only for decoders of any size (gpt, llama, mixtral), "
                 f"not for {target}"
             )
+
+    @classmethod
+    def named(cls, given: Mapping[str, object]) -> ModelOptions:
+        """The options of a table in a file.
+
+        Raises:
+            InvalidInput: there is no such option, or its value is of another type.
+        """
+        known = {each.name: str(each.type) for each in fields(cls)}
+        kinds = {"bool": bool, "int | None": int, "str | None": str}
+        named: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
+        for name, value in named.items():
+            if name not in known:
+                raise InvalidInput(
+                    f"options.{name} is not an option of a model; known are {', '.join(known)}"
+                )
+            expected = kinds[known[name]]
+            if type(value) is not expected:
+                raise InvalidInput(
+                    f"options.{name} must be of type {expected.__name__}, not {value!r}"
+                )
+        return cls(**named)
 
 
 NO_OPTIONS = ModelOptions()

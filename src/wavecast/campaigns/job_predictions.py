@@ -1,0 +1,90 @@
+"""Jobs of a file predicted on GPUs: each step is traced once, for all jobs that run it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.frameworks.step_source import StepSource, target_source, units_of
+from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.devices import device
+from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
+from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.prices import price_book
+from wavecast.planning.schedule.job_files import JobSpec
+from wavecast.planning.selection import Candidate
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
+"""Shows how many GPUs are done, under a name."""
+
+
+class JobPredictor:
+    """Predicts jobs on GPUs.
+
+    Args:
+        host: the host that issues the ops. None for that which fits each GPU.
+        source: makes the traces of a target.
+        progress: what surrounds the prediction of a job.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        source: Callable[[Target], StepSource] = target_source,
+        progress: Progress = lambda _: nullcontext(),
+    ) -> None:
+        self._host, self._book = host, price_book()
+        self._make_source, self._progress = source, progress
+        self._sources: dict[tuple[object, ...], tuple[Target, StepSource]] = {}
+
+    def __call__(self, spec: JobSpec, gpus: Sequence[str]) -> Sequence[Candidate]:
+        """What a job takes on each GPU, for each of its counts."""
+        with prefixed(f"job {spec.name}: "):
+            target, source = self._source(spec)
+            question = TrainingQuestion(
+                plan=_plan(spec, target),
+                counts=spec.counts,
+                batch=target.batch,
+                each=units_of(target),
+                is_batch_fixed=spec.batch is not None,
+                host=self._host,
+                only_priced=False,
+                find_largest=False,
+            )
+            devices = tuple(device(name) for name in gpus)
+            with self._progress(f"predicting {spec.name}") as progress:
+                as_it_is = (StepSetting("", source.on),)
+                return find_candidates(devices, question, as_it_is, self._book, progress)
+
+    def _source(self, spec: JobSpec) -> tuple[Target, StepSource]:
+        options = ModelOptions.named(spec.options)
+        key = spec.target, spec.batch, spec.precision, options
+        if key not in self._sources:
+            target = resolve(spec.target, spec.batch, spec.precision, options)
+            self._sources[key] = target, self._make_source(target)
+        return self._sources[key]
+
+
+def _plan(spec: JobSpec, target: Target) -> TrainingPlan:
+    """The plan in units of the trace: files count samples of the batch, such as sequences."""
+    plan, each = spec.plan, units_of(target)
+    if plan is None:
+        raise InvalidInput("say how long it is, as in iterations = 1000")
+    if target.make_step is not None and target.samples is None and plan.iterations is None:
+        raise InvalidInput(
+            "how many samples a step takes is not known; give batch, or say how long it is with "
+            "iterations"
+        )
+    if each == 1:
+        return plan
+    return replace(
+        plan,
+        samples=None if plan.samples is None else plan.samples * each,
+        dataset_samples=None if plan.dataset_samples is None else plan.dataset_samples * each,
+        global_batch=None if plan.global_batch is None else plan.global_batch * each,
+        validation_samples=plan.validation_samples * each,
+        sample_tokens=plan.sample_tokens or target.options.seq,
+    )
