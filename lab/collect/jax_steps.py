@@ -26,7 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lab.steps.jax_steps import step_named, steps_of
+from lab.steps.jax_steps import HOST, step_named, steps_of
 
 NO_GRAPHS = {"xla_gpu_graph_min_graph_size": 1_000_000}
 READY, GO, DONE = "ready", "go", "done"
@@ -38,9 +38,10 @@ _MEMORY = ("argument", "output", "temp", "alias")
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure the steps of a group, or one of them as a worker."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("group", help="fit, blind, depthwise, or the name of a step")
+    parser.add_argument("group", help="a group of lab.steps.jax_steps, or the name of a step")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=330, help="begin no step after this")
+    parser.add_argument("--end", type=float, default=550, help="end all steps after this")
     parser.add_argument("--workers", type=int, default=5)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -50,26 +51,44 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     names = [step.name for step in steps_of(options.group)]
     with tempfile.TemporaryDirectory() as folder:
-        CompilingTogether(names, Path(folder), options.seconds).run(options.workers)
-        parts = [path for name in names if (path := Path(folder) / f"{name}.json.gz").exists()]
-        results = [json.loads(gzip.decompress(path.read_bytes())) for path in parts]
+
+        def gather() -> None:
+            _gather(names, Path(folder), options.out / options.group)
+
+        together = CompilingTogether(names, Path(folder), options.seconds, gather)
+        end = threading.Timer(options.end, together.end)
+        end.start()
+        together.run(options.workers)
+        end.cancel()
+        gather()
+
+
+def _gather(names: Sequence[str], folder: Path, out: Path) -> None:
+    """Write what the steps have found so far."""
+    parts = [path for name in names if (path := folder / f"{name}.json.gz").exists()]
+    results = [json.loads(gzip.decompress(path.read_bytes())) for path in parts]
     texts = {result["name"]: result.pop("hlo", None) for result in results}
-    _write(options.out / f"{options.group}-steps.json.gz", results)
-    _write(options.out / f"{options.group}-hlo.json.gz", texts)
-    print(f"{len(results)} of {len(names)} steps", [r["name"] for r in results if "error" in r])
+    _write(out.with_name(f"{out.name}-steps.json.gz"), results)
+    _write(out.with_name(f"{out.name}-hlo.json.gz"), texts)
+    failed = {one["name"]: one["error"] for one in results if "error" in one}
+    print(f"{len(results)} of {len(names)} steps; failed: {failed}", flush=True)
 
 
 def _write(path: Path, data: object) -> None:
-    path.write_bytes(gzip.compress(json.dumps(data).encode(), 9))
+    part = path.with_suffix(".part")
+    part.write_bytes(gzip.compress(json.dumps(data).encode(), 6))
+    part.replace(path)
 
 
 class CompilingTogether:
     """Workers that compile together and measure alone."""
 
-    def __init__(self, names: Sequence[str], folder: Path, seconds: float) -> None:
-        self._left, self._folder = list(names), folder
+    def __init__(
+        self, names: Sequence[str], folder: Path, seconds: float, gather: Callable[[], None]
+    ) -> None:
+        self._left, self._folder, self._gather = list(names), folder, gather
         self._begin, self._seconds = time.monotonic(), seconds
-        self._measuring = threading.Lock()
+        self._measuring, self._gathering = threading.Lock(), threading.Lock()
         self._running: dict[str, subprocess.Popen[str]] = {}
 
     def run(self, workers: int) -> None:
@@ -79,6 +98,12 @@ class CompilingTogether:
             thread.start()
         for thread in threads:
             thread.join()
+
+    def end(self) -> None:
+        """End the processes that still run."""
+        self._left.clear()
+        for process in list(self._running.values()):
+            process.kill()
 
     def _take(self) -> None:
         while self._left and time.monotonic() - self._begin < self._seconds:
@@ -96,6 +121,8 @@ class CompilingTogether:
                 self._follow(name, process)
                 process.wait()
                 self._running.pop(name)
+            with self._gathering:
+                self._gather()
 
     def _follow(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -139,7 +166,8 @@ def _measured(name: str) -> dict[str, Any]:
 def _measure(name: str, result: dict[str, Any]) -> None:
     import jax
 
-    training = step_named(name).make()
+    case = step_named(name)
+    training = case.make()
     arguments = jax.block_until_ready(training.arrays())
     lowered = training.step.lower(*training.shapes())
     begin = time.perf_counter()
@@ -163,6 +191,9 @@ def _measure(name: str, result: dict[str, Any]) -> None:
         result[mode] = times
         state, seen = _profiled(step, state, batch, full=mode == "nograph")
         times |= seen
+    if case.family == HOST:  # as users call it, not as an executable
+        state, _ = jax.block_until_ready(training.step(state, batch))
+        state, result["jitted"] = _iterations(training.step, state, batch)
     result["loss"] = float(loss)
     print(DONE, flush=True)
     result["hlo"] = plain.as_text()

@@ -1,14 +1,15 @@
 """How long do steps take, and what does the host do meanwhile? Measures sets of steps on this GPU.
 
-    python -m lab collect step_times (host | blind_3) OUT [--seconds 250] [--workers 14] [--brief]
-                                     [--predict] [--only NAME ...]
+    python -m lab collect step_times SET OUT [--seconds 250] [--workers 14] [--brief]
+                                    [--predict] [--only NAME ...]
 
 Needs a GPU, torch with Triton, torchvision and transformers. The sets are in
 `lab.steps.timed_sets`, what is measured of a step in `lab.collect.step_worker`, and how processes
-take turns in `lab.collect.turns`. Writes OUT/rows.jsonl.gz (a line for each step), OUT/about.json
-and OUT/traces.tar (recorded eager steps). With --brief only times, memory and kernels are measured,
-and no traces. With --predict nothing is measured: every step is traced without the GPU, with the
-software of this machine, and predicted (OUT/predictions.json).
+take turns in `lab.collect.turns`. Writes OUT/rows.jsonl.gz (a line for each step) and
+OUT/traces.tar (recorded eager steps) as steps are done, and OUT/about.json at the end. With --brief
+only times, memory and kernels are measured, and no traces. With --predict nothing is measured:
+every step is traced without the GPU, with the software of this machine, and predicted
+(OUT/predictions.json).
 """
 
 from __future__ import annotations
@@ -79,16 +80,16 @@ def rows_in(folder: Path) -> list[Any]:
     return [json.loads(gzip.decompress(path.read_bytes())) for path in paths]
 
 
-def write_measured(out: Path, folder: Path) -> None:
-    """Write the rows of the steps, and their traces if there are any."""
-    with gzip.open(out / "rows.jsonl.gz", "wb") as file:
-        for path in sorted(folder.glob("*.row.gz")):
-            file.write(gzip.decompress(path.read_bytes()) + b"\n")
-    traces = sorted(folder.glob("*.json.gz"))
-    if traces:
-        with tarfile.open(out / "traces.tar", "w") as archive:
-            for path in traces:
-                archive.add(path, path.name)
+def move_measured(folder: Path, out: Path) -> None:
+    """Move the rows of finished steps, and their traces if there are any, to the end of files."""
+    for path in sorted(folder.glob("*.row.gz")):
+        row = gzip.decompress(path.read_bytes())
+        with gzip.open(out / "rows.jsonl.gz", "ab") as file:
+            file.write(row + b"\n")
+        path.unlink()
+        if name := json.loads(row).get("trace"):
+            with tarfile.open(out / "traces.tar", "a") as archive:
+                archive.add(folder / name, name)
 
 
 def collect(
@@ -101,6 +102,8 @@ def collect(
     from lab.collect.step_worker import work
 
     turns = Turns(partial(work, folder=folder, brief=brief), folder, tasks, count, begin + seconds)
+    if not predict:
+        turns.after = partial(move_measured, folder, out)
     try:
         unfinished = turns.run()
         document = {
@@ -112,8 +115,6 @@ def collect(
         }
         if predict:
             document["predictions"] = rows_in(folder)
-        else:
-            write_measured(out, folder)
         name = "predictions.json" if predict else "about.json"
         (out / name).write_text(json.dumps(document, indent=1), encoding="utf-8")
     finally:

@@ -32,7 +32,7 @@ from wavecast.traces.step import Op
 WARM_UP, COMPILED_WARM_UP, BRIEF_WARM_UP = 4, 5, 3
 MEMORY_WAIT_S = 1.0
 """How long a step waits for memory that other steps use while they prepare."""
-TIMED_S, FEWEST, MOST = 0.5, 6, 36
+TIMED_S, FEWEST, MOST = 0.8, 24, 48
 ROUNDS, ALONE = 3, 10
 GPU = "h200-sxm"
 

@@ -1,11 +1,12 @@
 """How long do single layers of many shapes take? Records them on this machine's GPU, op by op.
 
-    python -m lab collect sweep OUT [--seconds N]
+    python -m lab collect sweep (newer | sounds) OUT [--seconds N]
 
-Needs a GPU and only torch. Layers of newer networks are drawn with a fixed seed
-(`lab.steps.newer_layers`): four precisions, mostly in channels-last. A chunk of layers runs once to
-warm up and is then recorded like a step. Writes one trace for each chunk into the tar file
-OUT/sweep.tar. The traces are the campaign `newer`, which `lab/measured/op_data.py` reads.
+Needs a GPU and only torch. Layers of newer networks (`lab.steps.newer_layers`) or of speech and
+segmentation (`lab.steps.sound_layers`) are drawn with a fixed seed: four precisions, mostly in
+channels-last. A chunk of layers runs once to warm up and is then recorded like a step. Writes one
+trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns `newer` and
+`sounds`, which `lab/measured/op_data.py` reads.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from lab import needs
 from lab.steps.drawn_layers import Layer, ShapeDraw, TooLarge
 from lab.steps.newer_layers import NEWER
+from lab.steps.sound_layers import SOUNDS
 from wavecast.frameworks.pytorch.measurement.iteration import (
     recording_iteration,
     software,
@@ -38,17 +40,19 @@ CHUNK = 60
 CHUNKS = 40
 TURNS = ("bf16", "fp16", "tf32", "bf16", "fp32", "fp16")
 """Precisions that take turns."""
+SETS = {"newer": NEWER, "sounds": SOUNDS}
+"""Layers by the name of their campaign."""
 CHANNELS_LAST = 0.75
 """The share of images in channels-last."""
 
 
-def chunk(number: int) -> Iterator[Layer]:
-    """The layers of a chunk, which depend only on its number."""
-    pick = random.Random(f"newer {number}")
+def chunk(which: str, number: int) -> Iterator[Layer]:
+    """The layers of a chunk, which depend only on its campaign and its number."""
+    pick = random.Random(f"{which} {number}")
     precision = TURNS[number % len(TURNS)]
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
-    kinds, weights = zip(*NEWER, strict=True)
+    kinds, weights = zip(*SETS[which], strict=True)
     made = 0
     while made < CHUNK:
         make = pick.choices(kinds, weights)[0]
@@ -66,9 +70,9 @@ def chunk(number: int) -> Iterator[Layer]:
         yield layer
 
 
-def record(number: int, path: Path) -> None:
+def record(which: str, number: int, path: Path) -> None:
     """Run a chunk of layers and write its measured trace."""
-    layers = list(chunk(number))
+    layers = list(chunk(which, number))
     torch.cuda.synchronize()
     recorder = OpRecorder(Structure())
     with RecordingMode(recorder), recording_iteration(recorder) as recorded:
@@ -84,6 +88,7 @@ def record(number: int, path: Path) -> None:
 def main(given: Sequence[str] = ()) -> None:
     """Record chunks into a folder until the time is up."""
     parser = needs.parser(__doc__)
+    parser.add_argument("which", choices=SETS, help="the layers")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write into")
     parser.add_argument("--seconds", type=float, default=120.0)
     args = parser.parse_args(given)
@@ -98,8 +103,8 @@ def main(given: Sequence[str] = ()) -> None:
             begin = time.monotonic()
             if begin + slowest_s > until:
                 break
-            path = Path(folder) / f"newer-{number:03d}.json.gz"
-            record(number, path)
+            path = Path(folder) / f"{args.which}-{number:03d}.json.gz"
+            record(args.which, number, path)
             archive.add(path, path.name)
             torch.cuda.empty_cache()
             slowest_s = max(slowest_s, time.monotonic() - begin)

@@ -12,6 +12,7 @@ measurements/h200/time_to_quality.json or measurements/cpu/time_to_quality.json;
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -30,13 +31,18 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path, metavar="OUT.json")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--seconds", type=float, default=150, help="begin none after this time")
     args = parser.parse_args(given)
     from wavecast.frameworks.pytorch.measurement.layers import gpu_id
 
-    gpu = gpu_id(args.device)
-    trainings = []
+    gpu, began = gpu_id(args.device), time.monotonic()
+    trainings: list[dict[str, object]] = []
+    args.out.parent.mkdir(parents=True, exist_ok=True)
 
     def keep(name: str, **options: object) -> int:
+        if time.monotonic() - began > args.seconds:
+            print(f"no time left for {name}, {options}", flush=True)
+            return 0
         one = FULL_SIZE if name == "full" else next(d for d in DEMONSTRATIONS if d.model == name)
         training = train_to_quality(one, device=args.device, gpu=gpu, **options)  # type: ignore[arg-type]
         trainings.append({"training": name, **options, **asdict(training)})

@@ -159,6 +159,8 @@ class Turns:
     """How many processes there are at a time."""
     until: float
     """When all ends, by `time.monotonic`."""
+    after: Callable[[], None] = lambda: None
+    """Called after each task that was done, so that a run that is killed leaves what it has."""
     failures: dict[str, str] = field(default_factory=dict)
     done: list[str] = field(default_factory=list)
     _busy: list[Worker] = field(default_factory=list)
@@ -214,6 +216,7 @@ class Turns:
     def _keep(self, worker: Worker, answer: dict[str, Any]) -> None:
         if "done" in answer:
             self.done.append(worker.task)
+            self.after()
         else:
             log = worker.log.read_bytes()[-600:].decode(errors="replace")
             self.failures[worker.task] = f"{answer['failed']} {log}"[:1500]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import wavecast
 from lab import needs
@@ -49,19 +50,22 @@ class BlindRow:
         return None if ends_s is None else ends_s[0] <= self.gpu_s <= ends_s[1]
 
 
-def rows() -> Iterator[BlindRow]:
+@cache
+def rows() -> tuple[BlindRow, ...]:
     """Every measured step with its prediction."""
+    found = []
     for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
             trace = blind_trace(name)
             assert trace is not None
             prediction = wavecast.predict(trace, GPU, host="reference")
-            yield BlindRow(name, prediction, step["gpu_s"], machine)
+            found.append(BlindRow(name, prediction, step["gpu_s"], machine))
+    return tuple(found)
 
 
 def table() -> Iterator[str]:
     """A line for each step, then the figures of each machine."""
-    every = list(rows())
+    every = rows()
     yield from heading("step | GPU busy | predicted | error")
     for row in every:
         yield (

@@ -13,7 +13,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median
+from typing import Any
 
 from lab import needs
 from lab.markdown import heading
@@ -37,28 +39,39 @@ class BlindStep:
     within: bool
     """Whether the iteration lies in its range."""
 
-
-def steps() -> Iterator[BlindStep]:
-    """The steps that were measured."""
-    predictions = json.loads((FOLDER / "predictions.json").read_text(encoding="utf-8"))
-    measured = json.loads((FOLDER / "measured.json").read_text(encoding="utf-8"))
-    for name, told in predictions["predictions"].items():
-        if (found := measured["first"].get(name)) is None:
-            continue
-        again = measured["again"].get(name)
-        yield BlindStep(
-            name=name.removeprefix("blind3-"),
+    @classmethod
+    def of(
+        cls, name: str, told: dict[str, Any], found: dict[str, Any], peak_bytes: int | None
+    ) -> BlindStep:
+        """A step from what was predicted (`told`) and what was measured (`found`)."""
+        return cls(
+            name=name.partition("-")[2],
             mode="compiled" if told["mode"] == "default" else told["mode"],
             gpu_error=told["gpu_s"] / found["busy_s"] - 1,
             error=told["seconds"] / found["wall_s"] - 1,
-            memory_error=None if again is None else told["peak_bytes"] / again["peak_bytes"] - 1,
+            memory_error=told["peak_bytes"] / peak_bytes - 1 if peak_bytes else None,
             within=told["low_s"] <= found["wall_s"] <= told["high_s"],
         )
 
 
-def table() -> Iterator[str]:
+def predicted(folder: Path) -> dict[str, Any]:
+    """The predictions of a test by the name of the step."""
+    document = json.loads((folder / "predictions.json").read_text(encoding="utf-8"))
+    predictions: dict[str, Any] = document["predictions"]
+    return predictions
+
+
+def steps() -> Iterator[BlindStep]:
+    """The steps that were measured."""
+    measured = json.loads((FOLDER / "measured.json").read_text(encoding="utf-8"))
+    for name, told in predicted(FOLDER).items():
+        if (found := measured["first"].get(name)) is not None:
+            again = measured["again"].get(name, {})
+            yield BlindStep.of(name, told, found, again.get("peak_bytes"))
+
+
+def table(every: Sequence[BlindStep]) -> Iterator[str]:
     """The errors of each step, then their means."""
-    every = list(steps())
     yield from heading("step | how | GPU time | iteration | memory | in range", "ll")
     for one in every:
         memory = "" if one.memory_error is None else f"{one.memory_error:+.1%}"
@@ -83,7 +96,7 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="write them into the page")
     args = parser.parse_args(given)
-    text = "\n".join(table())
+    text = "\n".join(table(list(steps())))
     print(text)
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)

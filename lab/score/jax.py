@@ -1,7 +1,7 @@
 """How well are JAX steps predicted? GPU time, iteration, kernels and memory, as measured.
 
 python -m lab score jax            steps of the fit (kernels of their families were seen)
-python -m lab score jax blind      steps of the blind test
+python -m lab score jax blind      steps of the blind test (second: of the second one)
 python -m lab score jax blind --write FILE     predictions only, before anything is measured
 """
 
@@ -19,7 +19,7 @@ from lab import needs
 from lab.measured import jax_steps
 from lab.measured.compiled import GPU
 from lab.places import ROOT
-from lab.steps.jax_steps import JaxCase, steps_of
+from lab.steps.jax_steps import GROUPS, JaxCase, steps_of
 from wavecast.frameworks.jax.driver import CompiledModule
 
 CACHE = ROOT / ".cache" / "lab" / "jax"
@@ -111,7 +111,7 @@ def lines(rows: Sequence[dict[str, Any]], group: str) -> Iterator[str]:
 def main(given: Sequence[str] = ()) -> None:
     """Predict the steps of a group and compare them with what was measured."""
     parser = needs.parser(__doc__)
-    parser.add_argument("group", nargs="?", default="fit", choices=("fit", "blind"))
+    parser.add_argument("group", nargs="?", default="fit", choices=GROUPS)
     parser.add_argument("--write", type=Path, help="write the predictions here")
     parser.add_argument("--read", type=Path, help="take predictions that were written before")
     parser.add_argument("--steps", nargs="*", help="only these")

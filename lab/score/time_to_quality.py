@@ -24,6 +24,7 @@ from lab import needs
 from lab.markdown import heading
 from lab.places import DOCS, H200, ROOT
 from lab.score import pages
+from wavecast.planning.prices import price_book
 from wavecast.suite.demonstrations import DEMONSTRATIONS, Demonstration
 from wavecast.suite.quality import EVERY, FULL_SIZE, train_to_quality
 from wavecast.suite.training import TrainingStep
@@ -63,8 +64,9 @@ def usual_steps(one: Demonstration) -> list[int]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The trainings of a file; none if it does not exist."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
+    """The trainings of a file."""
+    trainings: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return trainings
 
 
 def table(path: Path) -> Iterator[str]:
@@ -77,7 +79,7 @@ def table(path: Path) -> Iterator[str]:
         spent = one["startup_s"] + one["steps"] * one["few_steps_s"]
         spent += one["steps"] // EVERY * one["test_s"]
         yield (
-            f"| {_name(one)} | {one['seed']} | {one['usual_steps']} | {one['steps']} "
+            f"| {_called(one['training'])} | {one['seed']} | {one['usual_steps']} | {one['steps']} "
             f"| {1e3 * one['few_steps_s']:.1f} ms | {one['predicted_s']:.2f} s "
             f"| {one['seconds']:.2f} s | {one['predicted_s'] / one['seconds'] - 1:+.0%} "
             f"| {spent / one['seconds'] - 1:+.0%} |"
@@ -93,23 +95,42 @@ def from_nothing() -> Iterator[str]:
         if times:
             measured_s = statistics.median(times)
             yield (
-                f"| {name} | {1e3 * step_s:.1f} ms | {1e3 * measured_s:.1f} ms "
+                f"| {_called(name)} | {1e3 * step_s:.1f} ms | {1e3 * measured_s:.1f} ms "
                 f"| {step_s / measured_s - 1:+.0%} |"
             )
 
 
-def tables() -> str:
-    """What docs/suite.md shows: trainings on a CPU, and on our H200 once they were measured."""
-    errors = [abs(one["predicted_s"] / one["seconds"] - 1) for one in read(CPU_TIMES)]
+def cost() -> str:
+    """What the trainings at the published size cost on an H200, predicted and actual."""
+    trainings = [one for one in read(GPU_TIMES) if one["training"] == "full" and one["usual_steps"]]
+    price = price_book().cheapest(GPU)
+    assert price is not None
+    usd = [f"{price.usd_per_hour * one['predicted_s'] / 36:.3f}" for one in trainings]
+    spent = [f"{price.usd_per_hour * one['seconds'] / 36:.3f}" for one in trainings]
+    return (
+        f"At ${price.usd_per_hour:.2f}/h, the cheapest offer of an H200, those at the published "
+        f"size cost {' and '.join(spent)} cents ({' and '.join(usd)} predicted)."
+    )
+
+
+def mean_error(path: Path) -> str:
+    """The mean and the largest error of predictions from a few steps, in words."""
+    trainings = [one for one in read(path) if one["usual_steps"]]
+    errors = [abs(one["predicted_s"] / one["seconds"] - 1) for one in trainings]
     worst = f"{statistics.mean(errors):.0%} on average, {max(errors):.0%} at worst"
-    lines = [*table(CPU_TIMES), "", f"Mean size of the error: {worst}."]
-    if read(GPU_TIMES):
-        lines += ["", "On an H200:", "", *table(GPU_TIMES), "", *from_nothing()]
+    return f"Mean size of the error: {worst}."
+
+
+def tables() -> str:
+    """What docs/suite.md shows: trainings on a CPU, and on our H200."""
+    lines = [*table(CPU_TIMES), "", mean_error(CPU_TIMES), "", "On an H200:", ""]
+    lines += [*table(GPU_TIMES), "", f"{mean_error(GPU_TIMES)} {cost()}", ""]
+    lines += ["A step, predicted from the code before the H200 ran it:", "", *from_nothing()]
     return "\n".join(lines)
 
 
-def _name(one: dict[str, Any]) -> str:
-    return f"{one['model']}, {'published size' if one['training'] == 'full' else 'small'}"
+def _called(name: str) -> str:
+    return f"{FULL_SIZE.model}, published size" if name == "full" else f"{name}, small"
 
 
 def main(given: Sequence[str] = ()) -> None:

@@ -6,6 +6,7 @@ names the folder that has them.
 
 from __future__ import annotations
 
+import gzip
 import math
 import struct
 from collections.abc import Callable, Iterator
@@ -101,6 +102,13 @@ def waves(folder: Path) -> None:
     torch.save(torch.tensor(rows).double().numpy(), folder / "traindata.pt")
 
 
+def encyclopedia(folder: Path) -> None:
+    """Write 95 MB of text where language models look for the file enwik8."""
+    (folder / "data").mkdir(parents=True, exist_ok=True)
+    with gzip.open(folder / "data" / "enwik8.gz", "wb", compresslevel=1) as file:
+        file.write(b"Some plain words stand in a row, and more follow them. " * 1_730_000)
+
+
 def _public(
     place: str,
     arguments: str = "",
@@ -170,9 +178,15 @@ PUBLIC = (
     _public("Lightning-AI/litgpt/litgpt/__main__.py", "pretrain pythia-14m --data TextFiles"),
     _public("pytorch/torchtitan/torchtitan/train.py", options="--ranks 8", inside=True),
     _public("pyg-team/pytorch_geometric/examples/gcn.py"),
+    _public("PyPI/mingru_pytorch-0.2.1/train.py", data=encyclopedia),
+    _public("PyPI/mingru_pytorch-0.2.1/train_hybrid.py", data=encyclopedia),
+    _public("PyPI/infini_transformer_pytorch-0.2.1/train.py", data=encyclopedia),
+    _public("PyPI/ngpt_pytorch-0.2.16/train.py", data=encyclopedia),
+    _public("PyPI/native_sparse_attention_pytorch-0.2.3/train.py", data=encyclopedia),
     _public("KellerJordan/modded-nanogpt/train_gpt.py", data=tokens, options="--ranks 8"),
 )
-"""Scripts of public repositories, as their pages say to run them."""
+"""Scripts of public repositories, as their pages say to run them. Those of PyPI are in the source
+archive of a package (`pip download --no-deps --no-binary :all:`), unpacked under its own name."""
 
 
 def own() -> Iterator[CorpusScript]:

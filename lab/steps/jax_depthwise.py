@@ -42,23 +42,33 @@ SWEEP = [
 """The convolutions that are measured."""
 
 
+def image_of(size: Depthwise) -> tuple[int, ...]:
+    """The shape of the images."""
+    return size.batch, size.image, size.image, size.width
+
+
 def depthwise_step(sizes: Sequence[Depthwise]) -> JaxTraining:
-    """A step that runs convolutions side by side, forward and for the gradients of weights."""
+    """A step that runs convolutions side by side, forward and for the gradients of weights.
+
+    With a stride, it takes the gradients of images too: these run kernels of their own, where
+    those without a stride are forward convolutions again.
+    """
 
     def init(key: jax.Array) -> Tree:
         keys = keys_of(key)
-        return {"w": [dense_init(next(keys), s.kernel, s.kernel, 1, s.width) for s in sizes]}
+        weights = [dense_init(next(keys), s.kernel, s.kernel, 1, s.width) for s in sizes]
+        return {"w": weights, "added": [jnp.ones(image_of(s)) for s in sizes if s.stride > 1]}
 
     def loss(params: Tree, data: Tree) -> jax.Array:
-        total = jnp.zeros(())
+        total, added = jnp.zeros(()), iter(params["added"])
         for size, weight, x in zip(sizes, params["w"], data["x"], strict=True):
+            if size.stride > 1:
+                x = x + next(added).astype(x.dtype)
             y = convolve(x, weight, size.stride, groups=size.width)
             total += jnp.square(y.astype(jnp.float32)).mean()
         return total
 
     def batch_of(key: jax.Array) -> Tree:
-        shapes = [(s.batch, s.image, s.image, s.width) for s in sizes]
-        types = [compute_type(s.precision) for s in sizes]
-        return {"x": [jnp.ones(s, t) for s, t in zip(shapes, types, strict=True)]}
+        return {"x": [jnp.ones(image_of(s), compute_type(s.precision)) for s in sizes]}
 
     return make_training(init, batch_of, loss, optimizer="sgd")

@@ -11,9 +11,14 @@ import jax
 from lab.steps import jax_depthwise as depthwise
 from lab.steps import jax_loops as loops
 from lab.steps import jax_nets as nets
+from lab.steps import jax_newer_nets as newer
 from lab.steps import jax_other_nets as other
+from lab.steps import jax_sweeps as sweeps
 from wavecast.suite import jax_models as suite
 from wavecast.suite.jax_training import JaxTraining
+
+HOST = "host"
+"""The family of steps in which the host does most of the work."""
 
 
 @dataclass(frozen=True)
@@ -151,23 +156,100 @@ BLIND = [
 ]
 """The steps of the blind test, which no fit has seen."""
 
-_PARTS = 4
-DEPTHWISE = [
-    JaxCase(
-        f"depthwise_{part}",
+SECOND = [
+    *_steps(
         "depthwise",
-        partial(depthwise.depthwise_step, depthwise.SWEEP[part::_PARTS]),
-    )
-    for part in range(_PARTS)
+        second_mobile=partial(newer.mobile_net, 128, 160, (32, 48, 64, 96), 3, "bf16"),
+        second_mobile_wide=partial(newer.mobile_net, 48, 192, (32, 64, 96), 5, "bf16"),
+        second_convnext=partial(newer.staged_convnext, 64, 224, (96, 192, 384), 2, "bf16"),
+    ),
+    *_steps(
+        "residual",
+        second_resnet50=partial(suite.resnet50, 40, "bf16"),
+        second_resnet=partial(nets.basic_resnet, 96, 48, (96, 192, 384), 1, "fp32"),
+        second_densenet=partial(newer.dense_net, 64, 48, 32, 6, "bf16"),
+    ),
+    *_steps(
+        "decoder",
+        second_gpt2=partial(suite.gpt2, 6, "bf16", layers=3, sequence=768),
+        second_llama=partial(nets.llama, 2, 1536, 1536, 2, 12, "bf16"),
+        second_llama_cudnn=partial(nets.llama, 8, 1024, 768, 3, 6, "bf16", attention="cudnn"),
+        second_llama_scan=partial(
+            nets.llama, 2, 1024, 1280, 6, 10, "bf16", scanned=True, remat=True
+        ),
+        second_translator=partial(newer.translator, 24, 128, 512, 2, 8, "bf16"),
+    ),
+    *_steps(
+        "encoder",
+        second_bert=partial(newer.masked_language_model, 16, 256, 768, 3, 12, "bf16"),
+        second_vit=partial(nets.encoder, 96, 160, 16, 448, 4, 7, "bf16"),
+    ),
+    *_steps(
+        "recurrent",
+        second_seq2seq=partial(newer.attending_lstm, 48, 64, 640, "fp32"),
+        second_gru=partial(loops.recurrent, 128, 80, 1024, 1, "bf16", cell="gru"),
+    ),
+    *_steps(
+        "diffusion",
+        second_dit=partial(newer.diffusion_transformer, 32, 256, 768, 3, 12, "bf16"),
+        second_unet=partial(loops.denoiser, 16, 96, (64, 96, 192), "bf16"),
+    ),
+    *_steps("mixture", second_moe=partial(other.mixture, 8, 256, 640, 2, 8, "bf16", top=1)),
+    *_steps(
+        "recommender",
+        second_dlrm=partial(other.recommender, 16384, 10, 50000, 48, "fp32", optimizer="adamw"),
+        second_sessions=partial(newer.session_recommender, 512, 50, 100000, 128, 2, "bf16"),
+    ),
 ]
-"""Depthwise convolutions of many sizes, in steps that run several of them."""
+"""The second blind test: half of its networks are of kinds that the fit has not seen."""
+
+_PARTS = 4
+_MISSING_PAIRS = ("gpt2", "resnet50", "vit")
+
+
+def _pair(name: str) -> JaxTraining:
+    from lab.steps.framework_pairs import pair_named  # imports torch
+
+    return pair_named(name).make_jax()
+
+
+MORE = [
+    *(
+        JaxCase(f"pair_{name}", "pair", partial(_pair, name))
+        for name in _MISSING_PAIRS
+    ),
+    *(
+        JaxCase(
+            f"depthwise_{part}",
+            "depthwise",
+            partial(depthwise.depthwise_step, depthwise.SWEEP[part::_PARTS]),
+        )
+        for part in range(_PARTS)
+    ),
+    *(
+        JaxCase(f"dense_{part}", "layers", partial(sweeps.dense_step, sweeps.LAYERS[part::_PARTS]))
+        for part in range(_PARTS)
+    ),
+    *_steps(
+        HOST,
+        host_few=partial(sweeps.host_step, 4, 4),
+        host_leaves_100=partial(sweeps.host_step, 100, 4),
+        host_leaves_600=partial(sweeps.host_step, 600, 4),
+        host_kernels_60=partial(sweeps.host_step, 4, 60),
+        host_kernels_240=partial(sweeps.host_step, 4, 240),
+        host_loop_100=partial(sweeps.host_step, 4, 4, 100),
+    ),
+]
+"""Steps that show one thing in many sizes, and those of pairs with torch that were not measured."""
+
+GROUPS = {"fit": FIT, "blind": BLIND, "more": MORE, "second": SECOND}
 
 
 def steps_of(group: str) -> list[JaxCase]:
-    """The steps of "fit", "blind" or "depthwise"."""
-    return {"fit": FIT, "blind": BLIND, "depthwise": DEPTHWISE}[group]
+    """The steps of a group: "fit", "blind", "more" or "second"."""
+    return GROUPS[group]
 
 
 def step_named(name: str) -> JaxCase:
     """The step of a name, of any group."""
-    return next(step for step in (*FIT, *BLIND, *DEPTHWISE) if step.name == name)
+    return next(step for group in GROUPS.values() for step in group if step.name == name)

@@ -9,6 +9,7 @@ from lab.steps.compiled import CompiledStep
 SETS = {
     "host": ("lab.steps.host_steps", "HOST_STEPS"),
     "blind_3": ("lab.steps.blind_3", "BLIND_3"),
+    "blind_4": ("lab.steps.blind_4", "BLIND_4"),
 }
 """The module and the name of each set."""
 NAMES = tuple(SETS)

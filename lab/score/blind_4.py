@@ -1,0 +1,49 @@
+"""How well were 24 steps of unseen families predicted before they ran on our H200?
+
+    python -m lab score blind_4 [--write]
+
+Reads measurements/h200/blind_4: `predictions.json`, committed before anything was measured, and
+`rows.jsonl.gz` (`lab collect step_times blind_4`). `--write` puts the tables into
+docs/appendix/accuracy-blind.md.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lab import needs
+from lab.places import H200
+from lab.score import pages
+from lab.score.blind_3 import BlindStep, predicted, table
+
+FOLDER = H200 / "blind_4"
+MARK = "fourth test"
+
+
+def measured() -> dict[str, Any]:
+    """What was measured of each step, by its name."""
+    with gzip.open(FOLDER / "rows.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    return {row["step"]: row for row in rows if "step" in row}
+
+
+def steps() -> Iterator[BlindStep]:
+    """The steps that were measured."""
+    found = measured()
+    for name, told in predicted(FOLDER).items():
+        if name in found:
+            yield BlindStep.of(name, told, found[name], found[name].get("peak_bytes"))
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Print the tables, and write them into the page if asked."""
+    parser = needs.parser(__doc__)
+    parser.add_argument("--write", action="store_true", help="write them into the page")
+    args = parser.parse_args(given)
+    text = "\n".join(table(list(steps())))
+    print(text)
+    if args.write:
+        pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
