@@ -3,6 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Neighbouring tests share what they start (servers, browsers, built pages) and what they import, so
+# each process takes a part of the list as it is, and helps the others at the end. The slowest are
+# named.
+SPREAD := --numprocesses auto --dist worksteal --durations 25 --durations-min 5
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
 .PHONY: help demo components test slow test-all lint types docs check bench corpus outputs fix audit hashes verified dist sbom clean
@@ -15,10 +19,10 @@ demo: $(READY) ## predict two training steps on several GPUs; no GPU needed
 	$(BIN)/wavecast predict examples/train.py:make_step --batch 256 $(GPUS:%=--gpu %)
 
 test: $(READY) ## the tests, without those that take long
-	$(BIN)/python -m pytest --numprocesses auto
+	$(BIN)/python -m pytest $(SPREAD)
 
 slow: $(READY) ## the tests that take long: training loops, recipes, kills, browsers, long fuzzing
-	$(BIN)/python -m pytest --numprocesses auto -m slow
+	$(BIN)/python -m pytest $(SPREAD) -m slow
 
 test-all: test slow ## all tests that need no GPU
 

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from shell import run
 
 pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 pytest.importorskip("ray", reason="needs wavecast[cluster]")
@@ -64,8 +65,8 @@ def test_a_campaign_runs_on_a_ray_cluster(tmp_path: Path, environment: dict[str,
     assert (found["done"], found["new"], found["failed"]) == (6, 6, {})
     assert found["unplaced"] == {"h100-sxm-80gb": 1}
     # The same file runs without Ray, and what is stored is not run again.
-    again = wavecast(environment, *words, "--processes", "1")
-    assert json.loads(again.stdout)["new"] == 0
+    again = run(*words, "--processes", "1")
+    assert json.loads(again.out)["new"] == 0
 
 
 @pytest.mark.slow
@@ -75,9 +76,9 @@ def test_searches_find_the_same_on_a_ray_cluster(environment: dict[str, str]) ->
         ("choose", "a3c", "--gpu", "l4", "--gpu", "t4", "--samples", "1e6", "--json"),
         ("parallelize", *gpt, *"--gpu h100-sxm-80gb --gpus 4 --global-batch 8 --json".split()),
     ):
-        here, there = (wavecast(environment, *words, *ray) for ray in ((), ("--ray", "local")))
+        here, there = run(*words), wavecast(environment, *words, "--ray", "local")
         assert there.returncode == 0, there.stderr
-        one, other = json.loads(here.stdout), json.loads(there.stdout)
+        one, other = json.loads(here.out), json.loads(there.stdout)
         if words[0] == "choose":
             assert one == other
         else:

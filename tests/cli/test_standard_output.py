@@ -49,12 +49,10 @@ PRINTED = (
 )
 COMMANDS = {
     "predict": ("--gpu", "l4"),
-    "memory": ("--gpu", "l4"),
-    "fits": ("--gpu", "l4"),
     "max-batch": ("--gpu", "l4", "--limit-gib", "0.01"),
     "trace": (),
-    "profile": ("--gpu", "l4"),
 }
+"""Commands that trace a step once and several times, and the one that makes a file of it."""
 
 
 @pytest.fixture

@@ -242,6 +242,19 @@ def read_planned_jobs(path: Path, number: int) -> None:
             _need(0 < sum(pool.nodes) == pool.gpus, "the GPUs of a pool", pool)
 
 
+def read_plan_question(path: Path, number: int) -> None:
+    """Jobs as the web page sends them, planned as a worker of the server does."""
+    from wavecast.server.plans import planned_jobs
+    from wavecast.server.questions import PlanQuestion
+
+    text = path.read_bytes().decode(errors="replace")
+    if 0 < len(text) <= 24_000:  # else the question is refused before
+        by = ("cost", "makespan", "completion", "tardiness")[number % 4]
+        answer = planned_jobs(PlanQuestion(jobs=text, by=by, robust=number % 3 == 0))
+        finite({key: value for key, value in answer.items() if key != "data"}, "plan")
+        json.dumps(answer, allow_nan=False)
+
+
 def read_checks(path: Path, number: int) -> None:
     from wavecast.checks.config import read_config
 
@@ -333,6 +346,7 @@ READERS = (
     Reader("corrections", seeds.corrections, read_corrections, 12),
     Reader("price file", seeds.prices, read_prices, 12),
     Reader("file of jobs", seeds.planned_jobs, read_planned_jobs, 12),
+    Reader("plan question", seeds.plan_questions, read_plan_question, 1),
     Reader("price catalogue", seeds.catalogues, read_catalogue, 12),
     Reader("file of checks", seeds.checks, read_checks, 12),
     Reader("baseline", seeds.baselines, read_baseline, 12),

@@ -309,6 +309,14 @@ def planned_jobs() -> list[Seed]:
 
 
 @cache
+def plan_questions() -> list[Seed]:
+    """Measured jobs with their cluster, as the web page sends them."""
+    jobs = b'jobs = [{name = "a", hours = {l4 = 9, "2 x l4" = 5}, due_in = "12h", runs = 2}]\n'
+    pools = b'[cluster]\npools = [{gpu = "l4", gpus = 2, usd_per_hour = 0.6}]\n'
+    return [one("j.toml", jobs + pools)]
+
+
+@cache
 def prices() -> list[Seed]:
     lines = files.shipped("prices.toml").read_bytes().splitlines(keepends=True)
     return [one("prices.toml", b"".join([*lines[:24], b"]\n"]))]

@@ -20,7 +20,7 @@ import wavecast
 from wavecast.errors import WavecastError
 from wavecast.traces.step import Trace
 
-SHORT, LONG = 2, 24
+SHORT, LONG = 2, 8
 """How many inputs of each question are tried, and how many where there is time."""
 
 every_question = pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import wavecast
 from wavecast.traces.step import Call, Kernel, Measurement, Trace
 
 STEPS = Path(__file__).parents[1] / "samples" / "steps"
+SCHEDULE = Path(__file__).parents[1] / "frameworks" / "jax" / "step.hlo"
 CORPUS = Path(__file__).parent / "corpus"
 """Bent steps that broke something once."""
 
@@ -38,7 +39,7 @@ def write_steps() -> None:
 
 
 def _makers() -> dict[str, Callable[[], Trace]]:
-    """Steps of each kind: decoders, images, recurrent layers, experts, graphs, ranks, measured."""
+    """Steps of each kind: decoders, images, recurrent, experts, graphs, ranks, JAX, measured."""
     import networks
     import parallel_code
     import torch
@@ -69,7 +70,39 @@ def _makers() -> dict[str, Callable[[], Trace]]:
         "compiled": lambda: wavecast.trace(small, samples=4, compiled=True),
         "ranks": lambda: wavecast.trace(on_ranks, samples=2, ranks=parallel_code.RANKS),
         "measured": lambda: measured(wavecast.trace(small, samples=4)),
+        "jax": _of_jax,
+        "sparse": lambda: wavecast.trace(_sparse_step, samples=30),
     }
+
+
+def _of_jax() -> Trace:
+    """A step that XLA scheduled: fused kernels, loops that are written out, a call of a library."""
+    from wavecast.frameworks.jax.driver import CompiledModule
+    from wavecast.frameworks.jax.tracing import trace_of
+
+    text = SCHEDULE.read_text(encoding="utf-8")
+    sizes = {"argument": 425_984, "output": 33_024, "alias": 32_768, "temp": 300_000}
+    gpu = wavecast.device("h100-sxm-80gb")
+    return replace(trace_of(CompiledModule(text, sizes), gpu), samples=256)
+
+
+def _sparse_step() -> Callable[[], object]:
+    """A graph network of one layer, whose neighbours are a sparse matrix with learned weights."""
+    import torch
+
+    edges = torch.arange(200, device="cuda").reshape(2, 100) % 30
+    weights = torch.nn.Parameter(torch.ones(100, device="cuda"))
+    layer = torch.nn.Linear(8, 8).cuda()
+    features = torch.randn(30, 8, device="cuda")
+    optimizer = torch.optim.SGD([weights, *layer.parameters()], lr=0.1)
+
+    def step() -> None:
+        neighbours = torch.sparse_coo_tensor(edges, weights, (30, 30))
+        torch.sparse.mm(neighbours, layer(features)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def measured(trace: Trace) -> Trace:

@@ -50,6 +50,9 @@ def test_a_plan_is_made_kept_and_downloaded(client: TestClient) -> None:
         ("hours = {", 'target = "resnet51" #', "jobs[1].target: no suite model"),
         ('gpu = "l4"', 'gpu = "/etc/gpu.toml"', "cluster.pools[1].gpu: this is not a name"),
         ("[[cluster.pools]]", "[[clusters]]", "has no cluster"),
+        ("gpus = 2", "gpus = 1e6", "1,000,000 GPUs; at most 10,000"),
+        ('hours = { "l4" = 9, "2 x l4" = 5 }', "hours = { l4 = 1e19 }", "more than 100 years"),
+        ('due_in = "12h"', "due_in = 1e12", "due after more than 100 years"),
     ],
 )
 def test_wrong_jobs_are_refused_with_their_key(

@@ -24,6 +24,7 @@ from wavecast.server.questions import PlanQuestion, library_name, plain_name
 _MOST_JOBS = 200
 _MOST_KINDS = 20
 _MOST_POOLS = 12
+_MOST_GPUS = 10_000
 _SEARCH = Effort(limit_s=10.0, workers=1)
 _CURVE = Effort(limit_s=2.0, workers=1)
 
@@ -45,6 +46,11 @@ def planned_jobs(question: PlanQuestion) -> dict[str, Any]:
     specs = tuple(spec.in_a_week() for spec in jobs_of(table))
     _refuse_many(specs)
     fleet = fleet_of(table, price_book())
+    if fleet.gpus > _MOST_GPUS:
+        raise InvalidInput(
+            f"the cluster has {fleet.gpus:,} GPUs; at most {_MOST_GPUS:,} are planned here, and "
+            "any number by the command: wavecast plan"
+        )
     jobs = make_jobs(specs, fleet, _predictor())
     aims = Aims(**{question.by: 1.0})
     plan = make_plan(fleet, jobs, aims, robust=question.robust, effort=_SEARCH)

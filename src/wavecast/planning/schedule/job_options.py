@@ -18,6 +18,9 @@ from wavecast.planning.selection import Candidate
 Predict = Callable[[JobSpec, Sequence[str]], Sequence[Candidate]]
 """Predicts a job on GPUs, for each of its counts: from `find_candidates`."""
 _GPUS = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
+_LONGEST_YEARS = 100
+"""A plan reaches no further: longer times do not fit into the whole numbers of the search."""
+_LONGEST_S = _LONGEST_YEARS * 365 * 24 * HOUR_S
 
 
 def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple[Job, ...]:
@@ -60,9 +63,17 @@ def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
     roomy = tuple(one for one in options if fleet.by_name[one.pool].holds(one.gpus))
     small = [one.name for one in options if one not in roomy]
     refused += [f"{name}: the pool has no room for so many GPUs" for name in small]
+    endless = [one for one in roomy if one.planned_s(robust=True) > _LONGEST_S]
+    refused += [f"{one.name}: takes more than {_LONGEST_YEARS} years" for one in endless]
+    roomy = tuple(one for one in roomy if one not in endless)
     deadline = spec.deadline_s
     if spec.due_in_s is not None:
         deadline = spec.submit_s + spec.due_in_s
+    if max(spec.submit_s, deadline or 0.0) > _LONGEST_S:
+        raise InvalidInput(
+            f"job {spec.name} begins or is due after more than {_LONGEST_YEARS} years; times count "
+            "from now, and a number without a unit is in seconds"
+        )
     return Job(
         name=spec.name,
         options=roomy,
