@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from shell import run
 
 pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 pytest.importorskip("ray", reason="needs wavecast[cluster]")
+
+from wavecast.campaigns.ray_workers import connect_ray
+from wavecast.errors import WavecastError
 
 ROOT = Path(__file__).parents[2]
 CAMPAIGN = """
@@ -53,6 +57,25 @@ def wavecast(environment: dict[str, str], *words: str) -> subprocess.CompletedPr
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize(
+    ("address", "told"), [("local", "less busy"), ("nowhere:1", "ray start --head")]
+)
+def test_a_cluster_that_does_not_start_is_one_line(
+    address: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise Exception("The current node timed out during startup.\nMore lines.")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, about its future releases
+        import ray
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(WavecastError, match=told) as refused:
+        connect_ray(address)
+    assert "timed out" in str(refused.value)
+    assert "More" not in str(refused.value)
 
 
 def test_a_campaign_runs_on_a_ray_cluster(tmp_path: Path, environment: dict[str, str]) -> None:

@@ -129,8 +129,13 @@ def connect_ray(address: str, own: Mapping[str, float] | None = None) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises plain ones, as when a busy machine starts none in time
         why = (str(error) or repr(error)).splitlines()[0]
+        if address == LOCAL:
+            raise WavecastError(
+                f"no Ray cluster could be started here ({why}); try again when the machine is less "
+                "busy, or leave out --ray"
+            ) from None
         raise WavecastError(
             f"no Ray cluster at {address} ({why}); start one with ray start --head, or take "
             f"--ray {LOCAL}"
