@@ -33,7 +33,7 @@ _MOST_ELEMENTS = 64
 """Constants of up to this many elements may become part of a kernel."""
 
 
-class _Unknown(Exception):
+class _Unkeyed(Exception):
     """A graph holds something of which we do not know what its lowering makes of it."""
 
 
@@ -50,7 +50,7 @@ def key_of(gm: Any, inputs: Sequence[Any], *about: Any) -> str | None:
         for line in (_switches(), _text(about), _text(inputs), *_lines(gm)):
             digest.update(line.encode(errors="surrogatepass"))
             digest.update(b"\n")
-    except _Unknown:
+    except _Unkeyed:
         return None
     return digest.hexdigest()
 
@@ -96,7 +96,7 @@ def _attribute(value: Any) -> Iterator[str]:
     elif type(value) is torch.Tensor and value.numel() <= _MOST_ELEMENTS:
         yield f"{_tensor(value)} {value.tolist()}"
     else:
-        raise _Unknown
+        raise _Unkeyed
 
 
 def _text(value: Any) -> str:
@@ -116,11 +116,11 @@ def _text(value: Any) -> str:
         return f"slice{_text((value.start, value.stop, value.step))}"
     if type(value).__name__ == "builtin_function_or_method":
         return f"{value.__module__}.{value.__qualname__}"
-    raise _Unknown
+    raise _Unkeyed
 
 
 def _tensor(value: Any) -> str:
     sizes = (*value.shape, *value.stride(), value.storage_offset())
     if not all(type(size) is int for size in sizes):
-        raise _Unknown  # sizes that are not known when the code is compiled
+        raise _Unkeyed  # sizes that are not known when the code is compiled
     return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
