@@ -24,7 +24,7 @@ LIMIT_S = 60
 
 
 @dataclass(frozen=True)
-class Recipe:
+class MeasuredRecipe:
     """The step that a recipe runs, and the samples of the whole training."""
 
     target: str
@@ -48,12 +48,12 @@ class Recipe:
 
 
 RECIPES = {
-    "lora": Recipe(
+    "lora": MeasuredRecipe(
         "hf:llama-3.1-8b", 4, None, 50_000, {"seq": 2048, "weights": "bf16", "lora": "r=16"}
     ),
-    "full": Recipe("hf:llama-3.1-8b", 4, "bf16", 50_000, {"seq": 2048, "weights": "bf16"}),
-    "resnet": Recipe("resnet50", 512, "bf16", 90 * 1_281_167),
-    "diffusion": Recipe("hf:sd-1.5-unet", 64, "bf16", 1_000_000),
+    "full": MeasuredRecipe("hf:llama-3.1-8b", 4, "bf16", 50_000, {"seq": 2048, "weights": "bf16"}),
+    "resnet": MeasuredRecipe("resnet50", 512, "bf16", 90 * 1_281_167),
+    "diffusion": MeasuredRecipe("hf:sd-1.5-unet", 64, "bf16", 1_000_000),
 }
 
 

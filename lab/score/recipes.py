@@ -20,7 +20,7 @@ from typing import Any
 
 import wavecast
 from lab import needs
-from lab.collect.recipes import RECIPES, Recipe
+from lab.collect.recipes import RECIPES, MeasuredRecipe
 from lab.markdown import heading
 from lab.places import H200
 from wavecast.frameworks.step_source import captured
@@ -30,7 +30,7 @@ GPU = "h200-sxm"
 PREDICTED, MEASURED = H200 / "recipes_predicted.json", H200 / "recipes.json"
 
 
-def predicted(recipe: Recipe) -> dict[str, float]:
+def predicted(recipe: MeasuredRecipe) -> dict[str, float]:
     """The iteration of a recipe with its range, and its memory."""
     found = wavecast.predict(captured(recipe.make_step, gpu=device(GPU)), GPU)
     assert found.memory is not None
@@ -50,7 +50,7 @@ def lines() -> Iterator[str]:
         yield _line(name, recipe, before[name], after[name])
 
 
-def _line(name: str, recipe: Recipe, told: dict[str, Any], found: dict[str, Any]) -> str:
+def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[str, Any]) -> str:
     if "seconds" not in found:
         return f"| {name} | {recipe.batch} | {told['seconds']:.3f} s | not measured | | | | | |"
     hours = recipe.samples / recipe.batch / 3600
