@@ -243,7 +243,8 @@ def jax_costs() -> tuple[float, float]:
     host, counts, found_s = REFERENCE_HOST, [], []
     for group in ("fit", "more"):
         for name, row in jax_steps.steps(group).items():
-            times, schedule = row.get("jitted", row["default"]), jax_steps.schedule_of(name, group)
+            times = row["jitted" if "jitted" in row else "default"]
+            schedule = jax_steps.schedule_of(name, group)
             share = times["issue_s"] / times["seconds"]
             names = {call.op.base for call in schedule.calls}
             in_parts = any("convolution" in one or "attention" in one for one in names)
