@@ -17,7 +17,7 @@ import numpy as np
 
 from lab import needs
 from lab.fit.fused import card, families_of, fit, left_out
-from lab.fit.xla_libraries import MODEL, Choice, Depthwise, library_lines
+from lab.fit.xla_libraries import MODEL, TunedDepthwise, TunedMatmuls, library_lines
 from lab.measured.compiled import FusedKernel
 from lab.measured.jax_steps import fitted, fused_kernels
 from lab.places import MODELS
@@ -38,7 +38,7 @@ def _head(rows: Sequence[FusedKernel]) -> list[str]:
 def main(given: Sequence[str] = ()) -> None:
     """Fit, write the files and print the card."""
     needs.parser(__doc__).parse_args(given)
-    rows, choice, depthwise = fused_kernels(), Choice(fitted()), Depthwise(fitted())
+    rows, choice, depthwise = fused_kernels(), TunedMatmuls(fitted()), TunedDepthwise(fitted())
     model, others_s = fit(rows, "xla"), left_out(rows, "xla")
     arrays = stored({"xla": model, MODEL: depthwise.fit()})
     arrays |= {CHOICE + key: array for key, array in choice.forest().arrays().items()}

@@ -57,7 +57,7 @@ def _by_time(kernels: Sequence[JaxKernel]) -> Floats:
     return weight
 
 
-class Choice:
+class TunedMatmuls:
     """The matmuls of the fit: which of them XLA wrote in Triton, and what trees learn of that."""
 
     def __init__(self, kernels: Iterable[JaxKernel]) -> None:
@@ -101,7 +101,7 @@ def _is_aligned(op: Op) -> bool:
     return ops.kind(op) is Kind.MATMUL and not any(_row_length(t) % 8 for t in op.inputs[-2:])
 
 
-class Depthwise:
+class TunedDepthwise:
     """The depthwise convolutions of the fit, and their model."""
 
     def __init__(self, kernels: Iterable[JaxKernel]) -> None:
