@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import made
-from fuzz import seeds
+from fuzz import planning_seeds, seeds
 from fuzz.seeds import Seed
 
 import wavecast
@@ -317,6 +317,14 @@ def read_counters(path: Path, number: int) -> None:
         _need(0 <= counted.flops < math.inf and 0 <= counted.dram_bytes < math.inf, "counts", key)
 
 
+def read_graph_plan(path: Path, number: int) -> None:
+    from wavecast.frameworks.pytorch.compiled.plan_store import read_plan
+
+    for step in read_plan(path).steps:
+        for planned in step.ops:
+            hash(planned.op)
+
+
 def read_counter_table(path: Path, number: int) -> None:
     from wavecast.frameworks import ncu
 
@@ -344,14 +352,15 @@ READERS = (
     Reader("cluster file", seeds.clusters, read_cluster, 6),
     Reader("host file", seeds.hosts, read_host, 12),
     Reader("corrections", seeds.corrections, read_corrections, 12),
-    Reader("price file", seeds.prices, read_prices, 12),
-    Reader("file of jobs", seeds.planned_jobs, read_planned_jobs, 12),
-    Reader("plan question", seeds.plan_questions, read_plan_question, 1),
-    Reader("price catalogue", seeds.catalogues, read_catalogue, 12),
+    Reader("price file", planning_seeds.prices, read_prices, 12),
+    Reader("file of jobs", planning_seeds.planned_jobs, read_planned_jobs, 12),
+    Reader("plan question", planning_seeds.plan_questions, read_plan_question, 1),
+    Reader("price catalogue", planning_seeds.catalogues, read_catalogue, 12),
     Reader("file of checks", seeds.checks, read_checks, 12),
     Reader("baseline", seeds.baselines, read_baseline, 12),
     Reader("network and card", seeds.networks, read_network, 7),
     Reader("hugging face config", seeds.configs, read_config, 10),
+    Reader("plans of graphs", seeds.plans, read_graph_plan, 13),
     Reader("counters", seeds.counters, read_counters, 13),
     Reader("ncu table", seeds.counter_tables, read_counter_table, 13),
 )

@@ -19,6 +19,7 @@ from fuzz.forms import Mutate
 from kineto_file import AUTOGRAD, File
 
 from wavecast import files
+from wavecast.frameworks.pytorch.compiled.plan_store import store_plan
 from wavecast.predictors.mlp.file import write_model
 from wavecast.predictors.mlp.network import MlpNetwork
 from wavecast.traces.counters import Counted
@@ -300,42 +301,6 @@ def baselines() -> list[Seed]:
 
 
 @cache
-def planned_jobs() -> list[Seed]:
-    """The week of the example, without its predicted jobs, and a table of jobs."""
-    text = (ROOT / "examples" / "twenty-jobs.toml").read_bytes()
-    measured = text[text.index(b'[[jobs]]\nname = "nightly-tests"') :]
-    table = b"job_id,submit_s,duration_s,n_gpu,deadline_s\na,0,60,1,\nb,5,3600,8,9000\n"
-    return [one("jobs.toml", measured), one("jobs.csv", table)]
-
-
-@cache
-def plan_questions() -> list[Seed]:
-    """Measured jobs with their cluster, as the web page sends them."""
-    jobs = b'jobs = [{name = "a", hours = {l4 = 9, "2 x l4" = 5}, due_in = "12h", runs = 2}]\n'
-    pools = b'[cluster]\npools = [{gpu = "l4", gpus = 2, usd_per_hour = 0.6}]\n'
-    return [one("j.toml", jobs + pools)]
-
-
-@cache
-def prices() -> list[Seed]:
-    lines = files.shipped("prices.toml").read_bytes().splitlines(keepends=True)
-    return [one("prices.toml", b"".join([*lines[:24], b"]\n"]))]
-
-
-@cache
-def catalogues() -> list[Seed]:
-    head = b"InstanceType,AcceleratorName,AcceleratorCount,Price,Region,SpotPrice\n"
-    rows = (
-        b"g6.xlarge,L4,1,0.8,us-east-1,0.3\np5.48xlarge,H100,8,55,us-east-2,\n,T4,1,0.35,here,0.1\n"
-    )
-    table = (
-        b"provider,accelerator,count,on_demand_usd_per_gpu_hour,data_date,spot_usd_per_gpu_hour\n"
-        b"aws,L4,1,0.8,2026-08-22,0.3\nlambda,A10,2,1.29,2026-07-23,\n"
-    )
-    return [one("vms.csv", head + rows), one("prices.csv", table)]
-
-
-@cache
 def networks() -> list[Seed]:
     """A network of two layers with the card of a shipped one."""
     card = files.shipped_toml("models/mlp-linear.toml")
@@ -372,6 +337,13 @@ def counters() -> list[Seed]:
         path = Path(folder) / "counters.json"
         ncu.save(counted, path)
         return [one("counters.json", path.read_bytes(), forms.json_file)]
+
+
+@cache
+def plans() -> list[Seed]:
+    with tempfile.TemporaryDirectory() as folder:
+        store_plan("seed", made.graph_plan(), Path(folder))
+        return [one("seed.plan", (Path(folder) / "seed.plan").read_bytes(), forms.plan)]
 
 
 @cache
