@@ -114,24 +114,21 @@ def _step(
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next tokens.
 
     Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`, and
-    without `head_size` the heads divide `hidden`. If `weights` is not "fp32", weights are stored
-    so, and the optimizer has float32 copies. `recompute` is one of `RECOMPUTE`. Without
-    `fused_attention`, scores are written to memory, and the share `dropout` of them is dropped.
-    `gated` stands for Llama's block in place of GPT's. `experts` of inner width `ffn` make a
-    mixture, `top_k` for each token, beside `shared_experts` for all tokens; the first
-    `dense_layers` have none. With `kv_rank`, attention is DeepSeek's, with low ranks of keys and
-    values and, if `q_rank` is given, of queries. With `joint`, one matmul of Llama's block gives
-    queries, keys and values, and one both inputs of the gate. With `lora`, only adapters of that
-    rank train, of the layers whose names are `adapted`.
+    without `head_size` the heads divide `hidden`. `weights` in 16 bits have float32 copies in the
+    optimizer. `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to
+    memory, and the share `dropout` of them is dropped. `gated` is Llama's block, not GPT's.
+    `experts` of width `ffn` make a mixture, `top_k` for each token, beside `shared_experts` for
+    all; the first `dense_layers` have none. With `kv_rank`, and `q_rank` for queries, attention is
+    DeepSeek's. With `joint`, one matmul gives queries, keys and values, and one both inputs of the
+    gate. With `lora`, only adapters of that rank train, of the layers that `adapted` names.
     """
     _check(recompute, weights, precision)
-    kv_heads, ffn = kv_heads or heads, ffn or 4 * hidden
-    size = head_size or _divided(hidden, heads)
-    mix = _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn)
-    latent = LatentShape(kv_rank, q_rank) if kv_rank else None
     sizes = DecoderShape(
-        *(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, dropout, size),
-        *(mix, latent, joint),
+        *(layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied),
+        *(dropout, head_size or _divided(hidden, heads)),
+        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
+        LatentShape(kv_rank, q_rank) if kv_rank else None,
+        joint,
     )
     with torch.device(device):
         model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
