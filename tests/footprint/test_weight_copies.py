@@ -7,13 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import made
 import pytest
 import torch
 from torch import nn
 
 import wavecast
-from wavecast.footprint.kinds import KindFinder, peak_by_tbd_kind, peak_bytes
-from wavecast.traces.step import Role, Trace
+from wavecast.footprint.kinds import (
+    KindFinder,
+    peak_by_tbd_kind,
+    peak_bytes,
+    weight_copy_calls,
+)
+from wavecast.traces.step import Allocation, Op, Role, Trace
 from wavecast.traces.values import without_values
 
 WIDTH = 32
@@ -153,3 +159,10 @@ def test_the_kind_of_copies_changes_no_total(tmp_path: Path) -> None:
         assert (new.peak_bytes, new.reserved_bytes) == (old.peak_bytes, old.reserved_bytes)
     trace.save(tmp_path / "step.json.gz")
     assert wavecast.load_trace(tmp_path / "step.json.gz") == trace
+
+
+def test_a_lookup_without_its_table_is_no_error() -> None:
+    """Such a trace loads: nobody else looks at an op's tensors before."""
+    step = made.trace(made.call(Op("aten.embedding", (), (made.tensor(4),))))
+    memory = (Allocation(64, None, None, Role.PARAMETER),)
+    assert weight_copy_calls(replace(step, allocations=memory)) == frozenset()

@@ -250,7 +250,8 @@ def read_plan_question(path: Path, number: int) -> None:
     text = path.read_bytes().decode(errors="replace")
     if 0 < len(text) <= 24_000:  # else the question is refused before
         by = ("cost", "makespan", "completion", "tardiness")[number % 4]
-        answer = planned_jobs(PlanQuestion(jobs=text, by=by, robust=number % 3 == 0))
+        asked = {"jobs": text, "by": by, "robust": number % 3 == 0}
+        answer = planned_jobs(PlanQuestion.model_validate(asked))
         finite({key: value for key, value in answer.items() if key != "data"}, "plan")
         json.dumps(answer, allow_nan=False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from parallel.traced_models import collectives, flops, held, is_product, traced
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.parallel.context import context_axis, is_attention
 from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite.decoders import llama
@@ -78,6 +80,19 @@ def test_attention_by_products_is_refused() -> None:
         with_layers_sharded(traced("LLAMA", "fp32"), Parallel(context=2))
     with pytest.raises(InvalidInput, match="SelfAttention attends with matmuls of its own"):
         with_layers_sharded(traced("T5", "bf16"), Parallel(context=2))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_attention_without_its_tensors_is_refused(backward: bool) -> None:
+    step = traced("gpt2", "bf16")
+    calls = tuple(
+        replace(call, op=replace(call.op, inputs=call.op.inputs[:2]), reads=call.reads[:2])
+        if is_attention(call.op) and ("backward" in call.op.base) == backward
+        else call
+        for call in step
+    )
+    with pytest.raises(InvalidInput, match="cannot be sharded by context"):
+        context_axis(replace(step, calls=calls), Parallel(context=2))
 
 
 def test_one_rank_changes_nothing() -> None:

@@ -138,7 +138,8 @@ def weight_copy_calls(trace: Trace) -> frozenset[int]:
         return frozenset()
     flat = {a.nbytes for a in trace.allocations if a.role is Role.PARAMETER}
     shapes = set(_gradient_shapes(trace))
-    shapes |= {call.op.inputs[0].shape for call in trace if call.op.base == "aten.embedding"}
+    lookups = (call.op for call in trace if call.op.base == "aten.embedding")
+    shapes |= {table.shape for op in lookups for table in op.inputs[:1]}
     return frozenset(
         position
         for position, call in enumerate(trace)

@@ -70,6 +70,8 @@ def _length(trace: Trace, ranks: int) -> tuple[int, int]:
             f"context={ranks} shards sequences in fused attention "
             "(scaled_dot_product_attention), and the step has none"
         )
+    for op in attention:
+        _refuse_incomplete(op)
     length = attention[0].inputs[0].shape[2]
     pieces = 2 * ranks if any(op.attr("is_causal") for op in attention) else ranks
     if length % pieces:
@@ -80,6 +82,18 @@ def _length(trace: Trace, ranks: int) -> tuple[int, int]:
             f"possible sizes are {', '.join(map(str, fits))}"
         )
     return length, pieces
+
+
+def _refuse_incomplete(op: Op) -> None:
+    """Raise InvalidInput for attention without its queries, keys, values and results."""
+    backward = "backward" in op.base
+    inputs, outputs = (4, 3) if backward else (3, 1)
+    known = (*op.inputs[:inputs], *op.outputs[:outputs])
+    if len(known) < inputs + outputs or any(len(tensor.shape) < 3 for tensor in known):
+        raise InvalidInput(
+            f"{op.name} cannot be sharded by context: it has not the {inputs} inputs and {outputs} "
+            "outputs of attention on sequences"
+        )
 
 
 @dataclass(frozen=True)
