@@ -38,7 +38,7 @@ _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Case:
+class StrategyCase:
     """A model, its GPUs, and the samples of an optimizer step."""
 
     target: str
@@ -66,21 +66,23 @@ def _decoder(layers: int, hidden: int) -> ModelOptions:
 
 
 CASES = {
-    "small decoder, all played": Case(
+    "small decoder, all played": StrategyCase(
         "gpt", "h100-sxm-80gb", 4, 8, (1, 2), _decoder(4, 256), exhaustive=True
     ),
-    "small mixture, all played": Case(
+    "small mixture, all played": StrategyCase(
         "mixtral", "a100-sxm-80gb", 4, 8, (1,), _decoder(2, 256), exhaustive=True
     ),
-    "gpt2 on 16 H100": Case("gpt2", "h100-sxm-80gb", 16, 64, (1, 2, 4)),
-    "ResNet-50 on 8 A100": Case("resnet50", "a100-sxm-80gb", 8, 256, (32,)),
-    "gpt of 1.3 billion on 8 RTX 4090": Case("gpt", "rtx-4090", 8, 16, (1, 2), _decoder(24, 2048)),
+    "gpt2 on 16 H100": StrategyCase("gpt2", "h100-sxm-80gb", 16, 64, (1, 2, 4)),
+    "ResNet-50 on 8 A100": StrategyCase("resnet50", "a100-sxm-80gb", 8, 256, (32,)),
+    "gpt of 1.3 billion on 8 RTX 4090": StrategyCase(
+        "gpt", "rtx-4090", 8, 16, (1, 2), _decoder(24, 2048)
+    ),
 }
 """What is compared, by name."""
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrategyComparison:
     """What the search found, and what was compared with it."""
 
     best: Layout
@@ -102,7 +104,7 @@ class Comparison:
         return self.margin >= -_ROUNDING and not self.broken_bounds
 
 
-def compare(case: Case, wanted: int, seed: int = 0) -> Comparison:
+def compare(case: StrategyCase, wanted: int, seed: int = 0) -> StrategyComparison:
     """Search, then try random strategies and, where asked, all of them."""
     source, device = case.source(), wavecast.device(case.gpu)
     predictor = on_cluster(device, Parallel())
@@ -127,11 +129,11 @@ def compare(case: Case, wanted: int, seed: int = 0) -> Comparison:
     broken = _broken_bounds(case, found, source, predictor) if case.exhaustive else None
     margin = nearest_s / best_s - 1
     played = sum(one.seconds is not None for one in found)
-    return Comparison(found[0], len(found), played, len(times), margin, nearest, broken)
+    return StrategyComparison(found[0], len(found), played, len(times), margin, nearest, broken)
 
 
 def _searched(
-    case: Case, best: int | None, source: StepSource, predictor: ClusterPredictor
+    case: StrategyCase, best: int | None, source: StepSource, predictor: ClusterPredictor
 ) -> list[Layout]:
     host, device = host_of(predictor.cluster), predictor.device
     search = case.search(best)
@@ -139,7 +141,7 @@ def _searched(
 
 
 def _broken_bounds(
-    case: Case, found: Sequence[Layout], source: StepSource, predictor: ClusterPredictor
+    case: StrategyCase, found: Sequence[Layout], source: StepSource, predictor: ClusterPredictor
 ) -> int:
     """The strategies, of all played, that are faster than the best or than their bound."""
     every = _searched(case, None, source, predictor)
@@ -152,7 +154,7 @@ def _broken_bounds(
     )
 
 
-def _drawn(case: Case, chance: Random, wanted: int) -> Iterator[tuple[Parallel, int]]:
+def _drawn(case: StrategyCase, chance: Random, wanted: int) -> Iterator[tuple[Parallel, int]]:
     """So many random strategies that `--parallel` takes, with their micro-batches."""
     made = 0
     while made < wanted:
@@ -190,7 +192,7 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def table(found: dict[str, Comparison]) -> str:
+def table(found: dict[str, StrategyComparison]) -> str:
     """The comparisons as a table."""
     names = "case | fastest found | step | strategies | played | random, fit | fastest of them"
     rows = [*heading(f"{names} | all played", "ll")]

@@ -151,6 +151,7 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:
         yield "the arguments are those of transformers.TrainingArguments"
+    yield from _in_the_script(_settings(best, asked))
     network = on_cluster(best.device, Parallel()).cluster.network if best.gpus > 1 else None
     machines, _ = _machines(best)
     if machines > 1 and network is not None:
@@ -158,6 +159,17 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
         yield f"ask for a network of {speed} between the machines: so much is assumed"
     if asked.is_llama and not {"lora", "qlora"} & _settings(best, asked):
         yield f"or with torchtitan: {_torchtitan(best, asked)}"
+
+
+def _in_the_script(settings: set[str]) -> Iterator[str]:
+    """What adapters need in the script, for which there are no arguments."""
+    if "qlora" in settings:
+        yield (
+            "in train.py: from_pretrained(..., quantization_config=BitsAndBytesConfig("
+            "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16))"
+        )
+    if {"lora", "qlora"} & settings:
+        yield "in train.py: model = peft.get_peft_model(model, peft.LoraConfig(...))"
 
 
 def _settings(best: Candidate, asked: AskedStep) -> set[str]:
