@@ -1,4 +1,4 @@
-"""Questions that users ask, and what `wavecast choose` answers.
+"""Questions that users ask, and what `wavecast choose` and `parallelize` answer.
 
     python -m lab score questions [NAME...] [--write]
 
@@ -28,6 +28,10 @@ _GPUS = " ".join(
     )
 )
 _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
+_PRETRAINING = (
+    "parallelize llama --precision bf16 --weights bf16 --seq 4096 --gpu h100-sxm-80gb "
+    "--micro-batch 1 --micro-batch 2 --global-batch 1024 --tokens 1e12 --show 3"
+)
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
     "lora": f"choose hf:llama-3.1-8b --weights bf16 --lora r=16 {_LIMITS} --allow qlora {_GPUS}",
@@ -36,6 +40,7 @@ QUESTIONS = {
     "--allow precision",
     "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
     f"--allow precision {_GPUS}",
+    **{f"pretraining-{gpus}": f"{_PRETRAINING} --gpus {gpus}" for gpus in (64, 512, 2048)},
 }
 """The commands, without `wavecast`, by the mark of their answer on the page."""
 _COLUMNS = "100"

@@ -65,7 +65,8 @@ def advise(
     device = wavecast.device(gpu)
     keep_for_results()
     book = pricing.book([device])
-    advice = advised(step.target(target), device, book, change, host)
+    others = change is None
+    advice = advised(step.target(target), device, book, change, host, has_others=others)
     write_page(html, lambda: advice_report(advice))
     if as_json:
         print_json(advice)
@@ -77,17 +78,36 @@ def advised(
     target: Target,
     device: Device,
     book: PriceBook,
-    changes: Sequence[str] | None = None,
-    host: str | None = None,
+    changes: Sequence[str] | None,
+    host: str | None,
+    *,
+    has_others: bool,
 ) -> StepAdvice:
-    """The advice on a step, with the change on the screen that is tried."""
+    """The advice on a step, with the change on the screen that is tried.
+
+    Args:
+        target: the step.
+        device: the GPU.
+        book: the prices.
+        changes: the names of the changes to try. None for all.
+        host: the host that issues the ops.
+        has_others: whether other GPUs are looked at as well.
+    """
     variants, offer = TargetVariants(target, device), book.cheapest(device.id)
     with telling_stages() as tell:
 
         def progress(what: str) -> None:
             tell(f"trying {what}")
 
-        return advise_on(variants, device, offer, changes=changes, host=host, progress=progress)
+        return advise_on(
+            variants,
+            device,
+            offer,
+            changes=changes,
+            host=host,
+            progress=progress,
+            book=book if has_others else None,
+        )
 
 
 def quickly_advised(
@@ -103,4 +123,4 @@ def quickly_advised(
             f"--advice is for one GPU, and {len(gpus)} were named; name one with --gpu"
         )
     quick = [name for name in CHANGES if name not in SLOW_TO_TRACE]
-    return advised(target, gpus[0], book, quick, host)
+    return advised(target, gpus[0], book, quick, host, has_others=True)
