@@ -29,7 +29,8 @@ _GPUS = " ".join(
 )
 _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
 _PRETRAINING = (
-    "parallelize llama --precision bf16 --weights bf16 --seq 4096 --gpu h100-sxm-80gb "
+    "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 --ffn 11008 --seq 4096 "
+    "--precision bf16 --weights bf16 --gpu h100-sxm-80gb "
     "--micro-batch 1 --micro-batch 2 --global-batch 1024 --tokens 1e12 --show 3"
 )
 QUESTIONS = {
@@ -40,7 +41,7 @@ QUESTIONS = {
     "--allow precision",
     "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
     f"--allow precision {_GPUS}",
-    **{f"pretraining-{gpus}": f"{_PRETRAINING} --gpus {gpus}" for gpus in (64, 512, 2048)},
+    **{f"pretraining-{gpus}": f"{_PRETRAINING} --gpus {gpus}" for gpus in (64, 2048)},
 }
 """The commands, without `wavecast`, by the mark of their answer on the page."""
 _COLUMNS = "100"
