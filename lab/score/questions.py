@@ -1,4 +1,4 @@
-"""Questions that users ask, and what `wavecast choose` and `parallelize` answer.
+"""Questions that users ask, and what `wavecast choose` answers.
 
     python -m lab score questions [NAME...] [--write]
 
@@ -28,11 +28,6 @@ _GPUS = " ".join(
     )
 )
 _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
-_PRETRAINING = (
-    "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 --ffn 11008 --seq 4096 "
-    "--precision bf16 --weights bf16 --gpu h100-sxm-80gb "
-    "--micro-batch 1 --micro-batch 2 --global-batch 1024 --tokens 1e12 --show 3"
-)
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
     "lora": f"choose hf:llama-3.1-8b --weights bf16 --lora r=16 {_LIMITS} --allow qlora {_GPUS}",
@@ -41,7 +36,6 @@ QUESTIONS = {
     "--allow precision",
     "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
     f"--allow precision {_GPUS}",
-    **{f"pretraining-{gpus}": f"{_PRETRAINING} --gpus {gpus}" for gpus in (64, 2048)},
 }
 """The commands, without `wavecast`, by the mark of their answer on the page."""
 _COLUMNS = "100"
