@@ -125,6 +125,12 @@ FITS = (
         "grouped", "the kernel for grouped products", _fit("grouped"), ("models/grouped.toml",)
     ),
     ShippedFit(
+        "concatenation",
+        "the kernels of cat",
+        _fit("concatenation"),
+        ("models/concatenation.toml",),
+    ),
+    ShippedFit(
         "fused",
         "the fused kernels of torch.compile",
         _fit("fused"),

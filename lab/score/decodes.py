@@ -22,7 +22,11 @@ from lab import needs
 from lab.collect.decodes import MODELS, InferenceCase, cases, compiled_cases, recipe
 from lab.markdown import heading
 from lab.places import H200
-from wavecast.frameworks.pytorch.huggingface.inference import make_step
+from wavecast.frameworks.pytorch.huggingface.inference import (
+    InferenceStep,
+    drop_latest,
+    make_step,
+)
 from wavecast.frameworks.step_source import captured
 from wavecast.hardware.devices import device
 
@@ -32,10 +36,22 @@ COMPILED: Mapping[str, bool | str] = {"compiled": True, "reduce-overhead": "redu
 """How tracing compiles a step, by the way in which it runs."""
 
 
+class CroppingStep(InferenceStep):
+    """The step as both rounds measured it: each token begins with views of the cache.
+
+    Views are not contiguous, and `cat` takes another kernel for them. `generate` has none, and
+    neither has the step that `wavecast predict` traces since then.
+    """
+
+    shorten = staticmethod(drop_latest)
+
+
 def predict(case: InferenceCase) -> wavecast.Prediction:
     """The prediction of a step."""
     made, compiled = recipe(case), COMPILED.get(case.way, False)
-    trace = captured(lambda: make_step(made), gpu=device(GPU), compiled=compiled)
+    trace = captured(
+        lambda: CroppingStep(**vars(make_step(made))), gpu=device(GPU), compiled=compiled
+    )
     return wavecast.predict(trace, GPU, graphed=case.way == "graph")
 
 
@@ -77,10 +93,12 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
         print(f"| {step} | {times} | {memory:+.1%} |")
     errors = [abs(told["seconds"] / found["seconds"] - 1) for told, found in pairs]
     memory = [abs(told["peak_bytes"] / found["peak_bytes"] - 1) for told, found in pairs]
-    inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in pairs)
+    ranged = [(told, found) for told, found in pairs if told["low_s"] is not None]
+    inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in ranged)
     print(
         f"\n{title}: {len(pairs)} steps, time {mean(errors):.1%} on average (median "
-        f"{median(errors):.1%}), memory {mean(memory):.1%}, in the range {inside}\n"
+        f"{median(errors):.1%}), memory {mean(memory):.1%}, "
+        f"in the range {inside} of {len(ranged)}\n"
     )
 
 
