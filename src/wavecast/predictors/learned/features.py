@@ -198,6 +198,7 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "concatenation": concatenation,
     "fused": fused,
     "xla": fused,
+    "xla_depthwise": convolution,
 }
 
 

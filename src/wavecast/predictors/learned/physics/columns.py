@@ -298,6 +298,7 @@ ROW_TYPES: Mapping[str, type[Row]] = {
     "concatenation": ConcatenationRow,
     "fused": FusedRow,
     "xla": FusedRow,
+    "xla_depthwise": ConvolutionRow,
 }
 """The columns of each op model."""
 
