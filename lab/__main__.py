@@ -140,7 +140,8 @@ FITS = (
         "xla",
         "the fused kernels of JAX",
         _fit("xla"),
-        ("models/xla.toml", "models/xla.npz"),
+        # xla_ranges.toml has two figures that `lab score jax blind` prints
+        ("models/xla.toml", "models/xla.npz", "models/xla_ranges.toml"),
     ),
     ShippedFit(
         "generations",
