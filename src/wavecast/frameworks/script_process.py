@@ -28,6 +28,7 @@ from typing import Any
 from wavecast.errors import CaptureError
 from wavecast.frameworks import stages
 from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.script_results import INTERRUPTED, STOP, Failure, read_result
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import save
@@ -71,6 +72,7 @@ def run_in_process(
         try:
             with stages.stage("importing torch"):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
+            plan_store.adopt(scratch / "plans", plan_store.script_folder(request.program[0]))
         except BaseException:
             worker.end()
             raise
@@ -164,6 +166,7 @@ class _Worker:
             "offline": request.offline,
             "landlock": request.landlock,
             "scratch": str(scratch),
+            "plans": str(plan_store.script_folder(request.program[0])),
             "folder": str(Path.cwd()),
             "environment": dict(os.environ),
             "path": sys.path,
