@@ -41,7 +41,7 @@ class JobType:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _MeasuredStep:
     source: str
     step: tuple[str, str, int]
     gpu: str
@@ -74,7 +74,7 @@ def job_types(
     return [one for source in SOURCES for kind in kinds for one in _some(found, source, kind[1])]
 
 
-def _rows(data: Path, gpus: Collection[str]) -> list[_Row]:
+def _rows(data: Path, gpus: Collection[str]) -> list[_MeasuredStep]:
     found = []
     for row in rows_of(data / "throughputs.csv"):
         source, speed = row["set"], float(row["iterations_per_s"] or 0)
@@ -88,17 +88,17 @@ def _rows(data: Path, gpus: Collection[str]) -> list[_Row]:
         seconds = 1 / speed - float(row["sync_s"] or 0)
         step = SOURCES[source], row["job_type"], int(float(row["batch"] or 1))
         if seconds > 0:
-            found.append(_Row(source, step, row["gpu"], int(row["n_gpu"]), seconds))
+            found.append(_MeasuredStep(source, step, row["gpu"], int(row["n_gpu"]), seconds))
     return found
 
 
-def _times(rows: Sequence[_Row]) -> Seconds:
+def _times(rows: Sequence[_MeasuredStep]) -> Seconds:
     """The time on each GPU, with as few of them as were measured."""
     fewest = {one.gpu: one for one in sorted(rows, key=lambda one: (one.gpu, -one.gpus))}
     return {gpu: one.seconds for gpu, one in fewest.items()}
 
 
-def _spreads(rows: Sequence[_Row]) -> Mapping[tuple[tuple[str, str, int], str], float]:
+def _spreads(rows: Sequence[_MeasuredStep]) -> Mapping[tuple[tuple[str, str, int], str], float]:
     times: dict[tuple[tuple[str, str, int], str], list[float]] = {}
     for one in rows:
         times.setdefault((one.step, one.gpu), []).append(one.seconds)
