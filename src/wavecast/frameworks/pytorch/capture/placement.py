@@ -165,6 +165,7 @@ class Placement(TorchDispatchMode):
             return NotImplemented
         with self._threads.lock:
             if not self._threads.closed:
+                self._threads.note_op()
                 return self._dispatch(func, args, kwargs or {})
         with self._threads.left():
             return func(*args, **(kwargs or {}))
