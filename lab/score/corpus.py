@@ -59,7 +59,8 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
             done = subprocess.run(
                 [*command, *script.options, str(path), *script.arguments],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(_places())},
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -136,6 +137,11 @@ def main(given: Sequence[str] = ()) -> None:
         pages.write(PAGE, MARK, "\n".join(lines))
     if sum(one.answered for one in verdicts) < _ANSWERED * len(verdicts):
         raise SystemExit(1)
+
+
+def _places() -> list[str]:
+    """Where a script finds Wavecast, and packages that a maintainer has installed apart."""
+    return [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def _cpu_s() -> float:

@@ -214,10 +214,7 @@ def _pair(name: str) -> JaxTraining:
 
 
 MORE = [
-    *(
-        JaxCase(f"pair_{name}", "pair", partial(_pair, name))
-        for name in _MISSING_PAIRS
-    ),
+    *(JaxCase(f"pair_{name}", "pair", partial(_pair, name)) for name in _MISSING_PAIRS),
     *(
         JaxCase(
             f"depthwise_{part}",

@@ -28,7 +28,13 @@ from typing import Any
 from wavecast.errors import CaptureError
 from wavecast.frameworks import stages
 from wavecast.frameworks.confinement import landlock
-from wavecast.frameworks.script_results import INTERRUPTED, STOP, Failure, read_result
+from wavecast.frameworks.script_results import (
+    COMPILES,
+    INTERRUPTED,
+    STOP,
+    Failure,
+    read_result,
+)
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import save
 from wavecast.traces.script import ScriptRun
@@ -71,6 +77,10 @@ def run_in_process(
         try:
             with stages.stage("importing torch"):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
+                if isinstance(result, Failure) and result.kind == COMPILES:
+                    # In a new process: libraries register their ops once, or crash.
+                    again = replace(request, options=request.options | {"compiles": True})
+                    result = worker.run(again, scratch, progress)
         except BaseException:
             worker.end()
             raise

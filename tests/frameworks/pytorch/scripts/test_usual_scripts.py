@@ -283,6 +283,20 @@ def test_a_script_of_another_framework_is_told_the_way(
         wavecast.run_script(path)
 
 
+def test_a_library_that_compiles_is_imported_once_in_a_process(script: MakeScript) -> None:
+    """Libraries register ops with torch, and C++ modules crash when they are imported again."""
+    library = """
+import torch
+assert not hasattr(torch, "registered"), "imported again"
+torch.registered = True
+def prepare(model):
+    return torch.compile(model)
+"""
+    Path("library.py").write_text(library)
+    body = "import library\nmodel = library.prepare(model)\nwhile True:\n    update()\n"
+    assert "not compiled" not in wavecast.run_script(script(body)).holds
+
+
 def test_a_script_that_only_has_the_word_compile_gets_no_note_about_it(script: MakeScript) -> None:
     body = """
 import re

@@ -19,7 +19,6 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
-from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     compiler_for,
@@ -70,6 +69,7 @@ def run(
     changes: tuple[str, ...] = (),
     lines: bool = False,
     loader: bool = False,
+    compiles: bool = False,
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -87,6 +87,10 @@ def run(
         changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
         lines: whether to name the line of code of every op.
         loader: whether to time its data loader apart.
+        compiles: whether a library that it uses is known to compile code.
+
+    Raises:
+        CompilesCode: a library compiles code, which was not known.
     """
     program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
@@ -107,11 +111,8 @@ def run(
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks, loader)
 
-    if not program.mentions("compile") and "compile" not in changes:
-        try:
-            return attempt(None, stops=True)
-        except CompilesCode:
-            pass  # a library compiles something: run the script again, with a compiler
+    if not (compiles or program.mentions("compile") or "compile" in changes):
+        return attempt(None, stops=True)
     compiler, reason = compiler_for(gpu, capability, compiled=False)
     done, why = followed(partial(attempt, stops=False), compiler)
     return replace(done, trace=with_notes(done.trace, None if why else compiler, why or reason))
