@@ -142,8 +142,6 @@ PYPI = (
     _public(f"{_OPACUS}/tensor_parallelism_toy.py", options="--ranks 2"),
     _public(f"{_OPACUS}/fsdp_example.py", "", made.digits, "--ranks 2"),
     _public("PyPI/norse-1.1.0/norse/task/mnist.py", "--device cuda", made.digits),
-    _public("PyPI/norse-1.1.0/norse/task/memory.py"),
-    _public("PyPI/norse-1.1.0/norse/task/mnist_pl.py", data=made.digits),
     _public(
         f"{_SPIKING}/conv_fashion_mnist.py", "-T 4 -data-dir . -amp -opt sgd -j 0", made.digits
     ),
@@ -193,8 +191,6 @@ PYPI = (
     _of_labml("normalization/batch_norm/mnist", made.digits),
     _of_labml("transformers/gpt/__init__"),
     _of_labml("transformers/switch/experiment"),
-    _of_labml("transformers/xl/experiment"),
-    _of_labml("transformers/compressive/experiment"),
     _of_labml("transformers/rope/experiment"),
     _of_labml("transformers/alibi/experiment"),
     _of_labml("transformers/hour_glass/experiment"),
