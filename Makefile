@@ -5,7 +5,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 GPUS := a100-sxm-80gb h100-sxm-80gb l4 rtx-4090 t4
 
-.PHONY: help demo components test slow test-all lint types docs check bench corpus outputs fix audit dist sbom clean
+.PHONY: help demo components test slow test-all lint types docs check bench corpus outputs fix audit hashes verified dist sbom clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/'
@@ -55,9 +55,22 @@ audit: $(READY) ## known vulnerabilities of what is installed; needs a network
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
 	$(BIN)/pip-audit --skip-editable
 
+hashes: $(READY) ## write constraints-hashed.txt after a change of constraints.txt; needs a network
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile constraints.txt --quiet --no-deps --python-version 3.12 --generate-hashes \
+		--no-annotate --custom-compile-command 'make hashes' --no-emit-package torch \
+		--output-file constraints-hashed.txt
+
+verified: ## make the environment of packages whose hashes are known, all but torch
+	$(PYTHON) -m venv --clear .venv
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r constraints-hashed.txt
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[torch]' --group dev
+	touch $(READY)
+
 dist: $(READY) ## the wheel and the source archive, in dist/
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group release
-	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 sbom: $(READY) ## a bill of materials (CycloneDX) of the wheel with all its extras, in dist/
 	$(BIN)/python -m pip install --quiet -c constraints.txt --group release

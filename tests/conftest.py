@@ -29,6 +29,7 @@ def nothing_of_the_user(
 ) -> None:
     """What this machine keeps for its user, and the date, must not change a test."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(_empty(tmp_path_factory)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.delenv("WAVECAST_HOST", raising=False)
     monkeypatch.delenv("WAVECAST_CORRECTIONS", raising=False)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1788220800")  # prices must not grow old in a test

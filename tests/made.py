@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.compiled.plans import (
+    GraphPlan,
+    PlannedBuffer,
+    PlannedResult,
+    PlanStep,
+)
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
 
 
@@ -61,3 +68,19 @@ def step(samples: int | None = 32, state_bytes: int = 1 << 20) -> Trace:
         Allocation(100 * state_bytes, 1, 6, Role.INTERMEDIATE),
     )
     return Trace(calls, memory, "torch 2.13.0", samples=samples)
+
+
+def graph_plan() -> GraphPlan:
+    """The plan of a compiled graph with one matmul, whose result is also its result."""
+    op = mm(4, 8, 2, transposed=True, dims=(0, 1))
+    reads, writes = (BufferView("x"), BufferView("weight", 8)), (BufferView("buf0"),)
+    step = PlanStep(
+        (PlannedBuffer("buf0", tensor(4, 2)), PlannedBuffer("buf1", tensor(4, 2), "x", True)),
+        (PlannedOp(op, reads, writes),),
+        ("x",),
+        "layers.0",
+        "net.py:12",
+        "out = self.layer(x)",
+    )
+    results = PlannedResult("buf0", (4, 2), (2, 1)), PlannedResult(None, constant=3)
+    return GraphPlan(("x", "weight"), (step,), results, {"view": "buf0"}, {"c": tensor(1)})

@@ -227,36 +227,42 @@ def count(folder: Path) -> None:
     COUNTS.write_text(text + "\n", encoding="utf-8")
 
 
-JAX_CALL = 3.0
-"""The cost of running a compiled JAX step beside its inputs. It is too small beside them to be
-fitted."""
 _UNHINDERED = 0.35
 """Where the host issues a step in less than this share of its time, nothing held it back."""
+_LIMITING = 0.99
+"""Where it issues a step in more than this share, the host limits the step."""
 
 
-def jax_input() -> float:
-    """The cost of one input of a compiled JAX step: the median of the steps that show it.
+def jax_costs() -> tuple[float, float]:
+    """The cost of calling a jitted JAX step, and of each of its inputs, in forward ops.
 
-    The host is alone where it issues a step much faster than the GPU runs it, or where it limits
-    the step. Steps that call cuDNN, and loops, are launched in several parts, and left out.
+    Both follow from the steps in which the host is alone: where it issues a step much faster than
+    the GPU runs it, or where it limits the step. Steps that call cuDNN, and loops, are launched in
+    several parts, and left out.
     """
-    host, found = REFERENCE_HOST, []
-    for name, row in jax_steps.steps().items():
-        times, schedule = row["default"], jax_steps.schedule_of(name)
-        share = times["issue_s"] / times["seconds"]
-        names = {call.op.base for call in schedule.calls}
-        in_parts = any("convolution" in one or "attention" in one for one in names)
-        loops = len(schedule.calls) > 1.5 * len(set(schedule.sources))
-        if in_parts or loops or _UNHINDERED < share < 1 - 1e-3:
-            continue
-        launch_s = host.graph_s + host.node_s * len(schedule.calls) + JAX_CALL * host.forward_s
-        found.append((times["issue_s"] - launch_s) / len(schedule.arguments) / host.forward_s)
-    return float(np.median(found))
+    host, counts, found_s = REFERENCE_HOST, [], []
+    for group in ("fit", "more"):
+        for name, row in jax_steps.steps(group).items():
+            times = row["jitted" if "jitted" in row else "default"]
+            schedule = jax_steps.schedule_of(name, group)
+            share = times["issue_s"] / times["seconds"]
+            names = {call.op.base for call in schedule.calls}
+            in_parts = any("convolution" in one or "attention" in one for one in names)
+            loops = len(schedule.calls) > 1.5 * len(set(schedule.sources))
+            if in_parts or loops or _UNHINDERED < share < _LIMITING:
+                continue
+            found_s.append(times["issue_s"] - host.graph_s - host.node_s * len(schedule.calls))
+            counts.append((1.0, float(len(schedule.arguments))))
+    seconds = np.array(found_s)[:, None]
+    relative = lsq_linear(np.array(counts) / seconds, np.ones(len(counts)), (0, np.inf)).x
+    call, per_input = relative / host.forward_s
+    return float(call), float(per_input)
 
 
 def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str:
     """The content of the file."""
     launch, attention, call, per_input = costs / REFERENCE_HOST.forward_s
+    jax_call, jax_input = jax_costs()
     return "\n".join(
         [
             "# What compiled code costs the host, as a number of ops that Python issues in the",
@@ -270,8 +276,8 @@ def to_toml(costs: Vector, steps: Sequence[CompiledDemand], error: float) -> str
             f'"input" = {per_input:.2f}',
             f'"launch" = {launch:.2f}',
             f'"attention" = {attention:.1f}',
-            f'"{XLA_CALL}" = {JAX_CALL:.1f}',
-            f'"xla.input" = {jax_input():.2f}',
+            f'"{XLA_CALL}" = {jax_call:.2f}',
+            f'"xla.input" = {jax_input:.2f}',
             "",
         ]
     )

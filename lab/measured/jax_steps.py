@@ -6,15 +6,19 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
 from lab.measured.compiled import FusedKernel
 from lab.places import H200
-from lab.steps.jax_steps import step_named
+from lab.steps.jax_steps import HOST, step_named
+from wavecast import ops
 from wavecast.frameworks.jax.assembly import Schedule, scheduled
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.ops import Kind
 from wavecast.ops.fused import XLA_FUSED
+from wavecast.predictors.learned.autotuned import CHOSEN
 from wavecast.traces.step import Op
 
 FOLDER = H200 / "jax"
@@ -71,13 +75,29 @@ def kernels_of(name: str, row: Row, schedule: Schedule) -> Iterator[JaxKernel]:
     for instruction, each in times.items():
         if instruction in runs:
             op, count = runs[instruction]
+            op = _chosen(op)
             yield JaxKernel(name, instruction, op, sum(each) / count, count, len(each) / count)
 
 
-def fused_kernels(group: str = "fit") -> list[FusedKernel]:
-    """The fused kernels of all steps of a group; equal ones of a step once."""
+def _chosen(op: Op) -> Op:
+    """A matmul of cuBLAS says that it was chosen: the tuner ran where the step was measured."""
+    if ops.kind(op) is not Kind.MATMUL or op.attr(CHOSEN, None) is not None:
+        return op
+    return replace(op, attrs=(*op.attrs, (CHOSEN, False)))
+
+
+def fitted() -> Iterator[JaxKernel]:
+    """The instructions that are fitted: of the steps of "fit" and of "more", but for the host's."""
+    for group in ("fit", "more"):
+        for kernel in kernels(group):
+            if step_named(kernel.step).family != HOST:
+                yield kernel
+
+
+def fused_kernels() -> list[FusedKernel]:
+    """The fused kernels that are fitted; equal ones of a step once."""
     found: dict[tuple[str, Op], list[JaxKernel]] = defaultdict(list)
-    for kernel in kernels(group):
+    for kernel in fitted():
         if kernel.op.name in XLA_FUSED:
             found[kernel.step, kernel.op].append(kernel)
     return [

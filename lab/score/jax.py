@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,22 @@ def lines(rows: Sequence[dict[str, Any]], group: str) -> Iterator[str]:
         median = np.median(size)
         yield f"{name}: mean error {size.mean():.1%}, median {median:.1%}, {len(size)} steps"
     yield f"in range: {sum(held)} of {len(held)}"
+    yield f"exponent that ranges need, relative to theirs: {needed_exponent(rows, group):.2f}"
+
+
+def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
+    """The exponent on the ends of ranges with which they hold nine in ten of other steps.
+
+    Split conformal prediction: of n steps, the one of rank 0.9 (n + 1).
+    """
+    found, needed = jax_steps.steps(group), []
+    for row in rows:
+        if row["name"] in found:
+            off = math.log(measured(found[row["name"]])["seconds"] / row["seconds"])
+            end = row["low_s"] if off < 0 else row["high_s"]
+            needed.append(off / math.log(end / row["seconds"]))
+    rank = min(math.ceil(0.9 * (len(needed) + 1)), len(needed))
+    return sorted(needed)[rank - 1]
 
 
 def main(given: Sequence[str] = ()) -> None:

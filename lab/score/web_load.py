@@ -1,13 +1,15 @@
 """Does the web page bear a crowd? 200 clients at once on loopback, for a minute.
 
     python -m lab score web_load
+    python -m lab score web_load --clients 200 --new 20 --seconds 300
 
 A real server is started. Most clients ask for predictions that were made before, some for new ones:
 each changes one control of the page (model, batch, precision, GPUs, strategy) as a person does.
-Every client asks again as soon as it has its answer, so that 200 requests are always on their way.
-The table has the times of the answers and the memory of the server with its workers. The clients
-run on the same machine, so an idle one is needed for figures that mean something; the load is
-printed.
+Every client has an address of its own and asks again as soon as it has its answer, so that 200
+requests are always on their way. The table has the times of the answers, the lines below it how
+many answers each client got (one without any starved) and the memory of the server with its
+workers. The clients run on the same machine, so an idle one is needed for times that mean
+something; the load is printed.
 """
 
 from __future__ import annotations
@@ -41,6 +43,13 @@ class SeenAnswers:
 
     seconds: list[float] = field(default_factory=list)
     statuses: Counter[int | str] = field(default_factory=Counter)
+    by_client: Counter[int] = field(default_factory=Counter)
+
+    def shared(self) -> str:
+        """How the answers are shared among the clients that asked."""
+        counts = self.by_client.values() or [0]
+        starved = sum(not count for count in counts)
+        return f"{min(counts):,} to {max(counts):,} answers a client, {starved} clients without any"
 
     def row(self, name: str) -> str:
         times = sorted(self.seconds) or [0.0]
@@ -72,13 +81,22 @@ def main(given: Sequence[str] = ()) -> None:
     print(*heading("predictions | answers | errors | median | 95% | 99% | longest"), sep="\n")
     print(known.row("made before"))
     print(new.row("new"))
-    ends = f"{memory[0] / 2**20:,.0f} MiB at the start, at most {max(memory) / 2**20:,.0f} MiB"
-    print(
-        f"\nmemory of the server and its workers: {ends}, {memory[-1] / 2**20:,.0f} MiB at the end"
-    )
+    print(f"\nmade before: {known.shared()}; new: {new.shared()}")
+    print(f"memory of the server and its workers: {_memory_over_time(memory)}")
     for status, count in (known.statuses + new.statuses).items():
         if status != 200:
             print(f"{status}: {count}")
+
+
+def _memory_over_time(memory: Sequence[int]) -> str:
+    """At the start, at the end, and the most in each half: one that grows without end shows."""
+    half = len(memory) // 2
+    halves = [f"{max(part) / 2**20:,.0f} MiB" for part in (memory[: half + 1], memory[half:])]
+    ends = [f"{memory[place] / 2**20:,.0f} MiB" for place in (0, -1)]
+    return (
+        f"{ends[0]} at the start, at most {' and '.join(halves)} in the first and second half, "
+        f"{ends[1]} at the end"
+    )
 
 
 def start_server(folder: Path, *options: str) -> tuple[subprocess.Popen[str], int]:
@@ -128,10 +146,11 @@ def _first(choose: random.Random) -> dict[str, Any]:
 
 
 class LoadClient:
-    """One connection that asks one question after the other."""
+    """One connection that asks one question after the other, from an address of its own."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, number: int = 0) -> None:
         self._port = port
+        self._number = number
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def ask(self, question: dict[str, Any], answers: SeenAnswers) -> None:
@@ -150,10 +169,14 @@ class LoadClient:
             return
         answers.seconds.append(time.perf_counter() - begun)
         answers.statuses[status] += 1
+        answers.by_client[self._number] += status == 200
 
     async def _exchange(self, request: bytes) -> int:
         if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            own = (f"127.0.{1 + self._number // 250}.{1 + self._number % 250}", 0)
+            self._streams = await asyncio.open_connection(
+                "127.0.0.1", self._port, local_addr=own if sys.platform == "linux" else None
+            )
         reader, writer = self._streams
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -175,12 +198,14 @@ async def crowd(
     end = time.perf_counter() + seconds
 
     async def ask_known(number: int) -> None:
-        client, choose = LoadClient(port), random.Random(number)
+        client, choose = LoadClient(port, number), random.Random(number)
+        known.by_client[number] = 0
         while time.perf_counter() < end:
             await client.ask(choose.choice(common), known)
 
     async def ask_new(number: int) -> None:
-        client, source = LoadClient(port), questions(1000 + number)
+        client, source = LoadClient(port, number), questions(1000 + number)
+        fresh.by_client[number] = 0
         while time.perf_counter() < end:
             await client.ask(next(source), fresh)
 
@@ -189,7 +214,7 @@ async def crowd(
             memory.append(memory_of(pid))
             await asyncio.sleep(1)
 
-    asking = [*map(ask_known, range(clients - new)), *map(ask_new, range(new))]
+    asking = [*map(ask_known, range(clients - new)), *map(ask_new, range(clients - new, clients))]
     await asyncio.gather(watch(), *asking)
     return known, fresh, memory
 

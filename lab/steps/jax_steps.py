@@ -204,7 +204,7 @@ SECOND = [
 """The second blind test: half of its networks are of kinds that the fit has not seen."""
 
 _PARTS = 4
-_MISSING_PAIRS = ("gpt2", "resnet50", "vit")
+_MISSING_PAIRS = {"gpt2": "decoder", "resnet50": "residual", "vit": "encoder"}
 
 
 def _pair(name: str) -> JaxTraining:
@@ -214,7 +214,10 @@ def _pair(name: str) -> JaxTraining:
 
 
 MORE = [
-    *(JaxCase(f"pair_{name}", "pair", partial(_pair, name)) for name in _MISSING_PAIRS),
+    *(
+        JaxCase(f"pair_{name}", family, partial(_pair, name))
+        for name, family in _MISSING_PAIRS.items()
+    ),
     *(
         JaxCase(
             f"depthwise_{part}",

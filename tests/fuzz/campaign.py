@@ -156,7 +156,7 @@ class Campaign:
                     tally.counts[verdict.kind] += 1
                     tally.slowest_s = max(tally.slowest_s, taken_s)
                     if verdict.kind in FAULTS:
-                        self._keep(block, number, verdict, kept, changed)
+                        self.keep_fault(block.reader, number, verdict, kept, changed)
 
     def _begun(self, context: mp.context.ForkContext) -> _Worker:
         ours, theirs = context.Pipe()
@@ -188,7 +188,7 @@ class Campaign:
             if kind == "at":
                 worker.at = value
             elif kind == "fault":
-                self._keep(worker.block, *value)
+                self.keep_fault(worker.block.reader, *value)
             else:
                 tally.counts += value.counts
                 tally.cpu_s += value.cpu_s
@@ -226,10 +226,11 @@ class Campaign:
         if rest.begin < rest.end:
             self.left.append(rest)
 
-    def _keep(
-        self, block: Block, number: int, verdict: Verdict, content: bytes, changed: str
+    def keep_fault(
+        self, index: int, number: int, verdict: Verdict, content: bytes, changed: str
     ) -> None:
-        reader, tally = self.readers[block.reader], self.tallies[block.reader]
+        """Count a fault of a reader, and keep its input as a file if it is one of the first."""
+        reader, tally = self.readers[index], self.tallies[index]
         known = [key for key in tally.places if key[:2] == (verdict.kind, verdict.place)]
         key = known[0] if known else (verdict.kind, verdict.place, verdict.detail)
         tally.places[key] += 1

@@ -92,6 +92,14 @@ def json_file(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     return mutate_json(_parsed(data), random)
 
 
+def plan(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
+    """The plan of a compiled graph: changed with a right checksum, or damaged."""
+    if not random.randrange(4):
+        return text(data, random, others)
+    changed = zlib.compress(json_file(zlib.decompress(data[32:]), random, ()))
+    return hashlib.sha256(changed).digest() + changed
+
+
 def json_lines(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     """A file of one JSON value in each line, perhaps after a word such as DLLL."""
     if random.random() < 0.5:

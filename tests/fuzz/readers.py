@@ -304,6 +304,14 @@ def read_counters(path: Path, number: int) -> None:
         _need(0 <= counted.flops < math.inf and 0 <= counted.dram_bytes < math.inf, "counts", key)
 
 
+def read_graph_plan(path: Path, number: int) -> None:
+    from wavecast.frameworks.pytorch.compiled.plan_store import read_plan
+
+    for step in read_plan(path).steps:
+        for planned in step.ops:
+            hash(planned.op)
+
+
 def read_counter_table(path: Path, number: int) -> None:
     from wavecast.frameworks import ncu
 
@@ -338,6 +346,7 @@ READERS = (
     Reader("baseline", seeds.baselines, read_baseline, 12),
     Reader("network and card", seeds.networks, read_network, 7),
     Reader("hugging face config", seeds.configs, read_config, 10),
+    Reader("plans of graphs", seeds.plans, read_graph_plan, 13),
     Reader("counters", seeds.counters, read_counters, 13),
     Reader("ncu table", seeds.counter_tables, read_counter_table, 13),
 )

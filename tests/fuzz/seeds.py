@@ -19,6 +19,7 @@ from fuzz.forms import Mutate
 from kineto_file import AUTOGRAD, File
 
 from wavecast import files
+from wavecast.frameworks.pytorch.compiled.plan_store import store_plan
 from wavecast.predictors.mlp.file import write_model
 from wavecast.predictors.mlp.network import MlpNetwork
 from wavecast.traces.counters import Counted
@@ -364,6 +365,13 @@ def counters() -> list[Seed]:
         path = Path(folder) / "counters.json"
         ncu.save(counted, path)
         return [one("counters.json", path.read_bytes(), forms.json_file)]
+
+
+@cache
+def plans() -> list[Seed]:
+    with tempfile.TemporaryDirectory() as folder:
+        store_plan("seed", made.graph_plan(), Path(folder))
+        return [one("seed.plan", (Path(folder) / "seed.plan").read_bytes(), forms.plan)]
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from drawn_traces import traces
-from fuzz import campaign, forms, judgement
+from fuzz import campaign, forms, guided, judgement
 from fuzz.judgement import ACCEPTED, BAD, FAULTS, HANG, LARGE, RAW, REFUSED, Input
 from fuzz.readers import READERS, BadResult, Reader, positive, use_trace
 from fuzz.seeds import Seed
@@ -249,6 +249,16 @@ def test_a_smaller_input_has_the_same_fault(tmp_path: Path) -> None:
         least = judgement.smaller(reader, unchanged, fault, tmp_path)
     assert fault.kind == RAW
     assert least.content == b"gemm"
+
+
+def test_half_of_the_guided_changes_are_those_of_the_form(tmp_path: Path) -> None:
+    (reader,) = (reader for reader in READERS if reader.name == "trace")
+    content = reader.seeds()[0].parts["step.json.gz"].content
+    change = guided._changes(reader, lambda data, longest: b"libFuzzer's")
+    changed = [change(content, 1 << 20, number) for number in range(40)]
+    assert 10 < changed.count(b"libFuzzer's") < 30
+    # A form that cannot be read is left to libFuzzer.
+    assert {change(b"no trace", 1 << 20, number) for number in range(40)} >= {b"libFuzzer's"}
 
 
 def test_the_blocks_of_a_campaign_have_all_its_inputs() -> None:

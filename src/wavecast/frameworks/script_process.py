@@ -28,6 +28,7 @@ from typing import Any
 from wavecast.errors import CaptureError
 from wavecast.frameworks import stages
 from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.script_results import (
     COMPILES,
     INTERRUPTED,
@@ -81,6 +82,7 @@ def run_in_process(
                     # In a new process: libraries register their ops once, or crash.
                     again = replace(request, options=request.options | {"compiles": True})
                     result = worker.run(again, scratch, progress)
+            plan_store.adopt(scratch / "plans", plan_store.script_folder(request.program[0]))
         except BaseException:
             worker.end()
             raise
@@ -174,6 +176,7 @@ class _Worker:
             "offline": request.offline,
             "landlock": request.landlock,
             "scratch": str(scratch),
+            "plans": str(plan_store.script_folder(request.program[0])),
             "folder": str(Path.cwd()),
             "environment": dict(os.environ),
             "path": sys.path,

@@ -30,6 +30,7 @@ from wavecast.predictors.base import Familiarity
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.arrays import encode
+from wavecast.traces.graphs import XLA_CALL
 
 FILE = "models/ranges.toml"
 """The shipped file, below `data/`."""
@@ -122,6 +123,13 @@ def shipped_widening(layered: bool) -> Widening:
     return Widening(table["below"], table["above"])
 
 
+@cache
+def xla_widening() -> Widening:
+    """The exponents of steps that XLA compiled, since all other ranges are of torch's steps."""
+    table = shipped_toml("models/xla_ranges.toml")
+    return Widening(table["below"], table["above"])
+
+
 def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     """Low and high end of the GPU time of some traces, relative to it, from the ranges of ops.
 
@@ -194,6 +202,8 @@ def range_on_one_gpu(
     gpu, host = gpu_factors(familiarity, makeup), host_factors(known=timed.host.known)
     if gpu is None or host is None:
         return None
+    if any(call.op.name == XLA_CALL for call in timed.arrays.calls[:1]):
+        gpu = Factors(*xla_widening().widened(gpu.low, gpu.high))
     low = timed.play(gpu_factor=gpu.low, host_factor=host.low)
     high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
     return low.seconds, high.seconds

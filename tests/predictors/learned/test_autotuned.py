@@ -6,7 +6,7 @@ import pytest
 
 from wavecast.hardware.devices import device
 from wavecast.ops.matmul import XLA_UNALIGNED
-from wavecast.predictors.learned.autotuned import MARK, class_of, term_of
+from wavecast.predictors.learned.autotuned import CHOSEN, MARK, class_of, in_triton, term_of
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -58,7 +58,8 @@ def _convolution(weight: tuple[int, ...], groups: int) -> Op:
     [
         ((64, 32, 3, 3), 1, "convolution/bfloat16"),
         ((64, 32, 65), 1, "convolution_long_window/bfloat16"),
-        ((64, 1, 7, 7), 64, "depthwise/bfloat16"),
+        ((64, 1, 7, 7), 64, "depthwise_2d/bfloat16"),
+        ((64, 1, 9, 9), 64, "depthwise_2d_large_window/bfloat16"),
         ((64, 1, 4), 64, "depthwise_1d/bfloat16"),
     ],
 )
@@ -76,3 +77,24 @@ def test_a_class_moves_the_time_of_its_calls() -> None:
     assert tuned is not None
     assert other is not None
     assert tuned.seconds > 2.5 * other.seconds
+
+
+def test_depthwise_convolutions_without_a_kernel_of_cudnn_take_several_times_as_long() -> None:
+    ops = [_convolution((64, 1, size, size), 64) for size in (5, 7, 9)]
+    small, large, none = Learned.shipped().predict_all(ops, device("h200-sxm"))
+    assert small is not None
+    assert large is not None
+    assert none is not None
+    assert small.seconds < large.seconds < none.seconds / 3
+
+
+def _plain(rows: int, inner: int, columns: int, *chosen: tuple[str, Scalar]) -> Op:
+    out = (_t(rows, columns),)
+    return Op("aten.mm", (_t(rows, inner), _t(inner, columns)), out, (*TUNED, *chosen))
+
+
+def test_what_the_tuner_chose_counts_and_else_it_is_learned_from_shapes() -> None:
+    assert in_triton(_plain(4096, 4096, 4096, (CHOSEN, True)))
+    assert not in_triton(_plain(16384, 512, 512, (CHOSEN, False)))
+    assert class_of(_plain(4096, 4096, 4096)) == "matmul/bfloat16"
+    assert class_of(_plain(16384, 512, 512)) == "triton/bfloat16"

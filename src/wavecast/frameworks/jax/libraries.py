@@ -10,7 +10,7 @@ from typing import Any
 
 from wavecast.frameworks.jax.hlo import DTYPES, Computation, Instruction, Shape
 from wavecast.ops.matmul import XLA_UNALIGNED
-from wavecast.predictors.learned.autotuned import MARK
+from wavecast.predictors.learned.autotuned import CHOSEN, MARK
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 MATMULS = ("__cublas$lt$matmul", "__cublas$gemm")
@@ -82,7 +82,7 @@ def nested_matmul(body: Computation, fusion: Instruction) -> Op | None:
     found = re.search(r"operand_precision=\{([^}]*)\}", dot.attributes)
     precision = {"operand_precision": found[1].upper().split(",") if found else []}
     name = "aten.bmm" if len(a.shape) > 2 else "aten.mm"
-    return Op(name, (a, b), (out,), _precision(left, precision))
+    return Op(name, (a, b), (out,), (*_precision(left, precision), (CHOSEN, True)))
 
 
 def _matrix(shape: Shape, numbers: Mapping[str, Any], side: str, *, rows_first: bool) -> TensorSpec:

@@ -1,21 +1,35 @@
 """Library calls in XLA, which tries algorithms and its own Triton kernels and takes the fastest.
 
 The models of matmuls and convolutions were fitted on what torch calls. `lab/fit/xla.py` compares
-them with what XLA ran on our GPU, class by class.
+them with what XLA ran on our GPU, class by class. Which matmuls XLA writes in Triton was learned
+from what it chose there; other GPUs are assumed to choose alike.
 """
 
 from __future__ import annotations
 
-from functools import cache
+import math
+from functools import cache, lru_cache
+
+import numpy as np
 
 from wavecast import ops
-from wavecast.files import shipped_toml
+from wavecast.files import shipped, shipped_toml
 from wavecast.ops import Kind, matmul
-from wavecast.ops.registry import integers
+from wavecast.ops.registry import integers, item_bytes
+from wavecast.predictors.learned.gpus import Floats
+from wavecast.predictors.learned.physics.columns import FORWARD, OF_WEIGHT
+from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
+from wavecast.predictors.learned.trees import Forest
 from wavecast.traces.step import Op
 
 MARK = "autotuned"
 """The attribute of ops that XLA tuned."""
+CHOSEN = "triton"
+"""The attribute of matmuls that says what XLA chose, where its tuner ran: True for Triton."""
+CHOICE = "choice/"
+"""The prefix of the arrays of the trees that choose, in the file of the fit."""
+DEPTHWISE = "depthwise_2d"
+"""How classes of depthwise convolutions of images begin, which have a model of their own."""
 _LONG_ROW = 4096
 """Rows of this length and more are long. A Triton matmul whose rows begin at odd places loads them
 element by element, which takes most of its time where they are long, and more where they are summed
@@ -33,7 +47,7 @@ def class_of(op: Op) -> str | None:
         case Kind.MATMUL if op.base == matmul.XLA_UNALIGNED:
             return f"{_rows(op)}unaligned/{dtype}"
         case Kind.MATMUL:
-            return f"matmul/{dtype}"
+            return f"{'triton' if in_triton(op) else 'matmul'}/{dtype}"
         case Kind.CONVOLUTION:
             return f"{_convolution(op)}/{dtype}"
         case Kind.ATTENTION:
@@ -58,10 +72,47 @@ def _convolution(op: Op) -> str:
     wants = integers(op, "output_mask")
     gradient = "" if not wants else ("_weight" if wants[1] else "_image")
     weight = op.inputs[-1 if wants else 1].shape
+    if ops.is_depthwise(op) and len(weight) == 4:
+        computes = OF_WEIGHT if gradient == "_weight" else FORWARD
+        own = has_depthwise_kernel(computes, item_bytes(op.inputs[0]), math.prod(weight[2:]))
+        return f"{DEPTHWISE}{'' if own else '_large_window'}{gradient}"
     if ops.is_depthwise(op):
-        return f"depthwise{'_1d' if len(weight) == 3 else ''}{gradient}"
+        return f"depthwise_1d{gradient}"
     is_long = max(weight[2:], default=1) > _LONG_WINDOW
     return f"convolution{'_long_window' if is_long else ''}{gradient}"
+
+
+@lru_cache(maxsize=1 << 14)
+def in_triton(op: Op) -> bool:
+    """Whether XLA writes a matmul in Triton, rather than calling cuBLAS."""
+    chosen = op.attr(CHOSEN, None)
+    if chosen is not None:
+        return bool(chosen)
+    return bool(_choice()(choice_features(op)[None])[0] > 0)
+
+
+@cache
+def _choice() -> Forest:
+    with np.load(shipped("models/xla.npz")) as arrays:
+        of_choice = {k.removeprefix(CHOICE): v for k, v in arrays.items() if k.startswith(CHOICE)}
+    return Forest.of(of_choice)
+
+
+def choice_features(op: Op) -> Floats:
+    """What the choice between cuBLAS and Triton is learned from: sizes, layouts and type.
+
+    What is added to the result, and its type, are left out: they are known of a kernel that was
+    chosen, and differ before.
+    """
+    a, b = op.inputs[-2:]
+    batch, (m, k), n = math.prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]
+    item = item_bytes(a)
+    moved = batch * (m * k + k * n + m * n) * item
+    tiles = batch * math.ceil(m / 128) * math.ceil(n / 128)
+    sizes = batch, m, n, k, min(m, n), max(m, n), tiles, 2 * batch * m * n * k / max(moved, 1)
+    logs = [math.log2(max(size, 1)) for size in sizes]
+    by_columns = [float(tensor.strides is not None) for tensor in (a, b)]
+    return np.array([*logs, *by_columns, item], dtype=np.float64)
 
 
 @cache

@@ -188,6 +188,7 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "stream": stream,
     "fused": fused,
     "xla": fused,
+    "xla_depthwise": convolution,
 }
 
 

@@ -15,8 +15,10 @@ from wavecast.predictors.learned.physics.columns import Columns
 from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
     DEPTHWISE_PARAMETERS,
+    TUNED_DEPTHWISE_PARAMETERS,
     convolution_s,
     depthwise_limits,
+    tuned_depthwise_s,
 )
 from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.physics.groups import GROUPED_PARAMETERS, grouped_s
@@ -60,6 +62,7 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "grouped": (_alone(grouped_s), GROUPED_PARAMETERS),
     "fused": (_alone(fused_s), FUSED_PARAMETERS),
     "xla": (_alone(fused_s), FUSED_PARAMETERS),
+    "xla_depthwise": (_alone(tuned_depthwise_s), TUNED_DEPTHWISE_PARAMETERS),
 }
 """The physics model of each kind of part, and the bounds of its constants."""
 REACH = 1.0

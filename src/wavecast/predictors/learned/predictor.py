@@ -80,9 +80,9 @@ class Learned(Predictor):
         kernel = shipped_toml("models/grouped.toml")
         models["grouped"] = OpModel("grouped", kernel["constants"])
         ranges = {**card["groups"], **kernel["groups"]}
-        for name in ("fused", "xla"):
+        for name, kinds in (("fused", ["fused"]), ("xla", ["xla", "xla_depthwise"])):
             with np.load(shipped(f"models/{name}.npz")) as stored:
-                models |= restored(dict(stored), [name])
+                models |= restored(dict(stored), kinds)
             ranges |= shipped_toml(f"models/{name}.toml")["groups"]
         spreads = {name: Spread(ends["low"], ends["high"]) for name, ends in ranges.items()}
         fitted_on = tuple(find_device(gpu) for gpu in card["gpus"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from wavecast.report.fields import columns
 from wavecast.report.html.axes import bar
@@ -115,22 +116,61 @@ def _drawn(figure: _Figure, rows: Sequence[SuiteResult]) -> Section | None:
     known = [row for row in _steps(rows) if figure.value(row) is not None]
     if not known:
         return None
-    heights = [figure.value(row) or 0.0 for row in known]
+    most = _most_of_models(known, lambda row: figure.value(row) or 0.0)
+
+    def drawn(row: SuiteResult) -> Html:
+        whole = most[row.model] if figure.relative else 1.0
+        share = (figure.value(row) or 0.0) / whole if whole else 0.0
+        return bar([(share, figure.class_, figure.shown(row))], "")
+
+    lead = "Bars are relative to the best of the model." if figure.relative else ""
+    shown = _sweep_table(known, figure.title, figure.shown, drawn)
+    return Section(figure.identity, figure.title, shown, lead, figure.identity)
+
+
+def _most_of_models(
+    rows: Sequence[SuiteResult], value: Callable[[SuiteResult], float]
+) -> dict[str, float]:
     most: dict[str, float] = {}
-    for row, height in zip(known, heights, strict=True):
-        most[row.model] = max(most.get(row.model, 0.0), height)
+    for row in rows:
+        most[row.model] = max(most.get(row.model, 0.0), value(row))
+    return most
+
+
+def _sweep_table(
+    rows: Sequence[SuiteResult],
+    caption: str,
+    text: Callable[[SuiteResult], str],
+    draw: Callable[[SuiteResult], Html],
+) -> Html:
+    """A line for each model, with its batches side by side, as the paper's figures have them."""
+    sweeps = [
+        list(sweep)
+        for _, sweep in groupby(rows, key=lambda row: (row.model, row.precision, row.gpu))
+    ]
+    places = range(max(map(len, sweeps)))
+    batches = [
+        Column(
+            "smallest batch" if place == 0 else "",
+            [
+                f"{sweep[place].batch}: {text(sweep[place])}" if place < len(sweep) else ""
+                for sweep in sweeps
+            ],
+        )
+        for place in places
+    ]
+    places_of = {id(column): place for place, column in enumerate(batches)}
 
     def drawn(column: Column, index: int) -> Html | None:
-        if column.name:
-            return None
-        whole = most[known[index].model] if figure.relative else 1.0
-        share = heights[index] / whole if whole else 0.0
-        return bar([(share, figure.class_, figure.shown(known[index]))], "")
+        place = places_of.get(id(column), len(sweeps[index]))
+        return draw(sweeps[index][place]) if place < len(sweeps[index]) else None
 
-    cells = [*_names(known), Column("", list(map(figure.shown, known)))]
-    lead = "Bars are relative to the best of the model." if figure.relative else ""
-    shown = table(cells, caption=figure.title, drawn=drawn)
-    return Section(figure.identity, figure.title, shown, lead, figure.identity)
+    cells = [
+        Column("model", [f"{sweep[0].model} {sweep[0].precision}" for sweep in sweeps], left=True),
+        Column("GPU", [sweep[0].gpu for sweep in sweeps], left=True),
+        *batches,
+    ]
+    return table(cells, caption=caption, drawn=drawn)
 
 
 def _gpus(rows: Sequence[SuiteResult]) -> Section | None:
@@ -173,31 +213,30 @@ def _memory(rows: Sequence[SuiteResult]) -> Section | None:
     known = [row for row in _steps(rows) if row.feature_maps_bytes is not None]
     if not known:
         return None
-    sizes = [[getattr(row, name) or 0 for name, _ in _KINDS.values()] for row in known]
-    most: dict[str, int] = {}
-    for row, kinds in zip(known, sizes, strict=True):
-        most[row.model] = max(most.get(row.model, 0), sum(kinds), 1)
 
-    def drawn(column: Column, index: int) -> Html | None:
-        if column.name:
-            return None
-        whole = most[known[index].model]
+    def sizes(row: SuiteResult) -> list[int]:
+        return [getattr(row, name) or 0 for name, _ in _KINDS.values()]
+
+    most = _most_of_models(known, lambda row: max(1, sum(sizes(row))))
+
+    def drawn(row: SuiteResult) -> Html:
         parts = [
-            (size / whole, class_, f"{kind}: {memory(size)}")
-            for size, (kind, (_, class_)) in zip(sizes[index], _KINDS.items(), strict=True)
+            (size / most[row.model], class_, f"{kind}: {memory(size)}")
+            for size, (kind, (_, class_)) in zip(sizes(row), _KINDS.items(), strict=True)
         ]
         return bar(parts, "")
 
-    shares = [kinds[2] / max(1, sum(kinds)) for kinds in sizes]
-    cells = [
-        *_names(known),
-        Column("feature maps", list(map(percent, shares))),
-        Column("", [memory(sum(kinds)) for kinds in sizes]),
-    ]
+    def text(row: SuiteResult) -> str:
+        whole = sum(sizes(row))
+        return f"{memory(whole)}, {percent((row.feature_maps_bytes or 0) / max(1, whole))}"
+
     colors = key({kind: class_ for kind, (_, class_) in _KINDS.items()})
     title = "Memory by kind (figure 8)"
-    lead = "The most that each kind ever had. Bars are relative to the largest of the model."
-    shown = joined([colors, table(cells, caption=title, drawn=drawn)])
+    lead = (
+        "The most that each kind ever had, and the share of feature maps. "
+        "Bars are relative to the largest of the model."
+    )
+    shown = joined([colors, _sweep_table(known, title, text, drawn)])
     return Section("memory", title, shown, lead, "memory")
 
 

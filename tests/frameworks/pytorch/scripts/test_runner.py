@@ -13,6 +13,7 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.recording import user_lines
 from wavecast.frameworks.pytorch.scripts import Program
 from wavecast.frameworks.pytorch.scripts import run as run_here
@@ -432,6 +433,20 @@ while True:
     assert any(call.op.name.startswith("inductor.") for call in trace)
     old = wavecast.run_script(script(compiled), gpu="p100-pcie-16gb").trace
     assert "torch.compile was ignored" in old.notes[-2]
+
+
+def test_plans_of_compiled_graphs_are_kept_for_the_script_alone(
+    script: MakeScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = script("model = torch.compile(model)\nwhile True:\n    update()\n")
+    first = wavecast.run_script(path).trace
+    kept = sorted(plan_store.script_folder(str(path)).glob("*.plan"))
+    assert len(kept) == 2
+    assert not list(plan_store.plans_folder().glob("*.plan"))
+    written = [(plan.name, plan.stat().st_ino) for plan in kept]
+    assert wavecast.run_script(path).trace == first
+    assert [(plan.name, plan.stat().st_ino) for plan in kept] == written
 
 
 def test_what_other_steps_read_is_not_noted(script: MakeScript) -> None:

@@ -7,6 +7,7 @@ import gc
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,11 @@ from wavecast.frameworks.pytorch.capture.places import compiling
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled import dynamo, inductor
 from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
-from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of
 from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
 from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
+from wavecast.frameworks.pytorch.compiled.plan_keys import key_of
+from wavecast.frameworks.pytorch.compiled.plan_store import store_plan, stored_plan
+from wavecast.frameworks.pytorch.compiled.plans import GraphPlan
 from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.running import GraphRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
@@ -240,11 +243,9 @@ class _Session:
         **_options: Any,
     ) -> Any:
         with self.outside():
-            graph = inductor.lowered(gm, inputs, is_backward, is_inference)
-            with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count, is_inference, roots)
-                if not is_backward:
-                    inductor.report_strides(graph, hint_of(graph))
+            plan = self._plan(gm, inputs, roots, is_backward, is_inference)
+            if not is_backward:
+                inductor.report_strides(plan.results)
         self._compiled += 1
         in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
         return GraphRun(
@@ -256,3 +257,23 @@ class _Session:
             is_replayed=bool(cudagraphs),
             is_forward=not is_backward and not is_inference,
         )
+
+    def _plan(
+        self,
+        gm: Any,
+        inputs: Sequence[Any],
+        roots: dict[str, str],
+        is_backward: bool,
+        is_inference: bool,
+    ) -> GraphPlan:
+        """The plan of a graph: one that an earlier trace has made, or a new one."""
+        options = is_backward, is_inference
+        key = key_of(gm, inputs, roots, *options, asdict(self._target))
+        plan = None if key is None else stored_plan(key)
+        if plan is None:
+            graph = inductor.lowered(gm, inputs, *options)
+            with inductor.handling(graph):
+                plan = plan_of(graph, self._target.sm_count, is_inference, roots)
+            if key is not None:
+                store_plan(key, plan)
+        return plan

@@ -40,6 +40,7 @@ from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_
 from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
+from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 
 _CUDA = "12.8"
@@ -349,15 +350,11 @@ def handling(graph: Any) -> Any:
     return V.set_graph_handler(graph)
 
 
-def report_strides(graph: Any, hint: Callable[[Any], int]) -> None:
+def report_strides(results: Sequence[PlannedResult]) -> None:
     """Tell AOTAutograd the strides of the results, for the inputs of the backward graph."""
     context = TracingContext.try_get()
-    if context is None or context.output_strides is None:
-        return
-    for output in graph.graph_outputs:
-        has_strides = hasattr(output, "get_layout") and output.has_tensor_output()
-        strides = tuple(hint(n) for n in output.get_layout().stride) if has_strides else None
-        context.output_strides.append(strides)
+    if context is not None and context.output_strides is not None:
+        context.output_strides += [r.strides if r.name is not None else None for r in results]
 
 
 def _took_strides(gm: Any, given: Sequence[Any]) -> bool:

@@ -12,13 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.places import CPU, ON_GPU, ON_HOST, place_of, put
-from wavecast.frameworks.pytorch.compiled.graph_plan import (
+from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.compiled.plans import (
     GraphPlan,
     PlannedBuffer,
     PlannedResult,
     PlanStep,
 )
-from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
 from wavecast.frameworks.pytorch.recording.recorded import EmittedKernel
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.signature import on_host, with_switches

@@ -24,6 +24,7 @@ from wavecast.errors import CaptureError, WavecastError
 from wavecast.frameworks.confinement import confine
 from wavecast.frameworks.confinement.kernel import end_with_parent
 from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
@@ -58,6 +59,7 @@ def _serve(control: socket.socket, request: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _tell(control, {"pid": os.getpid()})
         result = _result(control, request)
+        plan_store.leave(Path(request["scratch"]) / "plans")
         write_result(result, Path(request["scratch"]) / "result")
     except BaseException as error:
         _tell(control, {"failed": asdict(_failure(error))})
@@ -71,6 +73,7 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
     os.environ.update(request["environment"] | {"TMPDIR": str(scratch)})
     tempfile.tempdir = str(scratch)
     sys.path[:] = request["path"]
+    plan_store.keep_apart(Path(request["plans"]))
     options = request["options"]
     if request["gpu"] is not None:
         options["gpu"] = read_device(request["gpu"])

@@ -272,6 +272,7 @@ ROW_TYPES: Mapping[str, type[Row]] = {
     "stream": StreamRow,
     "fused": FusedRow,
     "xla": FusedRow,
+    "xla_depthwise": ConvolutionRow,
 }
 """The columns of each op model."""
 

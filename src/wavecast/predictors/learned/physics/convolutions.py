@@ -14,6 +14,7 @@ from wavecast.predictors.learned.physics.tiles import (
     TimeLimits,
     class_parameters,
     from_memory,
+    overlapped,
     picked,
     sustained,
     tiled_s,
@@ -44,6 +45,23 @@ DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
     "of_image": (0.3, 0.005, 1.0),
     "of_weight": (0.1, 0.002, 1.0),
 }
+
+TUNED_DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
+    "floor_us": (3.0, 0.5, 10.0),
+    "dram": (0.85, 0.4, 0.95),
+    "forward.2": (0.2, 0.02, 1.0),  # share of the plain cores' rate, by bytes of an element
+    "forward.4": (0.2, 0.02, 1.0),
+    "of_image": (0.1, 0.005, 1.0),
+    "of_weight.2": (0.2, 0.02, 1.0),
+    "of_weight.4": (0.2, 0.02, 1.0),
+    "padded": (40.0, 5.0, 200.0),  # traffic where there is no kernel, relative to the tensors
+    "matmuls.2": (0.03, 0.005, 0.3),  # share of the plain cores' rate where there is no kernel
+    "matmuls.4": (0.02, 0.005, 0.3),
+}
+MOST_TAPS = 49.0
+"""cuDNN's own depthwise kernels have filters of up to 7 x 7 points."""
+MOST_TAPS_FLOAT32_WEIGHT = 9.0
+"""That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
 
 
 def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
@@ -150,3 +168,30 @@ def depthwise_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimit
     memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
     compute_s = flops / (gpu.fp32 * share)
     return TimeLimits(theta["floor_us"] * 1e-6 + 0.0 * memory_s, memory_s, compute_s)
+
+
+def has_depthwise_kernel(computes: Any, item_bytes: Any, taps: Any) -> Any:
+    """Whether cuDNN has a kernel for a depthwise convolution of images in channels-last.
+
+    Otherwise it pads each channel to a group of eight, and runs a matmul for each group.
+    """
+    float32_weight = (computes == OF_WEIGHT) & (item_bytes > 2)
+    return taps <= np.where(float32_weight, MOST_TAPS_FLOAT32_WEIGHT, MOST_TAPS)
+
+
+def tuned_depthwise_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
+    """Seconds of depthwise convolutions of images, where XLA tried all of cuDNN's algorithms."""
+    computes, wide = columns["computes"], columns["item_bytes"] > 2
+    flops = 2.0 * columns["groups"] * columns["m"] * columns["n"] * columns["k"]
+    share = np.where(wide, theta["forward.4"], theta["forward.2"])
+    share = np.where(computes == OF_IMAGE, theta["of_image"], share)
+    of_weight = np.where(wide, theta["of_weight.4"], theta["of_weight.2"])
+    share = np.where(computes == OF_WEIGHT, of_weight, share)
+    nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
+    memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
+    own_s = overlapped(memory_s, flops / (gpu.fp32 * share))
+    matmuls = np.where(wide, theta["matmuls.4"], theta["matmuls.2"])
+    padded_s = memory_s * theta["padded"] + flops / (gpu.fp32 * matmuls)
+    has_kernel = has_depthwise_kernel(computes, columns["item_bytes"], columns["taps"])
+    seconds: Floats = theta["floor_us"] * 1e-6 + np.where(has_kernel, own_s, padded_s)
+    return seconds

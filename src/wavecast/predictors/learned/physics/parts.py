@@ -13,6 +13,7 @@ from typing import NamedTuple
 from wavecast import ops
 from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.predictors.learned.autotuned import MARK
 from wavecast.predictors.learned.gpus import CODES
 from wavecast.predictors.learned.physics import fusions, passes
 from wavecast.predictors.learned.physics.columns import (
@@ -251,7 +252,14 @@ def _convolution(
         channels_last=channels_last,
         benchmarked=bool(op.attr("benchmark", False)),
     )
-    return Part("depthwise" if convolution.depthwise(op) else "convolution", row)
+    return Part(_model_of_convolution(op, weight), row)
+
+
+def _model_of_convolution(op: Op, weight: TensorSpec) -> str:
+    """The model of a convolution; XLA takes other depthwise kernels of cuDNN than torch does."""
+    if not convolution.depthwise(op):
+        return "convolution"
+    return "xla_depthwise" if op.attr(MARK, False) and len(weight.shape) == 4 else "depthwise"
 
 
 # Attention and recurrent layers.
