@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 Generator = Callable[[Path], None]
@@ -134,14 +135,13 @@ def language_model(folder: Path) -> None:
 def litgpt_checkpoint(folder: Path) -> None:
     """Write a checkpoint of litgpt with a tokenizer, instructions, and texts."""
     import torch
-    from litgpt import GPT, Config
-    from litgpt.utils import save_config
 
+    litgpt = importlib.import_module("litgpt")
     language_model(folder)
-    config = Config.from_name("pythia-14m")
+    config = litgpt.Config.from_name("pythia-14m")
     _copy_tokenizer(folder, folder / "checkpoint")
-    torch.save(GPT(config).state_dict(), folder / "checkpoint" / "lit_model.pth")
-    save_config(config, folder / "checkpoint")
+    torch.save(litgpt.GPT(config).state_dict(), folder / "checkpoint" / "lit_model.pth")
+    importlib.import_module("litgpt.utils").save_config(config, folder / "checkpoint")
     task = {"instruction": _SENTENCE, "input": "", "output": _SENTENCE * 4}
     (folder / "data.json").write_text(json.dumps([task] * 200))
     for index in range(4):
@@ -161,6 +161,6 @@ def _copy_tokenizer(folder: Path, target: Path) -> None:
         (target / name).write_text((folder / "model" / name).read_text())
 
 
-def _rows(path: Path, row: dict[str, object], count: int = 400) -> None:
+def _rows(path: Path, row: Mapping[str, object], count: int = 400) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(f"{json.dumps(row)}\n" for _ in range(count)))

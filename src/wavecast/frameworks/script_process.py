@@ -259,7 +259,9 @@ class _Run:
         return f"; it had printed: {lines}" if lines else ""
 
     def _hear(self) -> None:
-        data = self._control.recv(1 << 16)
+        data = b""
+        with suppress(ConnectionResetError):
+            data = self._control.recv(1 << 16)
         if not data:
             raise CaptureError("the process that runs scripts has ended; run the script again")
         self._heard_s = time.monotonic()
