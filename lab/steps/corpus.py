@@ -159,7 +159,7 @@ PYPI = (
     _public(f"{_TRL}/sft.py", f"--dataset_name texts {_TRL_ARGUMENTS}", made.language_model),
     _public(
         f"{_TRL}/sft.py",
-        f"--dataset_name texts {_TRL_ARGUMENTS} --use_peft --lora_target_modules q_proj v_proj",
+        f"--use_peft --lora_target_modules q_proj v_proj --dataset_name texts {_TRL_ARGUMENTS}",
         made.language_model,
     ),
     _public(f"{_TRL}/dpo.py", f"--dataset_name pairs {_TRL_ARGUMENTS}", made.language_model),
@@ -194,6 +194,7 @@ PYPI = (
     _of_labml("transformers/rope/experiment"),
     _of_labml("transformers/alibi/experiment"),
     _of_labml("transformers/hour_glass/experiment"),
+    _of_labml("adaptive_computation/ponder_net/experiment"),
     _of_labml("hypernetworks/experiment"),
 )
 """Scripts of packages, each unpacked in a folder of its name and version. docs/appendix/scripts.md

@@ -96,7 +96,6 @@ def _scratch() -> Iterator[Path]:
     """The folder that a script may write to, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="wavecast-")).resolve()
     try:
-        (folder / "result").mkdir()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -145,6 +144,8 @@ class _Worker:
         self, request: ScriptRequest, scratch: Path, progress: Callable[[int], None] | None
     ) -> ScriptRun | Failure:
         """What a script's process leaves."""
+        shutil.rmtree(scratch / "result", ignore_errors=True)  # that of an earlier run
+        (scratch / "result").mkdir()
         self._send(request, scratch)
         run = _Run(self._control, self._output, request, progress)
         try:

@@ -15,7 +15,7 @@ def after_import(name: str, then: Callable[[Any], None]) -> Iterator[None]:
     """Call a function with a module: at once if it is imported, or when the block imports it."""
     if name in sys.modules:
         then(sys.modules[name])
-    finder = _Finder(name, then)
+    finder = _AfterImport(name, then)
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -23,7 +23,7 @@ def after_import(name: str, then: Callable[[Any], None]) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _AfterImport(importlib.abc.MetaPathFinder):
     """Finds one module, and calls a function with it once it has run."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
