@@ -33,6 +33,7 @@ from wavecast.frameworks.script_results import (
     COMPILES,
     INTERRUPTED,
     STOP,
+    UNCOMPILED,
     Failure,
     read_result,
 )
@@ -78,10 +79,13 @@ def run_in_process(
         try:
             with stages.stage("importing torch"):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
-                if isinstance(result, Failure) and result.kind == COMPILES:
+                while isinstance(result, Failure) and result.kind in (COMPILES, UNCOMPILED):
                     # In a new process: libraries register their ops once, or crash.
-                    again = replace(request, options=request.options | {"compiles": True})
-                    result = worker.run(again, scratch, progress)
+                    change = {"compiles": True, "uncompiled": ""}
+                    if result.kind == UNCOMPILED:
+                        change["uncompiled"] = result.message
+                    request = replace(request, options=request.options | change)
+                    result = worker.run(request, scratch, progress)
             plan_store.adopt(scratch / "plans", plan_store.script_folder(request.program[0]))
         except BaseException:
             worker.end()

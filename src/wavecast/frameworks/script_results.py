@@ -34,6 +34,8 @@ INTERRUPTED = "interrupted"
 
 COMPILES = "compiles"
 """The kind of failure of a script that was followed without a compiler, and needs one."""
+UNCOMPILED = "uncompiled"
+"""The kind of failure of a script on which torch's compiler failed; the message says how."""
 
 
 class ScriptError(Exception):
@@ -45,7 +47,7 @@ class Failure:
     """An error in the process of a script."""
 
     kind: str
-    """The name of one of Wavecast's errors, or `INTERRUPTED` or `COMPILES`."""
+    """The name of one of Wavecast's errors, or one of the kinds above."""
     message: str
     traceback: str = ""
     """The script's own traceback, as Python would print it."""

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,9 @@ from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
+    NotFollowed,
     compiler_for,
-    followed,
+    why_not_followed,
     with_notes,
 )
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
@@ -70,6 +70,7 @@ def run(
     lines: bool = False,
     loader: bool = False,
     compiles: bool = False,
+    uncompiled: str = "",
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -88,9 +89,11 @@ def run(
         lines: whether to name the line of code of every op.
         loader: whether to time its data loader apart.
         compiles: whether a library that it uses is known to compile code.
+        uncompiled: why to follow it without a compiler, although it compiles.
 
     Raises:
         CompilesCode: a library compiles code, which was not known.
+        NotFollowed: torch's compiler failed on it.
     """
     program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
@@ -111,11 +114,19 @@ def run(
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks, loader)
 
-    if not (compiles or program.mentions("compile") or "compile" in changes):
+    if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
         return attempt(None, stops=True)
+    if uncompiled:
+        done = attempt(None, stops=False)
+        return replace(done, trace=with_notes(done.trace, None, uncompiled))
     compiler, reason = compiler_for(gpu, capability, compiled=False)
-    done, why = followed(partial(attempt, stops=False), compiler)
-    return replace(done, trace=with_notes(done.trace, None if why else compiler, why or reason))
+    try:
+        done = attempt(compiler, stops=False)
+    except Exception as error:
+        if why := why_not_followed(error, compiler):
+            raise NotFollowed(why) from error
+        raise
+    return replace(done, trace=with_notes(done.trace, compiler, reason))
 
 
 def _repeat(
