@@ -67,8 +67,9 @@ def scripts() -> Iterator[TimedScript]:
     for name, row in _read("unchanged_predictions.csv").items():
         found = measured.get(name, {}).get("measured_s")
         if found and row["predicted_s"]:
-            times = (float(row[key] or 0) for key in ("predicted_s", "low_s", "high_s"))
-            yield TimedScript(name, float(found), *times, float(again[name]["predicted_s"]))
+            predicted, *ends = (float(row[key] or 0) for key in ("predicted_s", "low_s", "high_s"))
+            later = float(again[name]["predicted_s"])
+            yield TimedScript(name, float(found), predicted, ends[0], ends[1], later)
 
 
 def table() -> Iterator[str]:

@@ -130,7 +130,6 @@ PYPI = (
     _public("PyPI/mingru_pytorch-0.2.1/train.py", data=made.encyclopedia),
     _public("PyPI/mingru_pytorch-0.2.1/train_hybrid.py", data=made.encyclopedia),
     _public("PyPI/infini_transformer_pytorch-0.2.1/train.py", data=made.encyclopedia),
-    _public("PyPI/ngpt_pytorch-0.2.16/train.py", data=made.encyclopedia),
     _public("PyPI/native_sparse_attention_pytorch-0.2.3/train.py", data=made.encyclopedia),
     _public(f"{_IGNITE}/mnist/mnist.py", data=made.digits),
     _public(f"{_IGNITE}/mnist/mnist_save_resume_engine.py", data=made.digits),
@@ -155,7 +154,6 @@ PYPI = (
     _public(f"{_SPIKING}/a2c.py"),
     _public("PyPI/cleanrl-1.2.0/cleanrl/ppo.py"),
     _public("PyPI/cleanrl-1.2.0/cleanrl/dqn.py"),
-    _public("PyPI/cleanrl-1.2.0/cleanrl/c51.py"),
     _public(f"{_TRL}/sft.py", f"--dataset_name texts {_TRL_ARGUMENTS}", made.language_model),
     _public(
         f"{_TRL}/sft.py",
@@ -194,6 +192,9 @@ PYPI = (
     _of_labml("transformers/rope/experiment"),
     _of_labml("transformers/alibi/experiment"),
     _of_labml("transformers/hour_glass/experiment"),
+    _of_labml("transformers/aft/experiment"),
+    _of_labml("transformers/gmlp/experiment"),
+    _of_labml("transformers/mlm/experiment"),
     _of_labml("adaptive_computation/ponder_net/experiment"),
     _of_labml("hypernetworks/experiment"),
 )
