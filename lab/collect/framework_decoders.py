@@ -24,15 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
+from lab.steps.framework_cases import HABITS, decoder_step
 
-SIZES = {"1B": (16, 2048, 8192, 131_072), "8B": (8, 4096, 14_336, 131_072)}
-"""Layers, hidden and inner sizes, vocabulary. Of the larger model, a quarter of its layers."""
-HABITS: dict[str, dict[str, bool]] = {
-    "plain": {"functions": False, "copies": False, "own_loss": False, "lengths": False},
-    "functions": {"functions": True, "copies": False, "own_loss": False, "lengths": False},
-    "copies": {"functions": True, "copies": True, "own_loss": False, "lengths": True},
-    "all": {"functions": True, "copies": True, "own_loss": True, "lengths": True},
-}
 CASES = [
     (habits, size, ranks, seq)
     for seq, shapes in ((256, (("1B", 1), ("1B", 8), ("8B", 8))), (4096, (("1B", 1), ("8B", 8))))
@@ -60,7 +53,7 @@ def sustained(out: Path) -> None:
     found["matmul"] = _windows(lambda: given[0] @ given[1])
     out.write_text(json.dumps(found, indent=1), encoding="utf-8")
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    step = _step("all", "1B", 1, 4096)
+    step = decoder_step(HABITS["all"], "1B", 1, 4096)()
     found["step_bursts_s"] = []
     for _ in range(6):
         time.sleep(0.5)
@@ -121,7 +114,7 @@ def run(out: Path, limit_s: float) -> None:
         row: dict[str, Any] = {"habits": habits, "model": size, "tensor": ranks, "seq": seq}
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
         try:
-            row |= _timed(_step(habits, size, ranks, seq))
+            row |= _timed(decoder_step(HABITS[habits], size, ranks, seq)())
         except Exception as error:
             row["error"] = f"{type(error).__name__}: {error}"[:500]
         finally:
@@ -132,37 +125,6 @@ def run(out: Path, limit_s: float) -> None:
         found = {"torch": torch.__version__, "device": torch.cuda.get_device_name(), "cases": rows}
         out.write_text(json.dumps(found, indent=1), encoding="utf-8")
         print(*row.values(), flush=True)
-
-
-def _step(habits: str, size: str, ranks: int, seq: int) -> Callable[[], None]:
-    import torch
-
-    from lab.steps.framework_decoder import DecoderHabits, FrameworkDecoder
-
-    layers, hidden, ffn, vocab = SIZES[size]
-    with torch.device("cuda"):
-        model = FrameworkDecoder(
-            layers, hidden, ffn, vocab, seq, ranks, DecoderHabits(**HABITS[habits])
-        )
-        model = model.to(torch.bfloat16)
-        model.cos, model.sin = model.cos.float(), model.sin.float()
-        tokens = torch.randint(0, vocab // ranks, (1, seq))
-        mask = torch.ones((1, seq), dtype=torch.bool)
-        sums = {
-            weight: torch.zeros_like(weight, dtype=torch.float32) for weight in model.parameters()
-        }
-
-    def widen(weight: Any) -> None:
-        sums[weight].add_(weight.grad)
-        weight.grad = None
-
-    for weight in sums:
-        weight.register_post_accumulate_grad_hook(widen)
-
-    def step() -> None:
-        model(tokens, tokens, mask).backward()
-
-    return step
 
 
 def _timed(step: Callable[[], None]) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class Sizes:
     fused_attention: bool
     gpu: str
     """The GPU for whose attention kernels it is traced."""
+    joint: bool = False
+    """Whether one matmul gives queries, keys and values, and one both inputs of the gate."""
     options: tuple[tuple[str, Any], ...] = ()
     """Further options of the decoder: of a mixture of experts, or of adapters."""
 
@@ -188,6 +190,7 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         recompute=_recompute(row),
         fused_attention=bool(row["flash_attention"]),
         gpu=gpu.id,
+        joint=str(row["framework"]).startswith("nanotron"),
         options=options,
     )
 
@@ -210,7 +213,8 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
     """How the framework runs the step.
 
     Megatron-Core and compiled models fuse gates and rotary positions, nanotron and InternEvo only
-    the latter. Transformer Engine's matmuls add gradients to their sums, and it takes cuDNN's
+    the latter; nanotron's norms and rotary positions are Triton kernels in autograd functions.
+    Transformer Engine's matmuls add gradients to their sums, and it takes cuDNN's
     attention on Hopper and later; the others have FlashAttention 2.
     """
     engine, framework = _on_transformer_engine(row), str(row["framework"])
@@ -225,6 +229,7 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_gates": nemo if is_mixture(row) else fuses,
         "fused_experts": nemo,
         "fused_accumulation": engine and kind_of(row) == "dense",
+        "triton_functions": framework.startswith("nanotron"),
         "dispatch_once": bridge and (row["ep"] or 1) > 1,
         "sequence_first": not fused,
         "reentrant": not framework.startswith(_HOOKED),
@@ -309,6 +314,7 @@ def traced(sizes: Sizes) -> Trace:
         fused_attention=sizes.fused_attention,
         tied=not sizes.gated,
         dropout=0.0 if sizes.fused_attention else 0.1,  # Megatron's default
+        joint=sizes.joint,
         **dict(sizes.options),
     )
     trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)

@@ -60,5 +60,6 @@ def _options(sizes: Sizes) -> list[str]:
     if sizes.recompute != "none":
         given["recompute"] = sizes.recompute
     switches = ["--unfused-attention"] * (not sizes.fused_attention)
+    switches += ["--joint"] * sizes.joint
     switches += ["--untied"] * (sizes.gated and not more.get("experts"))
     return [*(f"--{name} {value}" for name, value in given.items()), *switches]

@@ -2,7 +2,8 @@
 
     python -m lab score recipes [--predict]
 
-Compares the steps of four recipes with measurements/h200/recipes.json (`lab collect recipes`).
+Compares the steps of four recipes with measurements/h200/recipes.json (`lab collect recipes`),
+prints the table and writes it into docs/appendix/choices.md.
 `--predict` writes measurements/h200/recipes_predicted.json instead, as was done before they were
 measured. The questions, each for our GPU alone:
 
@@ -23,10 +24,12 @@ from lab import needs
 from lab.collect.recipes import RECIPES, MeasuredRecipe
 from lab.markdown import heading
 from lab.places import H200
+from lab.score import pages
 from wavecast.frameworks.step_source import captured
 from wavecast.hardware.devices import device
 
 GPU = "h200-sxm"
+PAGE = pages.APPENDIX / "choices.md"
 PREDICTED, MEASURED = H200 / "recipes_predicted.json", H200 / "recipes.json"
 
 
@@ -65,11 +68,13 @@ def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[s
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the table, or write the predictions."""
+    """Print and write the table, or write the predictions."""
     parser = needs.parser(__doc__)
     parser.add_argument("--predict", action="store_true", help="write the predictions")
     if parser.parse_args(given).predict:
         rows = {name: predicted(recipe) for name, recipe in RECIPES.items()}
         PREDICTED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         return
-    print("\n".join(lines()))
+    table = "\n".join(lines())
+    print(table)
+    pages.write(PAGE, "begin: python -m lab score recipes", table)

@@ -72,6 +72,38 @@ def test_full_recomputation_repeats_the_blocks() -> None:
     assert not any(name in ("SizedDecoder.words", "SizedDecoder.norm") for name in modules)
 
 
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_joint_matmuls_compute_the_same(kv_heads: int) -> None:
+    sizes: dict[str, Any] = {**SMALL, "kv_heads": kv_heads, "ffn": 48, "device": "cpu"}
+    apart, joint = (llama(2, "fp32", **sizes, joint=on).model for on in (False, True))
+    weights = dict(apart.named_parameters())
+    with torch.no_grad():
+        for name, weight in joint.named_parameters():
+            weight.copy_(_joined(name, weights, kv_heads))
+    tokens = torch.arange(2 * SMALL["seq"]).view(2, -1) % SMALL["vocab"]
+    assert torch.allclose(joint(tokens), apart(tokens), atol=1e-5)
+
+
+def _joined(name: str, weights: dict[str, torch.Tensor], kv_heads: int) -> torch.Tensor:
+    """The weight of a joint layer: by groups of heads, or the gate's two inputs in turn."""
+    if "query_key_value" in name:
+        own = [weights[name.replace("query_key_value", k)] for k in ("query", "key", "value")]
+        return torch.cat([weight.unflatten(0, (kv_heads, -1)) for weight in own], 1).flatten(0, 1)
+    if "gate_up" in name:
+        return torch.cat([weights[name.replace("gate_up", k)] for k in ("gate", "up")])
+    return weights[name]
+
+
+def test_joint_matmuls_copy_what_they_give() -> None:
+    apart, joint = (_traced(llama, kv_heads=4, ffn=48, joint=on) for on in (False, True))
+
+    def copies(step: Trace) -> int:
+        forward = [call.op.base for call in step if call.phase is Phase.FORWARD]
+        return forward.count("aten.clone")
+
+    assert copies(joint) - copies(apart) == 2 * SMALL["layers"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -79,6 +111,7 @@ def test_full_recomputation_repeats_the_blocks() -> None:
         ({"recompute": "some"}, "one of none, selective, alternate, full"),
         ({"weights": "fp16"}, "need matmuls in the same precision"),
         ({"layers": 0}, "layers must be at least 1"),
+        ({"joint": True}, "joint is for llama's attention"),
     ],
 )
 def test_bad_sizes_are_refused(options: dict[str, Any], message: str) -> None:

@@ -77,6 +77,8 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
         chosen |= {"fused_attention": False, "dropout": _DROPOUT}
     if options.untied:
         chosen["tied"] = False
+    if options.joint:
+        chosen["joint"] = True
     if options.targets is not None:
         chosen["adapted"] = tuple(options.targets.split(","))
 

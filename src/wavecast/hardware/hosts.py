@@ -237,7 +237,7 @@ def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
         return
     is_list = ops.kind(op) is Kind.OPTIMIZER
     name = _BY_PHASE.get(phase, "other_s" if is_list else "forward_s")
-    more = IN_PYTHON.get(op.base, 0.0)
+    more = IN_PYTHON.get(op.base, 0.0) + (IN_FUNCTION if op.attr(FUNCTION, False) else 0.0)
     yield name, 1 + (more if name == "forward_s" else 0.0)
     if more and name != "forward_s":
         yield "forward_s", more
@@ -276,6 +276,14 @@ IN_PYTHON = {
 checks and calls through ctypes. From the host's times in the recorded steps `eight-bit` and
 `llama-qlora-checkpointing` (measurements/h200/traces/huggingface.npz), on a host that needs 1.34
 times the reference's time for the ops of `llama-lora`. A matmul in 4 bits took 0.21 ms."""
+
+FUNCTION = "in_function"
+"""The attribute of an op that is a Triton kernel, launched by an autograd function in Python."""
+IN_FUNCTION = 8.7
+"""What such a function adds to an op, as a number of forward ops: the function itself, its results
+and Triton's launch. The median of nine differences between decoders with and without such norms and
+rotary positions (measurements/h200/framework_decoders.json), which are noisy: 152 us for each
+function, of -36 to 259 us; the difference of the plain ops that they replace is added."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 """Seconds that the GPU idles between two kernels of a CUDA graph."""

@@ -18,6 +18,7 @@ HABITS = (
     "fused_gates",
     "fused_experts",
     "fused_accumulation",
+    "triton_functions",
     "dispatch_once",
     "sequence_first",
     "flash_attention",
@@ -99,6 +100,9 @@ class Parallel(Shown):
     fused_accumulation: bool = False
     """Whether matmuls add gradients to their float32 sums themselves (Megatron's
     `gradient_accumulation_fusion`)."""
+    triton_functions: bool = False
+    """Whether norms, and rotary positions that are one kernel, are Triton kernels in autograd
+    functions (nanotron). The host takes longer for each of them."""
     dispatch_once: bool = False
     """Whether a token is sent once to each rank, or machine, that has several of its experts
     (DeepEP, HybridEP)."""

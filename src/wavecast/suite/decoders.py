@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 
 from wavecast.errors import InvalidInput
 from wavecast.suite.adapters import ADAPTED, adapt
-from wavecast.suite.feed_forward import GatedLayers, PlainLayers
+from wavecast.suite.feed_forward import GatedLayers, JointLayers, PlainLayers
 from wavecast.suite.latent_attention import LatentAttention, LatentShape
 from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
 from wavecast.suite.mixtures import MixtureLayers, MixtureShape
@@ -58,6 +58,9 @@ class DecoderShape:
     """The experts of each block. None for an ordinary feed-forward network."""
     latent: LatentShape | None = None
     """The ranks of DeepSeek's attention. None for ordinary attention."""
+    joint: bool = False
+    """Whether Llama's queries, keys and values come from one matmul and are copied from its result,
+    and both inputs of the gate come from another."""
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "head_size"):
@@ -70,6 +73,11 @@ class DecoderShape:
             )
         if self.mixture and not self.gated:
             raise InvalidInput("experts have a gate; they are for llama's blocks, not for gpt's")
+        if self.joint and (not self.gated or self.latent):
+            raise InvalidInput(
+                "joint is for llama's attention: gpt's has one matmul for queries, keys and values "
+                "anyway, and attention of low rank cannot have one; leave it out"
+            )
 
 
 def _step(
@@ -100,27 +108,27 @@ def _step(
     q_rank: int = 0,
     lora: int = 0,
     adapted: Collection[str] = ADAPTED,
+    joint: bool = False,
     learning_rate: float = 3e-4,
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next tokens.
 
     Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`, and
-    without `head_size` the heads divide `hidden`. If `weights` is not "fp32", weights are stored
-    so, and the optimizer has float32 copies. `recompute` is one of `RECOMPUTE`. Without
-    `fused_attention`, scores are written to memory, and the share `dropout` of them is dropped.
-    `gated` stands for Llama's block in place of GPT's. `experts` of inner width `ffn` make a
-    mixture, `top_k` for each token, beside `shared_experts` for all tokens; the first
-    `dense_layers` have none. With `kv_rank`, attention is DeepSeek's, with low ranks of keys and
-    values and, if `q_rank` is given, of queries. With `lora`, only adapters of that rank train, of
-    the layers whose names are `adapted`.
+    without `head_size` the heads divide `hidden`. `weights` in 16 bits have float32 copies in the
+    optimizer. `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to
+    memory, and the share `dropout` of them is dropped. `gated` is Llama's block, not GPT's.
+    `experts` of width `ffn` make a mixture, `top_k` for each token, beside `shared_experts` for
+    all; the first `dense_layers` have none. With `kv_rank`, and `q_rank` for queries, attention is
+    DeepSeek's. With `joint`, one matmul gives queries, keys and values, and one both inputs of the
+    gate. With `lora`, only adapters of that rank train, of the layers that `adapted` names.
     """
     _check(recompute, weights, precision)
-    kv_heads, ffn = kv_heads or heads, ffn or 4 * hidden
-    size = head_size or _divided(hidden, heads)
-    mix = _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn)
-    latent = LatentShape(kv_rank, q_rank) if kv_rank else None
     sizes = DecoderShape(
-        layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, dropout, size, mix, latent
+        *(layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied),
+        *(dropout, head_size or _divided(hidden, heads)),
+        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
+        LatentShape(kv_rank, q_rank) if kv_rank else None,
+        joint,
     )
     with torch.device(device):
         model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
@@ -273,7 +281,7 @@ def _feed_forward(sizes: DecoderShape, layer: int) -> nn.Module:
     if not sizes.gated:
         return PlainLayers(sizes.hidden, sizes.ffn)
     if sizes.mixture is None:
-        return GatedLayers(sizes.hidden, sizes.ffn)
+        return (JointLayers if sizes.joint else GatedLayers)(sizes.hidden, sizes.ffn)
     if layer < sizes.mixture.dense_layers:
         return GatedLayers(sizes.hidden, sizes.mixture.dense_width(sizes.ffn))
     return MixtureLayers(sizes.mixture, sizes.hidden, sizes.ffn)
@@ -288,11 +296,12 @@ class DecoderAttention(nn.Module):
         self.heads, self.kv_heads = sizes.heads, sizes.kv_heads
         self.fused, self.scores_again = fused, scores_again and not fused
         self.dropout = sizes.dropout
-        self.joint = not sizes.gated and sizes.kv_heads == sizes.heads
+        self.copied = sizes.joint and sizes.gated
+        self.joint = self.copied or (sizes.kv_heads == sizes.heads and not sizes.gated)
         bias, narrow = not sizes.gated, sizes.kv_heads * self.size
         wide = sizes.heads * self.size
         if self.joint:
-            self.query_key_value = nn.Linear(sizes.hidden, 3 * wide, bias=bias)
+            self.query_key_value = nn.Linear(sizes.hidden, wide + 2 * narrow, bias=bias)
         else:
             self.query = nn.Linear(sizes.hidden, wide, bias=bias)
             self.key = nn.Linear(sizes.hidden, narrow, bias=bias)
@@ -303,12 +312,30 @@ class DecoderAttention(nn.Module):
 
     def _parts(self, x: Tensor) -> list[Tensor]:
         """Queries, keys and values, (batch, heads, sequence, size) each."""
-        if self.joint:
+        if self.copied:
+            parts = self._copied(self.query_key_value(x))
+        elif self.joint:
             parts = self.query_key_value(x).unflatten(-1, (self.heads, -1)).chunk(3, dim=-1)
         else:
             layers = (self.query, self.key, self.value)
             parts = tuple(layer(x).unflatten(-1, (-1, self.size)) for layer in layers)
         return [part.transpose(1, 2) for part in parts]
+
+    def _copied(self, joint: Tensor) -> tuple[Tensor, ...]:
+        """Queries, keys and values, (batch, sequence, heads, size) each, as nanotron copies them.
+
+        All three are copied from the result of the matmul, which has the queries, the key and the
+        value of each group beside each other. Keys and values are then copied twice more, to lie
+        as attention for sequences of several lengths reads them.
+        """
+        groups = joint.unflatten(-1, (self.kv_heads, -1, self.size))
+        if self.kv_heads == self.heads:
+            query, key, value = groups.permute(3, 0, 1, 2, 4).contiguous().unbind()
+        else:
+            query = groups[:, :, :, :-2].flatten(2, 3)
+            key, value = (groups[:, :, :, at].contiguous() for at in (-2, -1))
+        pair = torch.cat((key.unsqueeze(0), value.unsqueeze(0))).permute(1, 2, 3, 0, 4).contiguous()
+        return query, *pair.unbind(3)
 
     def forward(self, x: Tensor, turn: Turn) -> Tensor:
         """(batch, sequence, width) -> the same."""

@@ -50,3 +50,17 @@ class JointGate(nn.Module):
         """SiLU of one half of the last dimension times the other."""
         gate, up = both.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+
+class JointLayers(nn.Module):
+    """Llama's feed-forward network, where one matmul computes both inputs of the gate."""
+
+    def __init__(self, hidden: int, ffn: int) -> None:
+        super().__init__()
+        self.gate_up = nn.Linear(hidden, 2 * ffn, bias=False)
+        self.activation = JointGate()
+        self.down = nn.Linear(ffn, hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, sequence, width) -> the same."""
+        return self.down(self.activation(self.gate_up(x)))

@@ -280,6 +280,12 @@ def test_facts_that_a_device_lacks_are_said_to_be_assumed() -> None:
     assert said == "its number of SMs is not known, so that no op model can be used"
 
 
+def test_gpus_of_another_vendor_are_said_not_to_be_verified() -> None:
+    assert LEARNED.assumptions(device("mi300x")) == (
+        "not verified: no op of AMD's GPUs is in the fit",
+    )
+
+
 def test_terms_of_a_generation_count_on_chips_without_trees() -> None:
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
     told = dataclasses.replace(

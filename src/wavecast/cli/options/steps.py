@@ -102,6 +102,8 @@ model_options = option_group(
         "unfused_attention": "Decoders: attention that writes its scores to memory, with dropout, "
         "as before FlashAttention.",
         "untied": "Decoders: an output layer with a weight of its own.",
+        "joint": "llama: one matmul for queries, keys and values, which are copied from it, and "
+        "one for both inputs of the gate, as in nanotron.",
         "layers": "Decoders: the number of blocks.",
         "hidden": "Decoders: the width of the model.",
         "heads": "Decoders: the heads of attention.",

@@ -6,6 +6,7 @@ from wavecast.hardware.devices import device
 from wavecast.parallel.habits.accumulation import with_fused_accumulation
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
+from wavecast.parallel.habits.functions import with_norms_in_functions
 from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
 from wavecast.parallel.habits.layout import with_sequence_first
 from wavecast.parallel.habits.overlap import with_overlap
@@ -39,7 +40,10 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
         trace = with_fp8(trace)
     for kernel in (ROTARY, GATES, EXPERTS):
         if getattr(strategy, kernel.option):
-            trace = with_fused(trace, kernel)
+            in_function = kernel is ROTARY and strategy.triton_functions
+            trace = with_fused(trace, kernel, in_function=in_function)
+    if strategy.triton_functions:
+        trace = with_norms_in_functions(trace)
     if strategy.fused_accumulation:
         trace = with_fused_accumulation(trace)
     if strategy.dispatch_once:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.hardware.hosts import FUNCTION
 from wavecast.parallel.editing import flat
 from wavecast.parallel.habits.flow import ACTIVATIONS, Flow
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import recomputed
-from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec, Trace
 
 _FLOATS = {"float16", "bfloat16", "float32"}
 
@@ -69,8 +70,13 @@ EXPERTS = FusionRule(
 )
 
 
-def with_fused(trace: Trace, kernel: FusionRule) -> Trace:
+def with_fused(trace: Trace, kernel: FusionRule, *, in_function: bool = False) -> Trace:
     """A rank's step in which each group of ops of one kind is one kernel.
+
+    Args:
+        trace: the step of a rank.
+        kernel: the kind of kernel.
+        in_function: whether Python launches the kernel, in an autograd function.
 
     Raises:
         InvalidInput: the step has no such group.
@@ -83,7 +89,7 @@ def with_fused(trace: Trace, kernel: FusionRule) -> Trace:
             f"{kernel.option} runs {kernel.what} as one kernel each, and the blocks of the step "
             "have none that it recognises; leave it out"
         )
-    return _Fusing(flow, groups).trace()
+    return _Fusing(flow, groups, ((FUNCTION, True),) if in_function else ()).trace()
 
 
 def _is_kernel(flow: Flow, kernel: FusionRule, group: Sequence[int]) -> bool:
@@ -154,8 +160,11 @@ def _connected(flow: Flow, run: Sequence[int]) -> list[list[int]]:
 class _Fusing:
     """The replacement of groups of calls by one call each."""
 
-    def __init__(self, flow: Flow, groups: Sequence[list[int]]) -> None:
+    def __init__(
+        self, flow: Flow, groups: Sequence[list[int]], attrs: tuple[tuple[str, Scalar], ...]
+    ) -> None:
         self._flow = flow
+        self._attrs = attrs
         self._groups = groups
         self._group_of = {position: g for g, own in enumerate(groups) for position in own}
         self._modules = {flow.trace.calls[p].module for p in self._group_of}
@@ -183,7 +192,7 @@ class _Fusing:
             inputs, outputs = self._inputs(group), self._outputs(group)
             last = trace.calls[group[-1]]
             read, written = (tuple(self._specs[v] for v in some) for some in (inputs, outputs))
-            op = Op("aten.mul.Tensor", _in_one_type(read), written)
+            op = Op("aten.mul.Tensor", _in_one_type(read), written, self._attrs)
             call = Call(op, last.phase, last.module, reads=tuple(inputs), writes=tuple(outputs))
             edit.remove(group)
             edit.insert(self._place(group, inputs), [call])

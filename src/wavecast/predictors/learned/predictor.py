@@ -122,8 +122,11 @@ class Learned(Predictor):
         return Familiarity.FOREIGN
 
     def assumptions(self, device: Device) -> tuple[str, ...]:
-        """The facts that the device's file lacks, and what was assumed instead."""
-        return assumed_facts(device)
+        """What was assumed where the device's file lacks facts, and whether its vendor was seen."""
+        assumed = assumed_facts(device)
+        if self.familiarity(device) is Familiarity.FOREIGN:
+            return (*assumed, f"not verified: no op of {device.vendor}'s GPUs is in the fit")
+        return assumed
 
     def gpu(self, device: Device) -> GpuFacts | None:
         """The numbers of a GPU, with measured rates if it was calibrated; None if unknown."""

@@ -23,7 +23,7 @@ CACHES = ("dynamic", "static")
 from the start, as compiled code and CUDA graphs need it."""
 QUANTIZED = ("int8", "nf4")
 """How weights of linear layers can be stored for inference: in 8 or in 4 bits, by bitsandbytes."""
-DECODER_WAYS = ("recompute", "unfused_attention", "untied")
+DECODER_WAYS = ("recompute", "unfused_attention", "untied", "joint")
 """How a decoder of any size is trained, beside its sizes."""
 
 
@@ -62,6 +62,9 @@ class ModelOptions:
     """Whether a decoder's attention writes its scores to memory and drops a tenth of them."""
     untied: bool = False
     """Whether a decoder's output layer has a weight of its own."""
+    joint: bool = False
+    """Whether one matmul of `llama` gives queries, keys and values, which are copied from its
+    result, and one both inputs of the gate."""
     layers: int | None = None
     """The blocks of a decoder of any size (`gpt`, `llama`, `mixtral`). None for its default."""
     hidden: int | None = None
