@@ -88,12 +88,8 @@ def run(
         changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
         lines: whether to name the line of code of every op.
         loader: whether to time its data loader apart.
-        compiles: whether a library that it uses is known to compile code.
-        uncompiled: why to follow it without a compiler, although it compiles.
-
-    Raises:
-        CompilesCode: a library compiles code, which was not known.
-        NotFollowed: torch's compiler failed on it.
+        compiles: whether a library is known to compile code; `CompilesCode` is raised otherwise.
+        uncompiled: why to do without a compiler: the text of the `NotFollowed` that was raised.
     """
     program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
@@ -115,13 +111,22 @@ def run(
         return _result(program, loop, capability, samples, ranks, loader)
 
     if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
-        return attempt(None, stops=True)
-    if uncompiled:
-        done = attempt(None, stops=False)
-        return replace(done, trace=with_notes(done.trace, None, uncompiled))
-    compiler, reason = compiler_for(gpu, capability, compiled=False)
+        return attempt(None, True)
+    return _with_compiler(attempt, gpu, capability, uncompiled)
+
+
+def _with_compiler(
+    attempt: Callable[[StepCompiler | None, bool], ScriptRun],
+    gpu: Device | None,
+    capability: tuple[int, int],
+    uncompiled: str,
+) -> ScriptRun:
+    """What a script that compiles code gives; without a compiler if `uncompiled` says why."""
+    compiler, reason = None, uncompiled
+    if not uncompiled:
+        compiler, reason = compiler_for(gpu, capability, compiled=False)
     try:
-        done = attempt(compiler, stops=False)
+        done = attempt(compiler, False)
     except Exception as error:
         if why := why_not_followed(error, compiler):
             raise NotFollowed(why) from error
