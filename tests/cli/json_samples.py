@@ -42,6 +42,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "predict": (
         "good.json.gz --gpu l4 --gpu mi300x",
         "good.json.gz --gpu l4 --by op",
+        "good.json.gz --gpu l4 --advice",
         "measured.json.gz --gpu l4",
         f"{GPT} --gpu h100-sxm-80gb --parallel data=2",
         "nothing_known.json.gz --gpu l4",

@@ -335,3 +335,22 @@ def test_what_a_step_prints_stays_out_of_the_json(tmp_path: Path) -> None:
     done = run("predict", f"{path}:make_step", "--gpu", "l4", "--json")
     assert json.loads(done.out)["predictions"][0]["gpu"] == "l4"
     assert "loss" in done.err
+
+
+def test_advice_stands_beside_a_prediction(network: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    asked = ("predict", f"{network}:make_step", "--gpu", "l4", "--advice")
+    told = run(*asked, "--html", page)
+    assert told.code == 0, told.err
+    assert "On l4 the step takes" in told.out
+    assert "What does not help here" in page.read_text(encoding="utf-8")
+    found = json.loads(run(*asked, "--json").out)
+    assert {one["name"] for one in found["advice"]["proposals"]} > {"bf16", "fused_optimizer"}
+    assert "compile" not in {one["name"] for one in found["advice"]["proposals"]}
+
+
+def test_advice_is_of_one_gpu_as_advise_gives_it(saved: Path) -> None:
+    several = run("predict", saved, *GPUS, "--advice")
+    assert "--advice is for one GPU, and 3 were named" in several.err
+    spread = run("predict", saved, "--gpu", "l4", "--advice", "--parallel", "data=2")
+    assert "--advice cannot be used with --parallel" in spread.err

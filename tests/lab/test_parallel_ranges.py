@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from lab.fit.parallel_ranges import APART, LEAST, NARROW, RangedStep, fit, read_steps, table
-from wavecast.steps.ranges import shipped_widening
+from wavecast.parallel.strategy import Parallel
+from wavecast.steps.ranges import shipped_widening, widened
 
 END = math.log(1.2)
 
@@ -68,3 +69,11 @@ def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops(layered: bool
     low, high = shipped_widening(layered).widened(0.8, 1.2)
     assert low <= 0.8
     assert high >= 1.2
+
+
+def test_stated_habits_make_ranges_of_layered_steps_narrower() -> None:
+    plain, stated = (Parallel(tensor=2, pipeline=2, triton_functions=on) for on in (False, True))
+    ends = (0.9, 1.1)
+    assert widened(1.0, ends, stated)[1] < widened(1.0, ends, plain)[1]
+    alone = replace(stated, pipeline=1)
+    assert widened(1.0, ends, alone) == widened(1.0, ends, replace(plain, pipeline=1))

@@ -11,6 +11,7 @@ from made import call, mm, relu
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
@@ -183,3 +184,38 @@ def test_a_batch_that_grew_on_one_gpu_is_kept_on_several() -> None:
 def test_a_number_of_steps_has_the_batch_of_the_step() -> None:
     [one] = found(T4, plan={"iterations": 10}, batch=1, is_batch_fixed=False)
     assert one.batch == 1
+
+
+def test_states_that_do_not_fit_are_kept_by_the_host() -> None:
+    def with_states(_: Device, batch: int | None) -> Trace:
+        step = traced(batch or 1)
+        states = Allocation(16 * GIB, None, None, Role.OPTIMIZER_STATE)
+        return replace(step, allocations=(*step.allocations, states))
+
+    wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=1)
+    way = StepSetting("", with_states)
+    [one] = find_candidates((T4,), wanted, (way,), BOOK)
+    assert one.cost is not None
+    assert one.strategy == Parallel(offload="optimizer")
+    [none] = find_candidates((T4,), replace(wanted, offload=False), (way,), BOOK)
+    assert none.reason.startswith("does not fit: needs 1")
+
+
+def test_a_gpu_that_a_setting_does_not_suit_is_not_looked_at_unless_it_was_named() -> None:
+    way = replace(as_it_is(), suits=lambda gpu: gpu.id != "t4")
+    wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=8)
+    small, large = find_candidates((T4, A100), wanted, (way,), BOOK)
+    assert "no units" in small.reason
+    assert large.cost is not None
+    [named] = find_candidates((T4,), replace(wanted, only_priced=False), (way,), BOOK)
+    assert named.cost is not None
+
+
+def test_the_next_offer_is_another_providers() -> None:
+    other = Price("t4", 0.9, "other", "", DAY)
+    book = replace(BOOK, offers=(*BOOK.offers, other))
+    wanted = TrainingQuestion(TrainingPlan(samples=1e6), batch=8)
+    [one] = find_candidates((T4,), wanted, (as_it_is(),), book)
+    assert one.next_offer == other
+    assert one.usd_elsewhere is not None
+    assert one.usd_elsewhere.value == pytest.approx(one.usd.value * 0.9 / 0.5)

@@ -195,4 +195,35 @@ def test_sharded_choices_are_run_by_accelerate_or_torchtitan() -> None:
     [titan] = [line for line in lines if "torchtitan" in line]
     assert "--parallelism.data_parallel_shard_degree 8" in titan
     assert "--activation_checkpoint.mode full" in titan
-    assert lines[-1].endswith("--gpu h100-sxm-80gb --parallel data=8,shard=3")
+    [closer] = [line for line in lines if line.startswith("look closer: ")]
+    assert closer.endswith("--gpu h100-sxm-80gb --parallel data=8,shard=3")
+
+
+def test_a_choice_that_rests_on_one_price_says_so() -> None:
+    bargain, other = candidate("rtx-5090", 100, 1.0), candidate("l4", 300, 1.5)
+    assert bargain.cost is not None
+    assert bargain.cost.offer is not None
+    dear = replace(bargain.cost.offer, provider="dear", usd_per_hour=2.0)
+
+    def told_of(offer: Price | None) -> list[str]:
+        lines = recipe(select([replace(bargain, next_offer=offer), other]), AskedStep())
+        return [line for line in lines if "price" in line and not line.startswith("rent")]
+
+    [line] = told_of(dear)
+    assert line.startswith("the price is one provider's: dear asks 2.00 times as much")
+    assert "; then l4 at any" in line
+    assert told_of(replace(dear, usd_per_hour=1.1)) == []
+    [line] = told_of(None)
+    assert line.startswith("only any is known to offer it")
+    [line] = told_of(replace(dear, usd_per_hour=1.4))
+    assert line.endswith("it would still be the first")
+
+
+def test_an_optimizer_on_the_host_is_run_by_deepspeed() -> None:
+    one = replace(candidate("l4", 100, 1.0), strategy=Parallel(offload="optimizer"), batch=1)
+    asked = AskedStep("hf:llama-3.1-8b", given=frozenset({"bf16"}), has_trainer=True)
+    [run] = [line for line in recipe(select([one]), asked) if line.startswith("run: ")]
+    assert "--use_deepspeed --zero_stage 2 --offload_optimizer_device cpu" in run
+    lines = recipe(select([one]), AskedStep("train.py:make_step"))
+    assert any('"offload_optimizer": {"device": "cpu"' in line for line in lines)
+    assert any("optimizer states on the host" in line for line in lines)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.other_gpus import OtherGpus, other_gpus
 from wavecast.advice.proposals import Proposal, StepAdvice, Use, proposal
 from wavecast.advice.suitability import why_not
 from wavecast.advice.trace_changes import is_read, waiting_lines
@@ -15,7 +16,7 @@ from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
-from wavecast.planning.prices import Price, price
+from wavecast.planning.prices import Price, PriceBook, price
 from wavecast.steps.request import predict
 from wavecast.traces.step import Trace
 
@@ -81,8 +82,19 @@ def advise_on(
     changes: Sequence[str] | None = None,
     host: str | None = None,
     progress: Progress = lambda _: None,
+    book: PriceBook | None = None,
 ) -> StepAdvice:
-    """The advice on a step from its variants. `progress` is told the change that is tried next."""
+    """The advice on a step from its variants.
+
+    Args:
+        variants: the step, and its variants with changes.
+        gpu: the GPU.
+        offer: its cheapest offer. None when unknown.
+        changes: the names of the changes to try. None for all.
+        host: the host that issues the ops, as for `wavecast.predict`.
+        progress: called with the change that is tried next.
+        book: the prices, to look at other GPUs as well. None not to.
+    """
     unknown = sorted(set(changes or ()) - set(CHANGES))
     if unknown:
         raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
@@ -91,7 +103,11 @@ def advise_on(
     tried = [name for name in wanted if name not in variants.unsuitable]
     singles = tuple(search.single(name) for name in tried)
     together = search.together(singles)
-    return StepAdvice(variants.name, search.before, singles, together, offer)
+    elsewhere: list[OtherGpus] = []
+    if book is not None:
+        progress("other GPUs")
+        elsewhere = other_gpus(search.before, book, host)
+    return StepAdvice(variants.name, search.before, singles, together, offer, tuple(elsewhere))
 
 
 @dataclass

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wavecast.advice.catalogue import CHANGES, StepChange
+from wavecast.advice.other_gpus import OtherGpus
 from wavecast.planning.prices import Price
 from wavecast.showing import Shown
 from wavecast.steps.prediction import Prediction
@@ -178,6 +179,8 @@ class StepAdvice(Shown):
     """The changes that help together, traced and predicted as one. None if none helps."""
     offer: Price | None = None
     """The cheapest offer of the GPU. None when unknown."""
+    elsewhere: tuple[OtherGpus, ...] = ()
+    """The step on other GPUs and on several of the same, where that was asked for."""
 
     @property
     def faster(self) -> tuple[Proposal, ...]:

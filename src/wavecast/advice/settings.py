@@ -86,6 +86,13 @@ class StepSettings:
         return self._setting((*changes, "compile"))
 
     @property
+    def _is_bf16(self) -> bool:
+        """Whether the step as it is computes in bfloat16."""
+        target = self.target
+        chosen = target.precision, target.options.weights
+        return "bf16" in chosen or target.options.qlora
+
+    @property
     def _precisions(self) -> tuple[str, ...]:
         if "precision" not in self.allowed or self.target.precision not in _WIDE:
             return ()
@@ -105,7 +112,7 @@ class StepSettings:
     def _setting(self, names: tuple[str, ...], smaller: StepSetting | None = None) -> StepSetting:
         words = ", ".join(_WORDS[name] for name in names)
         traces = _Traces(self, names)
-        suits = partial(_suits, names)
+        suits = partial(_suits, names, self._is_bf16)
         return StepSetting(words, traces, smaller, suits, names, traces.larger)
 
     def _takes(self, name: str) -> bool:
@@ -131,7 +138,7 @@ class _Traces:
         return self._settings.source_of(changed_target(self._settings.target, self._names))
 
 
-def _suits(names: tuple[str, ...], gpu: Device) -> bool:
-    if "bf16" in names:
+def _suits(names: tuple[str, ...], is_bf16: bool, gpu: Device) -> bool:
+    if "bf16" in names or is_bf16:
         return not lacks_bf16(gpu)
     return "fp16" not in names or lacks_bf16(gpu)

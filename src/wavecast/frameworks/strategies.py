@@ -9,7 +9,7 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.parallel.strategy import HABITS, Parallel
 
-_TEXTS = ("cluster", "schedule")
+_TEXTS = ("cluster", "schedule", "offload")
 _SWITCHES = ("sequence", "reshard", "reentrant", *HABITS)
 
 

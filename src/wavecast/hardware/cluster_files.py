@@ -58,6 +58,7 @@ _UNITS: Mapping[str, NumberRange] = {
     "node.bridged_gpus": _COUNT,
     "node.pcie_bytes_per_s": _BYTES_PER_S,
     "node.host_bytes_per_s": _BYTES_PER_S,
+    "node.memory_bytes_per_s": _BYTES_PER_S,
     "node.sockets": _COUNT,
     "node.domain_nodes": _COUNT,
     "network.bytes_per_s": _BYTES_PER_S,

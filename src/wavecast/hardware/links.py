@@ -55,6 +55,8 @@ class NodeLinks:
     """The bandwidth that all GPUs share through the host's memory. None if unknown."""
     processor: str | None = None
     """The processor that issues the work. None if unknown."""
+    memory_bytes_per_s: float | None = None
+    """The bandwidth of the host's memory, all sockets together. None for that of the processor."""
     sockets: int = 1
     """CPU sockets. Data between GPUs of different sockets cross from one to the other."""
     nvls: bool = False

@@ -25,6 +25,8 @@ class Processor:
     """The highest clock of one core."""
     work_per_clock: float
     """What one core of this generation does in a clock, relative to Intel's Skylake."""
+    memory_bytes_per_s: float | None = None
+    """The bandwidth of the memory of one socket, all channels together. None if unknown."""
 
     @property
     def speed(self) -> float:
@@ -38,7 +40,13 @@ def processors() -> dict[str, Processor]:
     table = shipped_toml("processors.toml")
     work = {core: fact["value"] for core, fact in table["work_per_clock"].items()}
     return {
-        name: Processor(name, facts["core"], facts["boost_hz"]["value"], work[facts["core"]])
+        name: Processor(
+            name,
+            facts["core"],
+            facts["boost_hz"]["value"],
+            work[facts["core"]],
+            facts.get("memory_bytes_per_s", {}).get("value"),
+        )
         for name, facts in table["processors"].items()
     }
 
@@ -107,3 +115,23 @@ def host_of(cluster: Cluster) -> Host:
     factor = reference_processor().speed / processor.speed
     name = f"reference, scaled to {processor.name} (x{factor:.2f})"
     return replace(REFERENCE_HOST.scaled(factor), name=name)
+
+
+def update_rate(cluster: Cluster) -> float | None:
+    """The bytes per second that an optimizer moves in the memory of a machine's host.
+
+    All ranks of the machine share it. None if the bandwidth of that memory is unknown.
+
+    >>> from wavecast.hardware.clusters import cluster
+    >>> f"{update_rate(cluster('dgx-2')):.3g}"
+    '1.09e+11'
+    """
+    node = cluster.node
+    bandwidth = node.memory_bytes_per_s
+    processor = processors().get(node.processor or "")
+    if bandwidth is None and processor is not None and processor.memory_bytes_per_s is not None:
+        bandwidth = processor.memory_bytes_per_s * node.sockets
+    if bandwidth is None:
+        return None
+    attained: float = shipped_toml("processors.toml")["attained_by_optimizers"]["value"]
+    return bandwidth * attained

@@ -25,6 +25,7 @@ def _nothing(op: Op) -> Cost:
 
 cost(*aten(_VIEWS), "_c10d_functional.wait_tensor", "profiler.*", kind=Kind.VIEW)(_nothing)
 cost("aten._local_scalar_dense", "cuda.*", kind=Kind.SYNC)(_nothing)
+cost("host.*", kind=Kind.OPTIMIZER)(_nothing)  # on the host: no kernel, and no memory of the GPU
 
 
 streaming(

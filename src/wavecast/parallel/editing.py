@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 
-COMPUTE, GATHERS, REDUCTIONS, TRANSFERS = range(4)
-"""The streams of a rank: kernels, gathers of weights, reductions of gradients, and sends."""
+COMPUTE, GATHERS, REDUCTIONS, TRANSFERS, OFFLOAD = range(5)
+"""The streams of a rank: kernels, gathers of weights, reductions of gradients, sends, and what is
+copied to the host and done there."""
 
 
 def flat(nbytes: int, dtype: str = "bfloat16") -> TensorSpec:

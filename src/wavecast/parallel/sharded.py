@@ -46,7 +46,7 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
     for shard, nbytes in _weights_by_axis(trace, holders).items():
-        share = shard_of(flat(nbytes, _weight_dtype(trace)), shard)
+        share = shard_of(flat(nbytes, weight_dtype(trace)), shard)
         edit.insert(len(trace), [all_gather(share, shard, GATHERS, Phase.OPTIMIZER)])
     edit.insert(len(trace), [wait(COMPUTE, GATHERS, Phase.OPTIMIZER)])
     stage = strategy.shard
@@ -279,7 +279,7 @@ def _share(tensor: TensorSpec, shards: int) -> TensorSpec:
     return TensorSpec((-(-tensor.numel // shards),), tensor.dtype, None, tensor.device)
 
 
-def _weight_dtype(trace: Trace) -> str:
+def weight_dtype(trace: Trace) -> str:
     """The dtype in which weights are stored: that of most of the optimizer's elements."""
     counts: dict[str, int] = defaultdict(int)
     for call in trace:
@@ -297,7 +297,7 @@ def _stored_narrow(trace: Trace) -> bool:
     """
     copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
     if has_graphs(trace):
-        copies = _weight_dtype(trace) == "float32"
+        copies = weight_dtype(trace) == "float32"
     return gathered_dtype(trace) != "float32" and not copies
 
 

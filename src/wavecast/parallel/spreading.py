@@ -15,6 +15,7 @@ from wavecast.parallel.editing import flat
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.habits.applying import with_attention, with_habits
 from wavecast.parallel.layers import Layers
+from wavecast.parallel.offload import HostUpdate, with_offloaded_optimizer
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
@@ -91,7 +92,7 @@ class Spreader:
         layers = _layers_key(strategy)
         trace, notes = self._divided.get(layers, lambda: self._sharded(strategy))
         parts = strategy.pipeline * strategy.virtual
-        notes += _compiled_notes(trace, strategy)
+        notes += _compiled_notes(trace, strategy) + _offload_notes(trace, strategy)
         if parts == 1:
             part = _part(trace, strategy)
             return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
@@ -271,6 +272,17 @@ def _compiled_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
     return ()
 
 
+def _offload_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
+    """What an optimizer on the host needs, of which nobody knows whether it is there."""
+    if strategy.offload == "none":
+        return ()
+    held = HostUpdate.of(trace, strategy).held_bytes / strategy.pipeline
+    return (
+        f"the host keeps about {held / 2**30:.3g} GiB of optimizer states and float32 weights for "
+        "each GPU; whether its memory is so large is not known",
+    )
+
+
 def _part(trace: Trace, strategy: Parallel) -> ModelPart:
     if strategy.shard == 3:
         trace = _cut_at_blocks(trace)
@@ -290,4 +302,6 @@ def _part(trace: Trace, strategy: Parallel) -> ModelPart:
         last, plain = with_reduction(trace, strategy, end), passes
     if plain is passes and strategy.microbatches > 1:
         plain = _accumulating(trace, end)
+    if strategy.offload == "optimizer":
+        last = with_offloaded_optimizer(last, strategy, HostUpdate.of(trace, strategy))
     return ModelPart(plain, last, backward_end(last))

@@ -9,6 +9,8 @@ from typing import Literal
 from wavecast.errors import InvalidInput
 from wavecast.showing import Shown
 
+Offload = Literal["none", "optimizer"]
+OFFLOADS: tuple[Offload, ...] = ("none", "optimizer")
 Schedule = Literal["1f1b", "gpipe", "zero-bubble"]
 SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
 HABITS = (
@@ -82,6 +84,9 @@ class Parallel(Shown):
     """The order of forward and backward passes in a pipeline."""
     reshard: bool = True
     """Whether `shard=3` frees gathered weights after the forward pass."""
+    offload: Offload = "none"
+    """What is kept in the host's memory and done there: "optimizer" for the states and the update
+    of the weights (ZeRO-Offload)."""
     bucket_bytes: int = 25 << 20
     """The size of the buckets in which DDP reduces gradients."""
     tensor_plan: Mapping[str, str] | None = None
@@ -138,6 +143,14 @@ class Parallel(Shown):
         if self.schedule not in SCHEDULES:
             known = ", ".join(SCHEDULES)
             raise InvalidInput(f"schedule is {self.schedule!r}; the schedules are {known}")
+        if self.offload not in OFFLOADS:
+            known = ", ".join(OFFLOADS)
+            raise InvalidInput(f"offload is {self.offload!r}; what can be offloaded is {known}")
+        if self.offload != "none" and self.data > 1 and not self.shard:
+            raise InvalidInput(
+                f"offload={self.offload} with data={self.data} needs shard=1, 2 or 3, as in "
+                "DeepSpeed: each rank's host updates its share of the weights"
+            )
         if self.sequence and self.tensor == 1:
             raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
         if self.overlap_tensor and not self.sequence:

@@ -21,6 +21,7 @@ from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.mixtures import expert_weights
+from wavecast.parallel.offload import HostUpdate
 from wavecast.parallel.pipeline import cut_model
 from wavecast.parallel.rank_memory import kept_bytes
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
@@ -46,6 +47,7 @@ class RankWork:
     _traffic_of: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
     _parts_of: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
     _pipelines_s: dict[tuple[object, ...], float] = field(default_factory=dict)
+    _updates_s: dict[tuple[object, ...], float] = field(default_factory=dict)
 
     @property
     def trace(self) -> Trace:
@@ -99,10 +101,21 @@ class RankWork:
         count = strategy.microbatches
         if strategy.pipeline == 1:
             first_s = max(self.whole_s, every_s)
-            seconds = (count - 1) * first_s + max(first_s, last_s)
+            seconds = (count - 1) * first_s + max(first_s, last_s) + self._host_s(strategy)
         else:
             seconds = max(self._pipeline_s(strategy), count * every_s / strategy.pipeline)
         return seconds * _waiting(strategy)
+
+    def _host_s(self, strategy: Parallel) -> float:
+        """The time of the optimizer on the host, beside which nothing runs."""
+        if strategy.offload == "none":
+            return 0.0
+        axes = strategy.axes
+        key = axes["shard"], axes["expert_replica"], strategy.gpus
+        if key not in self._updates_s:
+            update = HostUpdate.of(self.trace, strategy)
+            self._updates_s[key] = self.predictor.known_s(update.call(strategy.gpus).op)
+        return self._updates_s[key]
 
     def _pipeline_s(self, strategy: Parallel) -> float:
         """The least time of a pipeline: its schedule, played with the GPU's times alone."""
@@ -215,9 +228,15 @@ class RankStates:
         )
         return RankStates(*kept)
 
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the optimizer keeps states."""
+        return any(self.optimizer)
+
     def least_bytes(self, strategy: Parallel) -> float:
         """The weights, gradients and optimizer states of one rank."""
-        kept = self._bytes(self.optimizer, strategy, strategy.shard >= 1)
+        on_gpu = strategy.offload == "none"
+        kept = self._bytes(self.optimizer, strategy, strategy.shard >= 1) if on_gpu else 0.0
         for is_sharded in (strategy.shard >= 2, strategy.shard >= 3):  # gradients, and weights
             kept += self._bytes(self.weights, strategy, is_sharded)
         return kept

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory, memory
-from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
 from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
-from wavecast.parallel.ranks import ParallelStep
-from wavecast.parallel.spreading import spread
+from wavecast.hardware.processors import update_rate
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.bounds import RankStates
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.listing_order import comparable
-from wavecast.planning.prices import PriceBook
+from wavecast.planning.prices import Price, PriceBook
+from wavecast.planning.rank_cache import RankCache
 from wavecast.planning.selection import Candidate
 from wavecast.planning.verification import is_verified
 from wavecast.predictors.base import Predictor, Scaler
@@ -28,9 +27,11 @@ from wavecast.traces.step import Trace
 
 LARGEST_TRIED = 1 << 16
 """No larger batch is tried."""
-_FAR = 1.25
-"""A batch is not traced if smaller ones, extrapolated, need this many times the GPU's memory."""
+_FAR = 1.05
+"""A batch is not traced if smaller ones, extrapolated, need this many times the GPU's memory. The
+peak of a step is the highest of many lines in the batch, so it lies on or above their line."""
 _NOT_FITTING = "does not fit"
+_UNSUITED = "the step computes in bf16, for which it has no units"
 _UNPREDICTED = "too many of its ops cannot be predicted"
 
 TraceFor = Callable[[Device, int | None], Trace]
@@ -65,6 +66,8 @@ class TrainingQuestion:
     """The numbers of GPUs to try."""
     shards: tuple[int, ...] = (0, 3)
     """The stages of ZeRO that are tried on several GPUs, in this order."""
+    offload: bool = True
+    """Whether optimizer states may be kept in the host's memory where they do not fit."""
     batch: int | None = None
     """The batch of the step as given. None if it has no other batch, as a saved trace."""
     each: int = 1
@@ -100,19 +103,20 @@ def find_candidates(
         progress: called with the number of GPUs that are done, and of all.
     """
     found: list[Candidate] = []
-    ranks = _RankCache()
+    ranks = RankCache()
     for index, device in enumerate(devices):
         finders = [
             _CandidateFinder(device, wanted, way, book, ranks)
             for way in settings
-            if way.suits(device)
+            if way.suits(device) or (not wanted.only_priced and not way.name)  # it was named
         ]
         for count in wanted.counts:
             together = min(count, _machine_size(device))
             if not wanted.only_priced or book.cheapest(device.id, count, together=together):
                 every = [one for finder in finders for one in finder.candidates(count)]
                 able = [one for one in every if one.cost is not None]
-                found += able or every[:1]
+                unsuited = Candidate(device, count, wanted.batch, reason=_UNSUITED)
+                found += able or every[:1] or [unsuited]
         if progress is not None:
             progress(index + 1, len(devices))
     return found
@@ -126,39 +130,6 @@ def _machine_size(device: Device) -> int:
         return 8
 
 
-@dataclass
-class _RankCache:
-    """What ranks run and hold, which is the same on all GPUs that a trace serves."""
-
-    _steps: dict[tuple[int, Parallel], tuple[Trace, ParallelStep]] = field(default_factory=dict)
-    _held: dict[tuple[int, Parallel], Trace] = field(default_factory=dict)
-    _least: dict[int, tuple[Trace, int, RankStates]] = field(default_factory=dict)
-
-    def spread(self, trace: Trace, strategy: Parallel) -> ParallelStep:
-        """The step, spread over data-parallel ranks."""
-        key = id(trace), strategy
-        if key not in self._steps:
-            self._steps[key] = trace, spread(trace, strategy)  # the trace keeps its id
-        return self._steps[key][1]
-
-    def memory(self, trace: Trace, strategy: Parallel, device: Device) -> Memory | None:
-        """The memory of a rank; None if it is not known."""
-        if not trace.allocations:
-            return None
-        key = id(trace), strategy
-        if key not in self._held:
-            self._held[key] = fullest_trace(self.spread(trace, strategy))
-        return memory_of_rank(self._held[key], strategy, device)
-
-    def least_bytes(self, trace: Trace, strategy: Parallel) -> float:
-        """What a rank holds at least: the whole step, or its share of weights and states."""
-        if id(trace) not in self._least:
-            states = RankStates.of(trace)
-            self._least[id(trace)] = trace, peak_bytes(trace.allocations), states
-        _, peak, states = self._least[id(trace)]
-        return states.least_bytes(strategy) if strategy.shard else peak
-
-
 class _CandidateFinder:
     """Finds the batch and the parallel strategy of a training on one model of GPU, and its cost."""
 
@@ -168,7 +139,7 @@ class _CandidateFinder:
         wanted: TrainingQuestion,
         setting: StepSetting,
         book: PriceBook,
-        ranks: _RankCache,
+        ranks: RankCache,
     ) -> None:
         self._device, self._wanted, self._setting = device, wanted, setting
         self._trace_for, self._book, self._ranks = setting.trace_for, book, ranks
@@ -185,7 +156,8 @@ class _CandidateFinder:
         """The training on so many GPUs, and with less memory where the batch does not fit."""
         found = self.candidate(count)
         asked = found.batch is None or found.batch >= (self._wanted.batch or 0)
-        if self._smaller is None or (found.cost is not None and asked):
+        offloads = found.strategy is not None and found.strategy.offload != "none"
+        if self._smaller is None or (found.cost is not None and asked and not offloads):
             return [found]
         return [found, *self._smaller.candidates(count)]
 
@@ -197,8 +169,24 @@ class _CandidateFinder:
             if not self._setting.name and not isinstance(error, InvalidInput):
                 raise  # the step itself cannot be traced
             found = Candidate(self._device, count, self._wanted.batch, reason=str(error))
-        setting, seen = self._setting, is_verified(self._device)
-        return replace(found, settings=setting.name, changes=setting.changes, is_verified=seen)
+        setting = self._setting
+        return replace(
+            found,
+            settings=setting.name,
+            changes=setting.changes,
+            is_verified=is_verified(self._device),
+            next_offer=self._next_offer(found),
+        )
+
+    def _next_offer(self, found: Candidate) -> Price | None:
+        """The cheapest offer of another provider than the one that was chosen."""
+        offer = None if found.cost is None else found.cost.offer
+        if offer is None:
+            return None
+        together = min(found.gpus, _machine_size(self._device))
+        return self._book.cheapest(
+            self._device.id, found.gpus, together=together, besides=offer.provider
+        )
 
     def _on_one(self) -> Candidate:
         device, needed = self._device, None
@@ -207,6 +195,11 @@ class _CandidateFinder:
             needed = memory(fullest, device) if trace.allocations else None
             if needed is None or needed.fits is not False:
                 return self._predicted_on_one(batch, trace, needed)
+        if needed is not None and self._may_offload(trace):
+            with suppress(InvalidInput):  # code of its own kind, such as JAX's, is not spread
+                found = self._spread(batch, trace, 1)
+                if found.cost is not None:
+                    return found
         reason = _NOT_FITTING if needed is None else _too_large(needed.needed_bytes)
         return Candidate(device, 1, batch, memory=needed, reason=reason)
 
@@ -284,27 +277,45 @@ class _CandidateFinder:
         plan = self._plan(trace, count)
         micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
         needed, least_bytes = None, 0.0
-        for shard in wanted.shards:
-            strategy = Parallel(data=count, shard=shard, microbatches=micro)
+        for strategy in self._strategies(trace, count, micro):
             refuse_without_network(strategy, predictor.cluster)
             least_bytes = self._ranks.least_bytes(trace, strategy)
             if least_bytes > device.memory_bytes:
                 continue
             fullest = self._setting.larger(device, batch) or trace
-            needed = self._ranks.memory(fullest, strategy, device)
-            if needed is not None and not needed.fits:
+            held = self._ranks.memory(fullest, strategy, device)
+            if needed is None or held is None or held.needed_bytes < needed.needed_bytes:
+                needed = held
+            if held is not None and not held.fits:
                 continue
             host = find_host(wanted.host, device, predictor.cluster)
             steps = ParallelSteps(trace, predictor, host)
             step = steps.predict(self._ranks.spread(trace, strategy))
             if not comparable(step):
-                return Candidate(device, count, batch, memory=needed, reason=_UNPREDICTED)
+                return Candidate(device, count, batch, memory=held, reason=_UNPREDICTED)
             together = min(count, predictor.cluster.gpus_per_node)
             offer = self._book.cheapest(device.id, count, together=together)
             cost = training_cost(step, plan, offer)
-            return Candidate(device, count, batch, strategy, None, needed, cost)
+            return Candidate(device, count, batch, strategy, None, held, cost)
         reason = _too_large(least_bytes if needed is None else needed.needed_bytes)
         return Candidate(device, count, batch, memory=needed, reason=reason)
+
+    def _strategies(self, trace: Trace, count: int, micro: int) -> Iterator[Parallel]:
+        """The strategies to try, in this order: the optimizer on the host comes last."""
+        if count > 1:
+            for shard in self._wanted.shards:
+                yield Parallel(data=count, shard=shard, microbatches=micro)
+        most = max(self._wanted.shards) if count > 1 else 0
+        if (most or count == 1) and self._may_offload(trace):
+            yield Parallel(data=count, shard=most, microbatches=micro, offload="optimizer")
+
+    def _may_offload(self, trace: Trace) -> bool:
+        """Whether there are optimizer states, and a host whose memory is known."""
+        if not self._wanted.offload or self._wanted.predictor is not None:
+            return False
+        if trace.measurement is not None or not RankStates.of(trace).has_optimizer:
+            return False
+        return update_rate(on_cluster(self._device, Parallel()).cluster) is not None
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
         """The plan; a batch smaller than the given one is accumulated to the given one."""

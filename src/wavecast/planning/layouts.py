@@ -16,6 +16,7 @@ from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import HostModel
+from wavecast.hardware.processors import update_rate
 from wavecast.parallel.mixtures import expert_weights
 from wavecast.parallel.spreading import backward_end
 from wavecast.parallel.strategy import Parallel
@@ -91,7 +92,9 @@ def search_layouts(
     smallest = trace_of(min(search.micro_batches), first)
     blocks = len({block for block in blocks_of(smallest) if block})
     experts = math.gcd(*expert_weights(smallest).values()) or 1
-    todo = list(candidates(search, predictor.cluster.domain_gpus, blocks, experts))
+    offload = search.offload and update_rate(predictor.cluster) is not None
+    asked = replace(search, offload=offload)
+    todo = list(candidates(asked, predictor.cluster.domain_gpus, blocks, experts))
     if not todo:
         raise InvalidInput(
             f"a global batch of {search.global_batch} cannot be divided among {search.gpus} GPUs; "
@@ -275,10 +278,10 @@ def _tried(
 
 def _losses(prediction: Prediction) -> str:
     """What a strategy loses time with."""
-    parts = {
-        "waiting for other stages": prediction.idle_s,
-        "exposed communication": prediction.exposed_s,
-    }
+    strategy = prediction.parallel
+    on_host = strategy is not None and strategy.offload != "none"
+    exposed = "exposed communication" + (" and the host's optimizer" if on_host else "")
+    parts = {"waiting for other stages": prediction.idle_s, exposed: prediction.exposed_s}
     shares = [
         f"{name} {seconds / prediction.seconds:.0%}"
         for name, seconds in parts.items()

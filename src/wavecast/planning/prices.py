@@ -130,7 +130,9 @@ class PriceBook:
         found = [offer for offer in self.seen() if offer.device_id == device_id]
         return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
 
-    def cheapest(self, device_id: str, gpus: int = 1, *, together: int = 1) -> Price | None:
+    def cheapest(
+        self, device_id: str, gpus: int = 1, *, together: int = 1, besides: str | None = None
+    ) -> Price | None:
         """The offer at which so many GPUs cost least; whole machines are paid. None if unknown.
 
         Offers of a GPU without the machine around it, and offers that are old today, count only if
@@ -140,9 +142,11 @@ class PriceBook:
             device_id: the GPU.
             gpus: how many of them.
             together: how many of them must be in one machine.
+            besides: a provider whose offers do not count.
         """
+        suiting = (offer for offer in self.of(device_id) if offer.gpus >= together)
         return min(
-            (offer for offer in self.of(device_id) if offer.gpus >= together),
+            (offer for offer in suiting if offer.provider != besides),
             key=lambda offer: (
                 not offer.includes_host,
                 not self.which.stale and offer.is_stale(max(self.date, today())),

@@ -19,6 +19,7 @@ from wavecast.footprint.memory import Memory
 from wavecast.hardware.device import Device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, TrainingCost
+from wavecast.planning.prices import Price
 from wavecast.showing import Shown
 
 SHARED_ERROR = 0.5
@@ -71,6 +72,8 @@ class Candidate:
     """Why the training cannot run there."""
     on_front: bool = False
     """Whether no other choice is both faster and cheaper (the Pareto front)."""
+    next_offer: Price | None = None
+    """The cheapest offer of another provider. None if there is none."""
     is_verified: bool = True
     """Whether steps were measured on GPUs of its vendor and generation."""
     settings: str = ""
@@ -90,6 +93,15 @@ class Candidate:
         """The money for the training; infinite if it is not known."""
         known = None if self.cost is None else self.cost.usd
         return Ranged(math.inf) if known is None else known
+
+    @property
+    def usd_elsewhere(self) -> Ranged | None:
+        """The money for the training at the next provider's price; None if it is not known."""
+        offer = None if self.cost is None else self.cost.offer
+        if offer is None or self.next_offer is None:
+            return None
+        there, here = (one.usd_per_hour_of(self.gpus) for one in (self.next_offer, offer))
+        return self.usd.times(there / here)
 
     @property
     def keeps_limits(self) -> bool:

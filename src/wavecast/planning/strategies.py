@@ -22,6 +22,8 @@ class Search:
     """How modules are split among tensor ranks. None to find it."""
     recompute: tuple[str, ...] = ("none",)
     """What the backward pass may recompute, the least first: none, selective, full."""
+    offload: bool = True
+    """Whether optimizer states may be kept in the host's memory."""
     best: int | None = None
     """How many of the best are wanted. None for all, of which none is left out by its bound."""
 
@@ -44,7 +46,10 @@ def candidates(
                 continue
             for strategy in _variants(replace(axes, microbatches=count), blocks):
                 for expert in _powers(math.gcd(experts, data * tensor), experts):
-                    yield replace(strategy, expert=expert), micro
+                    chosen = replace(strategy, expert=expert)
+                    yield chosen, micro
+                    if search.offload and (chosen.shard or data == 1):
+                        yield replace(chosen, offload="optimizer"), micro
 
 
 def _axes(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[int, int, int]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 
+from wavecast.advice.other_gpus import OtherGpus
 from wavecast.advice.proposals import Proposal, StepAdvice
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.tables import Column, line, listed, notes, remarks, shown, titled
@@ -86,6 +87,15 @@ describe(
     Field("reason"),
 )
 describe(
+    OtherGpus,
+    Field("kind", title="kind"),
+    Field("gpu", "step.device.id", title="GPU", meaning="The id of the GPU."),
+    Field("gpus", "step.gpus", title="GPUs", meaning="How many of them."),
+    Field("seconds", "step.seconds", title="time", meaning="The time of the step there."),
+    Field("sample_s"),
+    Field("usd_per_million"),
+)
+describe(
     StepAdvice,
     Field("target", "name", title="step"),
     Field("gpu", "before.device.id", title="GPU", meaning="The id of the GPU."),
@@ -96,6 +106,7 @@ describe(
     Field("usd_per_million"),
     "together",
     "proposals",
+    "elsewhere",
     parts="proposals",
 )
 
@@ -162,5 +173,26 @@ def advice_lines(advice: StepAdvice) -> list[str]:
         for one in (*advice.faster, *advice.useless)
         if one.is_held_back
     ]
+    lines += [_other_line(advice, one) for one in advice.elsewhere]
     lines.append("time: the change of the time for a sample, with its range")
     return lines
+
+
+_OTHER_KINDS = {
+    "fastest": "the fastest other GPU",
+    "cheapest": "the cheapest other GPU",
+    "several": "several GPUs",
+}
+
+
+def _other_line(advice: StepAdvice, one: OtherGpus) -> str:
+    """What the step takes elsewhere: `the cheapest other GPU: a30, 4.1 ms, $0.20 / M samples`."""
+    before, step = advice.before, one.step
+    times = f"{duration(step.seconds)} a step"
+    if step.gpus > 1 and one.sample_s and before.samples:
+        times += f", {before.seconds / before.samples / one.sample_s:.1f} times the samples"
+    usd, now = one.usd_per_million, advice.usd_per_million
+    if usd is not None:
+        times += f", {money(usd)} / M {before.trace.unit}"
+        times += "" if now is None else f" instead of {money(now)}"
+    return f"{_OTHER_KINDS[one.kind]}: {step.name}, {times}"

@@ -47,6 +47,13 @@ def strategy_text(strategy: Parallel | None) -> str:
     return ", ".join(words) or "one GPU"
 
 
+def exposed_line(strategy: Parallel | None) -> str:
+    """What "exposed communication" means for a strategy."""
+    line = "exposed communication: the share of the step in which a rank only communicates"
+    on_host = strategy is not None and strategy.offload != "none"
+    return f"{line}, or waits for the optimizer on the host" if on_host else line
+
+
 def predictions(title: str, steps: Sequence[Prediction], width: int) -> RenderableType:
     """One row for each GPU model, all with the same strategy."""
     first = steps[0]
@@ -54,7 +61,7 @@ def predictions(title: str, steps: Sequence[Prediction], width: int) -> Renderab
     told = [
         f"one optimizer step: {strategy_text(first.parallel)}",
         EFFICIENCY_LINE,
-        "exposed communication: the share of the step in which a rank only communicates",
+        exposed_line(first.parallel),
         f"host: {by_gpu((step.device.id, step.host.name) for step in steps)}",
     ]
     told += unpredicted(steps)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from wavecast.advice.proposals import StepAdvice
 from wavecast.footprint.memory import Memory
 from wavecast.planning.cost import TrainingCost
 from wavecast.planning.listing_order import comparable
@@ -243,6 +244,7 @@ PREDICTED = output(
     Field("trace", kind=Trace, meaning="The step; on several GPUs, a micro-batch on one of them."),
     Field("predictions", kind=[PricedStep], meaning="One prediction for each GPU."),
     Field("notes", kind=Sequence[str], meaning="What a reader should know, in whole sentences."),
+    Field("advice", kind=StepAdvice, optional=True, meaning="What would make the step better."),
 )
 COMPILED = output(
     "The predictions of a step as it is written, and compiled.",
@@ -258,6 +260,7 @@ def predicted(
     book: PriceBook | None = None,
     depth: int = 2,
     trainings: Iterable[TrainingCost | None] | None = None,
+    advice: StepAdvice | None = None,
 ) -> dict[str, Any]:
     """The predictions of one target, as JSON has them.
 
@@ -268,6 +271,7 @@ def predicted(
         book: the prices; None for today's.
         depth: how many names of a module's path the breakdown by module keeps.
         trainings: the whole training of each, if one was asked for.
+        advice: what would make the step better, if that was asked for.
     """
     book = book or price_book()
     costs = [ABSENT for _ in rows] if trainings is None else list(trainings)
@@ -275,4 +279,4 @@ def predicted(
     steps = [PricedStep(row, offer_for(row, book), by, depth, cost) for row, cost in pairs]
     notes = notes_by_gpu((row.name, row.notes) for row in rows)
     told = {"target": target, "trace": rows[0].trace, "predictions": steps, "notes": notes}
-    return PREDICTED.record(told)
+    return PREDICTED.record(told if advice is None else told | {"advice": advice})

@@ -29,6 +29,10 @@ _ARGUMENTS = {
     "compile": "--torch_compile",
 }
 """The arguments of transformers' Trainer (`TrainingArguments`)."""
+OWN = ("yours", "bought")
+"""Providers of prices that the user has given."""
+_FAR_BELOW = 1.25
+"""How many times the money the next provider asks before a choice is said to rest on one price."""
 _ENDPOINT = "--rdzv_backend c10d --rdzv_endpoint HOST:29500"
 
 
@@ -75,6 +79,7 @@ def recipe(selection: Selection, asked: AskedStep) -> list[str]:
         _takes(best),
         *_run(best, asked),
         f"look closer: {_predict(best, asked)}",
+        *_elsewhere(selection, best),
         *_others(selection, best),
     ]
 
@@ -99,7 +104,16 @@ def _ways(best: Candidate) -> Iterator[str]:
     if best.settings:
         yield best.settings
     if best.strategy is not None:
-        yield "FSDP (shard=3)" if best.strategy.shard else "DistributedDataParallel"
+        yield from _spread_ways(best.strategy)
+
+
+def _spread_ways(strategy: Parallel) -> Iterator[str]:
+    if strategy.shard:
+        yield "FSDP (shard=3)"
+    elif strategy.data > 1:
+        yield "DistributedDataParallel"
+    if strategy.offload != "none":
+        yield "optimizer states on the host (ZeRO-Offload)"
 
 
 def _takes(best: Candidate) -> str:
@@ -122,14 +136,22 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
     """The command that starts the training, and what configures it."""
     sharded = best.strategy is not None and bool(best.strategy.shard)
     arguments = _trainer_arguments(best, asked) if asked.has_trainer else ""
-    if sharded and asked.has_trainer:
+    offloads = best.strategy is not None and best.strategy.offload != "none"
+    if (sharded or offloads) and asked.has_trainer:
         yield f"run: {_accelerate(best, asked)} train.py{arguments}"
     else:
         yield f"run: {_torchrun(best)} {asked.script}{arguments}"
-    if sharded and not asked.has_trainer:
+    if offloads and not asked.has_trainer:
+        stage = 3 if sharded else 2
+        yield (
+            f'with DeepSpeed\'s configuration: {{"zero_optimization": {{"stage": {stage}, '
+            '"offload_optimizer": {"device": "cpu", "pin_memory": true}}}'
+        )
+    elif sharded and not asked.has_trainer:
         yield "in train.py: fully_shard(block) for each block, then fully_shard(model) (FSDP2)"
     if arguments:
         yield "the arguments are those of transformers.TrainingArguments"
+    yield from _in_the_script(_settings(best, asked))
     network = on_cluster(best.device, Parallel()).cluster.network if best.gpus > 1 else None
     machines, _ = _machines(best)
     if machines > 1 and network is not None:
@@ -137,6 +159,17 @@ def _run(best: Candidate, asked: AskedStep) -> Iterator[str]:
         yield f"ask for a network of {speed} between the machines: so much is assumed"
     if asked.is_llama and not {"lora", "qlora"} & _settings(best, asked):
         yield f"or with torchtitan: {_torchtitan(best, asked)}"
+
+
+def _in_the_script(settings: set[str]) -> Iterator[str]:
+    """What adapters need in the script, for which there are no arguments."""
+    if "qlora" in settings:
+        yield (
+            "in train.py: from_pretrained(..., quantization_config=BitsAndBytesConfig("
+            "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_compute_dtype=torch.bfloat16))"
+        )
+    if {"lora", "qlora"} & settings:
+        yield "in train.py: model = peft.get_peft_model(model, peft.LoraConfig(...))"
 
 
 def _settings(best: Candidate, asked: AskedStep) -> set[str]:
@@ -171,10 +204,20 @@ def _accelerate(best: Candidate, asked: AskedStep) -> str:
         f"accelerate launch --num_processes {best.gpus}",
         f"--num_machines {machines} --main_process_ip HOST" if machines > 1 else "",
         f"--mixed_precision {narrow[0]}" if narrow else "",
-        "--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true",
-        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
+        *_sharding_words(best.strategy),
     ]
     return " ".join(filter(None, words))
+
+
+def _sharding_words(strategy: Parallel | None) -> tuple[str, ...]:
+    """How accelerate shards: FSDP, or DeepSpeed where the optimizer is on the host."""
+    if strategy is not None and strategy.offload != "none":
+        stage = strategy.shard or 2
+        return (f"--use_deepspeed --zero_stage {stage} --offload_optimizer_device cpu",)
+    return (
+        "--use_fsdp --fsdp_version 2 --fsdp_reshard_after_forward true",
+        "--fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP",
+    )
 
 
 def _trainer_arguments(best: Candidate, asked: AskedStep) -> str:
@@ -218,6 +261,24 @@ def _predict(best: Candidate, asked: AskedStep) -> str:
     if best.strategy is not None:
         words.append(f"--parallel {option_of(best.strategy)}")
     return " ".join(words)
+
+
+def _elsewhere(selection: Selection, best: Candidate) -> Iterator[str]:
+    """What becomes of the choice at another provider's price, where that is far higher."""
+    offer = None if best.cost is None else best.cost.offer
+    if offer is None or offer.provider in OWN or selection.aim is Aim.TIME:
+        return
+    usd, other = best.usd_elsewhere, best.next_offer
+    if usd is None or other is None:
+        yield f"only {offer.provider} is known to offer it; compare its price before you rely on it"
+        return
+    if usd.value < _FAR_BELOW * best.usd.value:
+        return
+    more = f"{usd.value / best.usd.value:.2f} times"
+    there = f"{other.provider} asks {more} as much ({money(usd.value)} in all)"
+    cheaper = next((one for one in selection.ranked[1:] if one.usd.value < usd.value), None)
+    then = "it would still be the first" if cheaper is None else f"then {told(cheaper)} comes first"
+    yield f"the price is one provider's: {there}; {then}"
 
 
 def _others(selection: Selection, best: Candidate) -> Iterator[str]:

@@ -99,7 +99,9 @@ class RankedChoice:
         if one.memory is None:
             return None
         sharded = ", sharded" if one.strategy is not None and one.strategy.shard else ""
-        return of_capacity(one.memory.needed_bytes, one.device.memory_bytes) + sharded
+        offloads = one.strategy is not None and one.strategy.offload != "none"
+        host = ", optimizer on the host" if offloads else ""
+        return of_capacity(one.memory.needed_bytes, one.device.memory_bytes) + sharded + host
 
     @property
     def limits(self) -> str:

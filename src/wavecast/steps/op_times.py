@@ -9,7 +9,9 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
+from wavecast.hardware.processors import update_rate
 from wavecast.ops import Kind
+from wavecast.parallel.offload import UPDATE
 from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.overlap import shipped_overlap
@@ -84,6 +86,8 @@ class ClusterPredictor:
         for op in dict.fromkeys(op for op in wanted if op not in self._answers):
             if ops.kind(op) is Kind.COLLECTIVE:
                 self._answers[op] = self._collectives.predict(op, self.cluster, self.device)
+            elif op.name == UPDATE:
+                self._answers[op] = host_update(op, self.cluster)
             elif ops.launches(op):
                 computed.append(op)
             else:
@@ -91,6 +95,24 @@ class ClusterPredictor:
         if computed:
             predicted = _predicted(computed, self.device, self.kernels)
             self._answers.update(zip(computed, predicted, strict=True))
+
+
+_HOST_RANGE = 2.0
+"""How far off the host's rate may be: that of one machine stands for all."""
+
+
+def host_update(op: Op, cluster: Cluster) -> Estimate | None:
+    """The time of an optimizer on the host, whose memory the ranks of a machine share.
+
+    None if the bandwidth of that memory is unknown.
+    """
+    rate, ranks = update_rate(cluster), op.attr("ranks", 1)
+    traffic = sum(tensor.nbytes for tensor in op.inputs)
+    if rate is None or not traffic or not isinstance(ranks, int):
+        return None
+    seconds = traffic * min(ranks, cluster.gpus_per_node) / rate
+    source = "the bandwidth of the host's memory"
+    return Estimate(seconds, seconds / _HOST_RANGE, seconds * _HOST_RANGE, source)
 
 
 def _predicted(

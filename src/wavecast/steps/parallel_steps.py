@@ -8,6 +8,7 @@ from functools import cached_property
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.hosts import Host, HostModel
+from wavecast.hardware.processors import update_rate
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
@@ -59,6 +60,7 @@ class ParallelSteps:
             InvalidInput: the step cannot be spread this way. The message says what would fit.
         """
         refuse_without_network(strategy, self._predictor.cluster)
+        refuse_unknown_host(strategy, self._predictor.cluster)
         return self._spreader.spread(strategy)
 
     def rank_trace(self, strategy: Parallel) -> TimedTrace:
@@ -105,4 +107,14 @@ def refuse_without_network(strategy: Parallel, cluster: Cluster) -> None:
             f"{strategy.gpus} GPUs need several machines, and no network is known for "
             f"{cluster.id}; use at most {cluster.domain_gpus} GPUs, or another cluster "
             "(wavecast clusters)"
+        )
+
+
+def refuse_unknown_host(strategy: Parallel, cluster: Cluster) -> None:
+    """Raise InvalidInput for an optimizer on a host whose memory is not known."""
+    if strategy.offload != "none" and update_rate(cluster) is None:
+        raise InvalidInput(
+            f"offload={strategy.offload} is as fast as the host's memory, and its bandwidth is not "
+            f"known for {cluster.id}; add node.memory_bytes_per_s to a file of your cluster "
+            "(docs/howto/add-a-cluster.md), or name another cluster (wavecast clusters)"
         )

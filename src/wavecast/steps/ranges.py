@@ -26,6 +26,7 @@ import numpy as np
 
 from wavecast.files import shipped_toml
 from wavecast.hardware.hosts import GraphedHost
+from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Familiarity
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
@@ -112,14 +113,16 @@ class Widening:
 
 
 @cache
-def shipped_widening(layered: bool) -> Widening:
+def shipped_widening(layered: bool, stated: bool = False) -> Widening:
     """The exponents that were fitted to published steps.
 
     Args:
         layered: whether both layers and the model are divided (tensor and pipeline ranks). What
             frameworks do beside the model then differs most.
+        stated: whether options say how the framework runs the step. Ranges are narrower then.
     """
-    table = shipped_toml("models/parallel_ranges.toml")["layered" if layered else "others"]
+    name = ("stated" if stated else "layered") if layered else "others"
+    table = shipped_toml("models/parallel_ranges.toml")[name]
     return Widening(table["below"], table["above"])
 
 
@@ -150,9 +153,10 @@ def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     return max(1 - below / total, 0.0), 1 + above / total
 
 
-def widened(seconds: float, spread: tuple[float, float], *, layered: bool) -> tuple[float, float]:
+def widened(seconds: float, spread: tuple[float, float], strategy: Parallel) -> tuple[float, float]:
     """The range of a step on several GPUs, from the combined range of its ops."""
-    low, high = shipped_widening(layered).widened(*spread)
+    layered = strategy.tensor > 1 and strategy.pipeline > 1
+    low, high = shipped_widening(layered, bool(strategy.habits)).widened(*spread)
     return seconds * low, seconds * high
 
 
@@ -170,9 +174,7 @@ def range_on_several_gpus(
         host_s: the time that a host needs to issue it.
         spread: the combined range of its ops, relative to the GPU time.
     """
-    strategy = ranks.spread.strategy
-    layered = strategy.tensor > 1 and strategy.pipeline > 1
-    low_s, high_s = widened(seconds, spread, layered=layered)
+    low_s, high_s = widened(seconds, spread, ranks.spread.strategy)
     hosts = host_factors(known=ranks.alone.host.known)
     if hosts is None or host_s * hosts.high < seconds / 2:
         return low_s, high_s

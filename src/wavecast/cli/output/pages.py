@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from wavecast.files import write_whole
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.advice.proposals import StepAdvice
     from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
 
@@ -86,13 +87,21 @@ def write_prediction_files(
     training: WholeTraining | None = None,
     *,
     several: bool = False,
+    advice: StepAdvice | None = None,
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
     from wavecast.planning.prices import price_book
+    from wavecast.report.html.advice_reports import advice_sections
     from wavecast.report.html.reports import prediction_report
 
     book = None if several else price_book(setup)
-    write_page(files.html, lambda: prediction_report(title, rows, book, training))
+
+    def made() -> Report:
+        report = prediction_report(title, rows, book, training)
+        more = () if advice is None else advice_sections(advice)
+        return replace(report, sections=(*report.sections, *more))
+
+    write_page(files.html, made)
     _write_chrome_trace(files.chrome_trace, rows)
 
 

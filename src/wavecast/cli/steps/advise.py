@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
-from wavecast.advice.advising import advise_on
+from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.variants import TargetVariants
 from wavecast.cli.app import JsonOption, app
@@ -18,8 +19,15 @@ from wavecast.cli.options.steps import NO_STEP_OPTIONS, StepOptions, TargetArgum
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, telling_stages, width
 from wavecast.cli.output.standard_output import keep_for_results
+from wavecast.errors import InvalidInput
 from wavecast.report import advice as report
 from wavecast.report.html.advice_reports import advice_report
+
+if TYPE_CHECKING:
+    from wavecast.advice.proposals import StepAdvice
+    from wavecast.frameworks.targets import Target
+    from wavecast.hardware.device import Device
+    from wavecast.planning.prices import PriceBook
 
 ChangeOption = Annotated[
     list[str] | None,
@@ -56,19 +64,63 @@ def advise(
     refuse_bad_places(html)
     device = wavecast.device(gpu)
     keep_for_results()
-    variants = TargetVariants(step.target(target), device)
-    offer = pricing.book([device]).cheapest(device.id)
-    with telling_stages() as tell:
-        advice = advise_on(
-            variants,
-            device,
-            offer,
-            changes=change,
-            host=host,
-            progress=lambda what: tell(f"trying {what}"),
-        )
+    book = pricing.book([device])
+    others = change is None
+    advice = advised(step.target(target), device, book, change, host, has_others=others)
     write_page(html, lambda: advice_report(advice))
     if as_json:
         print_json(advice)
     else:
         show(report.advised(advice, width()))
+
+
+def advised(
+    target: Target,
+    device: Device,
+    book: PriceBook,
+    changes: Sequence[str] | None,
+    host: str | None,
+    *,
+    has_others: bool,
+) -> StepAdvice:
+    """The advice on a step, with the change on the screen that is tried.
+
+    Args:
+        target: the step.
+        device: the GPU.
+        book: the prices.
+        changes: the names of the changes to try. None for all.
+        host: the host that issues the ops.
+        has_others: whether other GPUs are looked at as well.
+    """
+    variants, offer = TargetVariants(target, device), book.cheapest(device.id)
+    with telling_stages() as tell:
+
+        def progress(what: str) -> None:
+            tell(f"trying {what}")
+
+        return advise_on(
+            variants,
+            device,
+            offer,
+            changes=changes,
+            host=host,
+            progress=progress,
+            book=book if has_others else None,
+        )
+
+
+def quickly_advised(
+    target: Target, gpus: Sequence[Device], book: PriceBook, host: str | None
+) -> StepAdvice:
+    """The advice beside a prediction: all changes but those that take long to trace.
+
+    Raises:
+        InvalidInput: there are several GPUs.
+    """
+    if len(gpus) != 1:
+        raise InvalidInput(
+            f"--advice is for one GPU, and {len(gpus)} were named; name one with --gpu"
+        )
+    quick = [name for name in CHANGES if name not in SLOW_TO_TRACE]
+    return advised(target, gpus[0], book, quick, host, has_others=True)

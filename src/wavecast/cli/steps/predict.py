@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.gpus import ALL, GpusOption, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
+    By,
     ByOption,
     DepthOption,
     EquationOption,
@@ -37,6 +39,7 @@ from wavecast.cli.options.steps import (
 from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
 from wavecast.cli.output.screen import print_json, show, waiting, width
+from wavecast.cli.steps.advise import quickly_advised
 from wavecast.cli.steps.compiled_gains import show_gains
 from wavecast.cli.steps.predicted import (
     ShownPredictions,
@@ -56,7 +59,9 @@ from wavecast.report import larger_batches
 from wavecast.steps.larger_batch import by_samples
 
 if TYPE_CHECKING:
-    pass
+    from wavecast import Prediction
+    from wavecast.frameworks.step_source import StepSource
+    from wavecast.hardware.device import Device
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -79,6 +84,16 @@ MovedOption = Annotated[
 ]
 
 
+AdviceOption = Annotated[
+    bool,
+    typer.Option(
+        "--advice",
+        help="Also say what would make the step faster, smaller or cheaper on the GPU, without "
+        "compiling it (wavecast advise tries that as well).",
+    ),
+]
+
+
 @app.command()
 @report_files
 @host_options
@@ -96,6 +111,7 @@ def predict(
     model: ModelOption = None,
     origin: OriginOption = None,
     parallel: ParallelOption = None,
+    advice: AdviceOption = False,
     moved: MovedOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
@@ -123,10 +139,11 @@ def predict(
     shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
     refuse_scaling(wanted, origin, predictor, setup)
     _refuse_beside_both(shown, step, parallel)
+    fixed = {"--predictor": predictor, "--setup": setup, "--model": model, "--origin": origin}
+    _refuse_beside_advice(advice, fixed | {"--parallel": parallel}, step, issuing)
     source = step_source(wanted)
     if parallel is not None or step.ranks is not None:
-        given = {"--by": by, "--predictor": predictor, "--setup": setup, "--model": model}
-        refuse_beside_several(given | {"--equation": equation, "--origin": origin}, issuing)
+        refuse_beside_several(fixed | {"--by": by, "--equation": equation}, issuing)
         traces, shown = source.families(gpus), replace(shown, several=True)
         own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
         strategy = own or strategy_of(parallel or "", target, step.options)
@@ -136,15 +153,34 @@ def predict(
         how = issuing.arguments() | {"predictor": chosen, "origin": origin}
         if step.compile is False:
             return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
-        with naming_lines(by):
-            traces = source.families(gpus)
-        with waiting(f"predicting on {len(gpus)} GPUs"):
-            found = with_largest((wavecast.predict(traces, gpu, **how) for gpu in gpus), source)
-            rows = listed(found, ranked=ALL in gpu)
+        rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
+    if advice:
+        shown = replace(shown, advice=quickly_advised(wanted, gpus, book, issuing.host))
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
         print_json(steps)
     exit_if_incomplete(rows)
+
+
+def _alone(
+    source: StepSource, gpus: Sequence[Device], by: By | None, how: dict[str, Any]
+) -> list[Prediction]:
+    """The step on one of each GPU."""
+    with naming_lines(by):
+        traces = source.families(gpus)
+    with waiting(f"predicting on {len(gpus)} GPUs"):
+        return list(with_largest((wavecast.predict(traces, gpu, **how) for gpu in gpus), source))
+
+
+def _refuse_beside_advice(
+    is_asked: bool, given: Mapping[str, object], step: StepOptions, issuing: HostOptions
+) -> None:
+    """Refuse options beside which nothing is advised: changes are tried as `advise` does it."""
+    both = "both" if step.compile is False else None
+    others = {"--ranks": step.ranks, "--compile both": both, **issuing.given(), "--host": None}
+    for option, value in {**given, **others}.items():
+        if is_asked and value is not None:
+            raise InvalidInput(f"--advice cannot be used with {option}; leave out one of them")
 
 
 def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: str | None) -> None:

@@ -18,6 +18,7 @@ from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
 from wavecast.planning.cost import TrainingCost, TrainingPlan, accumulating, training_cost
 from wavecast.planning.listing_order import comparable, fastest_first, fitting_first
+from wavecast.report import advice as advice_report
 from wavecast.report import costs as cost_report
 from wavecast.report import parallel as parallel_report
 from wavecast.report import predictions as report
@@ -27,6 +28,7 @@ from wavecast.steps.shares import shares_by_line
 
 if TYPE_CHECKING:
     from wavecast import FamilyTraces, Parallel, Prediction
+    from wavecast.advice.proposals import StepAdvice
     from wavecast.hardware.device import Device
     from wavecast.planning.prices import PriceBook
     from wavecast.steps.shares import Share
@@ -45,6 +47,8 @@ class ShownPredictions:
     setup: SetupName | None = None
     several: bool = False
     """Whether the step is spread over several GPUs."""
+    advice: StepAdvice | None = None
+    """What would make the step better, if that was asked for."""
 
 
 def refuse_beside_several(given: Mapping[str, object], issuing: HostOptions) -> None:
@@ -93,11 +97,12 @@ def print_predictions(
     """
     costs = [_cost(row, shown) for row in rows]
     whole = None if shown.plan is None else cost_report.WholeTraining(shown.plan, costs)
-    write_prediction_files(shown.files, title, rows, shown.setup, whole, several=shown.several)
+    how: dict[str, Any] = {"several": shown.several, "advice": shown.advice}
+    write_prediction_files(shown.files, title, rows, shown.setup, whole, **how)
     if shown.as_json:
         trainings = None if shown.plan is None else costs
         by = "none" if shown.several else shown.by
-        return predicted(title, rows, by, shown.book, shown.depth, trainings)
+        return predicted(title, rows, by, shown.book, shown.depth, trainings, shown.advice)
     if shown.several:
         table = parallel_report.predictions(heading or title, rows, width())
     else:
@@ -108,6 +113,8 @@ def print_predictions(
     for row in rows if shown.by is not None else ():
         parts = _parts(row, shown.by, shown.depth)
         show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
+    if shown.advice is not None:
+        show(advice_report.advised(shown.advice, width()))
     return {}
 
 

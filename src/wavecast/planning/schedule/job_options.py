@@ -96,7 +96,9 @@ def _layout(strategy: Parallel) -> str:
     """The strategy as `--parallel` takes it: `data=8,shard=3`."""
     given = {"data": strategy.data, "shard": strategy.shard, "microbatches": strategy.microbatches}
     usual = {"data": 1, "shard": 0, "microbatches": 1}
-    return ",".join(f"{name}={n}" for name, n in given.items() if n != usual[name])
+    words = [f"{name}={n}" for name, n in given.items() if n != usual[name]]
+    words += [f"offload={strategy.offload}"] if strategy.offload != "none" else []
+    return ",".join(words)
 
 
 def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:
