@@ -26,6 +26,7 @@ from wavecast.frameworks.confinement.kernel import end_with_parent
 from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
+from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
 from wavecast.frameworks.pytorch.scripts.runner import run
 from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
@@ -89,7 +90,8 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
     )
     try:
         confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
-        done = run(program, watcher=watcher, **options)
+        follow = run_jax if program.is_jax() else run
+        done = follow(program, watcher=watcher, **options)
     except (EnoughSteps, KeyboardInterrupt) as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except Exception as error:
