@@ -125,6 +125,12 @@ FITS = (
         "grouped", "the kernel for grouped products", _fit("grouped"), ("models/grouped.toml",)
     ),
     ShippedFit(
+        "concatenation",
+        "the kernels of cat",
+        _fit("concatenation"),
+        ("models/concatenation.toml",),
+    ),
+    ShippedFit(
         "fused",
         "the fused kernels of torch.compile",
         _fit("fused"),
@@ -134,7 +140,8 @@ FITS = (
         "xla",
         "the fused kernels of JAX",
         _fit("xla"),
-        ("models/xla.toml", "models/xla.npz"),
+        # xla_ranges.toml has two figures that `lab score jax blind` prints
+        ("models/xla.toml", "models/xla.npz", "models/xla_ranges.toml"),
     ),
     ShippedFit(
         "generations",

@@ -22,7 +22,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "distributed": ("collectives.csv", "steps.parquet"),
     "kernels": (
         *("gemm.parquet", "gemm_replicate.parquet", "attention.parquet"),
-        *("vidur_gemm.parquet", "vidur_ops.parquet"),
+        *("vidur_gemm.parquet", "vidur_ops.parquet", "vidur_attention.parquet"),
         *("collectives.parquet", "vidur_collectives.parquet"),
     ),
     "lambda": ("lambda_throughput.csv", "lambda_scaling.csv"),

@@ -6,6 +6,7 @@ They see no devices and no host of the machine's user.
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import os
 import sys
 from collections.abc import Iterator
@@ -23,13 +24,17 @@ settings.load_profile("any machine")
 sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 
+_caches = itertools.count()
+
+
 @pytest.fixture(autouse=True)
 def nothing_of_the_user(
     monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """What this machine keeps for its user, and the date, must not change a test."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(_empty(tmp_path_factory)))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "cache"))
+    cache = f"cache-{next(_caches)}"  # what one test keeps, another must not find
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / cache))
     monkeypatch.delenv("WAVECAST_HOST", raising=False)
     monkeypatch.delenv("WAVECAST_CORRECTIONS", raising=False)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1788220800")  # prices must not grow old in a test

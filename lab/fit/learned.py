@@ -46,6 +46,9 @@ VENDOR = "NVIDIA"
 FITTED = ("stream", "product", "convolution", "depthwise", "attention", "recurrent")
 """Models fitted here. A model whose parts occur in ops of another is fitted before it. Grouped
 products have a separate fit (`lab.fit.grouped`)."""
+CONCATENATION = "concatenation"
+"""The model of `cat` has a separate fit as well (`lab.fit.concatenation`), on our GPU alone, which
+every fit here shares."""
 LEAST_ROWS = 20
 """GPUs with fewer rows of a model are not scored."""
 RANGE = (0.05, 0.95)
@@ -153,6 +156,7 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
         np.savez_compressed(path, **arrays)
     with np.load(path) as kept:
         models = restored(dict(kept), FITTED)
+    models[CONCATENATION] = Learned.shipped().models[CONCATENATION]
     gpus = tuple(map(device, sorted({row.gpu for row in rows})))
     return replace(Learned.shipped(), models=models, fitted_on=gpus, _batches={}, _gpus={})
 

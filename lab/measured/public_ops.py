@@ -64,8 +64,7 @@ def public_rows(folder: Path) -> list[OpRow]:
         *_gemm(folder / "kernels" / "gemm.parquet", "aiconfigurator"),
         *_gemm(folder / "kernels" / "gemm_replicate.parquet", "aiconfigurator again"),
         *_attention(folder / "kernels" / "attention.parquet"),
-        *_vidur_gemm(folder / "kernels" / "vidur_gemm.parquet"),
-        *_vidur_ops(folder / "kernels" / "vidur_ops.parquet"),
+        *public_rows_of_vidur(folder),
         *_deepbench(folder / "deepbench" / "ops.parquet"),
     ]
 
@@ -144,6 +143,14 @@ def _attention(path: Path) -> Iterator[OpRow]:
 def _attention_row(row: Any) -> OpRow:
     op = make.attention(row.batch, row.heads, row.seq, row.head_dim, causal=bool(row.causal))
     return OpRow((op,), KERNELS[row.gpu], row.latency_ms * 1e-3, "aiconfigurator")
+
+
+def public_rows_of_vidur(folder: Path) -> list[OpRow]:
+    """The ops of Vidur that the learned op models are fitted on."""
+    return [
+        *_vidur_gemm(folder / "kernels" / "vidur_gemm.parquet"),
+        *_vidur_ops(folder / "kernels" / "vidur_ops.parquet"),
+    ]
 
 
 def _vidur_gemm(path: Path) -> Iterator[OpRow]:

@@ -150,6 +150,15 @@ def stream(columns: Columns, gpu: GpuFacts) -> Floats:
     )
 
 
+def concatenation(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Features of a `cat`: how inputs are stored, how many items each SM moves, how unequal."""
+    return _matrix(
+        columns["inputs"],
+        _log(columns["items"] / gpu.sm),
+        columns["largest_items"] / np.maximum(columns["items"], 1.0),
+    )
+
+
 def fused(columns: Columns, gpu: GpuFacts) -> Floats:
     """Features of a fused kernel: bytes relative to L2 and SMs, its loops, and kinds of access."""
     moved = np.maximum(columns["read_bytes"] + columns["written_bytes"], 1.0)
@@ -186,6 +195,7 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "attention": attention,
     "recurrent": recurrent,
     "stream": stream,
+    "concatenation": concatenation,
     "fused": fused,
     "xla": fused,
     "xla_depthwise": convolution,

@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 from wavecast.predictors.learned.features import FEATURES, filter_families
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
+from wavecast.predictors.learned.physics.concatenations import (
+    CONCATENATION_PARAMETERS,
+    concatenation_limits,
+)
 from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
     DEPTHWISE_PARAMETERS,
@@ -54,6 +58,7 @@ def _alone(seconds: Callable[[Columns, GpuFacts, Theta], Floats]) -> Physics:
 
 PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "stream": (stream_limits, STREAM_PARAMETERS),
+    "concatenation": (concatenation_limits, CONCATENATION_PARAMETERS),
     "product": (_alone(product_s), PRODUCT_PARAMETERS),
     "convolution": (_alone(convolution_s), CONVOLUTION_PARAMETERS),
     "depthwise": (depthwise_limits, DEPTHWISE_PARAMETERS),

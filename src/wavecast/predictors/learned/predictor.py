@@ -77,9 +77,11 @@ class Learned(Predictor):
         card = shipped_toml("models/learned.toml")
         with np.load(shipped("models/learned.npz")) as stored:
             models = restored(dict(stored), card["models"])
-        kernel = shipped_toml("models/grouped.toml")
-        models["grouped"] = OpModel("grouped", kernel["constants"])
-        ranges = {**card["groups"], **kernel["groups"]}
+        ranges = dict(card["groups"])
+        for name in ("grouped", "concatenation"):
+            kernel = shipped_toml(f"models/{name}.toml")
+            models[name] = OpModel(name, kernel["constants"])
+            ranges |= kernel["groups"]
         for name, kinds in (("fused", ["fused"]), ("xla", ["xla", "xla_depthwise"])):
             with np.load(shipped(f"models/{name}.npz")) as stored:
                 models |= restored(dict(stored), kinds)

@@ -163,12 +163,12 @@ def comparison(candidates: Sequence[ComparedStep]) -> Html:
         Column("GPU", [one.name for one in candidates], left=True),
         Column("fits", [_fits(one) for one in candidates], left=True),
         Column("step", [_step(one) for one in candidates]),
-        Column("range", [_range(one) for one in candidates], 1, left=True),
-        Column(f"{unit}/s", [or_unknown(one.rate, count) for one in candidates], 1),
+        Column("range", [_range(one) for one in candidates], 2, left=True),
+        Column(f"{unit}/s", [or_unknown(one.rate, count) for one in candidates], 2),
         Column("$/h", [_hourly(one) for one in candidates], 1),
-        Column(f"{unit}/$", [or_unknown(one.per_usd, quantity) for one in candidates], 1),
-        Column("memory", [_memory(one) for one in candidates], 1),
-        Column("bound by", [one.bound_by for one in candidates], 1, left=True),
+        Column(f"{unit}/$", [or_unknown(one.per_usd, quantity) for one in candidates], 2),
+        Column("memory", [_memory(one) for one in candidates], 2),
+        Column("bound by", [one.bound_by for one in candidates], 2, left=True),
     ]
     ends = _ends(candidates)
 

@@ -82,6 +82,7 @@ def table(
             element("button", column.name, type="button") if sorts else column.name,
             scope="col",
             class_=_side(column),
+            data_rank=_rank(column),
         )
         for column in columns
     ]
@@ -109,7 +110,12 @@ def _cell(
     class_ = f"{_side(column)} long" if is_long else _side(column)
     if is_head:
         return element("th", content, scope="row", class_=class_)
-    return element("td", content, class_=class_)
+    return element("td", content, class_=class_, data_rank=_rank(column))
+
+
+def _rank(column: Column) -> str | None:
+    """The rank of a column, by which a style sheet leaves it out where there is little room."""
+    return str(column.rank) if column.rank else None
 
 
 def _side(column: Column) -> str:

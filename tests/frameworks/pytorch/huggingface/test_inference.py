@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from wavecast.frameworks.pytorch.huggingface.inference import make_step
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
-from wavecast.traces.step import Phase, Trace
+from wavecast.traces.step import Op, Phase, Trace
 
 pytest.importorskip("transformers")
 
@@ -37,6 +38,17 @@ def test_decoding_reads_the_cache_and_counts_new_tokens_only(config: str) -> Non
         assert {call.phase for call in trace} <= {Phase.FORWARD, Phase.OTHER}
     joined = [call.op.outputs[0].shape for call in one if call.op.name == "aten.cat"]
     assert any(shape[-2] == 17 for shape in joined if len(shape) == 4)
+
+
+def test_a_growing_cache_is_contiguous_before_every_token(config: str) -> None:
+    trace = trace_of(config, "decode", 2, 16)
+    kept = [call.op.inputs[0] for call in trace if call.op.outputs[:1] and _grows(call.op)]
+    assert len(kept) == 2 * 2  # keys and values of two layers
+    assert all(tensor.strides is None for tensor in kept)
+
+
+def _grows(op: Op) -> bool:
+    return op.base == "aten.cat" and op.outputs[0].shape[-2:-1] == (17,)
 
 
 def test_a_longer_cache_needs_more_memory(config: str) -> None:
@@ -92,9 +104,11 @@ def test_options_that_make_no_sense_are_refused(
 def test_the_next_token_is_that_of_the_model(task: str, config: str) -> None:
     recipe = recipe_of(config, 2, None, ModelOptions(task=task, seq=8, weights="fp32"))
     step = make_step(recipe, "cpu")
-    first, second = step(), step()
-    assert first.shape == (2,)
-    assert torch.equal(first, second)
+    kept = copy.deepcopy(step.cache)  # each call leaves the cache as long as it was, not as full
+    with torch.no_grad():
+        logits = step.model(step.tokens, past_key_values=kept, use_cache=True).logits
+    assert torch.equal(step(), logits[:, -1].argmax(-1))
+    assert step().shape == (2,)
 
 
 @pytest.mark.parametrize("options", [{"lora": "r=4"}, {"checkpointing": True}])

@@ -271,7 +271,7 @@ while True:
 
 @pytest.mark.parametrize(
     ("framework", "message"),
-    [("jax", "trains with JAX.*trace_jax"), ("tensorflow", "TensorFlow.*KERAS_BACKEND=jax")],
+    [("jax", "jitted function.*trace_jax"), ("tensorflow", "TensorFlow.*KERAS_BACKEND=jax")],
 )
 def test_a_script_of_another_framework_is_told_the_way(
     framework: str, message: str, tmp_path: Path

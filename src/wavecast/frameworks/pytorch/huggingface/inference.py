@@ -39,8 +39,22 @@ class InferenceStep:
         with torch.no_grad(), autocast(self.precision, self.tokens.device.type):
             logits = self.model(**inputs).logits
         for layer in [] if self.cache is None else self.cache.layers:
-            _drop_latest(layer)
+            self.shorten(layer)
         return torch.argmax(logits[:, -1], dim=-1)
+
+    @staticmethod
+    def shorten(layer: Any) -> None:
+        """Take the latest token out of a layer of a growing cache.
+
+        `generate` leaves contiguous keys and values to its next step, so these are as well; what
+        they hold changes no time.
+        """
+        drop_latest(layer)
+        if not (layer.is_compileable or layer.is_sliding):
+            layer.keys, layer.values = (
+                torch.empty_like(kept, memory_format=torch.contiguous_format)
+                for kept in (layer.keys, layer.values)
+            )
 
 
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
@@ -119,8 +133,8 @@ def _head_sizes(settings: Any) -> tuple[int, int]:
     return groups, getattr(settings, "head_dim", None) or settings.hidden_size // heads
 
 
-def _drop_latest(layer: Any) -> None:
-    """Take the latest token out of a layer of a growing cache."""
+def drop_latest(layer: Any) -> None:
+    """Leave the latest token out of a layer of a growing cache, by a view of the others."""
     if layer.is_compileable:
         return  # a static cache has its places whatever is in them
     if layer.is_sliding and layer.cumulative_length >= layer.sliding_window:

@@ -247,7 +247,8 @@ _JAX = (
     "predict FILE.py:FUNCTION, or wavecast.trace_jax (docs: Predict a JAX step)"
 )
 _OTHERS = {
-    "jax": f"JAX, whose scripts are not followed; {_JAX}",
+    "jax": "JAX, whose scripts are followed if their own file imports jax and not torch; else "
+    f"{_JAX}",
     "tensorflow": "TensorFlow, which is not followed; a Keras 3 model can be predicted on JAX: set "
     f"KERAS_BACKEND=jax, {_JAX}",
 }

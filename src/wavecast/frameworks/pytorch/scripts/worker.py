@@ -28,6 +28,7 @@ from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.compiled.tracing import NotFollowed
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
+from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
 from wavecast.frameworks.pytorch.scripts.runner import run
 from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
@@ -97,7 +98,8 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
     )
     try:
         confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
-        done = run(program, watcher=watcher, **options)
+        follow = run_jax if program.is_jax() else run
+        done = follow(program, watcher=watcher, **options)
     except (EnoughSteps, KeyboardInterrupt) as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except CompilesCode:

@@ -203,6 +203,23 @@ class StreamRow(NamedTuple):
     """Kernels that the op launches."""
 
 
+class ConcatenationRow(NamedTuple):
+    """A `cat` of tensors of one type in one kernel."""
+
+    read_bytes: float
+    """Bytes that are read."""
+    written_bytes: float
+    """Bytes that are written."""
+    items: float
+    """What threads move one by one: pieces of 16 bytes, or elements."""
+    largest_items: float
+    """Those of the largest input."""
+    launched_items: float
+    """What could be moved if all inputs were as large as the largest one."""
+    inputs: float
+    """How inputs are stored: PIECES, CONTIGUOUS or STRIDED (`concatenations`)."""
+
+
 class FusedRow(NamedTuple):
     """A kernel in which Inductor or XLA fused several ops."""
 
@@ -260,7 +277,15 @@ STRIDES: one by one, because strides differ, an operand is broadcast, or a copy 
 CASTS: one by one, because an elementwise op has operands of several types.
 """
 
-Row = ProductRow | ConvolutionRow | AttentionRow | RecurrentRow | StreamRow | FusedRow
+Row = (
+    ProductRow
+    | ConvolutionRow
+    | AttentionRow
+    | RecurrentRow
+    | StreamRow
+    | ConcatenationRow
+    | FusedRow
+)
 
 ROW_TYPES: Mapping[str, type[Row]] = {
     "product": ProductRow,
@@ -270,6 +295,7 @@ ROW_TYPES: Mapping[str, type[Row]] = {
     "attention": AttentionRow,
     "recurrent": RecurrentRow,
     "stream": StreamRow,
+    "concatenation": ConcatenationRow,
     "fused": FusedRow,
     "xla": FusedRow,
     "xla_depthwise": ConvolutionRow,

@@ -15,7 +15,7 @@ from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.autotuned import MARK
 from wavecast.predictors.learned.gpus import CODES
-from wavecast.predictors.learned.physics import fusions, passes
+from wavecast.predictors.learned.physics import concatenations, fusions, passes
 from wavecast.predictors.learned.physics.columns import (
     FORWARD,
     OF_IMAGE,
@@ -59,6 +59,8 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (Part(fusions.model_of(op), fusions.row_of(op, cost)),)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
+    if op.base == "aten.cat" and (together := concatenations.row_of(op, cost)) is not None:
+        return (Part("concatenation", together),)
     whole = Part("stream", passes.row_of(op, cost))
     if op.base == "aten.embedding_dense_backward" and op.inputs[0].strides is not None:
         # torch first makes the gradient contiguous (embedding_dense_backward_cuda)
@@ -265,8 +267,17 @@ def _model_of_convolution(op: Op, weight: TensorSpec) -> str:
 # Attention and recurrent layers.
 
 
+FEWEST_QUERIES = 16
+"""Queries of the smallest tile of tensor cores. With no more of them, attention takes as long as
+reading keys and values once."""
+
+
 def _attention(op: Op, cost: Cost) -> Part:
     problem = attention.problem(op, as_torch=False)
+    if problem.q_len <= FEWEST_QUERIES and "backward" not in op.base:
+        key = op.inputs[1]
+        both = TensorSpec((2, *key.shape), key.dtype)
+        return Part("stream", passes.row_over(both, cost.written_bytes, problem.d))
     pairs = max(problem.q_len * problem.k_len, 1)
     row = AttentionRow(
         sequences=problem.sequences,

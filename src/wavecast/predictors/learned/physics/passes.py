@@ -23,6 +23,8 @@ FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _PLACES = ("backward", "scatter", "index_put", "index_add")
 _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
 """Ops that add with atomic operations. Other ops that add into places sort first."""
+_SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
+"""Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
 _ADDED_ROWS = ("aten.index_put", "aten.index_put_")
 _ACCESSES = 3
 """Accesses to memory, each waiting for the one before, with which one row is added to another."""
@@ -45,7 +47,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         read_bytes=cost.read_bytes - counted,
         written_bytes=cost.written_bytes,
         reread_bytes=reread,
-        elements=_accesses(op, whole),
+        elements=_accesses(op, whole, cost),
         flops=cost.flops,
         row_width=_row_width(op, whole, kind),
         tensors=_tensors(op),
@@ -154,8 +156,14 @@ def _footprint_bytes(op: Op, cost: Cost) -> int:
     return cost.bytes - (stored(op.outputs[0]) if in_place else 0)
 
 
-def _accesses(op: Op, whole: TensorSpec) -> int:
-    """Elements to handle; in pooling, an element counts once for each window that contains it."""
+def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
+    """Elements to handle.
+
+    In pooling, an element counts once for each window that contains it. Of a tensor of which an op
+    writes some slices in place, only these count.
+    """
+    if op.base in _SLICES_IN_PLACE:
+        return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
     if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
         return whole.numel
     pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
