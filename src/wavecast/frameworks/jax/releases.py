@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
@@ -136,3 +136,91 @@ def compile_module(
     names = ("argument", "output", "alias", "temp")
     sizes = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
     return made.hlo_modules()[0].to_string(), sizes
+
+
+def leaves(tree: Any) -> list[Any]:
+    """The leaves of a tree."""
+    import jax
+
+    return list(jax.tree.leaves(tree))
+
+
+def shapes_of(tree: Any) -> str:
+    """A tree without the values of its arrays, as text."""
+    import jax
+
+    def shown(leaf: Any) -> str:
+        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+        return f"{leaf.dtype}{leaf.shape}" if is_array else type(leaf).__name__
+
+    found, structure = jax.tree.flatten(tree)
+    return f"{[shown(leaf) for leaf in found]} {structure}"
+
+
+def is_tracing(tree: Any) -> bool:
+    """Whether jax is tracing a function, so that a call in it belongs to another one."""
+    import jax
+    from jax._src import core
+
+    return not core.trace_state_clean() or any(isinstance(x, jax.core.Tracer) for x in leaves(tree))
+
+
+def is_random_key(leaf: Any) -> bool:
+    """Whether an array is a state of random numbers, of the new kind or of the old one."""
+    import jax
+
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return True
+    return bool(leaf.shape[-1:] == (2,) and str(leaf.dtype) == "uint32")
+
+
+def same_array(array: Any) -> Any:
+    """Another array object with the same memory."""
+    import jax
+
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        return jax.random.wrap_key_data(
+            same_array(jax.random.key_data(array)), impl=jax.random.key_impl(array)
+        )
+    parts = [shard.data for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+def zeros(shape: Any) -> Any:
+    """An array of zeros, or of states of random numbers."""
+    import jax
+
+    if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
+        return jax.numpy.broadcast_to(jax.random.key(0), shape.shape)
+    made = jax.numpy.zeros(shape.shape, shape.dtype)
+    wanted = getattr(shape, "sharding", None)
+    return made if wanted is None else jax.device_put(made, wanted)
+
+
+def forget_compiled() -> None:
+    """Let each op come through Python once more, where `ops_watched` sees it."""
+    import jax
+
+    jax.clear_caches()
+
+
+@contextmanager
+def ops_watched(note: Callable[[str, Sequence[Any]], None]) -> Iterator[None]:
+    """Call `note` with the name and the arguments of what is computed at once, op by op.
+
+    Each op is jitted by jax itself, and comes through Python when it is called for the first time
+    after `forget_compiled`.
+    """
+    from jax._src import pjit
+
+    own = pjit._pjit_call_impl_python
+
+    def noted(*arguments: Any, **parameters: Any) -> Any:
+        note(str(parameters.get("name", "an op")), arguments)
+        return own(*arguments, **parameters)
+
+    pjit._pjit_call_impl_python = noted
+    try:
+        yield
+    finally:
+        pjit._pjit_call_impl_python = own

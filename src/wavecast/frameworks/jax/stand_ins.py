@@ -8,6 +8,7 @@ write a file do, and a library without functions; the scheduled HLO is the same.
 from __future__ import annotations
 
 import base64
+import os
 import zlib
 from pathlib import Path
 
@@ -53,8 +54,9 @@ def make_stand_ins(folder: Path) -> Path:
     tools.mkdir(parents=True)
     library.mkdir(parents=True)
     for name in ("ptxas", "nvlink", "fatbinary"):
-        tool = tools / name
-        tool.write_text(_TOOL.replace("@NAME@", name), encoding="utf-8")
-        tool.chmod(0o755)
+        # A script's process may not change the mode of a file, but may create one with it.
+        tool = os.open(tools / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
+        with os.fdopen(tool, "w", encoding="utf-8") as file:
+            file.write(_TOOL.replace("@NAME@", name))
     (library / "libdevice.10.bc").write_bytes(zlib.decompress(base64.b85decode(_EMPTY_LIBRARY)))
     return folder

@@ -147,7 +147,7 @@ def captured_jax(
         changes: what to change in the step, by the names of `frameworks.jax.changes`.
     """
     check_installed()
-    _show_devices(ranks or 1)
+    show_devices(ranks or 1)
     target = gpu or device(DEFAULT_GPU)
     with rematerialized(changes):
         made = step_of(make_step())
@@ -156,7 +156,7 @@ def captured_jax(
     return traces_for(lowered, [target], samples=samples, unit=unit)[0]
 
 
-def _show_devices(count: int) -> None:
+def show_devices(count: int) -> None:
     """Let jax run on the CPU, with several devices if the step needs them."""
     releases.expect_no_extension()
     if "jax" not in sys.modules:

@@ -17,8 +17,8 @@ from wavecast.traces.step import Trace
 from wavecast.traces.values import compacted
 
 NOTE = (
-    "compiled by XLA without a GPU: nothing was autotuned, so all matmuls are cuBLAS's, where XLA "
-    "on a GPU writes some of them in Triton"
+    "compiled by XLA without a GPU, so nothing was autotuned: which matmuls XLA writes in Triton "
+    "is predicted, and what it would fuse into them runs by itself"
 )
 
 

@@ -32,6 +32,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     is_users,
     user_line,
 )
+from wavecast.frameworks.target_files import imports_of
 
 _DISPATCH = placement.__file__
 
@@ -74,6 +75,14 @@ class Program:
                 )
             folder = " (it is a folder)" if path.is_dir() else f" (looked in {Path.cwd()})"
             raise InvalidInput(f"there is no script {self.name}{folder}")
+
+    def is_jax(self) -> bool:
+        """Whether the script's own file imports JAX or a library on it, and not torch."""
+        try:
+            with _surroundings(self):
+                return imports_of(self._file()).jax
+        except (OSError, InvalidInput):
+            return False
 
     def mentions(self, name: str) -> bool:
         """Whether the script has a function of torch's or of a module's with a name in it."""

@@ -31,10 +31,18 @@ _open = open  # the real one: the script's is redirected
 class Watched(Protocol):
     """A training loop that is watched."""
 
-    boundaries: list[Any]
     running: bool
-    recorder: Any
     modules: Any
+
+    @property
+    def boundaries(self) -> list[Any]:
+        """The ends of its steps."""
+        ...
+
+    @property
+    def recorder(self) -> Any:
+        """What was recorded."""
+        ...
 
     def cut(self, why: str) -> None:
         """Stop the script."""

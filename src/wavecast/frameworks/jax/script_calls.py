@@ -1,0 +1,202 @@
+"""The calls of jitted functions that a script makes, none of which is computed.
+
+A call of a jitted function is evaluated by its shapes alone, and what it returns is made up: arrays
+of the right shapes, those of its arguments where they fit. So a script runs on without a GPU, as
+far as its course does not depend on values. Its training step is the function that is given back
+what it returned before.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+from wavecast.frameworks.jax import releases
+
+REPEATS = 3
+"""A step is found when it was called so often with the same shapes."""
+MOST_CALLS = 24
+"""A function that was called so often, and never with what it returned, is not updated."""
+LARGE = 1 << 16
+"""Elements from which an op outside of jitted functions counts as work."""
+MOST_SMALL = 16
+"""So many different small ops outside of jitted functions are neglected, and named."""
+
+
+class Repeated(BaseException):
+    """Raised inside a script to stop it. It is no `Exception`, so that scripts do not catch it."""
+
+
+@dataclass(frozen=True, eq=False)
+class JittedCall:
+    """A call of a jitted function."""
+
+    function: WatchedFunction
+    shapes: Hashable
+    """Its arguments, without the values of arrays."""
+    line: str
+    arguments: tuple[Any, ...]
+    named: dict[str, Any]
+    returned: tuple[Any, ...]
+    """The arrays that it returned."""
+    outside: list[tuple[str, int]] = field(default_factory=list)
+    """The ops that ran after it outside of jitted functions, and their largest numbers of
+    elements."""
+
+
+@dataclass
+class JittedCalls:
+    """The calls that a script made, in order.
+
+    Args:
+        line: says which line of the script is running.
+    """
+
+    line: Callable[[], str]
+    calls: list[JittedCall] = field(default_factory=list)
+    step: JittedCall | None = None
+    """The call at which the step had repeated itself."""
+    running: bool = False
+    cut_short: str = ""
+    modules: Any = field(default_factory=lambda: SimpleNamespace(first_trained=None))
+
+    @property
+    def boundaries(self) -> list[JittedCall]:
+        """The calls, as who watches a script asks for them."""
+        return self.calls
+
+    @property
+    def recorder(self) -> list[JittedCall]:
+        """The same."""
+        return self.calls
+
+    def cut(self, why: str) -> None:
+        """Stop the script."""
+        self.cut_short = self.cut_short or why
+        raise Repeated
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Replace `jax.jit` inside the block, and look at all ops that are computed."""
+        import jax
+
+        own = jax.jit
+
+        def jit(function: Any = None, /, **options: Any) -> Any:
+            if function is None:
+                return partial(jit, **options)
+            return WatchedFunction(own(function, **options), self)
+
+        jax.jit = jit
+        self.running = True
+        try:
+            with releases.ops_watched(self._note_outside):
+                yield
+        finally:
+            self.running = False
+            jax.jit = own
+
+    def _note_outside(self, name: str, arrays: Sequence[Any]) -> None:
+        if self.calls and self.running:
+            size = max((int(getattr(array, "size", 1)) for array in arrays), default=1)
+            self.calls[-1].outside.append((name, size))
+
+    def note(self, call: JittedCall) -> None:
+        """Note a call, and stop the script where its step has repeated itself."""
+        alike = [c for c in self.calls if (c.function, c.shapes) == (call.function, call.shapes)]
+        self.calls.append(call)
+        given = {id(leaf) for leaf in releases.leaves((call.arguments, call.named))}
+        is_updated = bool(alike) and any(id(leaf) in given for leaf in alike[-1].returned)
+        if len(alike) + 1 >= (REPEATS if is_updated else MOST_CALLS):
+            self.step = call if is_updated else None
+            raise Repeated
+
+    def between(self) -> tuple[JittedCall, ...]:
+        """The calls of one step: from after the step's last but one call to its last."""
+        assert self.step is not None
+        key = self.step.function, self.step.shapes
+        last = [at for at, call in enumerate(self.calls) if (call.function, call.shapes) == key]
+        return tuple(self.calls[last[-2] + 1 : last[-1] + 1])
+
+    def outside(self) -> list[tuple[str, int]]:
+        """The ops of one step outside of its jitted functions."""
+        calls = self.between()
+        at = self.calls.index(calls[0])
+        before = self.calls[at - 1].outside if at else []
+        return [*before, *(op for call in calls[:-1] for op in call.outside)]
+
+    def samples(self) -> int | None:
+        """The samples of a step: the length that all arrays have that are new in each call."""
+        if self.step is None:
+            return None
+        known = {id(leaf) for call in self.calls[:-1] for leaf in call.returned}
+        counted: dict[int, int] = defaultdict(int)
+        for call in self.calls:
+            for leaf in {id(x): x for x in releases.leaves((call.arguments, call.named))}.values():
+                counted[id(leaf)] += call.function is self.step.function
+        lengths = {
+            leaf.shape[0]
+            for leaf in releases.leaves((self.step.arguments, self.step.named))
+            if getattr(leaf, "ndim", 0) and id(leaf) not in known and counted[id(leaf)] <= 1
+            if not releases.is_random_key(leaf)
+        }
+        return int(lengths.pop()) if len(lengths) == 1 else None
+
+
+class WatchedFunction:
+    """A jitted function whose calls are noted and not computed."""
+
+    def __init__(self, jitted: Any, calls: JittedCalls) -> None:
+        self.jitted, self._calls = jitted, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.jitted, name)
+
+    def __get__(self, owner: Any, _: type | None = None) -> Any:
+        return self if owner is None else partial(self, owner)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """What the function returns, by its shapes."""
+        if not self._calls.running or releases.is_tracing((arguments, named)):
+            return self.jitted(*arguments, **named)
+        shapes = self.jitted.eval_shape(*arguments, **named)
+        self._calls.running = False  # what follows is not the script's
+        result = _made_up(shapes, (arguments, named))
+        self._calls.running = True
+        call = JittedCall(
+            self,
+            releases.shapes_of((arguments, named)),
+            self._calls.line(),
+            arguments,
+            named,
+            tuple(releases.leaves(result)),
+        )
+        self._calls.note(call)
+        releases.forget_compiled()
+        return result
+
+    @property
+    def name(self) -> str:
+        """The name of the function in the script."""
+        return str(getattr(self.jitted, "__name__", "a jitted function"))
+
+
+def _made_up(shapes: Any, given: Any) -> Any:
+    """Arrays of these shapes: those that were given, in their order, and zeros."""
+    import jax
+
+    left: dict[Hashable, list[Any]] = defaultdict(list)
+    for leaf in releases.leaves(given):
+        if isinstance(leaf, jax.Array):
+            left[leaf.shape, leaf.dtype].append(leaf)
+
+    def made(shape: Any) -> Any:
+        known = left[shape.shape, shape.dtype]
+        return releases.same_array(known.pop(0)) if known else releases.zeros(shape)
+
+    return jax.tree.map(made, shapes)

@@ -1,0 +1,136 @@
+"""Scripts of JAX run until their jitted step repeats; what cannot be followed says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import wavecast
+from wavecast.errors import CaptureError, InvalidInput
+from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.tracing import trace_of
+from wavecast.frameworks.pytorch.scripts import jax_runner
+from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.hardware.devices import device
+from wavecast.traces.script import ScriptRun
+from wavecast.traces.step import Trace
+
+pytest.importorskip("jax")
+
+HEAD = """
+from functools import partial
+import jax, jax.numpy as jnp, numpy as np
+
+def loss_fn(params, x):
+    return jnp.square(x @ params["w"]).mean()
+
+def data():
+    for _ in range(1000):
+        yield np.ones((32, 512), "float32")
+
+params = {"w": jnp.ones((512, 512))}
+"""
+PLAIN = """
+@partial(jax.jit, donate_argnums=0)
+def train_step(params, x):
+    loss, grads = jax.value_and_grad(loss_fn)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+@jax.jit
+def evaluate(params, x):
+    return loss_fn(params, x)
+
+evaluate(params, next(data()))
+for x in data():
+    params, loss = train_step(params, x)
+    print(float(loss))
+"""
+TWO = """
+gradients = jax.jit(jax.value_and_grad(loss_fn))
+
+@jax.jit
+def update(params, grads):
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+for x in data():
+    loss, grads = gradients(params, x)
+    params = update(params, grads)
+"""
+UNJITTED = """
+@jax.jit
+def train_step(params, x):
+    loss, grads = jax.value_and_grad(loss_fn)(params, x)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+for x in data():
+    params, loss = train_step(params, x)
+    average = jax.tree.map(lambda p: 0.9 * p, params)
+"""
+ONLY_GRADIENTS = """
+gradients = jax.jit(jax.value_and_grad(loss_fn))
+for x in data():
+    loss, grads = gradients(params, x)
+    params = {"w": params["w"] - 0.1 * grads["w"]}
+"""
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no step be compiled: each is that of a file."""
+    text = (Path(__file__).parent / "step.hlo").read_text(encoding="utf-8")
+    sizes = dict.fromkeys(("argument", "output", "temp", "alias"), 0)
+
+    def made(_: object, gpus: list[wavecast.Device], *, samples: int | None) -> list[Trace]:
+        return [trace_of(CompiledModule(text, sizes), gpu, samples=samples) for gpu in gpus]
+
+    monkeypatch.setattr(jax_runner, "traces_for", made)
+
+
+def _run(tmp_path: Path, body: str) -> ScriptRun:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + body, encoding="utf-8")
+    return jax_runner.run_jax(Program(str(path)), gpu=device("l4"))
+
+
+@pytest.mark.usefixtures("compiled")
+def test_the_step_is_the_function_that_gets_what_it_returned(tmp_path: Path) -> None:
+    done = _run(tmp_path, PLAIN)
+    assert "jitted function train_step" in done.choice
+    assert "train.py:" in done.line
+    assert done.trace.samples == 32
+    assert any("copies of the batch" in text for text in done.left_out)
+
+
+@pytest.mark.usefixtures("compiled")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (TWO, r"calls update .* and .*loss_fn.* one jitted function.*make_step"),
+        (UNJITTED, r"ops that are not jitted \(.*mul.*\), which would be missing.*trace_jax"),
+        (ONLY_GRADIENTS, r"but none 3 times with what it had returned.*make_step"),
+        ("print(params)", r"ended without a call of a jitted function.*trace_jax"),
+        ("raise ValueError('no data')", r"no data"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused_with_the_way_to_go(
+    tmp_path: Path, body: str, message: str
+) -> None:
+    with pytest.raises(CaptureError, match=message):
+        _run(tmp_path, body)
+
+
+def test_options_of_torch_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + PLAIN, encoding="utf-8")
+    with pytest.raises(InvalidInput, match="leave out --until"):
+        jax_runner.run_jax(Program(str(path)), until="train.py:3")
+
+
+@pytest.mark.slow
+def test_a_script_is_run_confined_and_compiled_for_a_gpu(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + PLAIN, encoding="utf-8")
+    done = wavecast.run_script(path, gpu="l4")
+    assert done.trace.framework.startswith("jax ")
+    assert wavecast.predict(done.trace, "l4").seconds > 0
