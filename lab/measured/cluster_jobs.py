@@ -103,7 +103,10 @@ def elastic_jobs(path: Path, speeds: ClusterSpeeds, gpus: int) -> tuple[Fleet, l
 
 
 def drawn_instance(
-    count: int, pools: Sequence[tuple[int, float, float]], seed: int = 0
+    count: int,
+    pools: Sequence[tuple[int, float, float]],
+    seed: int = 0,
+    sizes: Sequence[int] = (1, 2, 4, 8),
 ) -> tuple[Fleet, list[Job]]:
     """Jobs with 16 ways to run each, on pools of so many GPUs, prices and relative speeds."""
     chance = random.Random(seed)
@@ -111,17 +114,20 @@ def drawn_instance(
     jobs = []
     for number in range(count):
         base = 10 ** chance.uniform(3.5, 5.2)
-        options = tuple(_drawn_options(chance, base, pools))
+        options = tuple(_drawn_options(chance, base, pools, sizes))
         jobs.append(Job(f"j{number}", options, "", chance.uniform(0, 4) * HOUR_S))
     return fleet, jobs
 
 
 def _drawn_options(
-    chance: random.Random, base_s: float, pools: Sequence[tuple[int, float, float]]
+    chance: random.Random,
+    base_s: float,
+    pools: Sequence[tuple[int, float, float]],
+    sizes: Sequence[int],
 ) -> Iterator[RunOption]:
     for index, (_, usd, speed) in enumerate(pools):
         own = speed * chance.uniform(0.7, 1.3)
-        for gpus in (1, 2, 4, 8):
+        for gpus in sizes:
             seconds = base_s / own / gpus**0.9
             ranged = Ranged(seconds, 0.85 * seconds, 1.2 * seconds)
             yield RunOption(f"g{index}", gpus, ranged, seconds / HOUR_S * gpus * usd)

@@ -6,7 +6,8 @@ Needs transformers, accelerate, pytorch-lightning, diffusers and torch_geometric
 folder with public repositories, each checked out under its own name (nanoGPT, examples); those that
 are missing are left out and named. The command runs each script of lab/steps/corpus.py with
 `wavecast run`, in a process and a folder of its own with made-up data, and prints the table of
-docs/appendix/scripts.md. It ends with 1 if fewer than 90% are answered.
+docs/appendix/scripts.md. With --only and --write, the other rows of that page stay. It ends with 1
+if fewer than 90% are answered.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
             done = subprocess.run(
                 [*command, *script.options, str(path), *script.arguments],
                 cwd=folder,
-                env=os.environ | {"PYTHONPATH": str(ROOT / "src")},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(_places())},
+                stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 check=False,
@@ -79,29 +81,32 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
     return ScriptVerdict(script, True, said, wall_s, cpu_s)
 
 
-def rows(verdicts: Iterable[ScriptVerdict]) -> Iterator[str]:
-    """The rows of the table."""
-    for one in verdicts:
-        words = " ".join((*one.script.options, *one.script.arguments))
-        arguments, said = (text.replace(f"{ROOT}/", "") for text in (words, one.said))
-        said = said.replace("|", "/")[:160]
-        cells = (
-            f"`{one.script.name}`" + (f" `{arguments[:60]}`" if arguments else ""),
-            "answered" if one.answered else "no answer",
-            said,
-            f"{one.wall_s:.0f}",
-            f"{one.cpu_s:.0f}",
-        )
-        yield f"| {' | '.join(cells)} |"
+def cell(script: CorpusScript) -> str:
+    """The first cell of a script's row, which no other row has."""
+    words = " ".join((*script.options, *script.arguments)).replace(f"{ROOT}/", "")
+    return f"`{script.name}`" + (f" `{words[:60]}`" if words else "")
 
 
-def summary(verdicts: Sequence[ScriptVerdict], missing: Sequence[str]) -> Iterator[str]:
+def row(one: ScriptVerdict) -> str:
+    """The row of the table for a script."""
+    cells = (
+        cell(one.script),
+        "answered" if one.answered else "no answer",
+        one.said.replace(f"{ROOT}/", "").replace("|", "/")[:160],
+        f"{one.wall_s:.0f}",
+        f"{one.cpu_s:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def summary(rows: Iterable[str], missing: Sequence[str]) -> Iterator[str]:
     """How many were answered, and what was not tried."""
-    answered = sum(one.answered for one in verdicts)
-    slow = [one for one in verdicts if one.cpu_s > _LONGEST_CPU_S]
+    cells = [[text.strip() for text in one.strip("|").split(" | ")] for one in rows]
+    answered = sum(one[1] == "answered" for one in cells)
+    slow = [one for one in cells if float(one[-1]) > _LONGEST_CPU_S]
     yield ""
     yield (
-        f"{answered} of {len(verdicts)} scripts were answered; {len(slow)} took more than "
+        f"{answered} of {len(cells)} scripts were answered; {len(slow)} took more than "
         f"{_LONGEST_CPU_S:.0f} CPU s."
     )
     if missing:
@@ -116,26 +121,34 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--only", default="", help="scripts whose names have this word in them")
     parser.add_argument("--write", action="store_true", help="write it into the page")
     args = parser.parse_args(given)
-    verdicts: list[ScriptVerdict] = []
-    missing: dict[str, None] = {}
-    lines = list(heading("script | verdict | step, or reason | wall s | CPU s", "lll"))
-    print(*lines, sep="\n", flush=True)
+    found: dict[str, str] = {}
+    first = list(heading("script | verdict | step, or reason | wall s | CPU s", "lll"))
+    print(*first, sep="\n", flush=True)
     for script in corpus():
         path = (args.repositories or Path("/nowhere")) / script.path
-        if args.only not in script.name:
-            continue
-        if not path.is_file():
-            missing[f"`{script.name}`"] = None
-            continue
-        verdicts.append(judge(script, path.resolve()))
-        lines += rows(verdicts[-1:])
-        print(lines[-1], flush=True)
-    lines += summary(verdicts, list(missing))
-    print(*list(summary(verdicts, list(missing))), sep="\n")
+        if args.only in script.name and path.is_file():
+            found[cell(script)] = row(judge(script, path.resolve()))
+            print(found[cell(script)], flush=True)
+    known = (written() if args.only else {}) | found
+    table = [known[cell(script)] for script in corpus() if cell(script) in known]
+    missing = dict.fromkeys(f"`{one.name}`" for one in corpus() if cell(one) not in known)
+    end = list(summary(table, list(missing)))
+    print(*end, sep="\n")
     if args.write:
-        pages.write(PAGE, MARK, "\n".join(lines))
-    if sum(one.answered for one in verdicts) < _ANSWERED * len(verdicts):
+        pages.write(PAGE, MARK, "\n".join((*first, *table, *end)))
+    if sum("| answered |" in one for one in table) < _ANSWERED * len(table):
         raise SystemExit(1)
+
+
+def written() -> dict[str, str]:
+    """The rows of the page, by their first cells."""
+    lines = pages.section(PAGE, MARK).splitlines()
+    return {line[2:].split(" | ")[0]: line for line in lines if line.startswith("| `")}
+
+
+def _places() -> list[str]:
+    """Where a script finds Wavecast, and packages that a maintainer has installed apart."""
+    return [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def _cpu_s() -> float:

@@ -2,7 +2,7 @@
 
     python -m lab score regret --data FOLDER [--write]
 
-Needs torch and the public set cluster (docs/sources.md). Writes a table of
+Needs torch and the public set cluster (docs/sources.md). Writes two tables of
 docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the chosen GPU
 than on the one with the least measured cost, both at measured speeds. A GPU is chosen by the least
 predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU of a
@@ -13,17 +13,19 @@ to predicted times of the other job types there.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import permutations
 
 import wavecast
 from lab import needs
 from lab.markdown import heading
-from lab.measured.cluster_jobs import GAVEL_USD, rows_of
+from lab.measured.cluster_jobs import GAVEL_USD
+from lab.measured.cluster_steps import JobType, Seconds, job_types
 from lab.score import pages
 from lab.steps.cluster_jobs import JOBS
+from wavecast.hardware.processors import processors, reference_processor
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Candidate, tells_apart
 from wavecast.planning.verification import is_verified
@@ -36,29 +38,25 @@ GPUS = {
 """The GPUs of the set by our names. Gavel does not say which V100 and P100 it had."""
 SIA_USD = {"T4": 0.35, "V100-32GB": 2.48, "A100-40GB": 3.67}
 """USD per hour: Google's list prices. No cloud lists an RTX 2080 Ti, so it is left out."""
-PRECISIONS = {"gavel_sim": "fp32", "sia": "tf32"}
+PROCESSORS = {
+    **dict.fromkeys(("K80", "P100", "V100"), "Intel Xeon E5-2698 v4"),
+    **{"T4": "Intel Xeon Platinum 8259CL", "V100-32GB": "Intel Xeon Platinum 8168"},
+    "A100-40GB": "AMD EPYC 7742",
+}
+"""The processor of the machines: Azure's ND40rs_v2, AWS' g4dn and a DGX A100 had these; clouds of
+2019 had a Broadwell beside K80, P100 and V100, for which this one stands."""
+PRECISIONS = {"gavel": "fp32", "sia": "tf32"}
 """PyTorch of 2021 used TF32 on an A100 by default; older GPUs have none."""
-_MOST_BATCHES = 6
+MIXED = (("sia", "imagenet"),)
+"""Job types in mixed precision: 668 images a second on a V100 are above its peak in float32."""
 _CLEARLY = 1.2
 """By so much a data sheet must be better for a slower time to be odd."""
-
-
-@dataclass(frozen=True)
-class JobType:
-    """A job type at a batch: the measured seconds of a step on each GPU."""
-
-    source: str
-    name: str
-    batch: int
-    measured_s: Mapping[str, float]
-
-    @property
-    def usd(self) -> Mapping[str, float]:
-        return GAVEL_USD if self.source == "gavel_sim" else SIA_USD
-
+_APART = 1.5
+"""Two measurements of the same step on the same GPU that differ so much settle nothing."""
 
 Predicted = Mapping[str, Ranged]
 """The predicted seconds of a step on each GPU."""
+Predictions = Sequence[tuple[JobType, Predicted]]
 
 
 @dataclass(frozen=True)
@@ -66,86 +64,70 @@ class Regret:
     """What the choices of a job type cost more than the best GPU."""
 
     job: JobType
+    predicted: Predicted
     chosen: str
     best: str
-    verified: float
-    """The regret as `wavecast choose` chooses."""
     plain: float
     """The regret if all GPUs take part."""
+    verified: float
+    """The regret as `wavecast choose` chooses."""
+    known: float
+    """The regret if only GPUs of generations on which ops were measured are to be had."""
     factored: float
     """The regret with a factor for each machine."""
     is_sure: bool
     """Whether the ranges tell the choice apart from every other."""
     holds_best: bool
     """Whether the best is the choice, or among those that cannot be told apart from it."""
-    is_odd: bool
-    """Whether a GPU was measured to be slower than one that is worse on both data sheets."""
+    is_settled: bool
+    """Whether measurements say how fast the GPUs are: they repeat, and none is odd."""
 
 
-def job_types(data: Path) -> list[JobType]:
-    """The job types that can be rebuilt, at batches measured on two GPUs or more."""
-    steps: dict[tuple[str, str, int], dict[str, tuple[int, float]]] = {}
-    for row in rows_of(data / "throughputs.csv"):
-        speed, kind = float(row["iterations_per_s"] or 0), (row["set"], row["job_type"])
-        if kind not in JOBS or not speed or row["placement"] == "unconsolidated":
-            continue
-        if row["gpu"] not in GPUS:
-            continue
-        gpus = int(row["n_gpu"])
-        if row["set"] == "gavel_sim" and gpus > 1:
-            continue
-        # Without the gradients' way: Sia measured most GPUs only in groups.
-        seconds = 1 / speed - float(row["sync_s"] or 0)
-        key = (*kind, int(float(row["batch"] or 1)))
-        known = steps.setdefault(key, {})
-        if seconds > 0 and gpus < known.get(row["gpu"], (1 << 30, 0.0))[0]:
-            known[row["gpu"]] = gpus, seconds
-    found = [
-        JobType(*key, {gpu: seconds for gpu, (_, seconds) in own.items()})
-        for key, own in sorted(steps.items())
-        if len(own) > 1
-    ]
-    return [one for kind in JOBS for one in _some(found, kind)]
+def prices(job: JobType) -> Mapping[str, float]:
+    """USD per hour of each GPU."""
+    return GAVEL_USD if job.system == "gavel" else SIA_USD
 
 
-def _some(found: Sequence[JobType], kind: tuple[str, str]) -> Sequence[JobType]:
-    """A few batches of a job type, from the smallest to the largest."""
-    own = [one for one in found if (one.source, one.name) == kind]
-    if len(own) <= _MOST_BATCHES:
-        return own
-    return [own[round(at * (len(own) - 1) / (_MOST_BATCHES - 1))] for at in range(_MOST_BATCHES)]
-
-
-def predict(job: JobType) -> Predicted:
-    """The step of a job type on its GPUs."""
-    make = partial(JOBS[job.source, job.name], job.batch, PRECISIONS[job.source])
-    devices = [wavecast.device(GPUS[gpu]) for gpu in job.measured_s]
+def predict(job: JobType, gpus: Sequence[str]) -> Predicted:
+    """The step of a job type on GPUs, each in its machine."""
+    mixed = (job.system, job.name) in MIXED
+    precision = "fp16" if mixed else PRECISIONS[job.system]
+    make = partial(JOBS[job.system, job.name], job.batch, precision)
+    devices = [wavecast.device(GPUS[gpu]) for gpu in gpus]
     traces = wavecast.trace(make, gpus=devices)
-    steps = [wavecast.predict(traces, device) for device in devices]
+    steps = [
+        wavecast.predict(traces, device, host="reference", host_factor=_host_factor(gpu))
+        for gpu, device in zip(gpus, devices, strict=True)
+    ]
     return {
         gpu: Ranged(step.seconds, step.low_s, step.high_s)
-        for gpu, step in zip(job.measured_s, steps, strict=True)
+        for gpu, step in zip(gpus, steps, strict=True)
     }
 
 
-def judge(predictions: Sequence[tuple[JobType, Predicted]]) -> list[Regret]:
+def _host_factor(gpu: str) -> float:
+    return reference_processor().speed / processors()[PROCESSORS[gpu]].speed
+
+
+def judge(predictions: Predictions) -> list[Regret]:
     """The regret of each job type."""
     return [_judged(job, own, _factors(job, predictions)) for job, own in predictions]
 
 
-def _factors(job: JobType, predictions: Sequence[tuple[JobType, Predicted]]) -> Mapping[str, float]:
+def _factors(job: JobType, predictions: Predictions) -> Mapping[str, float]:
     """Measured to predicted time on each machine, the median of the other job types there."""
     found: dict[str, list[float]] = {}
     for other, own in predictions:
         if other.source == job.source and other.name != job.name:
-            for gpu, seconds in own.items():
-                found.setdefault(gpu, []).append(other.measured_s[gpu] / seconds.value)
+            for gpu, seconds in other.measured_s.items():
+                found.setdefault(gpu, []).append(seconds / own[gpu].value)
     return {gpu: statistics.median(values) for gpu, values in found.items()}
 
 
 def _judged(job: JobType, own: Predicted, factors: Mapping[str, float]) -> Regret:
-    real = {gpu: job.usd[gpu] * seconds for gpu, seconds in job.measured_s.items()}
-    costs = {gpu: _times(seconds, job.usd[gpu]) for gpu, seconds in own.items()}
+    usd = prices(job)
+    real = {gpu: usd[gpu] * seconds for gpu, seconds in job.measured_s.items()}
+    costs = {gpu: _times(own[gpu], usd[gpu]) for gpu in real}
     best = min(real, key=real.__getitem__)
     seen = [gpu for gpu in costs if is_verified(wavecast.device(GPUS[gpu]))]
     chosen = min(seen, key=lambda gpu: costs[gpu].value)
@@ -159,14 +141,16 @@ def _judged(job: JobType, own: Predicted, factors: Mapping[str, float]) -> Regre
     ]
     return Regret(
         job,
+        own,
         chosen,
         best,
-        verified=real[chosen] / real[best] - 1,
         plain=real[plain] / real[best] - 1,
+        verified=real[chosen] / real[best] - 1,
+        known=real[chosen] / min(real[gpu] for gpu in seen) - 1,
         factored=real[factored] / real[best] - 1,
         is_sure=alike == [plain],
         holds_best=best in alike,
-        is_odd=_is_odd(job),
+        is_settled=job.spread < _APART and not _is_odd(job.measured_s),
     )
 
 
@@ -175,7 +159,9 @@ def _times(seconds: Ranged, factor: float) -> Ranged:
     return Ranged(seconds.value * factor, low * factor, high * factor)
 
 
-def _is_odd(job: JobType) -> bool:
+def _is_odd(times: Seconds) -> bool:
+    """Whether a GPU was measured to be slower than one that is worse on both data sheets."""
+
     def betters(gpu: str, other: str) -> bool:
         one, two = wavecast.device(GPUS[gpu]), wavecast.device(GPUS[other])
         return (
@@ -183,45 +169,84 @@ def _is_odd(job: JobType) -> bool:
             and one.fp32_flops > _CLEARLY * two.fp32_flops
         )
 
-    times = job.measured_s
-    return any(
-        betters(gpu, other) and times[gpu] > times[other] for gpu in times for other in times
-    )
+    return any(betters(a, b) and times[a] > times[b] for a, b in permutations(times, 2))
 
 
 def table(regrets: Sequence[Regret]) -> Iterator[str]:
-    """A row for each job type, and the means."""
+    """A row for each table and job type, and the means."""
     yield from heading(
-        "job type | batches | odd | best of all GPUs chosen | mean regret, all GPUs | as choose | "
-        "with factors | sure | best among alike",
-        "ll",
+        "measured | job type | batches | settled | best of all GPUs chosen "
+        "| mean regret, all GPUs | as choose | known GPUs | with factors | sure | best among alike",
+        "lll",
     )
-    for source, name in JOBS:
+    for source, name in dict.fromkeys((one.job.source, one.job.name) for one in regrets):
         own = [one for one in regrets if (one.job.source, one.job.name) == (source, name)]
-        if own:
-            batches = ", ".join(str(one.job.batch) for one in own)
-            yield f"| {source.partition('_')[0]}: {name} | {batches} | {_figures(own)} |"
-    yield f"| all | | {_figures(regrets)} |"
-    agreeing = [one for one in regrets if not one.is_odd]
-    yield f"| all that are not odd | | {_figures(agreeing)} |"
+        batches = ", ".join(str(one.job.batch) for one in own)
+        yield f"| {source} | {name} | {batches} | {_figures(own)} |"
+    settled = [one for one in regrets if one.is_settled]
+    yield f"| all | | | {_figures(regrets)} |"
+    if settled:
+        yield f"| all that are settled | | | {_figures(settled)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
-        left = [one.plain for one in agreeing if one.is_sure is sure]
-        mean = f"{statistics.mean(left):.1%}" if left else "none"
-        yield f"- Not odd, and the ranges are {word}: {len(left)}, mean regret {mean}."
+        left = [one.plain for one in settled if one.is_sure is sure]
+        yield f"- Settled, and the ranges are {word}: {len(left)}, mean regret {_mean(left)}."
+    others = list(_by_other_tables([one.job for one in regrets]))
+    yield (
+        f"- Choosing by the speeds of one of Gavel's tables, and paying by another: {len(others)}, "
+        f"mean regret {_mean(others)}."
+    )
+
+
+def _by_other_tables(jobs: Sequence[JobType]) -> Iterator[float]:
+    """The regret of choosing by another measurement of the same step."""
+    for job, other in permutations(jobs, 2):
+        if (job.system, job.name, job.batch) != (other.system, other.name, other.batch):
+            continue
+        shared = job.measured_s.keys() & other.measured_s.keys()
+        usd = prices(job)
+        real = {gpu: usd[gpu] * job.measured_s[gpu] for gpu in shared}
+        chosen = min(sorted(shared), key=lambda gpu: usd[gpu] * other.measured_s[gpu])
+        yield real[chosen] / min(real.values()) - 1
+
+
+def ratios(regrets: Sequence[Regret]) -> Iterator[str]:
+    """Predicted and measured times of each job type on each GPU."""
+    yield from heading(
+        "measured | job type | batch | best | chosen | predicted / measured ms | ratio | repeats",
+        "lllll",
+    )
+    for one in regrets:
+        times = one.job.measured_s
+        both = ", ".join(
+            f"{gpu} {_ms(one.predicted[gpu].value)} / {_ms(times[gpu])}" for gpu in times
+        )
+        off = ", ".join(f"{one.predicted[gpu].value / times[gpu]:.2f}" for gpu in times)
+        yield (
+            f"| {one.job.source} | {one.job.name} | {one.job.batch} | {one.best} | {one.chosen} "
+            f"| {both} | {off} | {one.job.spread:.1f}x |"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g}" if seconds < 1 else f"{seconds * 1e3:.0f}"
+
+
+def _mean(values: Iterable[float]) -> str:
+    found = list(values)
+    return f"{statistics.mean(found):.1%}" if found else "none"
 
 
 def _figures(own: Sequence[Regret]) -> str:
     means = (
-        statistics.mean(getattr(one, name) for one in own)
-        for name in ("plain", "verified", "factored")
+        _mean(getattr(one, name) for one in own)
+        for name in ("plain", "verified", "known", "factored")
     )
-    right = sum(one.plain == 0 for one in own)
     return " | ".join(
         (
-            str(sum(one.is_odd for one in own)),
-            f"{right} of {len(own)}",
-            *(f"{mean:.1%}" for mean in means),
+            str(sum(one.is_settled for one in own)),
+            f"{sum(one.plain == 0 for one in own)} of {len(own)}",
+            *means,
             str(sum(one.is_sure for one in own)),
             str(sum(one.holds_best for one in own)),
         )
@@ -229,16 +254,22 @@ def _figures(own: Sequence[Regret]) -> str:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page."""
+    """Print the tables, and write them into the page."""
     parser = needs.parser(__doc__)
     needs.add_data(parser, "cluster")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args(given)
-    predictions = []
-    for job in job_types(options.data / "cluster"):
-        predictions.append((job, predict(job)))
-        print(job.name, job.batch, flush=True)
-    text = "\n".join(table(judge(predictions)))
-    print(text)
-    if options.write:
-        pages.write(PAGE, "begin: python -m lab score regret", text)
+    jobs = job_types(options.data / "cluster", JOBS, GPUS)
+    known: dict[tuple[str, str, int], Predicted] = {}
+    for job in jobs:
+        step = job.system, job.name, job.batch
+        if step not in known:
+            own = [one for one in jobs if (one.system, one.name, one.batch) == step]
+            known[step] = predict(job, sorted({gpu for one in own for gpu in one.measured_s}))
+            print(*step, flush=True)
+    regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
+    for name, text in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
+        lines = "\n".join(text)
+        print(lines, flush=True)
+        if options.write:
+            pages.write(PAGE, f"begin: python -m lab score {name}", lines)

@@ -4,11 +4,14 @@ Each function makes a step at a batch, as `wavecast.trace` takes it. Gavel: ResN
 ResNet-50 on ImageNet, the LSTM of PyTorch's language model example on Wikitext-2, an autoencoder on
 ML-20M, CycleGAN. Sia: BERT on SQuAD, ResNet-18 on CIFAR-10, ResNet-50 on ImageNet, neural
 collaborative filtering on MovieLens, YOLOv3 on PASCAL VOC.
+
+PyTorch of those years updated one parameter after the other, so the optimizers do that here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wavecast import suite
-from wavecast.suite.vision import classifier_step
+from wavecast.suite.vision import ResNet, image_step
 
 Step = Callable[[], Any]
 
@@ -54,12 +57,12 @@ def resnet18_cifar(batch: int, precision: str) -> Step:
     stem = nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)
     head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10)
     model = nn.Sequential(*stem, *blocks, *head)
-    return classifier_step(model, (batch, 3, 32, 32), precision, "cuda", 10)
+    return _classifying(model, (batch, 3, 32, 32), precision, 10)
 
 
 def resnet50(batch: int, precision: str) -> Step:
     """ResNet-50 of the suite."""
-    return suite.benchmark("resnet50").make_step(batch, precision)
+    return _classifying(ResNet((3, 4, 6, 3), 64, 1000), (batch, 3, 224, 224), precision, 1000)
 
 
 def bert(batch: int, precision: str) -> Step:
@@ -87,7 +90,7 @@ def language_model(batch: int, precision: str) -> Step:
     model = LanguageModel().cuda()
     tokens = torch.randint(33_278, (35, batch), device="cuda")
     targets = torch.randint(33_278, (35 * batch,), device="cuda")
-    optimizer = torch.optim.SGD(model.parameters(), lr=20)
+    optimizer = torch.optim.SGD(model.parameters(), lr=20, foreach=False)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -246,8 +249,8 @@ def cycle_gan(batch: int, precision: str) -> Step:
     judges = nn.ModuleList([_discriminator().cuda() for _ in range(2)])
     ways = nn.ModuleList([there, back])
     a, b = (torch.randn(batch, 3, 256, 256, device="cuda") for _ in range(2))
-    making = torch.optim.Adam(ways.parameters(), lr=2e-4)
-    judging = torch.optim.Adam(judges.parameters(), lr=2e-4)
+    making = torch.optim.Adam(ways.parameters(), lr=2e-4, foreach=False)
+    judging = torch.optim.Adam(judges.parameters(), lr=2e-4, foreach=False)
 
     def step() -> None:
         made_b, made_a = there(a), back(b)
@@ -268,12 +271,8 @@ def cycle_gan(batch: int, precision: str) -> Step:
 
 
 def _minimising(model: nn.Module, loss: Callable[[], Tensor], adam: bool = False) -> Step:
-    parameters = model.parameters()
-    optimizer: Any = (
-        torch.optim.Adam(parameters, lr=1e-3)
-        if adam
-        else torch.optim.SGD(parameters, lr=1e-3, momentum=0.9)
-    )
+    adam_of = partial(torch.optim.Adam, lr=1e-3, foreach=False)
+    optimizer = adam_of(model.parameters()) if adam else _momentum(model)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -283,16 +282,25 @@ def _minimising(model: nn.Module, loss: Callable[[], Tensor], adam: bool = False
     return step
 
 
+def _classifying(model: nn.Module, shape: Sequence[int], precision: str, classes: int) -> Step:
+    model = model.cuda()
+    return image_step(model, _momentum(model), shape, precision, "cuda", classes)
+
+
+def _momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, foreach=False)
+
+
 JOBS: dict[tuple[str, str], Callable[[int, str], Step]] = {
-    ("gavel_sim", "ResNet-18"): resnet18_cifar,
-    ("gavel_sim", "ResNet-50"): resnet50,
-    ("gavel_sim", "LM"): language_model,
-    ("gavel_sim", "Recommendation"): recommendation,
-    ("gavel_sim", "CycleGAN"): cycle_gan,
+    ("gavel", "ResNet-18"): resnet18_cifar,
+    ("gavel", "ResNet-50"): resnet50,
+    ("gavel", "LM"): language_model,
+    ("gavel", "Recommendation"): recommendation,
+    ("gavel", "CycleGAN"): cycle_gan,
     ("sia", "bert"): bert,
     ("sia", "cifar10"): resnet18_cifar,
     ("sia", "imagenet"): resnet50,
     ("sia", "ncf"): collaborative,
     ("sia", "yolov3"): yolo,
 }
-"""How each job type of a set of speeds is rebuilt."""
+"""How each job type of a system is rebuilt."""

@@ -6,18 +6,15 @@ names the folder that has them.
 
 from __future__ import annotations
 
-import gzip
-import math
-import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.places import ROOT
+from lab.steps import made_up_data as made
 from lab.steps.large_scripts import LARGE
+from lab.steps.made_up_data import Generator
 from lab.steps.scripts import CASES, prepare
-
-Generator = Callable[[Path], None]
 
 
 @dataclass(frozen=True)
@@ -36,83 +33,10 @@ class CorpusScript:
     """Whether the script must run in its own folder, because it finds its files there."""
 
 
-def no_data(folder: Path) -> None:
-    """Write nothing: the script makes its own data."""
-
-
-def digits(folder: Path) -> None:
-    """Write MNIST's files with 2,000 blank digits, where torchvision looks for them."""
-    for place in (folder / "data", folder.parent / "data"):
-        raw = place / "MNIST" / "raw"
-        raw.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "t10k"):
-            images = struct.pack(">IIII", 2051, 2000, 28, 28) + bytes(2000 * 28 * 28)
-            labels = struct.pack(">II", 2049, 2000) + bytes(index % 10 for index in range(2000))
-            (raw / f"{split}-images-idx3-ubyte").write_bytes(images)
-            (raw / f"{split}-labels-idx1-ubyte").write_bytes(labels)
-
-
-def words(folder: Path) -> None:
-    """Write a text for language models, in the folders that they use."""
-    text = "Some plain words stand in a row , and more words follow them .\n" * 4000
-    for place in (folder / "data" / "wikitext-2", folder):
-        place.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "valid", "test", "input", "names"):
-            (place / f"{split}.txt").write_text(text)
-
-
-def tokens(folder: Path) -> None:
-    """Write tokens as nanoGPT's preparation does, for each of its datasets."""
-    import numpy as np
-
-    numbers = np.random.default_rng(0).integers(0, 50257, 200_000, dtype=np.uint16)
-    for name in ("openwebtext", "shakespeare"):
-        place = folder / "data" / name
-        place.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "val"):
-            numbers.tofile(place / f"{split}.bin")
-
-
-def pictures(folder: Path) -> None:
-    """Write an image folder of two classes, and pairs of images and masks."""
-    import numpy as np
-    from PIL import Image
-
-    pixels = np.random.default_rng(0).integers(0, 255, (256, 256, 3), dtype=np.uint8)
-    for split in ("train", "val"):
-        for kind in ("a", "b"):
-            place = folder / "images" / split / kind
-            place.mkdir(parents=True, exist_ok=True)
-            for index in range(40):
-                Image.fromarray(pixels).save(place / f"{index}.jpg")
-    for kind in ("imgs", "masks"):
-        place = folder / "data" / kind
-        place.mkdir(parents=True, exist_ok=True)
-        for index in range(40):
-            picture = pixels if kind == "imgs" else (pixels[..., 0] > 127).astype(np.uint8)
-            name = f"{index}.png" if kind == "imgs" else f"{index}_mask.png"
-            Image.fromarray(picture).save(place / name)
-
-
-def waves(folder: Path) -> None:
-    """Write the sine waves of time_sequence_prediction."""
-    import torch
-
-    rows = [[math.sin((index + shift) / 20) for index in range(1000)] for shift in range(100)]
-    torch.save(torch.tensor(rows).double().numpy(), folder / "traindata.pt")
-
-
-def encyclopedia(folder: Path) -> None:
-    """Write 95 MB of text where language models look for the file enwik8."""
-    (folder / "data").mkdir(parents=True, exist_ok=True)
-    with gzip.open(folder / "data" / "enwik8.gz", "wb", compresslevel=1) as file:
-        file.write(b"Some plain words stand in a row, and more follow them. " * 1_730_000)
-
-
 def _public(
     place: str,
     arguments: str = "",
-    data: Generator = no_data,
+    data: Generator = made.no_data,
     options: str = "",
     inside: bool = False,
 ) -> CorpusScript:
@@ -125,13 +49,13 @@ def _public(
 _EXAMPLES = "pytorch/examples"
 _TRANSFORMERS = "huggingface/transformers/examples/pytorch"
 PUBLIC = (
-    _public(f"{_EXAMPLES}/mnist/main.py", "", digits),
-    _public(f"{_EXAMPLES}/mnist_rnn/main.py", "", digits),
-    _public(f"{_EXAMPLES}/mnist_forward_forward/main.py", "", digits, "--steps 4"),
-    _public(f"{_EXAMPLES}/mnist_hogwild/main.py", "--num-processes 1 --cuda", digits),
-    _public(f"{_EXAMPLES}/siamese_network/main.py", "", digits),
-    _public(f"{_EXAMPLES}/vae/main.py", "", digits),
-    _public(f"{_EXAMPLES}/dcgan/main.py", "--dataset fake --accel", no_data),
+    _public(f"{_EXAMPLES}/mnist/main.py", "", made.digits),
+    _public(f"{_EXAMPLES}/mnist_rnn/main.py", "", made.digits),
+    _public(f"{_EXAMPLES}/mnist_forward_forward/main.py", "", made.digits, "--steps 4"),
+    _public(f"{_EXAMPLES}/mnist_hogwild/main.py", "--num-processes 1 --cuda", made.digits),
+    _public(f"{_EXAMPLES}/siamese_network/main.py", "", made.digits),
+    _public(f"{_EXAMPLES}/vae/main.py", "", made.digits),
+    _public(f"{_EXAMPLES}/dcgan/main.py", "--dataset fake --accel", made.no_data),
     _public(f"{_EXAMPLES}/imagenet/main.py", "--dummy -a resnet18 -b 64 -j 0"),
     _public(
         f"{_EXAMPLES}/imagenet/main.py",
@@ -139,32 +63,36 @@ PUBLIC = (
         "--dist-url tcp://127.0.0.1:9999",
         options="--ranks 8",
     ),
-    _public(f"{_EXAMPLES}/word_language_model/main.py", "--accel --epochs 1", words),
-    _public(f"{_EXAMPLES}/word_language_model/main.py", "--accel --model Transformer", words),
+    _public(f"{_EXAMPLES}/word_language_model/main.py", "--accel --epochs 1", made.words),
+    _public(f"{_EXAMPLES}/word_language_model/main.py", "--accel --model Transformer", made.words),
     _public(f"{_EXAMPLES}/regression/main.py"),
     _public(f"{_EXAMPLES}/reinforcement_learning/reinforce.py"),
-    _public(f"{_EXAMPLES}/time_sequence_prediction/train.py", "--steps 3", waves),
+    _public(f"{_EXAMPLES}/time_sequence_prediction/train.py", "--steps 3", made.waves),
     _public(f"{_EXAMPLES}/gat/main.py"),
     _public(f"{_EXAMPLES}/distributed/FSDP2/example.py", options="--ranks 2", inside=True),
     _public(f"{_EXAMPLES}/distributed/ddp/example.py", options="--ranks 2"),
     _public(f"{_EXAMPLES}/distributed/minGPT-ddp/mingpt/main.py", options="--ranks 2", inside=True),
-    _public("karpathy/nanoGPT/train.py", "--compile=False --eval_iters=1", tokens, inside=True),
-    _public("karpathy/nanoGPT/train.py", "--eval_iters=1", tokens, inside=True),
+    _public(
+        "karpathy/nanoGPT/train.py", "--compile=False --eval_iters=1", made.tokens, inside=True
+    ),
+    _public("karpathy/nanoGPT/train.py", "--eval_iters=1", made.tokens, inside=True),
     _public("karpathy/minGPT/projects/adder/adder.py", inside=True),
-    _public("karpathy/makemore/makemore.py", "-i names.txt --device cuda", words),
+    _public("karpathy/makemore/makemore.py", "-i names.txt --device cuda", made.words),
     _public("kuangliu/pytorch-cifar/main.py", inside=True),
     _public("weiaicunzai/pytorch-cifar100/train.py", "-net resnet18 -gpu", inside=True),
-    _public("milesial/Pytorch-UNet/train.py", "-b 1", pictures, inside=True),
-    _public("facebookresearch/DiT/train.py", "--data-path images/train", pictures, "--ranks 8"),
+    _public("milesial/Pytorch-UNet/train.py", "-b 1", made.pictures, inside=True),
+    _public(
+        "facebookresearch/DiT/train.py", "--data-path images/train", made.pictures, "--ranks 8"
+    ),
     _public(
         "huggingface/pytorch-image-models/train.py",
         "--data-dir images --model resnet50 -b 16 --num-classes 2",
-        pictures,
+        made.pictures,
     ),
     _public(
         f"{_TRANSFORMERS}/language-modeling/run_clm.py",
         "--config_name gpt2 --tokenizer_name gpt2 --train_file train.txt --do_train --output_dir o",
-        words,
+        made.words,
     ),
     _public(f"{_TRANSFORMERS}/text-classification/run_glue_no_trainer.py", "--help"),
     _public("huggingface/accelerate/examples/nlp_example.py"),
@@ -172,21 +100,106 @@ PUBLIC = (
     _public(
         "huggingface/diffusers/examples/unconditional_image_generation/train_unconditional.py",
         "--train_data_dir images/train --resolution 32 --train_batch_size 4",
-        pictures,
+        made.pictures,
     ),
-    _public("huggingface/trl/trl/scripts/sft.py"),
-    _public("Lightning-AI/litgpt/litgpt/__main__.py", "pretrain pythia-14m --data TextFiles"),
-    _public("pytorch/torchtitan/torchtitan/train.py", options="--ranks 8", inside=True),
     _public("pyg-team/pytorch_geometric/examples/gcn.py"),
-    _public("PyPI/mingru_pytorch-0.2.1/train.py", data=encyclopedia),
-    _public("PyPI/mingru_pytorch-0.2.1/train_hybrid.py", data=encyclopedia),
-    _public("PyPI/infini_transformer_pytorch-0.2.1/train.py", data=encyclopedia),
-    _public("PyPI/ngpt_pytorch-0.2.16/train.py", data=encyclopedia),
-    _public("PyPI/native_sparse_attention_pytorch-0.2.3/train.py", data=encyclopedia),
-    _public("KellerJordan/modded-nanogpt/train_gpt.py", data=tokens, options="--ranks 8"),
+    _public("KellerJordan/modded-nanogpt/train_gpt.py", data=made.tokens, options="--ranks 8"),
 )
-"""Scripts of public repositories, as their pages say to run them. Those of PyPI are in the source
-archive of a package (`pip download --no-deps --no-binary :all:`), unpacked under its own name."""
+"""Scripts of public repositories, as their pages say to run them."""
+
+_IGNITE = "PyPI/pytorch_ignite-0.5.5/examples"
+_OPACUS = "PyPI/opacus-1.6.0/examples"
+_SPIKING = "PyPI/spikingjelly-2.0.0/spikingjelly/activation_based/examples"
+_LABML = "PyPI/labml_nn-0.5.1/labml_nn"
+_TRL, _TRL_ARGUMENTS = (
+    "PyPI/trl-1.16.0/trl/scripts",
+    "--model_name_or_path model --output_dir o --per_device_train_batch_size 4 --report_to none",
+)
+_LITGPT, _LITGPT_ARGUMENTS = (
+    "PyPI/litgpt-0.5.13/litgpt/__main__.py",
+    "checkpoint --data JSON --data.json_path data.json --data.val_split_fraction 0.1 "
+    "--data.num_workers 0 --train.micro_batch_size 4",
+)
+
+
+def _of_labml(name: str, data: Generator = made.shakespeare) -> CorpusScript:
+    return _public(f"{_LABML}/{name}.py", data=data, inside=True)
+
+
+PYPI = (
+    _public("PyPI/mingru_pytorch-0.2.1/train.py", data=made.encyclopedia),
+    _public("PyPI/mingru_pytorch-0.2.1/train_hybrid.py", data=made.encyclopedia),
+    _public("PyPI/infini_transformer_pytorch-0.2.1/train.py", data=made.encyclopedia),
+    _public("PyPI/native_sparse_attention_pytorch-0.2.3/train.py", data=made.encyclopedia),
+    _public(f"{_IGNITE}/mnist/mnist.py", data=made.digits),
+    _public(f"{_IGNITE}/mnist/mnist_save_resume_engine.py", data=made.digits),
+    _public(f"{_IGNITE}/mnist/mnist_with_tensorboard.py", data=made.digits),
+    _public(f"{_IGNITE}/reinforcement_learning/reinforce.py"),
+    _public(f"{_OPACUS}/mnist.py", "--data-root .", made.digits),
+    _public(f"{_OPACUS}/dcgan.py", "--data-root .", made.digits),
+    _public(f"{_OPACUS}/char-lstm-classification.py", "--data-root data/names", made.names),
+    _public(f"{_OPACUS}/tensor_parallelism_toy.py", options="--ranks 2"),
+    _public(f"{_OPACUS}/fsdp_example.py", "", made.digits, "--ranks 2"),
+    _public("PyPI/norse-1.1.0/norse/task/mnist.py", "--device cuda", made.digits),
+    _public(
+        f"{_SPIKING}/conv_fashion_mnist.py", "-T 4 -data-dir . -amp -opt sgd -j 0", made.digits
+    ),
+    _public(f"{_SPIKING}/lif_fc_mnist.py", "-data-dir . -j 0", made.digits),
+    _public(
+        f"{_SPIKING}/rsnn_sequential_fmnist.py",
+        "-data-dir . -opt adam -j 0 -model plain",
+        made.digits,
+    ),
+    _public(f"{_SPIKING}/ppo.py"),
+    _public(f"{_SPIKING}/a2c.py"),
+    _public("PyPI/cleanrl-1.2.0/cleanrl/ppo.py"),
+    _public("PyPI/cleanrl-1.2.0/cleanrl/dqn.py"),
+    _public(f"{_TRL}/sft.py", f"--dataset_name texts {_TRL_ARGUMENTS}", made.language_model),
+    _public(
+        f"{_TRL}/sft.py",
+        f"--use_peft --lora_target_modules q_proj v_proj --dataset_name texts {_TRL_ARGUMENTS}",
+        made.language_model,
+    ),
+    _public(f"{_TRL}/dpo.py", f"--dataset_name pairs {_TRL_ARGUMENTS}", made.language_model),
+    _public(f"{_TRL}/reward.py", f"--dataset_name pairs {_TRL_ARGUMENTS}", made.language_model),
+    _public(f"{_TRL}/kto.py", f"--dataset_name labels {_TRL_ARGUMENTS}", made.language_model),
+    _public(_LITGPT, f"finetune_lora {_LITGPT_ARGUMENTS}", made.litgpt_checkpoint),
+    _public(_LITGPT, f"finetune_full {_LITGPT_ARGUMENTS}", made.litgpt_checkpoint),
+    _public(
+        _LITGPT,
+        "pretrain pythia-14m --tokenizer_dir checkpoint --data TextFiles "
+        "--data.train_data_path texts --data.num_workers 0 --train.micro_batch_size 4 "
+        "--train.global_batch_size 8",
+        made.litgpt_checkpoint,
+    ),
+    _public(
+        "PyPI/open_clip_torch-3.3.0/src/open_clip_train/main.py",
+        "--dataset-type synthetic --train-data x --train-num-samples 256 --batch-size 32 "
+        "--model ViT-B-32 --workers 0 --precision amp_bf16",
+    ),
+    _public(
+        "PyPI/torchtitan-0.3.0/torchtitan/train.py",
+        "--module llama3 --config llama3_debugmodel",
+        made.torchtitan_assets,
+        "--ranks 8",
+    ),
+    _of_labml("capsule_networks/mnist", made.digits),
+    _of_labml("gan/original/experiment", made.digits),
+    _of_labml("gan/wasserstein/gradient_penalty/experiment", made.digits),
+    _of_labml("normalization/batch_norm/mnist", made.digits),
+    _of_labml("transformers/gpt/__init__"),
+    _of_labml("transformers/switch/experiment"),
+    _of_labml("transformers/rope/experiment"),
+    _of_labml("transformers/alibi/experiment"),
+    _of_labml("transformers/hour_glass/experiment"),
+    _of_labml("transformers/aft/experiment"),
+    _of_labml("transformers/gmlp/experiment"),
+    _of_labml("transformers/mlm/experiment"),
+    _of_labml("adaptive_computation/ponder_net/experiment"),
+    _of_labml("hypernetworks/experiment"),
+)
+"""Scripts of packages, each unpacked in a folder of its name and version. docs/appendix/scripts.md
+says how."""
 
 
 def own() -> Iterator[CorpusScript]:
@@ -198,4 +211,4 @@ def own() -> Iterator[CorpusScript]:
 
 def corpus() -> tuple[CorpusScript, ...]:
     """All scripts, ours first."""
-    return (*own(), *PUBLIC)
+    return (*own(), *PYPI, *PUBLIC)

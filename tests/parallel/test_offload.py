@@ -137,3 +137,11 @@ def test_the_option_can_be_pasted() -> None:
 
 def test_every_processor_states_its_memory() -> None:
     assert all(one.memory_bytes_per_s for one in processors().values())
+
+
+def test_the_last_micro_batch_adds_no_negative_time() -> None:
+    """It adds up no gradients and issues no optimizer, so that its host may be done earlier."""
+    strategy = Parallel(microbatches=4, offload="optimizer")
+    predictor = on_cluster(wavecast.device("h100-sxm-80gb"), strategy)
+    found = predict_parallel(small_gpt2_step(4), strategy, predictor, REFERENCE_HOST)
+    assert found.stages[0].last_s >= 0

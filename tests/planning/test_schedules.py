@@ -24,6 +24,7 @@ from wavecast.planning.schedule.planned import make_plan
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.schedule.seating import seat
+from wavecast.planning.schedule.start_bound import bound_by_starts
 from wavecast.planning.schedule.validation import faults
 from wavecast.planning.schedule.waiting_bound import relax_over_time
 
@@ -87,8 +88,8 @@ def test_random_schedules_can_be_carried_out(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(10))
-def test_a_thousand_random_schedules_can_be_carried_out(part: int) -> None:
+@pytest.mark.parametrize("part", range(20))
+def test_two_thousand_random_schedules_can_be_carried_out(part: int) -> None:
     for number in range(100 * part, 100 * part + 100):
         check_instance(number, Effort(limit_s=0.3, workers=1) if number % 10 == 0 else RULES)
 
@@ -219,6 +220,8 @@ def test_no_schedule_beats_the_bound_that_knows_of_waiting(number: int) -> None:
         bound, order = found
         assert 0 < bound <= aims.value(best.runs) * (1 + 1e-9)
         assert {job.name for job, _ in order} == {job.name for job in jobs}
+        by_starts = bound_by_starts(fleet, jobs, aims, until_h * HOUR, most_entries=20_000)
+        assert by_starts <= aims.value(best.runs) * (1 + 1e-9)
 
 
 def test_the_bound_is_exact_for_jobs_that_queue_for_one_gpu() -> None:
@@ -230,6 +233,25 @@ def test_the_bound_is_exact_for_jobs_that_queue_for_one_gpu() -> None:
     assert found[0] == pytest.approx(4.45, abs=0.01)
     made = make_schedule(fleet, jobs, Aims(completion=1), effort=Effort(0.4, 1))
     assert made.gap < 0.02
+
+
+def test_the_bound_by_starts_is_close_for_jobs_that_queue_for_one_gpu() -> None:
+    fleet = Fleet((Pool("p", "p", 1, 1, 1.0),))
+    jobs = [Job(f"j{n}", (option("p", 1.0),)) for n in range(8)]
+    coarse, fine = (
+        bound_by_starts(fleet, jobs, Aims(completion=1), 8 * HOUR, most_entries=entries)
+        for entries in (2_000, 100_000)
+    )
+    assert coarse < fine <= 4.5 + 1e-9
+    assert fine == pytest.approx(4.5, abs=0.1)
+
+
+@pytest.mark.parametrize("aims", [Aims(completion=1), Aims(completion=1, cost=2)])
+def test_the_bound_by_starts_holds_and_is_close_to_the_best(aims: Aims) -> None:
+    fleet, jobs = small()
+    best = best_of_all(fleet, jobs, aims)
+    bound = bound_by_starts(fleet, jobs, aims, 12 * HOUR, most_entries=100_000)
+    assert 0.85 * best < bound <= best + 1e-9
 
 
 def test_small_changes_make_no_schedule_worse_and_keep_it_possible() -> None:

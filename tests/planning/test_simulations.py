@@ -93,6 +93,62 @@ def test_ours_ends_sooner_than_fifo() -> None:
     assert found["ours"].makespan_s < found["fifo"].makespan_s
 
 
+@pytest.mark.parametrize(
+    ("aims", "late_h", "late_end_h", "last_h"),
+    [(Aims(makespan=1), 4, 5, 5), (Aims(completion=1), 0.5, 1.5, 3)],
+)
+def test_ours_stops_jobs_for_the_longest_or_the_smallest_rest(
+    aims: Aims, late_h: float, late_end_h: float, last_h: float
+) -> None:
+    fleet = Fleet((Pool("p", "p", 2),))
+
+    def job(name: str, hours: float, submit_h: float = 0.0) -> Job:
+        return Job(name, (RunOption("p", 1, exactly(hours * HOUR), 0),), "", submit_h * HOUR)
+
+    jobs = [
+        job("early 1", 2),
+        job("early 2", 2.5 if aims.completion else 2),
+        job("late", late_h, 1),
+    ]
+    policy = policy_of("ours", fleet, aims, stops=True, round_s=60)
+    found = simulate(fleet, jobs, policy)
+    assert sum(one.stops for one in found.outcomes) >= 1
+    ends = {one.job.name: one.end_s / HOUR for one in found.outcomes}
+    assert ends["late"] == pytest.approx(late_end_h, abs=0.1)
+    assert max(ends.values()) == pytest.approx(last_h, abs=0.1)
+
+
+def test_gavels_fifo_moves_the_first_jobs_to_the_first_pool() -> None:
+    fleet = Fleet((Pool("fast", "fast", 1), Pool("slow", "slow", 1)))
+    options = RunOption("fast", 1, exactly(HOUR), 0), RunOption("slow", 1, exactly(10 * HOUR), 0)
+    jobs = [Job(name, options) for name in ("a", "b")]
+    policy = policy_of("gavel-fifo", fleet, Aims(makespan=1), round_s=360)
+    found = simulate(fleet, jobs, policy)
+    # After an hour the second job leaves the slow GPU, on which it did a tenth.
+    assert found.makespan_s == pytest.approx(1.9 * HOUR, abs=720)
+    assert [one.stops for one in found.outcomes] == [0, 1]
+
+
+def test_jobs_that_are_late_anyway_do_not_delay_others() -> None:
+    fleet = Fleet((Pool("p", "p", 1),))
+    option = (RunOption("p", 1, exactly(2 * HOUR), 1.0),)
+    jobs = [
+        Job("hopeless", option, "", 0.0, HOUR),
+        Job("possible", option, "", 0.0, 2 * HOUR),
+    ]
+    found = simulate(fleet, jobs, policy_of("in-time", fleet, Aims(cost=1)))
+    assert [one.job.name for one in found.outcomes] == ["possible", "hopeless"]
+    assert found.deadlines_met == 0.5
+
+
+def test_a_job_takes_as_few_gpus_as_meet_its_deadline() -> None:
+    fleet = Fleet((Pool("p", "p", 4),))
+    options = tuple(RunOption("p", n, exactly(8 * HOUR / n), 8.0 + n) for n in (1, 2, 4))
+    job = Job("j", options, "", 0.0, 5 * HOUR)
+    [done] = simulate(fleet, [job], policy_of("in-time", fleet, Aims(cost=1))).outcomes
+    assert done.option.gpus == 2
+
+
 def test_pools_with_windows_are_refused() -> None:
     fleet = Fleet((Pool("p", "p", 1, windows=((0.0, 1.0),)),))
     with pytest.raises(InvalidInput, match="always available"):

@@ -29,7 +29,14 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks import stages
 from wavecast.frameworks.confinement import landlock
 from wavecast.frameworks.pytorch.compiled import plan_store
-from wavecast.frameworks.script_results import INTERRUPTED, STOP, Failure, read_result
+from wavecast.frameworks.script_results import (
+    COMPILES,
+    INTERRUPTED,
+    STOP,
+    UNCOMPILED,
+    Failure,
+    read_result,
+)
 from wavecast.hardware.device import Device
 from wavecast.hardware.device_files import save
 from wavecast.traces.script import ScriptRun
@@ -72,6 +79,13 @@ def run_in_process(
         try:
             with stages.stage("importing torch"):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
+                while isinstance(result, Failure) and result.kind in (COMPILES, UNCOMPILED):
+                    # In a new process: libraries register their ops once, or crash.
+                    change = {"compiles": True, "uncompiled": ""}
+                    if result.kind == UNCOMPILED:
+                        change["uncompiled"] = result.message
+                    request = replace(request, options=request.options | change)
+                    result = worker.run(request, scratch, progress)
             plan_store.adopt(scratch / "plans", plan_store.script_folder(request.program[0]))
         except BaseException:
             worker.end()
@@ -86,7 +100,6 @@ def _scratch() -> Iterator[Path]:
     """The folder that a script may write to, removed at the end."""
     folder = Path(tempfile.mkdtemp(prefix="wavecast-")).resolve()
     try:
-        (folder / "result").mkdir()
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -135,6 +148,8 @@ class _Worker:
         self, request: ScriptRequest, scratch: Path, progress: Callable[[int], None] | None
     ) -> ScriptRun | Failure:
         """What a script's process leaves."""
+        shutil.rmtree(scratch / "result", ignore_errors=True)  # that of an earlier run
+        (scratch / "result").mkdir()
         self._send(request, scratch)
         run = _Run(self._control, self._output, request, progress)
         try:
@@ -249,7 +264,9 @@ class _Run:
         return f"; it had printed: {lines}" if lines else ""
 
     def _hear(self) -> None:
-        data = self._control.recv(1 << 16)
+        data = b""
+        with suppress(ConnectionResetError):
+            data = self._control.recv(1 << 16)
         if not data:
             raise CaptureError("the process that runs scripts has ended; run the script again")
         self._heard_s = time.monotonic()

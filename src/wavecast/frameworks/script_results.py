@@ -32,6 +32,11 @@ STOP = int(getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 7)) + 7
 INTERRUPTED = "interrupted"
 """The kind of failure of a script that the user interrupted before its first step was over."""
 
+COMPILES = "compiles"
+"""The kind of failure of a script that was followed without a compiler, and needs one."""
+UNCOMPILED = "uncompiled"
+"""The kind of failure of a script on which torch's compiler failed; the message says how."""
+
 
 class ScriptError(Exception):
     """What a script's own process said about an error; its text is the script's traceback."""
@@ -42,7 +47,7 @@ class Failure:
     """An error in the process of a script."""
 
     kind: str
-    """The name of one of Wavecast's errors, or `INTERRUPTED`."""
+    """The name of one of Wavecast's errors, or one of the kinds above."""
     message: str
     traceback: str = ""
     """The script's own traceback, as Python would print it."""

@@ -15,11 +15,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from wavecast.planning.purchase import Purchase
-from wavecast.planning.schedule.jobs import Fleet, Job, Pool, RunOption
+from wavecast.planning.schedule.jobs import Fleet, Job, Pool
 from wavecast.planning.schedule.starts import DrawnErrors
-from wavecast.planning.simulation.queues import QueuePolicy
+from wavecast.planning.simulation.queues import in_time
 from wavecast.planning.simulation.simulator import simulate
-from wavecast.planning.simulation.state import Free
 from wavecast.showing import Shown
 
 WEEK_S = 7 * 86400.0
@@ -180,7 +179,7 @@ class CapacitySearch:
             done = simulate(
                 fleet,
                 run,
-                in_time_policy(),
+                in_time(fleet),
                 seconds=lambda job, option, e=errors: e.seconds(job.kind, option),  # type: ignore[misc]
             )
             met += sum(one.in_time is not False for one in done.outcomes)
@@ -266,25 +265,6 @@ def _limited(job: Job, fleet: Fleet) -> Job:
     pools = fleet.by_name
     kept = tuple(o for o in job.options if o.pool in pools and pools[o.pool].holds(o.gpus))
     return job if kept == job.options else replace(job, options=kept)
-
-
-def in_time_policy() -> QueuePolicy:
-    """Jobs that are due first come first, each on the cheapest free GPUs that are fast enough."""
-
-    def slack(job: Job) -> float:
-        """When a job must start at the latest, on its fastest GPUs."""
-        due = math.inf if job.deadline_s is None else job.deadline_s
-        return due - job.fastest.seconds.value
-
-    def choice(job: Job, free: Free) -> RunOption | None:
-        if len(job.options) == 1:
-            return job.options[0] if free.has(job.options[0]) else None
-        roomy = [one for one in job.options if free.has(one)]
-        given = math.inf if job.deadline_s is None else job.deadline_s - free.now_s
-        quick = [one for one in roomy if one.seconds.value <= given]
-        return min(quick or roomy, key=lambda one: (one.usd, one.seconds.value), default=None)
-
-    return QueuePolicy("due first", slack, choice)
 
 
 def buy_or_rent(pool: Pool, gpus: int, purchase: Purchase) -> BuyOrRent:

@@ -153,7 +153,7 @@ class OptimizerStep:
             ranks=group.ranks,
             forward_s=forward.seconds,
             backward_s=max(plain.seconds - forward.seconds, 0.0),
-            last_s=last.seconds - plain.seconds,
+            last_s=max(last.seconds - plain.seconds, 0.0),  # it adds up no gradients
             communication_s=repeated * plain.communication_s + last.communication_s,
             exposed_s=repeated * plain.exposed_s + last.exposed_s,
             idle_s=0.0,

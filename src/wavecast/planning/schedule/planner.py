@@ -18,14 +18,19 @@ from wavecast.planning.schedule.greedy import greedy, rank
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.neighbours import improve
 from wavecast.planning.schedule.seating import Chosen, seat
+from wavecast.planning.schedule.start_bound import bound_by_starts
 from wavecast.planning.schedule.waiting_bound import COARSE, relax_over_time
 
 MOST_WHOLE = 400
 """Up to this many jobs are searched as a whole."""
 _SHARE_OF_CHANGES = 0.5
 """The share of the time limit for small changes, where jobs are to wait little."""
+_ENTRIES_PER_S = 50_000
+"""The size of the program of start times by the time limit: a third of it goes there."""
 _MOST_EXACT = 12
 """So few jobs need no small changes: the exact search finds their best order."""
+_LEAST_S = 1.0
+"""The least time of an exact search, whatever was spent before it."""
 _CLOSE = 1.0001
 
 
@@ -65,7 +70,8 @@ def make_schedule(
     bound, impossible, method, limit_s = relaxation.bound, False, "greedy", effort.limit_s
     if aims.completion and limit_s:
         runs, waiting, method = planner.over_time(runs)
-        bound, limit_s = max(bound, waiting), limit_s * (1 - _SHARE_OF_CHANGES)
+        bound = max(bound, waiting)
+        limit_s = max(_LEAST_S, limit_s - (time.perf_counter() - began))
     unit_s = time_unit_s(runs)
     if effort.limit_s and len(jobs) <= effort.most_whole:
         found = planner.search(jobs, runs, unit_s, limit_s)
@@ -158,6 +164,10 @@ class _SchedulePlanner:
             best, method = self.better(best, found[1], "order of a program over time", method)
         last = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust)
         bound = 0.0 if last is None else last[0]
+        if len(self.jobs) <= self.effort.most_whole:
+            entries = int(_ENTRIES_PER_S * self.effort.limit_s)
+            starts = bound_by_starts(self.fleet, self.jobs, self.aims, end_s, self.robust, entries)
+            bound = max(bound, starts)
         if _MOST_EXACT < len(self.jobs) <= self.effort.most_whole:
             limit_s = self.effort.limit_s * _SHARE_OF_CHANGES
             goal = bound * _CLOSE

@@ -14,11 +14,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from wavecast.planning.schedule.jobs import Fleet, RunOption
+from wavecast.planning.simulation.queues import ROUND_S
 from wavecast.planning.simulation.state import Active, Free, Starts
 from wavecast.regression.least_squares import needing_scipy
-
-ROUND_S = 360.0
-"""Six minutes, as in Gavel."""
 
 
 class AllocationPolicy:

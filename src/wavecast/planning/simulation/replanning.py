@@ -2,7 +2,8 @@
 
 The relaxed problem of `schedule.bounds` chooses the GPUs of each waiting job, together with what
 runs already; the order follows from the aims: longest first for the makespan, shortest first for
-the mean completion, earliest deadline first for tardiness.
+the mean completion, earliest deadline first for tardiness. If jobs may be stopped, what is left of
+a job decides: the longest rest first, or the smallest (Schrage 1968, for one machine).
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ class ReplanningPolicy:
         fleet: the GPUs.
         aims: what is minimised.
         every_s: the least time between two plans.
+        round_s: the time between rounds in which running jobs may be stopped for others. None for
+            no stops.
     """
 
-    round_s: float | None = None
-
-    def __init__(self, fleet: Fleet, aims: Aims, every_s: float = 0.0) -> None:
-        self.name = "ours"
+    def __init__(
+        self, fleet: Fleet, aims: Aims, every_s: float = 0.0, round_s: float | None = None
+    ) -> None:
+        self.name, self.round_s = "ours", round_s
         self._fleet, self._aims, self._every_s = fleet, aims, every_s
         self._waiting: dict[int, Active] = {}
         self._running: dict[int, Active] = {}
@@ -49,26 +52,42 @@ class ReplanningPolicy:
         self._running.pop(active.order, None)
 
     def decide(self, now_s: float, free: Free) -> Starts:
-        """The jobs that start, in the order of the plan, on their planned GPUs."""
-        if not self._waiting or free.total <= 0:
-            return []
+        """The jobs that start, in the order of the plan, on their planned GPUs; or all that run."""
+        stopped = [] if self.round_s is None else list(self._running.values())
+        if not self._waiting or (free.total <= 0 and not stopped):
+            return [(one, one.option) for one in stopped if one.option is not None]
         fresh = any(order not in self._plan for order in self._waiting)
         if fresh and now_s >= self._planned_s + self._every_s:
             self._replan(now_s)
+        before = [one.option for one in stopped if one.option is not None]
+        for option in before:
+            free.take(option, -1)
+        starts = self._chosen([*self._waiting.values(), *stopped], now_s, free)
+        for _, option in starts:
+            free.take(option, -1)
+        for option in before:
+            free.take(option)
+        self._waiting |= {one.order: one for one in stopped}
+        for active, _ in starts:
+            self._running[active.order] = self._waiting.pop(active.order)
+        for order in self._waiting:
+            self._running.pop(order, None)
+        return starts
+
+    def _chosen(
+        self, actives: list[Active], now_s: float, free: Free
+    ) -> list[tuple[Active, RunOption]]:
+        """The jobs that get GPUs, in the order of the plan."""
         starts = []
-        for active in sorted(self._waiting.values(), key=self._key):
-            option = self._plan.get(active.order)
+        for active in sorted(actives, key=self._key):
+            if free.total <= 0:
+                break
+            option = active.option or self._plan.get(active.order)
             if option is None or not free.has(option):
                 option = self._idle(active, now_s, free)
             if option is not None:
                 free.take(option)
                 starts.append((active, option))
-            if free.total <= 0:
-                break
-        for active, option in starts:
-            free.take(option, -1)
-            del self._waiting[active.order]
-            self._running[active.order] = active
         return starts
 
     @property
@@ -77,13 +96,14 @@ class ReplanningPolicy:
 
         def key(active: Active) -> tuple[float, ...]:
             job = active.job
-            option = self._plan.get(active.order, job.fastest)
+            option = active.option or self._plan.get(active.order, job.fastest)
+            left_s = option.seconds.value * active.left
             due = math.inf if job.deadline_s is None else job.deadline_s
             if aims.tardiness:
                 return due, job.submit_s
             if aims.completion:
-                return (option.seconds.value * option.gpus / job.priority,)
-            return (-option.seconds.value,) if aims.makespan else (job.submit_s,)
+                return (left_s * option.gpus / job.priority,)
+            return (-left_s,) if aims.makespan else (job.submit_s,)
 
         return key
 
@@ -106,7 +126,7 @@ class ReplanningPolicy:
         """How long the work that waits for a pool keeps it busy."""
         pool = self._fleet.by_name[option.pool]
         busy = sum(
-            max(0.0, one.placed_s + one.seconds - now_s) * one.option.gpus
+            max(0.0, one.placed_s + one.seconds * one.left - now_s) * one.option.gpus
             for one in self._running.values()
             if one.option is not None and one.option.pool == pool.name
         )

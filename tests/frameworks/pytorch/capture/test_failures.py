@@ -72,6 +72,10 @@ FAILURES: dict[str, tuple[Any, str]] = {
         lambda: lambda: torch.ones(3) + 1,
         r"ran no op on the GPU.*model\.cuda\(\)",
     ),
+    "a backward pass on the host, in which autograd makes a number": (
+        lambda: lambda: torch.ones(3, requires_grad=True).clamp(0, 2).sum().backward(),
+        r"ran no op on the GPU.*model\.cuda\(\)",
+    ),
     "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
     "a custom op without a fake implementation": (
         _on_gpu(_no_fake),

@@ -152,6 +152,14 @@ def _fails_unasked(model: Any, x: Any, on_host: Any) -> None:
         pool.submit(lambda: x.to("cuda:1"))
 
 
+def _fails_apart(model: Any, x: Any, on_host: Any) -> None:
+    """A thread of a logger, say, cannot write: Python prints its error and goes on."""
+    logger = threading.Thread(target=open, args=("/nowhere/log.txt", "w"))
+    logger.start()
+    logger.join()
+    _loss(model, x).backward()
+
+
 def _nested(model: Any, x: Any, on_host: Any) -> None:
     for run in (lambda task: task(), _pooled):
         assert len(run(lambda: capture(training(mlp)))) > 0
@@ -187,6 +195,7 @@ def _cases() -> dict[str, Train]:
         "autocast": _autocast,
         "fails": _fails,
         "fails unasked": _fails_unasked,
+        "fails apart": _fails_apart,
         "nested": _nested,
     }
 
@@ -273,6 +282,10 @@ def test_what_a_thread_cannot_do_is_an_error_of_the_trace(
 ) -> None:
     assert "cuda:1 at " in results[name]["error"]
     assert "test_threads.py:" in results[name]["error"]
+
+
+def test_a_thread_that_runs_no_op_may_fail(results: dict[str, Any]) -> None:
+    assert results["fails apart"] == results["this thread"]
 
 
 def test_a_tensor_made_in_an_old_thread_is_refused_with_its_line(results: dict[str, Any]) -> None:

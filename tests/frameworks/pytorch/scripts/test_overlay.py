@@ -170,6 +170,17 @@ def test_databases_and_descriptors_are_redirected(inside: Path) -> None:
     assert not Path("data/a.txt").exists()
 
 
+def test_a_table_that_pyarrow_reads_in_c_is_the_one_that_was_written(inside: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"length": [3, 4]})
+    with open("cache.arrow", "wb") as file, pyarrow.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+    for opened in (pyarrow.memory_map("cache.arrow"), pyarrow.input_stream("cache.arrow")):
+        assert pyarrow.ipc.open_stream(opened).read_all() == table
+    buffer = pyarrow.py_buffer(Path("cache.arrow").read_bytes())
+    assert pyarrow.ipc.open_stream(pyarrow.input_stream(buffer)).read_all() == table
+
+
 def test_temporary_files_need_no_overlay(inside: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "x").write_text("x")

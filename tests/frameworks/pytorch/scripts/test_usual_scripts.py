@@ -283,6 +283,34 @@ def test_a_script_of_another_framework_is_told_the_way(
         wavecast.run_script(path)
 
 
+@pytest.mark.parametrize("is_followed", [True, False])
+def test_a_library_that_compiles_is_imported_once_in_a_process(
+    is_followed: bool, script: MakeScript
+) -> None:
+    """Libraries register ops with torch, and C++ modules crash when they are imported again."""
+    library = """
+import torch
+assert not hasattr(torch, "registered"), "imported again"
+torch.registered = True
+def prepare(model):
+    return torch.compile(model)
+"""
+    Path("library.py").write_text(library)
+    body = "import library\nmodel = library.prepare(model)\nwhile True:\n    update()\n"
+    if not is_followed:
+        body = (
+            """
+from wavecast.frameworks.pytorch.compiled import running
+running.GraphRun._result = lambda *_: {}["buf7"]
+"""
+            + body
+        )
+    run = wavecast.run_script(script(body))
+    assert ("not compiled" not in run.holds) == is_followed
+    notes = [note for note in run.trace.notes if "could not be followed (KeyError: 'buf7')" in note]
+    assert len(notes) == (not is_followed)
+
+
 def test_a_script_that_only_has_the_word_compile_gets_no_note_about_it(script: MakeScript) -> None:
     body = """
 import re

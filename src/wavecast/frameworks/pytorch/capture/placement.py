@@ -165,6 +165,7 @@ class Placement(TorchDispatchMode):
             return NotImplemented
         with self._threads.lock:
             if not self._threads.closed:
+                self._threads.note_op()
                 return self._dispatch(func, args, kwargs or {})
         with self._threads.left():
             return func(*args, **(kwargs or {}))
@@ -311,7 +312,7 @@ class Placement(TorchDispatchMode):
             # Otherwise C++ code asked for the device of some tensor. It saw the CPU, but means the
             # GPU if that tensor is there.
         if not tensors:
-            return _place_of_new(kwargs), kwargs
+            return _place_of_new(func, kwargs), kwargs
         if func in _MIXES:
             return place_of(tensors[0]), kwargs  # the result is where the first tensor is
         if not any(on_gpu(tensor) for tensor in tensors):
@@ -352,12 +353,14 @@ def _place_off_gpu(tensors: list[Any]) -> str | None:
     return ON_HOST if any(on_host(tensor) for tensor in tensors) else None
 
 
-def _place_of_new(kwargs: dict[str, Any]) -> str | None:
+def _place_of_new(func: Any, kwargs: dict[str, Any]) -> str | None:
     """The place of a tensor that an op makes from nothing, if the op does not name the GPU."""
     if is_made_by_python(kwargs):
         return ON_HOST
-    # It may be autograd that makes a missing gradient on the GPU.
-    return ON_GPU if torch._C._current_autograd_node() is not None else None
+    # It may be autograd that makes a missing gradient on the GPU. A number is where the tensor is
+    # that it is used with, which may be on the host.
+    is_gradient = func is not _aten.scalar_tensor.default
+    return ON_GPU if is_gradient and torch._C._current_autograd_node() is not None else None
 
 
 def _plain_if_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:

@@ -98,6 +98,8 @@ class _Membership(threading.local):
     """What is known of the present thread."""
 
     traced = False
+    ran_op = False
+    """Whether it has run an op of the trace."""
 
 
 class TracedThreads:
@@ -120,6 +122,10 @@ class TracedThreads:
     def traced(self) -> bool:
         """Whether the present thread belongs to the trace."""
         return self._here.traced
+
+    def note_op(self) -> None:
+        """Note that the present thread runs an op of the trace."""
+        self._here.ran_op = True
 
     @contextmanager
     def follow(self, fake: FakeTensorMode, placement: TorchDispatchMode) -> Iterator[None]:
@@ -259,6 +265,8 @@ class TracedThreads:
             except SystemExit:
                 raise
             except BaseException as error:
+                if not self._here.ran_op and not isinstance(error, CaptureError):
+                    raise  # no part of the step: Python prints the error, and the program goes on
                 self._fail(error)
 
         return run_traced

@@ -67,12 +67,23 @@ def followed(
     try:
         return attempt(compiler), ""
     except Exception as error:
-        if compiler is None or _is_meant(error):
+        why = why_not_followed(error, compiler)
+        if not why:
             raise
-        cause = error.__cause__ or error
-        message = str(cause).strip().split("\n")[0][:200]
-        why = f"torch.compile could not be followed ({type(cause).__name__}: {message})"
     return attempt(None), why
+
+
+class NotFollowed(BaseException):
+    """Torch's compiler failed on a script; the text says how. No script catches it."""
+
+
+def why_not_followed(error: Exception, compiler: StepCompiler | None) -> str:
+    """How torch's compiler failed; empty if the error is not its own."""
+    if compiler is None or _is_meant(error):
+        return ""
+    cause = error.__cause__ or error
+    message = str(cause).strip().split("\n")[0][:200]
+    return f"torch.compile could not be followed ({type(cause).__name__}: {message})"
 
 
 def _is_meant(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+from wavecast.frameworks.pytorch.scripts.imports import after_import
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -22,6 +23,9 @@ _READERS = (
 )
 # Functions of `os` that change the file that they are given first, but not its name.
 _CHANGERS = ("chmod", "chown", "lchown", "utime", "truncate", "setxattr", "removexattr")
+
+# What Hugging Face's datasets read their cache with, in C++; Python's `open` has written it.
+_OF_PYARROW = ("memory_map", "input_stream")
 
 
 @contextmanager
@@ -42,6 +46,12 @@ def redirected(overlay: Overlay) -> Iterator[None]:
         replace(shutil, "rmtree", functions.remove_tree)
         replace(sqlite3, "connect", functions.connect(sqlite3.connect))
         replace(tempfile, "tempdir", overlay.temporary)
+
+        def replace_readers(pyarrow: Any) -> None:
+            for name in _OF_PYARROW:
+                replace(pyarrow, name, functions.reader(getattr(pyarrow, name)))
+
+        stack.enter_context(after_import("pyarrow", replace_readers))
         yield
 
 
@@ -121,6 +131,17 @@ class _Functions:
                 return real(self._overlay.to_write(path, keep=True), *args, **kwargs)
 
         return connected
+
+    def reader(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a library in C++ that reads a file, if it is given a path."""
+
+        def read(source: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(source, str | os.PathLike) or (path := self._path(source)) is None:
+                return real(source, *args, **kwargs)
+            with self._shown_errors():
+                return real(self._overlay.to_read(path), *args, **kwargs)
+
+        return read
 
     def _path(self, path: Any, dir_fd: int | None = None) -> str | None:
         """The absolute path to redirect. None to leave a call as it is."""

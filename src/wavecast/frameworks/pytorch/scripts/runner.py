@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,11 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
-from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
+    NotFollowed,
     compiler_for,
-    followed,
+    why_not_followed,
     with_notes,
 )
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
@@ -70,6 +69,8 @@ def run(
     changes: tuple[str, ...] = (),
     lines: bool = False,
     loader: bool = False,
+    compiles: bool = False,
+    uncompiled: str = "",
 ) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
@@ -87,6 +88,8 @@ def run(
         changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
         lines: whether to name the line of code of every op.
         loader: whether to time its data loader apart.
+        compiles: whether a library is known to compile code; `CompilesCode` is raised otherwise.
+        uncompiled: why to do without a compiler: the text of the `NotFollowed` that was raised.
     """
     program.check(steps)
     line = None if until is None else LineOfCode.parse(until)
@@ -107,14 +110,28 @@ def run(
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks, loader)
 
-    if not program.mentions("compile") and "compile" not in changes:
-        try:
-            return attempt(None, stops=True)
-        except CompilesCode:
-            pass  # a library compiles something: run the script again, with a compiler
-    compiler, reason = compiler_for(gpu, capability, compiled=False)
-    done, why = followed(partial(attempt, stops=False), compiler)
-    return replace(done, trace=with_notes(done.trace, None if why else compiler, why or reason))
+    if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
+        return attempt(None, True)
+    return _with_compiler(attempt, gpu, capability, uncompiled)
+
+
+def _with_compiler(
+    attempt: Callable[[StepCompiler | None, bool], ScriptRun],
+    gpu: Device | None,
+    capability: tuple[int, int],
+    uncompiled: str,
+) -> ScriptRun:
+    """What a script that compiles code gives; without a compiler if `uncompiled` says why."""
+    compiler, reason = None, uncompiled
+    if not uncompiled:
+        compiler, reason = compiler_for(gpu, capability, compiled=False)
+    try:
+        done = attempt(compiler, False)
+    except Exception as error:
+        if why := why_not_followed(error, compiler):
+            raise NotFollowed(why) from error
+        raise
+    return replace(done, trace=with_notes(done.trace, compiler, reason))
 
 
 def _repeat(

@@ -23,14 +23,22 @@ from typing import Any
 from wavecast.errors import CaptureError, WavecastError
 from wavecast.frameworks.confinement import confine
 from wavecast.frameworks.confinement.kernel import end_with_parent
+from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
 from wavecast.frameworks.pytorch.compiled import plan_store
+from wavecast.frameworks.pytorch.compiled.tracing import NotFollowed
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
 from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
 from wavecast.frameworks.pytorch.scripts.runner import run
 from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
-from wavecast.frameworks.script_results import INTERRUPTED, Failure, write_result
+from wavecast.frameworks.script_results import (
+    COMPILES,
+    INTERRUPTED,
+    UNCOMPILED,
+    Failure,
+    write_result,
+)
 from wavecast.hardware.device_files import read_device
 from wavecast.traces.script import ScriptRun
 
@@ -94,6 +102,10 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
         done = follow(program, watcher=watcher, **options)
     except (EnoughSteps, KeyboardInterrupt) as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
+    except CompilesCode:
+        return Failure(COMPILES, f"{program.shown} compiles code")
+    except NotFollowed as error:
+        return Failure(UNCOMPILED, str(error))
     except Exception as error:
         failure = _failure(error)
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
