@@ -178,8 +178,8 @@ PYPI = (
         "--model ViT-B-32 --workers 0 --precision amp_bf16",
     ),
     _public(
-        "PyPI/torchtitan-0.3.0/torchtitan/train.py",
-        "--module llama3 --config llama3_debugmodel",
+        "PyPI/torchtitan-0.2.2/torchtitan/train.py",
+        "--job.config_file debug.toml",
         made.torchtitan_assets,
         "--ranks 8",
     ),

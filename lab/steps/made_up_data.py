@@ -148,9 +148,22 @@ def litgpt_checkpoint(folder: Path) -> None:
         (folder / "texts" / f"{index}.txt").write_text(_SENTENCE * 2000)
 
 
+_DEBUG_MODEL = """[model]
+name = "llama3"
+flavor = "debugmodel"
+hf_assets_path = "./tests/assets/tokenizer"
+[training]
+local_batch_size = 8
+seq_len = 2048
+steps = 10
+dataset = "c4_test"
+"""
+
+
 def torchtitan_assets(folder: Path) -> None:
-    """Write the tokenizer and the texts of torchtitan's debug model."""
+    """Write the configuration, the tokenizer and the texts of torchtitan's debug model."""
     language_model(folder)
+    (folder / "debug.toml").write_text(_DEBUG_MODEL)
     _copy_tokenizer(folder, folder / "tests" / "assets" / "tokenizer")
     _rows(folder / "tests" / "assets" / "c4_test" / "data.json", {"text": _SENTENCE * 40}, 600)
 
