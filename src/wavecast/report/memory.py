@@ -33,7 +33,7 @@ MODULE_DEPTH = 3
 
 BEFORE_THE_STEP = "before the step"
 """The entry under "made by" for a tensor that was made before the step."""
-KEPT_FREE = f"fits: {percent(RESERVE, 1)} of what is left to PyTorch's allocator is kept free"
+KEPT_FREE = f"fits: {percent(RESERVE, 1)} of what is left to the framework's allocator is kept free"
 """How close to its limit a GPU may be filled."""
 _ROWS = 8
 
@@ -290,7 +290,7 @@ def largest_batches(
     title: str, answers: Sequence[tuple[Device, LargestBatch]], width: int
 ) -> RenderableType:
     """One row for each GPU: the largest batch that fits."""
-    lines = ["available: memory that CUDA's context and libraries leave to PyTorch's allocator"]
+    lines = ["available: memory that CUDA's context and libraries leave to the framework's allocator"]
     return titled(title, *shown(columns(batches_by_gpu(answers)), width, lines))
 
 

@@ -117,6 +117,12 @@ def test_the_first_of_spawned_ranks_is_followed(script: MakeScript) -> None:
     assert {call.op.attr("ranks") for call in trace if call.op.name == "nccl.all_reduce"} == {8}
 
 
+LIGHTNING = """
+import pytorch_lightning
+pytorch_lightning.Trainer(devices=8, accelerator="gpu", strategy="ddp", logger=False)
+"""
+
+
 @pytest.mark.parametrize(
     "ending",
     [
@@ -124,6 +130,7 @@ def test_the_first_of_spawned_ranks_is_followed(script: MakeScript) -> None:
         "assert gpus > 1, f'needs 2 GPUs, found {gpus}'",
         "sys.exit(0 if gpus < 2 else 1)",
         "import os; os.environ['LOCAL_RANK']",
+        pytest.param(LIGHTNING, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_for_several_gpus_is_told_of_ranks(ending: str, script: MakeScript) -> None:
@@ -336,6 +343,7 @@ chance = torch.distributions.Bernoulli(torch.tensor([0.7]))
 torch.equal(chance.sample(), torch.ones(1))  # as a network of stochastic depth asks
 x = torch.randn(4, 32).cuda()
 torch.equal(model(x), model(x)), torch.allclose(x, x), x[x > 0], torch.unique(x.long())
+assert "aten::linear" in str(torch.jit.trace(model, x).inlined_graph)  # TensorBoard's add_graph
 """
     assert linears(wavecast.run_script(script(body + UPDATES))) == 1
 
