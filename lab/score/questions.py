@@ -1,4 +1,4 @@
-"""Questions that users ask, and what `wavecast choose` answers.
+"""Questions that users ask, and what `wavecast choose` and `wavecast parallelize` answer.
 
     python -m lab score questions [NAME...] [--write]
 
@@ -27,6 +27,11 @@ _GPUS = " ".join(
         "b200-sxm",
     )
 )
+_PRETRAINING = (
+    "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 --ffn 11008 --seq 4096 "
+    "--precision bf16 --weights bf16 --gpu h100-sxm-80gb --micro-batch 1 --micro-batch 2 "
+    "--global-batch {batch} --tokens 1e12 --show 3 --gpus {gpus}"
+)
 _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
@@ -36,6 +41,8 @@ QUESTIONS = {
     "--allow precision",
     "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
     f"--allow precision {_GPUS}",
+    "pretraining on 64": _PRETRAINING.format(batch=1024, gpus=64),
+    "pretraining on 2048": _PRETRAINING.format(batch=2048, gpus=2048),
 }
 """The commands, without `wavecast`, by the mark of their answer on the page."""
 _COLUMNS = "100"

@@ -291,6 +291,7 @@ def test_changes_are_advised_for_a_model_and_for_a_trace(
     answer = post(client, "/api/predictions", small | {"gpus": ["l4"]})
     advice = get(client, f"/api/results/{answer['id']}/gpus/l4/advice")
     assert "fused" in "".join(advice["sections"])
+    assert "The cheapest other GPU: " in "".join(advice["sections"])
     assert advice["verdict"]
     kept = upload(client, saved_step.read_bytes()).json()
     answer = post(client, "/api/predictions", {"trace": kept["trace"], "gpus": ["l4"]})

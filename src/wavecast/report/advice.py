@@ -173,9 +173,15 @@ def advice_lines(advice: StepAdvice) -> list[str]:
         for one in (*advice.faster, *advice.useless)
         if one.is_held_back
     ]
-    lines += [_other_line(advice, one) for one in advice.elsewhere]
-    lines.append("time: the change of the time for a sample, with its range")
-    return lines
+    return [*lines, *other_lines(advice), GAIN]
+
+
+def other_lines(advice: StepAdvice) -> list[str]:
+    """What the step takes on other GPUs, and on several."""
+    return [_other_line(advice, one) for one in advice.elsewhere]
+
+
+GAIN = "time: the change of the time for a sample, with its range"
 
 
 _OTHER_KINDS = {

@@ -290,7 +290,9 @@ def largest_batches(
     title: str, answers: Sequence[tuple[Device, LargestBatch]], width: int
 ) -> RenderableType:
     """One row for each GPU: the largest batch that fits."""
-    lines = ["available: memory that CUDA's context and libraries leave to the framework's allocator"]
+    lines = [
+        "available: memory that CUDA's context and libraries leave to the framework's allocator"
+    ]
     return titled(title, *shown(columns(batches_by_gpu(answers)), width, lines))
 
 

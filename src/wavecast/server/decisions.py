@@ -64,12 +64,12 @@ def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
 
     Compiled steps are left out: they take long to trace, and the page has a control for them.
     """
-    offer = price_book().cheapest(gpu.id)
+    book = price_book()
     changes = [name for name in CHANGES if name not in SLOW_TO_TRACE]
-    return report_parts(
-        "advice",
-        advice_report(advise_on(TargetVariants(target, gpu), gpu, offer, changes=changes)),
+    advice = advise_on(
+        TargetVariants(target, gpu), gpu, book.cheapest(gpu.id), changes=changes, book=book
     )
+    return report_parts("advice", advice_report(advice))
 
 
 def report_parts(place: str, report: Report) -> dict[str, Any]:

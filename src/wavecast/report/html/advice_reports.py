@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wavecast.advice.proposals import StepAdvice
-from wavecast.report.advice import advice_lines, change_columns, groups, verdict
+from wavecast.report.advice import advice_lines, change_columns, groups, other_lines, verdict
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import bullets, element, joined, table
 from wavecast.report.html.reports import sentence
@@ -33,6 +33,10 @@ def advice_sections(advice: StepAdvice) -> tuple[Section, ...]:
         )
         content = listed if name == "together" else joined([listed, codes])
         sections.append(Section(name, _TITLES[name], content, short=name))
-    told = bullets(map(sentence, advice_lines(advice)))
+    others = other_lines(advice)
+    if others:
+        listed = bullets(map(sentence, others))
+        sections.append(Section("elsewhere", "The step on other GPUs", listed, short="other GPUs"))
+    told = bullets(sentence(line) for line in advice_lines(advice) if line not in others)
     sections.append(Section("useless", "What does not help here", told, short="no use"))
     return tuple(sections)
