@@ -132,23 +132,3 @@ def test_gradients_of_embeddings_are_made_contiguous_first() -> None:
     copy, whole = parts_of(backward(transposed))
     assert (whole,) == parts_of(backward(plain))
     assert copy.row == stream_row(Op("aten.clone", (transposed,), (plain,)))
-
-
-@pytest.mark.parametrize(
-    ("width", "accumulate", "is_slower"),
-    [(2048, True, True), (2048, False, False), (8, True, False)],
-)
-def test_rows_that_are_added_to_few_places_wait_for_each_other(
-    width: int, accumulate: bool, is_slower: bool
-) -> None:
-    def added_to(places: int) -> Op:
-        table, rows = tensor(places, width), tensor(4096, width)
-        indices = tensor(4096, dtype="int64")
-        attrs = (("accumulate", accumulate),)
-        return Op("aten.index_put_", (table, indices, rows), (table,), attrs)
-
-    spread, gathered = stream_row(added_to(4096)), stream_row(added_to(8))
-    assert gathered.serial_elements == (3 * 512 if is_slower else 0)
-    assert spread.serial_elements <= 3
-    if is_slower:
-        assert physics_s(added_to(8)) > 2 * physics_s(added_to(4096))

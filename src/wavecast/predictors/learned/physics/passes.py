@@ -25,11 +25,6 @@ _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
 """Ops that add with atomic operations. Other ops that add into places sort first."""
 _SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
 """Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
-_ADDED_ROWS = ("aten.index_put", "aten.index_put_")
-_ACCESSES = 3
-"""Accesses to memory, each waiting for the one before, with which one row is added to another."""
-_NARROW = 32
-"""Rows of up to this many elements are added by another kernel, with a warp for several rows."""
 _NEIGHBOURS = {"trilinear": 8, "bilinear": 4, "bicubic": 16}
 """How many places the gradient of one interpolated point goes to."""
 
@@ -247,28 +242,12 @@ def _kernels(op: Op) -> int:
     return COUNTED.get(op.base, 1) if "embedding_bag" in op.base else ops.kernels(op)
 
 
-def _rows_for_a_place(op: Op) -> int:
-    """How many rows are added to the same one, if indices of leading dimensions are spread evenly.
-
-    0 for narrow rows: what was measured of them is of tables whose indices are not.
-    """
-    target, *indices, _values = op.inputs
-    if not indices or any(t.dtype == "bool" for t in indices):
-        return 0
-    places, width = target.shape[: len(indices)], target.shape[len(indices) :]
-    picked = max(t.numel for t in indices)
-    return picked // max(math.prod(places), 1) if math.prod(width) > _NARROW else 0
-
-
 def _serial_elements(op: Op) -> int:
     """Elements that one thread computes one after the other.
 
     Interpolation has one thread for each point of an image; it loops over images and channels
-    (UpSampleBilinear2d.cu). Where rows are added to rows, a thread adds all that go to its place:
-    it reads the index, then the row, then the sum (indexing_backward_kernel in Indexing.cu).
+    (UpSampleBilinear2d.cu).
     """
-    if op.base in _ADDED_ROWS and op.attr("accumulate", False):
-        return _ACCESSES * _rows_for_a_place(op)
     smooth = "linear" in op.base or "bicubic" in op.base
     if ops.kind(op) is not Kind.RESAMPLING or not smooth or "backward" in op.base:
         return 0
