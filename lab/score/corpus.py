@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -33,6 +34,8 @@ GPU = "a100-sxm-80gb"
 PAGE, MARK = DOCS / "appendix" / "scripts.md", "the corpus of scripts"
 _LIMIT_S = 900
 _ANSWERED = 0.9
+_WIDEST = 40
+"""How many letters of a path fit a column of the page."""
 _LONGEST_CPU_S = 60.0
 
 
@@ -84,7 +87,18 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
 def cell(script: CorpusScript) -> str:
     """The first cell of a script's row, which no other row has."""
     words = " ".join((*script.options, *script.arguments)).replace(f"{ROOT}/", "")
-    return f"`{script.name}`" + (f" `{words[:60]}`" if words else "")
+    parts = [*_breakable(script.name), *([words[:60]] if words else [])]
+    return " ".join(f"`{part}`" for part in parts)
+
+
+def _breakable(path: str) -> list[str]:
+    """A path in parts that fit a narrow column."""
+    parts = [""]
+    for step in path.split("/"):
+        if parts[-1] and len(parts[-1]) + len(step) > _WIDEST:
+            parts.append("")
+        parts[-1] += f"{step}/"
+    return [*parts[:-1], parts[-1].removesuffix("/")]
 
 
 def row(one: ScriptVerdict) -> str:
@@ -92,7 +106,7 @@ def row(one: ScriptVerdict) -> str:
     cells = (
         cell(one.script),
         "answered" if one.answered else "no answer",
-        one.said.replace(f"{ROOT}/", "").replace("|", "/")[:160],
+        re.sub(r"\S+/", "", one.said).replace("|", "/")[:160],  # files without their folders
         f"{one.wall_s:.0f}",
         f"{one.cpu_s:.0f}",
     )

@@ -175,18 +175,18 @@ def _is_odd(times: Seconds) -> bool:
 def table(regrets: Sequence[Regret]) -> Iterator[str]:
     """A row for each table and job type, and the means."""
     yield from heading(
-        "measured | job type | batches | settled | best of all GPUs chosen "
-        "| mean regret, all GPUs | as choose | known GPUs | with factors | sure | best among alike",
-        "lll",
+        "job type | batches | settled | best chosen | mean regret, all GPUs | as choose "
+        "| known GPUs | with factors | sure | best among alike",
+        "ll",
     )
     for source, name in dict.fromkeys((one.job.source, one.job.name) for one in regrets):
         own = [one for one in regrets if (one.job.source, one.job.name) == (source, name)]
         batches = ", ".join(str(one.job.batch) for one in own)
-        yield f"| {source} | {name} | {batches} | {_figures(own)} |"
+        yield f"| {source} {name} | {batches} | {_figures(own)} |"
     settled = [one for one in regrets if one.is_settled]
-    yield f"| all | | | {_figures(regrets)} |"
+    yield f"| all | | {_figures(regrets)} |"
     if settled:
-        yield f"| all that are settled | | | {_figures(settled)} |"
+        yield f"| all that are settled | | {_figures(settled)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
         left = [one.plain for one in settled if one.is_sure is sure]
