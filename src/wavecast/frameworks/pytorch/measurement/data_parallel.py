@@ -168,6 +168,7 @@ def _run_rank(task: _Task) -> None:
         name = f"torch {torch.__version__}, DistributedDataParallel, {dist.get_backend()}"
         sample = SpreadSample(seconds, peak, reserved, name)
         Path(task.out).write_text(json.dumps(asdict(sample)), encoding="utf-8")
+    dist.barrier()  # gloo aborts a rank whose peer has closed its connections before it did
     dist.destroy_process_group()
 
 
