@@ -115,6 +115,7 @@ def left_out(measured: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> di
     return scores
 
 
+@functools.cache
 def chip_of(gpu: str) -> tuple[str, int | None]:
     """The chip of a GPU: the same for GPUs that differ in memory or cooling only."""
     gpu_device = device(gpu)

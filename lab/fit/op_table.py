@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of, joined
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics.columns import Columns, Row, columns_of
 from wavecast.predictors.learned.physics.parts import Part, parts_of
+from wavecast.traces.step import Op
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,11 +87,18 @@ _OpParts = tuple[OpRow, list[tuple[str, Part]]]
 def tables(rows: Iterable[OpRow]) -> dict[str, OpTable]:
     """A table for each model: the measured ops whose first part belongs to it."""
     by_model: dict[str, list[_OpParts]] = {}
+    facts_of = functools.cache(lambda gpu: gpu_of(device(gpu)))
     for row in rows:
-        parts = [(op.base, part) for op in row.ops for part in parts_of(op)]
-        if parts and gpu_of(device(row.gpu)) is not None:
+        parts = [(op.base, part) for op in row.ops for part in _parts(op)]
+        if parts and facts_of(row.gpu) is not None:
             by_model.setdefault(parts[0][1].model, []).append((row, parts))
     return {model: _table(group) for model, group in by_model.items()}
+
+
+@functools.cache
+def _parts(op: Op) -> Sequence[Part]:
+    """The parts of an op. Fits that leave something out share most of their ops."""
+    return tuple(parts_of(op))
 
 
 def _table(group: list[_OpParts]) -> OpTable:

@@ -7,6 +7,8 @@ that, which is cheap.
 
 from __future__ import annotations
 
+import functools
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +33,9 @@ _COMPARABLE = (
 )
 _BY_SHAPE = ("bitsandbytes",)
 """Libraries whose results depend on shapes alone: nothing computes the values of fake results."""
+_NORMS = re.compile(r"batch_norm")
+"""Ops of these names depend on shapes alone as well. Their running statistics start as zeros and
+ones, whose values are known until something writes them."""
 _FRESH, _VIEW, _SAME, _PLAIN = range(4)
 
 
@@ -64,7 +69,7 @@ class ResultCache:
         `func` is the op, and what else the result depends on.
         """
         parts: list[Any] = [func]
-        values_matter = func[0].namespace not in _BY_SHAPE
+        values_matter = not _depends_on_shapes(func[0])
         if not self._describe(args, parts, values_matter):
             return None
         if kwargs:
@@ -158,6 +163,11 @@ class ResultCache:
             else:
                 return False
         return True
+
+
+@functools.cache
+def _depends_on_shapes(func: Any) -> bool:
+    return func.namespace in _BY_SHAPE or _NORMS.search(str(func)) is not None
 
 
 def _may_view(base: Any) -> bool:
