@@ -79,11 +79,16 @@ def _short(message: str) -> str:
 
 @contextmanager
 def prefixed(prefix: str) -> Iterator[None]:
-    """A context in which the message of an InvalidInput gets a prefix, such as the file's path."""
+    """A context in which the messages of errors get a prefix, such as the file's path.
+
+    Those of what is not installed or cannot be reached stay as they are: no input is to blame.
+    """
     try:
         yield
-    except InvalidInput as error:
-        raise type(error)(f"{prefix}{error}") from None
+    except (InvalidInput, UnknownName, CaptureError) as error:
+        told = type(error)(f"{prefix}{error}")
+        vars(told).update(vars(error))
+        raise told from None
 
 
 # The import name of each optional dependency, its name in messages, and the extra that installs it.

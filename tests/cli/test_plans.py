@@ -59,11 +59,53 @@ def test_a_plan_has_gpus_times_and_reasons(jobs: Path) -> None:
     assert found["gap"] == 0
 
 
+SPREAD = """
+[[jobs]]
+name = "spread"
+target = "step.json.gz"
+iterations = 5e6
+counts = [8]
+[cluster]
+"""
+
+
+@pytest.mark.parametrize(
+    ("pool", "slower"),
+    [
+        ("gpus_per_node = 8", False),
+        ("gpus_per_node = 4", True),
+        ('links = "pcie-4"', True),
+    ],
+)
+def test_jobs_on_several_gpus_know_the_links_of_their_pool(
+    jobs: Path, pool: str, slower: bool
+) -> None:
+    usual = '[[cluster.pools]]\nname = "usual"\ngpu = "a100-pcie-80gb"\ngpus = 8\n'
+    other = f'[[cluster.pools]]\nname = "other"\ngpu = "a100-pcie-80gb"\ngpus = 8\n{pool}\n'
+    times = []
+    for pools in (usual, other, usual + other):
+        jobs.write_text(f"{SPREAD}{pools}")
+        done = run("plan", jobs, "--by", "makespan", "--json")
+        assert done.code == 0, done.err
+        times.append(json.loads(done.out)["makespan_s"])
+    assert (times[1] > 1.01 * times[0]) == slower
+    assert times[2] == pytest.approx(min(times[:2]))  # each pool has its own times
+
+
+def test_machines_that_no_gpu_is_known_to_be_in_want_a_name(jobs: Path) -> None:
+    pool = '[[cluster.pools]]\ngpu = "a100-pcie-80gb"\ngpus = 32\ngpus_per_node = 16\n'
+    jobs.write_text(f"{SPREAD}{pool}")
+    done = run("plan", jobs)
+    assert done.code == 2
+    assert "pool a100-pcie-80gb: gpus_per_node is 16, and a machine of pcie-8 has 8" in done.err
+
+
 def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None:
     jobs.write_text(JOBS.replace('"24h"', '"2h"'))
     done = run("plan", jobs, "--time-limit", "2s")
     assert done.code == 1
     assert "measured cannot meet its deadline even alone" in done.out
+    assert "0 of 1 deadlines are met. " in done.out  # whose draws are in time is no news then
     jobs.write_text(JOBS.replace("priority = 2", "prority = 2"))
     done = run("plan", jobs)
     assert done.code == 2
@@ -75,6 +117,7 @@ def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None
     [
         ("gpus = 8", "gpus = 0", "cluster.pools[1].gpus must be a positive number"),
         ("gpus = 8", "", "cluster.pools[1].gpus is missing"),
+        ("gpus = 8", 'gpus = 8\nlinks = "nowhere"', 'pools[1].links: unknown cluster "nowhere"'),
         ('"24h"', '"soon"', "jobs[2].deadline is a time such as 48h"),
         ("iterations = 5e6", "", "jobs[1] (traced): say how long it is"),
         ('{ "l4" = 10', '{ "l4" = -1', "jobs[2].hours.l4 must be above 0"),

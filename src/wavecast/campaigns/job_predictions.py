@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from wavecast.errors import InvalidInput, prefixed
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.step_source import StepSource, target_source, units_of
 from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.devices import device
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan
@@ -40,8 +41,8 @@ class JobPredictor:
         self._make_source, self._progress = source, progress
         self._sources: dict[tuple[object, ...], tuple[Target, StepSource]] = {}
 
-    def __call__(self, spec: JobSpec, gpus: Sequence[str]) -> Sequence[Candidate]:
-        """What a job takes on each GPU, for each of its counts."""
+    def __call__(self, spec: JobSpec, gpus: Mapping[str, Cluster | None]) -> Sequence[Candidate]:
+        """What a job takes on each GPU in machines of a kind, for each of its counts."""
         with prefixed(f"job {spec.name}: "):
             target, source = self._source(spec)
             question = TrainingQuestion(
@@ -53,6 +54,7 @@ class JobPredictor:
                 host=self._host,
                 only_priced=False,
                 find_largest=False,
+                clusters={name: found for name, found in gpus.items() if found is not None},
             )
             devices = tuple(device(name) for name in gpus)
             with self._progress(f"predicting {spec.name}") as progress:

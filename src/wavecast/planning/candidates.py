@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.footprint.memory import Memory, memory
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.hardware.processors import update_rate
@@ -20,6 +21,7 @@ from wavecast.planning.rank_cache import RankCache
 from wavecast.planning.selection import Candidate
 from wavecast.planning.verification import is_verified
 from wavecast.predictors.base import Predictor, Scaler
+from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import ParallelSteps, refuse_without_network
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import on_cluster, predict
@@ -82,6 +84,8 @@ class TrainingQuestion:
     """Whether GPUs without an offer are left out."""
     find_largest: bool = True
     """Whether to search for the largest batch of each GPU, where the batch is given."""
+    clusters: Mapping[str, Cluster] = field(default_factory=dict)
+    """The machines of GPUs, by the GPU's id; others are in their usual ones."""
 
 
 def find_candidates(
@@ -111,7 +115,7 @@ def find_candidates(
             if way.suits(device) or (not wanted.only_priced and not way.name)  # it was named
         ]
         for count in wanted.counts:
-            together = min(count, _machine_size(device))
+            together = min(count, _machine_size(device, wanted))
             if not wanted.only_priced or book.cheapest(device.id, count, together=together):
                 every = [one for finder in finders for one in finder.candidates(count)]
                 able = [one for one in every if one.cost is not None]
@@ -122,10 +126,15 @@ def find_candidates(
     return found
 
 
-def _machine_size(device: Device) -> int:
-    """How many GPUs the usual machine of a GPU has."""
+def _machines(device: Device, wanted: TrainingQuestion) -> ClusterPredictor:
+    """The predictor of ops on a GPU, in the machine that was asked for."""
+    return on_cluster(device, Parallel(), machines=wanted.clusters.get(device.id))
+
+
+def _machine_size(device: Device, wanted: TrainingQuestion) -> int:
+    """How many GPUs the machine of a GPU has."""
     try:
-        return on_cluster(device, Parallel()).cluster.gpus_per_node
+        return _machines(device, wanted).cluster.gpus_per_node
     except InvalidInput:
         return 8
 
@@ -183,7 +192,7 @@ class _CandidateFinder:
         offer = None if found.cost is None else found.cost.offer
         if offer is None:
             return None
-        together = min(found.gpus, _machine_size(self._device))
+        together = min(found.gpus, _machine_size(self._device, self._wanted))
         return self._book.cheapest(
             self._device.id, found.gpus, together=together, besides=offer.provider
         )
@@ -273,7 +282,7 @@ class _CandidateFinder:
     def _spread(self, batch: int | None, trace: Trace, count: int) -> Candidate:
         """The training on several GPUs with a batch, by the first strategy that fits."""
         device, wanted = self._device, self._wanted
-        predictor = on_cluster(device, Parallel())
+        predictor = _machines(device, wanted)
         plan = self._plan(trace, count)
         micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
         needed, least_bytes = None, 0.0
@@ -315,7 +324,7 @@ class _CandidateFinder:
             return False
         if trace.measurement is not None or not RankStates.of(trace).has_optimizer:
             return False
-        return update_rate(on_cluster(self._device, Parallel()).cluster) is not None
+        return update_rate(_machines(self._device, self._wanted).cluster) is not None
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
         """The plan; a batch smaller than the given one is accumulated to the given one."""

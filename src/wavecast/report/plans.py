@@ -38,14 +38,15 @@ def plan_verdict(plan: JobsPlan) -> str:
         f"and cost {money(schedule.usd)}."
     )
     if due:
-        met = len(due) - len(schedule.late)
-        text += f" {met} of {len(due)} deadlines are met{_doubt(due)}."
+        late = {run.job.name for run in schedule.late}
+        in_time = [one for one in due if one.run.job.name not in late]
+        text += f" {len(in_time)} of {len(due)} deadlines are met{_doubt(in_time)}."
     return f"{text} {_how_good(plan)}"
 
 
-def _doubt(due: Sequence[JobPlan]) -> str:
-    """The job whose deadline is least sure; nothing if all are met in most draws."""
-    seen = [(one.outlook.in_time, one.run.job.name) for one in due if one.outlook is not None]
+def _doubt(in_time: Sequence[JobPlan]) -> str:
+    """The job that is least sure to be in time; nothing if all are in most draws."""
+    seen = [(one.outlook.in_time, one.run.job.name) for one in in_time if one.outlook is not None]
     shares = [(share, name) for share, name in seen if share is not None]
     least, name = min(shares, default=(1.0, ""))
     return f", but {name} is in time in only {percent(least)} of draws" if least < _SURE else ""

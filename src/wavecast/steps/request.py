@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from wavecast.errors import InvalidInput
+from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import cluster as cluster_of_name
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.device import Device
@@ -125,11 +126,14 @@ def _refuse_beside_parallel(
 
 
 def on_cluster(
-    gpu: Device, strategy: Parallel, predictor: Predictor | None = None
+    gpu: Device,
+    strategy: Parallel,
+    predictor: Predictor | None = None,
+    machines: Cluster | None = None,
 ) -> ClusterPredictor:
-    """The predictor of ops on a GPU of the cluster that a strategy names."""
+    """The predictor of ops on a GPU of the cluster that a strategy names, or in given machines."""
     name = strategy.cluster
-    chosen = usual_cluster(gpu) if name is None else cluster_of_name(name)
+    chosen = cluster_of_name(name) if name is not None else machines or usual_cluster(gpu)
     if strategy.nodes is not None:
         chosen = chosen.with_gpus_per_node(strategy.gpus // strategy.nodes)
     kernels = predictor or default_predictor()

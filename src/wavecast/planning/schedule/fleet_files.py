@@ -7,7 +7,8 @@ power_limit_kw = 20                 # of all GPUs together
 [[cluster.pools]]
 gpu = "h100-sxm-80gb"
 gpus = 16
-gpus_per_node = 8
+gpus_per_node = 8                   # as in the GPU's usual machine by default
+links = "aws-p5"                    # the usual machine by default, see wavecast clusters
 usd_per_hour = 2.5                  # the cheapest known offer by default
 available = [["0h", "72h"]]         # always by default
 ```
@@ -25,6 +26,9 @@ from typing import Any
 
 from wavecast.errors import InvalidInput, WavecastError, prefixed
 from wavecast.files import read_toml
+from wavecast.hardware.clusters import cluster as cluster_of_name
+from wavecast.hardware.clusters import usual_cluster
+from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.fact_files import NumberRange, number_of, refuse_unknown, text_of
 from wavecast.planning.file_values import time_s
@@ -39,7 +43,7 @@ _NUMBERS = {
     "power_w": NumberRange("W", 1, 1e5),
     "power_limit_kw": NumberRange("kW", 1e-3, 1e7),
 }
-_KEYS = ("name", "gpu", *_NUMBERS, "spot", "available")
+_KEYS = ("name", "gpu", "links", *_NUMBERS, "spot", "available")
 
 
 def read_fleet(path: Path, book: PriceBook) -> Fleet:
@@ -120,13 +124,16 @@ def _pool(table: Any, where: str, book: PriceBook) -> Pool:
             key: number_of(table[key], unit, key) for key, unit in _NUMBERS.items() if key in table
         }
         windows = _windows(table.get("available", []))
-    known, power_w = gpu, numbers.get("power_w")
+        links = text_of(table, "links") if "links" in table else ""
+    known, power_w, found = gpu, numbers.get("power_w"), None
     try:
         found = device(gpu)
         known, power_w = found.id, power_w or found.tdp_w
     except WavecastError:
         pass  # a GPU that only measured jobs run on need not be known
-    size = int(numbers.get("gpus_per_node", 8))
+    with prefixed(f"{where}.links: "):
+        usual_size = _machine_size(found, links)
+    size = int(numbers.get("gpus_per_node", usual_size))
     offer = book.cheapest(known)
     limit = _watts(table, where)
     if limit is not None and power_w is None:
@@ -136,12 +143,23 @@ def _pool(table: Any, where: str, book: PriceBook) -> Pool:
         gpu=known,
         gpus=int(numbers["gpus"]),
         gpus_per_node=size,
+        links=links,
         usd_per_hour=numbers.get("usd_per_hour", None if offer is None else offer.usd_per_hour),
         power_w=power_w,
         power_limit_w=limit,
         is_spot=table.get("spot", False) is True,
         windows=windows,
     )
+
+
+def _machine_size(gpu: Device | None, links: str) -> int:
+    """How many GPUs a machine has where the file does not say it."""
+    if links:
+        return cluster_of_name(links).gpus_per_node
+    try:
+        return 8 if gpu is None else usual_cluster(gpu).gpus_per_node
+    except InvalidInput:  # its links are not known, which only jobs on several GPUs need
+        return 8
 
 
 def _windows(value: Any) -> tuple[tuple[float, float], ...]:

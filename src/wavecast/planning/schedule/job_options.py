@@ -7,7 +7,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.clusters import cluster, usual_cluster, with_device
+from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.job_files import JobSpec
@@ -15,8 +18,9 @@ from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
 from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.selection import Candidate
 
-Predict = Callable[[JobSpec, Sequence[str]], Sequence[Candidate]]
-"""Predicts a job on GPUs, for each of its counts: from `find_candidates`."""
+Predict = Callable[[JobSpec, Mapping[str, Cluster | None]], Sequence[Candidate]]
+"""Predicts a job on GPUs in machines of a kind, None for the usual one, for each of its counts:
+from `find_candidates`."""
 _GPUS = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 _LONGEST_YEARS = 100
 """A plan reaches no further: longer times do not fit into the whole numbers of the search."""
@@ -56,8 +60,15 @@ def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
             )
     refused: list[str] = []
     if spec.target:
-        found = predict(spec, list(dict.fromkeys(pool.gpu for pool in pools)))
-        options = tuple(_predicted(found, pools, refused))
+        options = tuple(
+            option
+            for alike in _rounds(spec, pools)
+            for option in _predicted(
+                predict(spec, {gpu: _machines(spec, same[0]) for gpu, same in alike.items()}),
+                [pool for same in alike.values() for pool in same],
+                refused,
+            )
+        )
     else:
         options = tuple(_measured(spec, pools))
     roomy = tuple(one for one in options if fleet.by_name[one.pool].holds(one.gpus))
@@ -88,6 +99,38 @@ def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
 def _allowed(spec: JobSpec, pool: Pool) -> bool:
     named = not spec.gpus or pool.gpu in spec.gpus or pool.name in spec.gpus
     return named and (spec.spot or not pool.is_spot)
+
+
+def _rounds(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[dict[str, list[Pool]]]:
+    """Pools by GPU, so that a round has one kind of machine for each; nearly always it is one."""
+    kinds: dict[str, dict[tuple[str, int], list[Pool]]] = {}
+    for pool in pools:
+        kind = pool.links, pool.gpus_per_node if max(spec.counts) > 1 else 0
+        kinds.setdefault(pool.gpu, {}).setdefault(kind, []).append(pool)
+    for index in range(max(map(len, kinds.values()), default=0)):
+        yield {gpu: list(kind.values())[index] for gpu, kind in kinds.items() if index < len(kind)}
+
+
+def _machines(spec: JobSpec, pool: Pool) -> Cluster | None:
+    """The machines of a pool; None for the usual ones, and where their links are not known."""
+    if not pool.links and max(spec.counts) == 1:
+        return None
+    with prefixed(f"pool {pool.name}: "):
+        gpu = device(pool.gpu)
+        if pool.links:
+            found = with_device(cluster(pool.links), gpu)
+        else:
+            try:
+                found = usual_cluster(gpu)
+            except InvalidInput:
+                return None
+        if pool.gpus_per_node > found.node.gpus:
+            raise InvalidInput(
+                f"gpus_per_node is {pool.gpus_per_node}, and a machine of {found.id} has "
+                f"{found.node.gpus}; name the machine with links (list them with "
+                '"wavecast clusters"), or write a file for it'
+            )
+        return found.with_gpus_per_node(pool.gpus_per_node)
 
 
 def _predicted(

@@ -35,6 +35,8 @@ class Pool:
     """Whether the machines may be taken away at any time."""
     windows: tuple[tuple[float, float], ...] = ()
     """When the GPUs can be had, in seconds from the start. Empty for always."""
+    links: str = ""
+    """The cluster whose links join the GPUs: a name or a file. Empty for their usual machine."""
 
     @cached_property
     def nodes(self) -> tuple[int, ...]:
