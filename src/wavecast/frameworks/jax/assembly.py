@@ -110,11 +110,11 @@ class Schedule:
             if one.opcode == "parameter":
                 known[one.name] = given[int(one.inside)]
                 continue
-            operands = [value for name in one.operands for value in known.get(name, ())]
-            known[one.name] = self._step(one, operands)
+            known[one.name] = self._step(one, [known.get(name, []) for name in one.operands])
         return known[body.root.name]
 
-    def _step(self, one: Instruction, operands: list[int]) -> list[int]:
+    def _step(self, one: Instruction, given: list[list[int]]) -> list[int]:
+        operands = [value for values in given for value in values]
         match one.opcode:
             case "get-tuple-element":
                 index = int(one.attribute("index") or 0)
@@ -128,10 +128,10 @@ class Schedule:
             case "while":
                 return self._loop(one, operands)
             case "conditional":
-                return self._conditional(one, operands)
+                return self._conditional(one, given)
             case "call" | "async-start":
                 body = self.module.called(one, "to_apply") or self.module.called(one)
-                return operands if body is None else self._walk(body, [[v] for v in operands])
+                return operands if body is None else self._walk(body, given)
         if one.opcode.endswith(("-done", "-update")):
             self._await(operands)
             return operands
@@ -154,18 +154,17 @@ class Schedule:
                 break
         return operands
 
-    def _conditional(self, one: Instruction, operands: list[int]) -> list[int]:
+    def _conditional(self, one: Instruction, given: list[list[int]]) -> list[int]:
         """The longest branch: which one runs depends on the data."""
         text = one.attribute("branch_computations").strip("{}")
         names = [name.strip().lstrip("%") for name in text.split(",") if name.strip()]
         names = names or [one.computation("true_computation"), one.computation("false_computation")]
-        branches = [self.module.computations[n] for n in names if n in self.module.computations]
-        if not branches:
-            return operands
-        chosen = max(branches, key=lambda branch: len(branch.instructions))
-        self.notes["a conditional is counted by its longest branch"] += 1
+        branches = [self.module.computations[name] for name in names]
         # The first operand is the condition; each branch takes one of the others.
-        return self._walk(chosen, [operands[1:] or operands])
+        weights = [self.module.traffic_bytes(branch) for branch in branches]
+        chosen = weights.index(max(weights))
+        self.notes["a conditional is counted by its longest branch"] += 1
+        return self._walk(branches[chosen], given[1 + chosen : 2 + chosen])
 
     def _exchange(self, one: Instruction, operands: list[int]) -> list[int]:
         """A collective: it begins when its operands are there, and runs beside the kernels."""
@@ -205,7 +204,7 @@ class Schedule:
         ]
         if len(reads) != len(plan.op.inputs):
             reads = []
-        written = results[: plan.writes]
+        written = [v for v in results if self.tensors[v].shape.spec is not None][: plan.writes]
         writes = [self._as(v, spec) for v, spec in zip(written, plan.op.outputs, strict=False)]
         self._call(plan.op, one, reads, writes)
         at = len(self.calls) - 1

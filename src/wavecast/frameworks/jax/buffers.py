@@ -12,10 +12,12 @@ from dataclasses import dataclass
 
 from wavecast.frameworks.jax.assembly import Schedule
 from wavecast.frameworks.jax.origins import argument_of
-from wavecast.traces.step import Allocation, Phase, Role, Value
+from wavecast.traces.step import Allocation, Phase, Role, TensorSpec, Value
 
 LEAST_SCRATCH = 256
 """Bytes of scratch memory that every module is given, so that no other is predicted for it."""
+_TOKEN = TensorSpec((0,), "uint8")
+"""What orders two instructions and holds no data."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +139,7 @@ def _values(
     arguments = {value: n for n, value in enumerate(schedule.arguments)}
     owned = (Role.PARAMETER, Role.OPTIMIZER_STATE)
     for number, tensor in enumerate(schedule.tensors):
-        spec = tensor.spec or tensor.shape.spec
-        assert spec is not None
+        spec = tensor.spec or tensor.shape.spec or _TOKEN
         position = arguments.get(number)
         name = names[position] if position is not None and roles[position] in owned else ""
         memory = None if tensor.buffer is None else place.get(tensor.buffer)

@@ -29,6 +29,7 @@ OPTIONS: Mapping[str, int | bool] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_backend_optimization_level": 0,
     "xla_llvm_disable_expensive_passes": True,
+    "xla_gpu_mock_custom_calls": True,
 }
 """Nothing can be tried without a GPU. By default every matmul would then be a Triton kernel with
 tiles that nobody chose, so matmuls stay with cuBLAS. The code of kernels is not used, so it is not

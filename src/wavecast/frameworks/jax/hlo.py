@@ -23,10 +23,17 @@ DTYPES = {
     **{"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"},
     **{"c64": "complex64", "c128": "complex128", "s4": "int8", "u4": "uint8"},
     **{"f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e8m0fnu": "float8_e8m0fnu"},
+    **{"f8e4m3fnuz": "float8_e4m3fnuz", "f8e5m2fnuz": "float8_e5m2fnuz"},
+    **dict.fromkeys(("f8e4m3", "f8e3m4", "f8e4m3b11fnuz", "f4e2m1fn"), "float8_e4m3fn"),
+    **{"s2": "int8", "u2": "uint8", "s1": "int8", "u1": "uint8"},
 }
-"""HLO's element types by our names. Four bits are counted as a byte."""
+"""HLO's element types by our names. Fewer than eight bits are counted as a byte."""
 HOST_SPACE = "S(5)"
 """The memory space of the host, in a layout."""
+FREE_OF_TRAFFIC = frozenset("parameter constant tuple get-tuple-element bitcast after-all".split())
+"""Instructions that move no data."""
+LAUNCH_BYTES = 4 << 20
+"""What a GPU of today reads while it launches a kernel."""
 _PATH = "/"
 """Paths of operations have parts; the names of arguments have none."""
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
@@ -188,6 +195,24 @@ class HloModule:
     def called(self, instruction: Instruction, attribute: str = "calls") -> Computation | None:
         """The computation that an instruction calls; None if it calls none."""
         return self.computations.get(instruction.computation(attribute))
+
+    def traffic_bytes(self, computation: Computation) -> int:
+        """The bytes that its instructions read and write, by which computations are compared.
+
+        Loops count as often as they turn, branches by the larger one, and every kernel as if it
+        moved a few megabytes more, since it takes microseconds to launch.
+        """
+        found = 0
+        for one in computation.instructions:
+            body = self.called(one, "body") or self.called(one, "to_apply")
+            if one.opcode in ("while", "call") and body is not None:
+                turns = one.backend.get("known_trip_count", {}).get("n", 1)
+                found += int(turns) * self.traffic_bytes(body)
+            elif one.opcode not in FREE_OF_TRAFFIC:
+                read = (computation.by_name[name] for name in one.operands)
+                shapes = (shape for made in (one, *read) for shape in made.shapes)
+                found += LAUNCH_BYTES + sum(shape.nbytes for shape in shapes)
+        return found
 
     def origin(self, instruction: Instruction) -> Instruction:
         """The instruction that says where another comes from.

@@ -10,6 +10,7 @@ from wavecast.frameworks.jax import libraries
 from wavecast.frameworks.jax.collectives import collective, is_collective
 from wavecast.frameworks.jax.fusions import FREE, fusion_op
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 VIEWS = frozenset(
@@ -17,7 +18,10 @@ VIEWS = frozenset(
     "replica-id add-dependency domain get-dimension-size".split()
 )
 """Instructions that run no kernel."""
-_UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call fft".split())
+_UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call".split())
+_KERNELS = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu", "mosaic_gpu_v2")
+_KERNEL_NAME = re.compile(r', name = "([^"]*)"')
+_CALLBACK = re.compile(r"python_\w*callback")
 _LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
 
 
@@ -47,6 +51,8 @@ def planned_call(
         return _custom_call(instruction, inputs, padded)
     if opcode in _UNREAD:
         return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
+    if opcode == "fft":
+        return _all(libraries.fourier(instruction, inputs), inputs)
     if opcode in ("sort", "topk"):
         return _sort(instruction, inputs)
     if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
@@ -97,8 +103,22 @@ def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int)
         return PlannedCall(made.op, made.reads, len(made.op.outputs))
     if "TopK" in target or "Sort" in target:
         return _sort(instruction, inputs)
-    name = re.sub(r"\W+", "_", target).strip("_") or "unnamed"
-    return _unread(instruction, inputs, f"xla.custom_call.{name}")
+    return _unread(instruction, inputs, f"xla.{_unread_name(instruction)}")
+
+
+def _unread_name(instruction: Instruction) -> str:
+    """The name under which a custom call that nobody can read is unpredicted."""
+    target = instruction.target
+    if target in _KERNELS:
+        name = _KERNEL_NAME.search(instruction.attributes)
+        return f"pallas.{_word(name[1])}" if name else "pallas"
+    if _CALLBACK.search(target):
+        return "host_callback"
+    return f"custom_call.{_word(target)}"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_") or "unnamed"
 
 
 def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> PlannedCall:

@@ -219,3 +219,14 @@ def _by_heads(shape: Shape) -> TensorSpec:
     batch, length, heads, width = shape.dims
     strides = (length * heads * width, width, heads * width, 1)
     return TensorSpec((batch, heads, length, width), _dtype(shape), strides)
+
+
+def fourier(instruction: Instruction, inputs: Sequence[Shape]) -> Op:
+    """A Fourier transform of cuFFT, over the last dimensions."""
+    kind = {"RFFT": "r2c", "IRFFT": "c2r"}.get(instruction.attribute("fft_type"), "c2c")
+    length = [size for size in instruction.attribute("fft_length").strip("{}").split(",") if size]
+    first = len(instruction.shape.dims) - len(length)
+    dims = tuple(range(first, len(instruction.shape.dims)))
+    tensors = [shape.spec for shape in (inputs[0], instruction.shape)]
+    given, made = ((spec,) if spec is not None else () for spec in tensors)
+    return Op(f"aten._fft_{kind}", given, made, (("dim", dims),))

@@ -68,8 +68,31 @@ def partitions(lowered: Any) -> int:
 
 
 @contextmanager
-def as_on(gpu: Device) -> Iterator[None]:
-    """JAX's checks of cuDNN answer as on a GPU, so that attention by cuDNN can be lowered."""
+def lowering_for(gpu: Device) -> Iterator[None]:
+    """JAX lowers as on a GPU: attention by cuDNN, and calls of the host's Python from a step."""
+    with _cudnn_as_on(gpu), _callbacks_lowered():
+        yield
+
+
+@contextmanager
+def _callbacks_lowered() -> Iterator[None]:
+    """`jax.debug.print` and other callbacks ask for a client of the GPU, and do not use it."""
+    from jax._src.interpreters import mlir
+
+    own = mlir.ModuleContext.get_backend
+
+    def any_backend(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self.backend or own(self, *arguments, **named)
+
+    mlir.ModuleContext.get_backend = any_backend
+    try:
+        yield
+    finally:
+        mlir.ModuleContext.get_backend = own
+
+
+@contextmanager
+def _cudnn_as_on(gpu: Device) -> Iterator[None]:
     try:
         from jax._src.cudnn import fused_attention_stablehlo as checks
     except ImportError:

@@ -19,6 +19,12 @@ case "$*" in
     echo "Cuda compilation tools, release 13.0, V13.0.88"
     exit 0;;
 esac
+for file in "$@"; do
+  if [ -f "$file" ] && head -n 1 "$file" | grep -q "^\\.version 99"; then
+    echo "ptxas $file, line 1; fatal   : Unsupported $(head -n 1 "$file"); current version is '9.0'" >&2
+    exit 255
+  fi
+done
 while [ $# -gt 0 ]; do
   case "$1" in
     -o|--output-file) shift; printf 'cubin' > "$1";;

@@ -45,7 +45,7 @@ def lowered_step(
         raise InvalidInput(
             "the step is jitted already; give donate_argnums and static_argnums to jax.jit"
         )
-    with releases.as_on(gpu), named_modules((*arguments, *named.values())):
+    with releases.lowering_for(gpu), named_modules((*arguments, *named.values())):
         try:
             return step.trace(*arguments, **named).lower(lowering_platforms=("cuda",))
         except Exception as error:
