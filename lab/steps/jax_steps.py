@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 
 from lab.steps import jax_depthwise as depthwise
 from lab.steps import jax_loops as loops
 from lab.steps import jax_nets as nets
 from lab.steps import jax_newer_nets as newer
+from lab.steps import jax_odd_loops as odd_loops
+from lab.steps import jax_odd_nets as odd
 from lab.steps import jax_other_nets as other
 from lab.steps import jax_sweeps as sweeps
 from wavecast.suite import jax_models as suite
@@ -242,11 +245,38 @@ MORE = [
 ]
 """Steps that show one thing in many sizes, and those of pairs with torch that were not measured."""
 
-GROUPS = {"fit": FIT, "blind": BLIND, "more": MORE, "second": SECOND}
+ODD = [
+    *_steps(
+        "odd",
+        odd_ensemble=partial(odd.ensemble, 16, 1024, (512, 1024, 256)),
+        odd_physics=partial(odd.physics, 512, 32, 256, 3),
+        odd_meta=partial(odd.meta_learner, 256, 64, 256, 3),
+        odd_sparse=partial(odd.sparse_net, 50_000, 500_000, 128, 2),
+        odd_fourier=partial(odd.fourier_operator, 16, 128, 64, 24, 3),
+        odd_policy=partial(odd.policy_gradient, 4096, 64, 256),
+        odd_scaled=partial(odd.scaled_loss, 4096, 2048, 4),
+        odd_ragged=partial(odd.ragged_mixture, 8192, 768, 2048, 8),
+        odd_triangles=partial(odd.triangles, 1, 192, 128, "bf16"),
+        odd_accumulated=partial(odd.accumulated, 8, 2048, 1024, 2048),
+        odd_autoencoder=partial(odd_loops.autoencoder, 8192, 2048, 1024, 64),
+        odd_volume=partial(odd_loops.volume_autoencoder, 4, 64, 48, jnp.bfloat16),
+        odd_sorted=partial(odd_loops.sorted_scores, 4096, 512, 1024),
+        odd_recurrence=partial(odd_loops.linear_recurrence, 8, 1024, 512),
+        odd_eight_bits=partial(odd_loops.eight_bits, 8192, 2048, 3),
+        odd_adapters=partial(odd_loops.adapters, 4096, 2048, 16, 4),
+        odd_rendered=partial(odd_loops.rendered, 4096, 96, 256, 4),
+        odd_equation=partial(odd_loops.differential_equation, 2048, 512, 20),
+        odd_aligned=partial(odd_loops.aligned_speech, 64, 256, 48, 512),
+        odd_fixed=partial(odd_loops.fixed_point, 4096, 1024, 40),
+    ),
+]
+"""The steps of the third blind test, of kinds that few benchmarks have."""
+
+GROUPS = {"fit": FIT, "blind": BLIND, "more": MORE, "second": SECOND, "odd": ODD}
 
 
 def steps_of(group: str) -> list[JaxCase]:
-    """The steps of a group: "fit", "blind", "more" or "second"."""
+    """The steps of a group, one of `GROUPS`."""
     return GROUPS[group]
 
 

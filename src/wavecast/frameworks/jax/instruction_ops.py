@@ -10,7 +10,6 @@ from wavecast.frameworks.jax import libraries
 from wavecast.frameworks.jax.collectives import collective, is_collective
 from wavecast.frameworks.jax.fusions import FREE, fusion_op
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
-
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 VIEWS = frozenset(
@@ -51,10 +50,8 @@ def planned_call(
         return _custom_call(instruction, inputs, padded)
     if opcode in _UNREAD:
         return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
-    if opcode == "fft":
-        return _all(libraries.fourier(instruction, inputs), inputs)
-    if opcode in ("sort", "topk"):
-        return _sort(instruction, inputs)
+    if opcode in _SINGLE:
+        return _SINGLE[opcode](instruction, inputs)
     if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
         return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
     body = module.called(instruction)
@@ -132,6 +129,14 @@ def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
     attrs: tuple[tuple[str, Scalar], ...] = (("dim", dim),)
     op = Op("aten.sort", _specs(inputs[:1]), _specs(instruction.shapes[:2]), attrs)
     return PlannedCall(op, (0,), len(op.outputs))
+
+
+def _fourier(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    return _all(libraries.fourier(instruction, inputs), inputs)
+
+
+_SINGLE = {"sort": _sort, "topk": _sort, "fft": _fourier}
+"""Instructions that run as one op of a library."""
 
 
 def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:

@@ -1,8 +1,9 @@
 """Stand-ins for CUDA's tools, made when a module is compiled where CUDA is not installed.
 
-XLA asks ptxas and nvlink for their version, lets them assemble kernels, and reads a library of
-mathematical functions. None of it decides which kernels there are. So two scripts that answer and
-write a file do, and a library without functions; the scheduled HLO is the same.
+XLA asks ptxas and nvlink for their version, learns the newest PTX from how ptxas refuses one that
+does not exist, lets them assemble kernels, and reads a library of mathematical functions. None of
+it decides which kernels there are. So two scripts that answer and write a file do, and a library
+without functions; the scheduled HLO is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ case "$*" in
 esac
 for file in "$@"; do
   if [ -f "$file" ] && head -n 1 "$file" | grep -q "^\\.version 99"; then
-    echo "ptxas $file, line 1; fatal   : Unsupported $(head -n 1 "$file"); current version is '9.0'" >&2
+    asked=$(head -n 1 "$file")
+    echo "ptxas $file, line 1; fatal : Unsupported $asked; current version is '9.0'" >&2
     exit 255
   fi
 done
