@@ -119,6 +119,8 @@ def test_missed_deadlines_have_exit_code_1_and_wrong_files_2(jobs: Path) -> None
         ("gpus = 8", "", "cluster.pools[1].gpus is missing"),
         ("gpus = 8", 'gpus = 8\nlinks = "nowhere"', 'pools[1].links: unknown cluster "nowhere"'),
         ('"24h"', '"soon"', "jobs[2].deadline is a time such as 48h"),
+        ('"4 x l4"', '"0 x l4"', "jobs[2].hours: '0 x l4' must have 1 to 1,000,000 GPUs"),
+        ('"4 x l4"', f'"{"9" * 5000} x l4"', "must have 1 to 1,000,000 GPUs"),
         ("iterations = 5e6", "", "jobs[1] (traced): say how long it is"),
         ('{ "l4" = 10', '{ "l4" = -1', "jobs[2].hours.l4 must be above 0"),
         ("runs = 2", 'gpus = ["h100"]', "job traced names h100, which the cluster does not have"),

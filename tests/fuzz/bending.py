@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from fuzz import forms
-from fuzz.mutation import TEXTS, json_text
+from fuzz.mutation import HOSTILE, TEXTS, json_text
 
 from wavecast.traces.decoding import decode
 from wavecast.traces.encoding import encode
@@ -36,7 +36,8 @@ Bend = Callable[[Trace, Random], Trace]
 _DIMENSIONS = (0, 0, 1, 1, 2, 3, 7, 64, 1000, 1 << 20, 1 << 31, 1 << 40, 1 << 48)
 _COUNTS = (0, 1, 2, 3, 1023, 1 << 31, 1 << 40, 1 << 62)
 _TIMES_S = (0.0, 5e-324, 1e-300, 1e-12, 1e-6, 1e-3, 1.0, 1e3, 1e9, 1e100, 1e300, 1.7e308)
-_NAMES = ("", ".", "a", "a.b.c", "..", "net.0", "layers.1.attention", *TEXTS[9:13], "x" * 300)
+_ODD = (*TEXTS[9:13], *HOSTILE)
+_NAMES = ("", ".", "a", "a.b.c", "..", "net.0", "layers.1.attention", *_ODD, "x" * 300)
 _ATTRIBUTE_VALUES: tuple[Any, ...] = (
     *(0, 1, 2, -1, 7, 1 << 40, -(1 << 62), True, False, 0.5, 0.0, -1.0, 1e300, "", "mean", "a"),
     *((), (0,), (1,), (1, 1), (0, 0), (2, 2, 2), (-1,), (1 << 40,), (True, False), (0.5,)),
@@ -178,7 +179,7 @@ def _bend_call(trace: Trace, random: Random) -> Trace:
         "stream": random.choice(_COUNTS),
         "syncs": random.random() < 0.5,
         "host_s": random.choice((None, *_TIMES_S)),
-        "line": random.choice(("", "a.py:1", *TEXTS[9:13])),
+        "line": random.choice(("", "a.py:1", *_ODD)),
         "graph": random.choice((None, 0, 1, 1 << 62)),
     }
     name = random.choice(list(changes))
@@ -249,7 +250,7 @@ def _bend_kernels(trace: Trace, random: Random) -> Trace:
 def _other_kernel(kernel: Kernel, random: Random) -> Kernel:
     triple = random.choice((None, tuple(random.choice(_COUNTS) for _ in range(3))))
     changes: dict[str, Any] = {
-        "name": random.choice(("", "Memcpy HtoD", "ncclKernel", "volta_sgemm", *TEXTS[9:13])),
+        "name": random.choice(("", "Memcpy HtoD", "ncclKernel", "volta_sgemm", *_ODD)),
         "seconds": random.choice(_TIMES_S),
         "grid": triple,
         "block": triple,
@@ -317,7 +318,7 @@ def _bend_trace(trace: Trace, random: Random) -> Trace:
     """Another field of the trace itself, or of its measurement."""
     changes: dict[str, Any] = {
         "samples": random.choice((None, 1, 2, 3, 1 << 40, 1 << 62)),
-        "unit": random.choice(("", "tokens", "samples", *TEXTS[9:13], "x" * 300)),
+        "unit": random.choice(("", "tokens", "samples", *_ODD, "x" * 300)),
         "framework": random.choice(("", "torch", "torch 2.11.0", "jax 0.5", TEXTS[11])),
         "capability": random.choice((None, (0, 0), (3, 5), (7, 5), (9, 0), (99, 99))),
         "notes": random.choice(((), ("",), (TEXTS[11],), ("x" * 300,) * 3)),
@@ -339,7 +340,7 @@ def _other_measurement(whole: Measurement | None, random: Random) -> Measurement
         return random.choice((None, Measurement("Tesla T4", 1e-3)))
     names = ("seconds", "gpu_s", "host_s", "recorded_s", "cpu_s")
     changes: dict[str, Any] = {name: random.choice((None, *_TIMES_S)) for name in names}
-    changes["gpu"] = random.choice(("", "Tesla V100-SXM2-16GB", "NVIDIA H100", *TEXTS[9:13]))
+    changes["gpu"] = random.choice(("", "Tesla V100-SXM2-16GB", "NVIDIA H100", *_ODD))
     changes["cores"] = random.choice((None, 1, 1 << 62))
     changes["repeats"] = random.choice((1, 1 << 62))
     name = random.choice(list(changes))

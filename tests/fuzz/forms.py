@@ -80,6 +80,26 @@ def packed(data: bytes) -> bytes:
     return made.compress(data) + made.flush()
 
 
+@lru_cache(maxsize=8)
+def _blanks(mebibytes: int) -> bytes:
+    return gzip.compress(b" " * (mebibytes << 20), mtime=0)
+
+
+def repacked(data: bytes, random: Random) -> bytes:
+    """The data as a .gz file that is odd: a bomb, in several members, or with more behind it."""
+    choice = random.randrange(5)
+    if choice == 0:
+        return packed(data) + _blanks(32) * random.choice((1, 4, 64))
+    if choice == 1:
+        return _blanks(random.choice((1, 32))) + packed(data)
+    if choice == 2:
+        half = random.randrange(len(data) + 1)
+        return packed(data[:half]) + packed(data[half:])
+    if choice == 3:
+        return packed(data) + random.choice((b"\0" * 100, b"more", packed(b""), packed(data)))
+    return packed(packed(data))
+
+
 def text(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
     """A text file: a log, a table, TOML, YAML."""
     return mutate_text(data, random, others)
@@ -126,7 +146,9 @@ def profile(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
         changed = mutate_text(inner, random, [_unpacked(other) for other in others])
     else:
         changed = mutate_json(_parsed(inner), random, _profile_words())
-    return packed(changed) if data[:2] == b"\x1f\x8b" else changed
+    if data[:2] != b"\x1f\x8b":
+        return changed
+    return _oddly_packed(packed(changed), random)
 
 
 @lru_cache(maxsize=1)
@@ -159,7 +181,7 @@ def trace(data: bytes, random: Random, others: Sequence[bytes]) -> bytes:
         changed = json_text(body)
     else:
         changed = mutate_json(body, random, op_names())
-    return signed(changed, whole["version"])
+    return _oddly_packed(signed(changed, whole["version"]), random)
 
 
 def document(data: bytes) -> Any:
@@ -177,6 +199,10 @@ def signed(body: bytes, version: int = VERSION) -> bytes:
     kind = b'{"format":"wavecast-trace","version":%d,"sha256":"' % version
     head = kind + digest + b'","trace":'
     return packed(head + body + b"}")
+
+
+def _oddly_packed(data: bytes, random: Random) -> bytes:
+    return repacked(_unpacked(data), random) if random.random() < 0.02 else data
 
 
 @lru_cache(maxsize=1)

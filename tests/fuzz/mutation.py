@@ -25,6 +25,19 @@ NUMBERS: tuple[Any, ...] = (
     *(-(2**63), 2**64, 2**64 - 1, 10**30, 10**200, 0.5, -0.0, 1e-9, 1e-300, 5e-324, 1e6, 1e15),
     *(1e100, 1.7e308, -1.7e308, float("nan"), float("inf"), float("-inf")),
 )
+HOSTILE = (
+    "\x9b2J\x1b]0;title\x07",
+    "\u202egnp.exe\u2066",
+    "</script><script>alert(1)</script>",
+    "<svg onload=alert(1)>",
+    '"><img src=x onerror=alert(1)>',
+    "'; DROP TABLE runs; --",
+    "=cmd|' /C calc'!A0",
+    "../../../etc/passwd",
+    "[red]x[/red]",
+    "{{7*7}}${x}",
+)
+"""Names that attack a terminal, a page, a database, a spreadsheet or a folder."""
 TEXTS = (
     *(
         "",
@@ -42,6 +55,7 @@ TEXTS = (
         "\u2028",
     ),
     *("\ud800", "é", "\U0001f600", "../../x", "/dev/null", "a\nb", "x" * 300, "x" * 20_000, "%s%n"),
+    *HOSTILE,
     *("=1+1", "<script>", '"', "'", "1,5", "1_000", "٣", "0x10", "9" * 5000, "{", "[", "\ufeff"),
 )
 _OTHERS: tuple[Any, ...] = (None, True, False, [], {}, [None], [[]], {"": None}, _DEEP, _WIDE)
@@ -74,7 +88,19 @@ def mutate_json(value: Any, random: Random, words: Sequence[Any] = ()) -> bytes:
     """
     for _ in range(_few(random)):
         value = _changed(value, random, words, random.randrange(1, 9))
-    return json_text(value)
+    text = json_text(value)
+    return twice(text, random) if random.random() < 0.04 else text
+
+
+def twice(text: bytes, random: Random) -> bytes:
+    """JSON text in which an object has a key twice, with another value the second time."""
+    ends = [place.start() for place in re.finditer(rb"}", text[:100_000])]
+    keys = re.findall(rb'"[^"\\]{1,40}":', text[:100_000])
+    if not ends or not keys:
+        return text
+    end, key = random.choice(ends), random.choice(keys)
+    mark = b"" if text[end - 1 : end] == b"{" else b","
+    return text[:end] + mark + key + json_text(odd_value(random)) + text[end:]
 
 
 def json_text(value: Any) -> bytes:
@@ -259,8 +285,17 @@ def _other_cells(data: bytes, random: Random, _: Sequence[bytes]) -> bytes:
     return data[:begin] + mark.join(cells) + data[end:]
 
 
+def _nest(data: bytes, random: Random, _: Sequence[bytes]) -> bytes:
+    """A line far inside of lists or tables, as JSON, TOML and YAML write them."""
+    begin = data.rfind(b"\n", 0, random.randrange(len(data) + 1)) + 1
+    depth = random.choice((3, 100, 2000))
+    opened, closed = random.choice(((b"[", b"]"), (b"{a=", b"}"), (b"{'a':", b"}"), (b"- ", b"")))
+    name = random.choice((b"", b"x = ", b"a." * min(depth, 500) + b"b = "))
+    return data[:begin] + name + opened * depth + b"1" + closed * depth + b"\n" + data[begin:]
+
+
 _DAMAGES: tuple[Damage, ...] = (_flip, _flip, _overwrite, _insert, _remove, _repeat, _cut, _splice)
 _TEXT_CHANGES: tuple[Damage, ...] = (
     *(_other_number, _other_number, _other_cells, _other_cells, _other_word, _other_lines),
-    *(_flip, _remove, _repeat, _cut, _splice),
+    *(_flip, _remove, _repeat, _cut, _splice, _nest),
 )

@@ -26,6 +26,60 @@ def plan_questions() -> list[Seed]:
     return [one("j.toml", jobs + pools)]
 
 
+_CAMPAIGN = b"""name = "november"
+attempts = 3
+[[predict]]
+targets = ["resnet50", "gpt2"]
+batches = [8, 16]
+precisions = ["bf16"]
+gpus = ["l4", "all"]
+parallel = ["", "data=8"]
+[[layers]]
+kind = "linear"
+count = 10
+gpus = ["l4"]
+[[suite]]
+models = ["resnet50"]
+gpus = ["l4"]
+[[design]]
+models = ["alexnet"]
+batches = [8, 16, 32, 64]
+iterations = [100, 200, 500]
+budget = "10min"
+startup = 5
+iteration = 0.02
+sample = 0.002
+gpus = ["l4"]
+[[runs]]
+models = ["alexnet"]
+batches = [8, 16]
+iterations = [100, 200]
+gpus = ["l4"]
+"""
+
+
+@cache
+def campaigns() -> list[Seed]:
+    return [one("november.toml", _CAMPAIGN)]
+
+
+@cache
+def fleets() -> list[Seed]:
+    """Tables of GPUs, and pools with all that they can say."""
+    table = b"gpu,gpus,usd_per_hour,spot,name\nl4,16,0.6,no,a\nt4,4,0.2,yes,b\nmine,2,,,c\n"
+    pools = b"""[cluster]
+power_limit_kw = 20
+[[cluster.pools]]
+gpu = "l4"
+gpus = 16
+gpus_per_node = 8
+links = "pcie-8"
+power_limit_kw = 1
+available = [["0h", "72h"], ["80h", "90h"]]
+"""
+    return [one("cluster.csv", table), one("cluster.toml", pools)]
+
+
 @cache
 def prices() -> list[Seed]:
     lines = files.shipped("prices.toml").read_bytes().splitlines(keepends=True)

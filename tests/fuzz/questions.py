@@ -7,6 +7,7 @@ The inputs are traces that load (`bending`). The rule: a checked result, or an e
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from fuzz import bending
+from fuzz.mutation import HOSTILE
 from fuzz.readers import GPUS, BadResult, Reader, finite
 from fuzz.seeds import Seed, one
 from fuzz.traced_steps import CORPUS, STEPS
@@ -247,6 +249,7 @@ def ask_exports(trace: Trace, random: Random, folder: Path) -> None:
     step = _predicted(trace, random, **more)
     if choice == 1:
         step.to_html(folder / "step.html")
+        harmless(folder / "step.html")
         if trace.allocations:
             wavecast.memory(trace, step.device).to_html(folder / "memory.html")
     elif choice == 2:
@@ -326,17 +329,33 @@ def _ask_command(name: str) -> Ask:
             form = "text"
         line = [*command, str(folder / "step.json.gz"), *words, *options[form]]
         _outcome(line, form == "--json")
+        if form == "--html":
+            harmless(folder / "a.html")
 
     return ask
 
 
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_INJECTED = tuple(text for text in HOSTILE if "alert(1)" in text)
 _WITH_PAGES = ("predict", "memory", "profile", "choose", "advise", "scale", "parallelize")
 _ANSWERED = {"fits": (0, 1), "check": (0, 1, 2)}
+
+
+def harmless(page: Path) -> None:
+    """Raise BadResult for a page in which a name of a file is code."""
+    text = page.read_text(encoding="utf-8")
+    for injected in _INJECTED:
+        if injected in text:
+            raise BadResult(f"a page has {injected!r} as it is")
 
 
 def _outcome(line: list[str], as_json: bool) -> None:
     """Check what a command printed; raise InvalidInput if it refused in one line."""
     done = run(*line, env={"NO_COLOR": "1"})
+    if (control := _CONTROL.search(done.out + done.err)) is not None:
+        raise BadResult(f"{line[0]} prints the character {control[0]!r}")
     if "Traceback" in done.err:
         raise RuntimeError(f"a traceback from {' '.join(line)}: {done.err[-200:]}")
     if done.code in _ANSWERED.get(line[0], (0, 3)):

@@ -242,6 +242,35 @@ def read_planned_jobs(path: Path, number: int) -> None:
             _need(0 < sum(pool.nodes) == pool.gpus, "the GPUs of a pool", pool)
 
 
+def read_fleet_file(path: Path, number: int) -> None:
+    """Pools, planned by simple rules and simulated with a few jobs."""
+    from wavecast.planning.cost import exactly
+    from wavecast.planning.prices import price_book
+    from wavecast.planning.schedule.fleet_files import read_fleet
+    from wavecast.planning.schedule.jobs import Aims, Job, RunOption
+    from wavecast.planning.schedule.planned import make_plan
+    from wavecast.planning.schedule.planner import Effort
+
+    fleet = read_fleet(path, price_book())
+    options = tuple(
+        RunOption(pool.name, gpus, exactly(3600.0 / gpus), usd=1.0)
+        for pool in fleet.pools
+        for gpus in (1, 8)
+        if pool.holds(gpus)
+    )
+    jobs = [Job(name, options, deadline_s=2 * 3600.0) for name in "abc"]
+    plan = make_plan(fleet, jobs, Aims(makespan=1.0), effort=Effort(limit_s=0.0))
+    _need(0 < plan.schedule.makespan_s < math.inf, "the makespan of a plan")
+
+
+def read_campaign_file(path: Path, number: int) -> None:
+    from wavecast.campaigns.campaign_files import read_campaign
+
+    campaign = read_campaign(path)
+    _need(0 < len(campaign.tasks) <= 1_000_000, "tasks", len(campaign.tasks))
+    _need(campaign.attempts >= 1, "attempts", campaign.attempts)
+
+
 def read_plan_question(path: Path, number: int) -> None:
     """Jobs as the web page sends them, planned as a worker of the server does."""
     from wavecast.server.plans import planned_jobs
@@ -355,6 +384,8 @@ READERS = (
     Reader("corrections", seeds.corrections, read_corrections, 12),
     Reader("price file", planning_seeds.prices, read_prices, 12),
     Reader("file of jobs", planning_seeds.planned_jobs, read_planned_jobs, 12),
+    Reader("file of GPUs", planning_seeds.fleets, read_fleet_file, 8),
+    Reader("campaign file", planning_seeds.campaigns, read_campaign_file, 8),
     Reader("plan question", planning_seeds.plan_questions, read_plan_question, 1),
     Reader("price catalogue", planning_seeds.catalogues, read_catalogue, 12),
     Reader("file of checks", seeds.checks, read_checks, 12),

@@ -49,6 +49,11 @@ def test_a_plan_is_made_kept_and_downloaded(client: TestClient) -> None:
         ("hours = {", 'target = "train.py:f" #', "jobs[1].target: this is not a name"),
         ("hours = {", 'target = "resnet51" #', "jobs[1].target: no suite model"),
         ('gpu = "l4"', 'gpu = "/etc/gpu.toml"', "cluster.pools[1].gpu: this is not a name"),
+        (
+            'gpu = "l4"',
+            'gpu = "l4"\nlinks = "/a.toml"',
+            "cluster.pools[1].links: this is not a name",
+        ),
         ("[[cluster.pools]]", "[[clusters]]", "has no cluster"),
         ("gpus = 2", "gpus = 1e6", "1,000,000 GPUs; at most 10,000"),
         ('hours = { "l4" = 9, "2 x l4" = 5 }', "hours = { l4 = 1e19 }", "more than 100 years"),

@@ -66,12 +66,13 @@ def planned_jobs(question: PlanQuestion) -> dict[str, Any]:
 
 
 def _refuse_files(table: dict[str, Any]) -> None:
-    """Raise InvalidInput for a model or a GPU that is named by a file: none is read here."""
+    """Raise InvalidInput where a model, a GPU or links are a file: none is read here."""
     cluster = table.get("cluster")
     pools = cluster.get("pools") if isinstance(cluster, dict) else None
     for where, listed, key, check in (
         ("jobs", table.get("jobs"), "target", library_name),
         ("cluster.pools", pools, "gpu", plain_name),
+        ("cluster.pools", pools, "links", plain_name),
     ):
         for number, one in enumerate(listed if isinstance(listed, list) else (), start=1):
             named = one.get(key) if isinstance(one, dict) else None

@@ -22,6 +22,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -119,7 +120,19 @@ def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
 def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
     if not isinstance(value, dict) or not value:
         raise InvalidInput(f'{where} must be a table such as {{ "l4" = 10, "4 x l4" = 3 }}')
+    for key in value:
+        count, _ = counted_gpus(key)
+        if not 1 <= count <= _MOST_GPUS:
+            raise InvalidInput(f"{where}: {key[:60]!r} must have 1 to {_MOST_GPUS:,} GPUs")
     return {key: number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
+
+
+def counted_gpus(key: str) -> tuple[int, str]:
+    """The number and the name in a key such as `4 x l4`; 1 where it says none."""
+    parts = _GPUS.fullmatch(key.strip())
+    if parts is None or parts[1] is None:
+        return 1, key.strip()
+    return (int(parts[1]) if len(parts[1]) < 10 else _MOST_GPUS + 1), parts[2].strip()
 
 
 def _options(value: Any, where: str) -> Mapping[str, Any]:
@@ -184,6 +197,8 @@ def _checked(spec: JobSpec) -> JobSpec:
     return spec
 
 
+_GPUS = re.compile(r"(\d+)\s*x\s*(.+)")
+_MOST_GPUS = 1_000_000
 _COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
 """The columns that a table of jobs must have."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from wavecast.hardware.clusters import cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, exactly
-from wavecast.planning.schedule.job_files import JobSpec
+from wavecast.planning.schedule.job_files import JobSpec, counted_gpus
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
 from wavecast.planning.schedule.refusals import refuse_hopeless
 from wavecast.planning.selection import Candidate
@@ -21,7 +20,6 @@ from wavecast.planning.selection import Candidate
 Predict = Callable[[JobSpec, Mapping[str, Cluster | None]], Sequence[Candidate]]
 """Predicts a job on GPUs in machines of a kind, None for the usual one, for each of its counts:
 from `find_candidates`."""
-_GPUS = re.compile(r"(?:(\d+)\s*x\s*)?(.+)")
 _LONGEST_YEARS = 100
 """A plan reaches no further: longer times do not fit into the whole numbers of the search."""
 _LONGEST_S = _LONGEST_YEARS * 365 * 24 * HOUR_S
@@ -161,8 +159,7 @@ def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:
         samples = (spec.plan and spec.plan.samples) or 0.0
         table = {key: samples / speed / HOUR_S for key, speed in spec.samples_per_s.items()}
     for key, hours in table.items():
-        parts = _GPUS.fullmatch(key.strip())
-        count, name = (int(parts[1] or 1), parts[2].strip()) if parts else (1, key)
+        count, name = counted_gpus(key)
         for pool in pools:
             if name in ("*", pool.gpu, pool.name):
                 yield _option(pool, count, exactly(hours * HOUR_S))
