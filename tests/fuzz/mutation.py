@@ -95,7 +95,7 @@ def mutate_json(value: Any, random: Random, words: Sequence[Any] = ()) -> bytes:
 def twice(text: bytes, random: Random) -> bytes:
     """JSON text in which an object has a key twice, with another value the second time."""
     ends = [place.start() for place in re.finditer(rb"}", text[:100_000])]
-    keys = re.findall(rb'"[^"\\]{1,40}":', text[:100_000])
+    keys: list[bytes] = re.findall(rb'"[^"\\]{1,40}":', text[:100_000])
     if not ends or not keys:
         return text
     end, key = random.choice(ends), random.choice(keys)

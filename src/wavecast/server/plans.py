@@ -25,8 +25,8 @@ _MOST_JOBS = 200
 _MOST_KINDS = 20
 _MOST_POOLS = 12
 _MOST_GPUS = 10_000
-_SEARCH = Effort(limit_s=10.0, workers=1)
-_CURVE = Effort(limit_s=2.0, workers=1)
+_SEARCH = Effort(limit_s=8.0, workers=1)
+_CURVE = Effort(limit_s=1.5, workers=1)
 
 
 @cache

@@ -105,9 +105,14 @@ def make_plan(
 def cost_against_time(
     fleet: Fleet, jobs: Sequence[Job], effort: Effort
 ) -> list[tuple[float, float]]:
-    """What the cheapest plan costs for some limits of the makespan, in seconds."""
-    fastest = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort).makespan_s
-    points = []
+    """What the cheapest plan costs for some limits of the makespan, in seconds.
+
+    There are none where deadlines are missed without such a limit.
+    """
+    first = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort)
+    if first.late:
+        return []
+    fastest, points = first.makespan_s, []
     for factor in _CURVE_POINTS:
         due = fastest * factor * 1.001
         limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]

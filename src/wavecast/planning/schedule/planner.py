@@ -65,8 +65,10 @@ def make_schedule(
     """
     effort, began = effort or Effort(), time.perf_counter()
     relaxation = relax(fleet, jobs, aims, robust)
-    runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
     planner = _SchedulePlanner(fleet, jobs, aims, robust, effort)
+    if not relaxation.is_possible:
+        return _least_late(planner, relaxation, began)
+    runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
     bound, impossible, method, limit_s = relaxation.bound, False, "greedy", effort.limit_s
     if aims.completion and limit_s:
         runs, waiting, method = planner.over_time(runs)
@@ -80,23 +82,28 @@ def make_schedule(
         runs, method = planner.better(runs, found.chosen, "CP-SAT", method)
     elif effort.limit_s:
         runs, method = planner.by_pools(runs, unit_s, limit_s, method)
-    if not relaxation.is_possible or impossible:
-        return replace(_least_late(planner, relaxation), solve_s=time.perf_counter() - began)
+    if impossible:
+        return _least_late(planner, relaxation, began)
     took_s = time.perf_counter() - began
     return JobSchedule(aims, runs, bound, unit_s, method, robust, took_s)
 
 
-def _least_late(planner: _SchedulePlanner, relaxation: Relaxation) -> JobSchedule:
-    """The schedule with the least tardiness, where not all deadlines can be met."""
+def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float) -> JobSchedule:
+    """The schedule with the least tardiness, where not all deadlines can be met.
+
+    It is searched for in what is left of the time, since that it is needed took some to prove.
+    """
     aims = replace(planner.aims, tardiness=1.0)
     soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
     runs = greedy(soft.fleet, soft.jobs, aims, relaxation.chosen, soft.robust)
     unit_s, method, bound = time_unit_s(runs), "greedy", 0.0
     if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
-        found = soft.search(soft.jobs, runs, unit_s, soft.effort.limit_s)
+        left_s = max(_LEAST_S, soft.effort.limit_s - (time.perf_counter() - began))
+        found = soft.search(soft.jobs, runs, unit_s, left_s)
         runs, method = soft.better(runs, found.chosen, "CP-SAT")
         bound = found.bound
-    return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, proves_impossible=True)
+    took_s = time.perf_counter() - began
+    return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, took_s, True)
 
 
 @dataclass(frozen=True)
