@@ -129,13 +129,15 @@ pytorch_lightning.Trainer(devices=8, accelerator="gpu", strategy="ddp", logger=F
         "mp.spawn(work, args=(4,), nprocs=4)",
         "assert gpus > 1, f'needs 2 GPUs, found {gpus}'",
         "sys.exit(0 if gpus < 2 else 1)",
+        "torch.accelerator.device_count() < 2 and exit()",
         "import os; os.environ['LOCAL_RANK']",
         pytest.param(LIGHTNING, marks=pytest.mark.slow),
     ],
 )
 def test_a_script_for_several_gpus_is_told_of_ranks(ending: str, script: MakeScript) -> None:
+    start = SPAWN if "gpus" in ending or "work" in ending else ""
     with pytest.raises(CaptureError, match=r"--ranks [48]"):
-        wavecast.run_script(script(SPAWN + ending + "\n"))
+        wavecast.run_script(script(start + ending + "\n"))
 
 
 @pytest.mark.slow
@@ -343,9 +345,32 @@ chance = torch.distributions.Bernoulli(torch.tensor([0.7]))
 torch.equal(chance.sample(), torch.ones(1))  # as a network of stochastic depth asks
 x = torch.randn(4, 32).cuda()
 torch.equal(model(x), model(x)), torch.allclose(x, x), x[x > 0], torch.unique(x.long())
-assert "aten::linear" in str(torch.jit.trace(model, x).inlined_graph)  # TensorBoard's add_graph
 """
     assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+
+
+def test_a_convolutional_network_may_be_traced_to_torchscript(script: MakeScript) -> None:
+    body = """
+images = torch.randn(1, 3, 32, 32).cuda()
+net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+model = nn.Sequential(net, model).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+traced = torch.jit.trace(model, images, strict=True)
+graph = traced.graph  # as TensorBoard's add_graph reads it
+torch._C._jit_pass_inline(graph)
+assert not [*graph.inputs(), *graph.nodes(), *graph.outputs()]
+assert traced.state_dict().keys() == model.state_dict().keys()
+traced.save("model.pt")
+assert torch.jit.script(net)[0].weight is net[0].weight and isinstance(traced, nn.Sequential)
+assert torch.jit.trace(torch.add, (images, images)) is torch.add
+while True:
+    optimizer.zero_grad()
+    traced(torch.randn(4, 3, 32, 32).cuda()).sum().backward()
+    optimizer.step()
+"""
+    run = wavecast.run_script(script(body))
+    assert "aten.convolution" in {call.op.base for call in run.trace}
+    assert linears(run) == 1
 
 
 def test_looking_for_the_length_keeps_no_tensor_alive(script: MakeScript) -> None:

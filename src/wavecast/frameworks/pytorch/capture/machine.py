@@ -19,6 +19,7 @@ from torch.utils import _foreach_utils as foreach
 from torch.utils._device import DeviceContext, _device_constructors
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture import torchscript
 from wavecast.frameworks.pytorch.capture.accelerator import replace_accelerator
 from wavecast.frameworks.pytorch.capture.adaptive_softmax import adaptive_log_softmax
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
@@ -34,7 +35,7 @@ from wavecast.frameworks.pytorch.capture.sparse_making import sparse_functions
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.user_lines import is_users, user_line
+from wavecast.frameworks.pytorch.recording.user_lines import is_ours, is_users, user_line
 
 
 @contextmanager
@@ -76,7 +77,7 @@ def cuda_machine(
         replace(torch.nn.AdaptiveLogSoftmaxWithLoss, forward=adaptive_log_softmax)
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
         replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
-        replace(torch.jit, script=_unscripted)
+        replace(torch.jit, script=torchscript.script, trace=torchscript.trace)
         for owner, functions in (*refused_functions(is_ranked), *sparse_functions()):
             replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
@@ -134,7 +135,7 @@ def _answers(
 
     def telling(question: str, shown: str, answer: Any) -> Callable[..., Any]:
         def tell(device: Any = None) -> Any:
-            if is_users(sys._getframe(1).f_code.co_filename):
+            if _is_asked_by_user():
                 assumptions.note_answer(question, shown)
                 assumptions.asks_capability |= question != _MEMORY
             return answer
@@ -146,7 +147,7 @@ def _answers(
         return capability >= (8, 0)
 
     def count() -> int:
-        assumptions.asks_count |= is_users(sys._getframe(1).f_code.co_filename)
+        assumptions.asks_count |= _is_asked_by_user()
         return 1
 
     size = f"{memory >> 30} GiB"
@@ -160,6 +161,14 @@ def _answers(
         "is_tf32_supported": since_ampere,
         "mem_get_info": telling(_MEMORY, size, (memory, memory)),
     }
+
+
+def _is_asked_by_user() -> bool:
+    """Whether the user's own code calls the calling function, maybe through another of ours."""
+    frame = sys._getframe(2)
+    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
+        frame = frame.f_back
+    return is_users(frame.f_code.co_filename)
 
 
 def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
@@ -364,11 +373,3 @@ def _padded(forward: Any) -> Any:
             encoder.use_nested_tensor = use_nested
 
     return encode
-
-
-def _unscripted(code: Any, *_: Any, **__: Any) -> Any:
-    """`torch.jit.script`, which gives plain Python: it cannot compile the functions replaced here.
-
-    Libraries script functions when they are imported, which may happen inside `make_step`.
-    """
-    return code

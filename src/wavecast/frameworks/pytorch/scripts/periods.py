@@ -162,7 +162,7 @@ def choose(steps: Candidates) -> Choice:
     def adds_to(more: tuple[Op, ...], fewer: tuple[Op, ...]) -> bool:
         """Whether a step does all that another does and more, but does not train more."""
         updates = (steps.updates_of(equal[ops][0]) for ops in (more, fewer))
-        return more != fewer and counts[fewer] <= counts[more] and len(set(updates)) == 1
+        return counts[fewer] < counts[more] and len(set(updates)) == 1
 
     chosen = min((ops for ops in repeated if adds_to(chosen, ops)), key=len, default=chosen)
     numbers = tuple(period.number for period in equal[chosen])

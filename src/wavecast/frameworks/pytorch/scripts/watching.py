@@ -84,6 +84,13 @@ class Watcher:
         over = threading.Event()
         watch = threading.Thread(target=self._watch, args=(loop, over), daemon=True)
         before = signal.signal(STOP, self._stop)
+        show = threading.excepthook
+
+        def show_while_running(error: threading.ExceptHookArgs) -> None:
+            if loop.running:  # later, its files are gone, and a logger's thread fails
+                show(error)
+
+        threading.excepthook = show_while_running
         self._loop = loop
         watch.start()
         try:
@@ -92,6 +99,7 @@ class Watcher:
             self._loop = None
             over.set()
             signal.signal(STOP, before)
+            threading.excepthook = show
 
     def doing(self) -> str:
         """What the script does, and at which line."""
