@@ -1,13 +1,14 @@
 """How long do prompts and single tokens take with language models? On this machine's GPU.
 
-    python -m lab collect decodes OUT [--seconds 200]
+    python -m lab collect decodes OUT [--seconds 200] [--task NAME...]
 
 It needs torch, numpy and transformers only. Models have random weights in bf16. Each step is that
 which `wavecast predict hf:NAME --task prefill|decode` traces: eager with a growing cache; with a
 static cache, captured as one CUDA graph; and, for the smallest models, compiled with a static
 cache. Each model is built in a process of its own and measured when it has the machine to itself
 (`lab.collect.turns`). OUT/decodes.json has each step's median time in seconds and its quartiles,
-how long the host takes to issue it, and the peak of allocated memory.
+how long the host takes to issue it, and the peak of allocated memory. It is written after each
+model. `--task` measures some models only, or some compiled steps by their keys.
 """
 
 from __future__ import annotations
@@ -37,8 +38,10 @@ COMPILED = (("llama-3.2-1b", 1), ("gpt2", 1), ("llama-3.2-1b", 32), ("pythia-1.4
 """The models that are compiled, at a batch."""
 SECONDS = 0.3
 """How long each step is timed."""
-WORKERS = 6
-"""How many models get ready at once; the largest six fit together."""
+LONG_S = 0.05
+"""A step that takes longer is timed alone; five shorter ones are timed together."""
+WORKERS = 4
+"""How many models get ready at once; the largest four fit together, beside a full cache of one."""
 
 
 @dataclass(frozen=True)
@@ -164,17 +167,18 @@ def timed(steps: BuiltModel, case: InferenceCase) -> dict[str, Any]:
     step()
     issued_s = time.perf_counter() - begin
     torch.cuda.synchronize()
+    together = 1 if time.perf_counter() - begin > LONG_S else 5
     times: list[float] = []
     most = min(200, case.seq // 6) if case.cache == "static" else 200  # places left in the cache
-    while (5 * sum(times) < SECONDS or len(times) < 5) and len(times) < most:
+    while (together * sum(times) < SECONDS or len(times) < 5) and together * len(times) < 5 * most:
         begin = time.perf_counter()
-        for _ in range(5):
+        for _ in range(together):
             step()
         torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) / 5)
+        times.append((time.perf_counter() - begin) / together)
     low, middle, high = (float(value) for value in np.percentile(times, (25, 50, 75)))
     return {
-        **{"seconds": middle, "quartiles": [low, high], "runs": 5 * len(times)},
+        **{"seconds": middle, "quartiles": [low, high], "runs": together * len(times)},
         **{"issued_s": issued_s, "peak_bytes": torch.cuda.max_memory_allocated(), "op_s": op_s()},
     }
 
@@ -214,29 +218,35 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=200.0)
+    parser.add_argument("--task", action="append", choices=tasks(), metavar="NAME")
     args = parser.parse_args(given)
+    wanted: list[str] = args.task or list(tasks())
     args.out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        command = ("-m", "lab.collect.decodes", name)
-        turns = Turns(
-            in_new_process(*command),
-            folder,
-            deque(tasks()),
-            WORKERS,
-            time.monotonic() + args.seconds,
-        )
-        unfinished = turns.run()
-        found = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    told = {
+    machine = {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "failures": turns.failures,
-        "unfinished": unfinished,
-        "steps": [row for task in tasks() for row in found.get(task, ())],
     }
-    (args.out / "decodes.json").write_text(json.dumps(told, indent=1), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+
+        def write(**more: Any) -> None:
+            """Keep what is measured so far, so that a run that is killed leaves it."""
+            found = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+            steps = [row for task in wanted for row in found.get(task, ())]
+            told = json.dumps(machine | more | {"steps": steps}, indent=1)
+            (args.out / "decodes.json").write_text(told, encoding="utf-8")
+
+        turns = Turns(
+            in_new_process("-m", "lab.collect.decodes", name),
+            folder,
+            deque(wanted),
+            WORKERS,
+            time.monotonic() + args.seconds,
+            write,
+        )
+        unfinished = turns.run()
+        write(failures=turns.failures, unfinished=unfinished)
 
 
 def work() -> None:

@@ -1,26 +1,27 @@
 """How long prompts and single tokens take with language models, predicted against measured.
 
-    python -m lab score decodes [--rows] [--predict OUT.json]
+    python -m lab score decodes [--rows] [--predict OUT.json] [--task NAME...]
 
 Needs transformers. Reads measurements/h200/decodes (`lab collect decodes`): `first.json`, which was
-measured before the host's cost of forward passes was repaired, and `second.json`. Prints the tables
-of docs/howto/predict-text-generation.md. Steps of the second round that the GPU limits, whose time
-is the GPU's, are apart from those that the host limits. `--predict` writes the predictions of the
-second round's steps instead; `predicted.json` was committed before they were measured.
+measured before the host's cost of forward passes was repaired, `second.json` and `third.json`.
+Prints the tables of docs/howto/predict-text-generation.md. Steps of a round that the GPU limits,
+whose time is the GPU's, are apart from those that the host limits. `--predict` writes predictions
+instead, of all models or of some; `predicted.json` and `predicted_third.json` were committed before
+the second and the third round were measured.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import wavecast
 from lab import needs
-from lab.collect.decodes import MODELS, InferenceCase, cases, compiled_cases, recipe
+from lab.collect.decodes import InferenceCase, recipe, tasks
 from lab.markdown import heading
 from lab.places import H200
 from wavecast.frameworks.pytorch.huggingface.inference import (
@@ -40,7 +41,7 @@ COMPILED: Mapping[str, bool | str] = {"compiled": True, "reduce-overhead": "redu
 
 
 class CroppingStep(InferenceStep):
-    """The step as both rounds measured it: each token begins with views of the cache.
+    """The step as the first two rounds measured it: each token begins with views of the cache.
 
     Views are not contiguous, and `cat` takes another kernel for them. `generate` has none, and
     neither has the step that `wavecast predict` traces since then.
@@ -49,18 +50,39 @@ class CroppingStep(InferenceStep):
     shorten = staticmethod(drop_latest)
 
 
-def predict(case: InferenceCase) -> wavecast.Prediction:
+@dataclass(frozen=True)
+class Round:
+    """Steps that were measured together."""
+
+    title: str
+    file: str
+    committed: str = ""
+    """The predictions that were committed before; empty if there were none."""
+    step: type[InferenceStep] = InferenceStep
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether its measurements are there."""
+        return (FOLDER / self.file).exists()
+
+
+ROUNDS = (
+    Round("first round", "first.json", step=CroppingStep),
+    Round("second round", "second.json", "predicted.json", step=CroppingStep),
+    Round("third round", "third.json", "predicted_third.json"),
+)
+
+
+def predict(case: InferenceCase, kind: type[InferenceStep]) -> wavecast.Prediction:
     """The prediction of a step."""
     made, compiled = recipe(case), COMPILED.get(case.way, False)
-    trace = captured(
-        lambda: CroppingStep(**vars(make_step(made))), gpu=device(GPU), compiled=compiled
-    )
+    trace = captured(lambda: kind(**vars(make_step(made))), gpu=device(GPU), compiled=compiled)
     return wavecast.predict(trace, GPU, graphed=case.way == "graph")
 
 
-def row_of(case: InferenceCase) -> dict[str, Any]:
+def row_of(case: InferenceCase, kind: type[InferenceStep]) -> dict[str, Any]:
     """A step with its predicted time, range, GPU time and memory."""
-    found = predict(case)
+    found = predict(case, kind)
     assert found.memory is not None
     times = {name: getattr(found, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
     return {**asdict(case), **times, "peak_bytes": found.memory.peak_bytes}
@@ -83,11 +105,10 @@ def _host_bound(row: Mapping[str, Any]) -> bool:
     return bool(row["issued_s"] > HOST_SHARE * row["seconds"])
 
 
-def _write(out: Path) -> None:
-    every = [*(case for model in MODELS for case in cases(model)), *compiled_cases()]
+def _write(out: Path, wanted: Sequence[str]) -> None:
     rows = []
-    for case in every:
-        rows.append(row_of(case))
+    for case in (case for name in wanted for case in tasks()[name]):
+        rows.append(row_of(case, ROUNDS[-1].step))
         print(case.key, f"{rows[-1]['seconds'] * 1e3:.2f} ms", flush=True)
         out.write_text(json.dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
 
@@ -113,27 +134,33 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
     )
 
 
+def _print_round(one: Round, rows: bool) -> None:
+    found = list(measured(one.file))
+    now = [(row_of(case, one.step), row) for case, row in found]
+    if not one.committed:
+        return _print(one.title, now, rows)
+    told = json.loads((FOLDER / one.committed).read_text(encoding="utf-8"))["steps"]
+    blind = {
+        InferenceCase(**{f: row[f] for f in InferenceCase.__dataclass_fields__}).key: row
+        for row in told
+    }
+    _print(f"{one.title}, as committed", [(blind[case.key], row) for case, row in found], False)
+    for title, holds in (("GPU time", False), ("host-bound iterations", True)):
+        chosen = [pair for pair in now if _host_bound(pair[1]) is holds]
+        _print(f"{one.title}, {title}", chosen, rows)
+    return _print(one.title, now, False)
+
+
 def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of both rounds, or write the predictions of the second."""
+    """Print the errors of all rounds, or write predictions."""
     parser = needs.parser(__doc__)
     parser.add_argument("--rows", action="store_true", help="print each step")
     parser.add_argument("--predict", type=Path, metavar="OUT.json")
+    parser.add_argument("--task", action="append", choices=tasks(), metavar="NAME")
     asked = parser.parse_args(given)
     if asked.predict is not None:
-        return _write(asked.predict)
-    _print("first round", [(row_of(c), row) for c, row in measured("first.json")], asked.rows)
-    if not (FOLDER / "second.json").exists():
-        return None
-    committed = json.loads((FOLDER / "predicted.json").read_text(encoding="utf-8"))["steps"]
-    blind = {
-        InferenceCase(**{f: row[f] for f in InferenceCase.__dataclass_fields__}).key: row
-        for row in committed
-    }
-    second = list(measured("second.json"))
-    _print("second round, as committed", [(blind[case.key], row) for case, row in second], False)
-    now = [(row_of(case), row) for case, row in second]
-    for title, holds in (("GPU time", False), ("host-bound iterations", True)):
-        chosen = [pair for pair in now if _host_bound(pair[1]) is holds]
-        _print(f"second round, {title}", chosen, asked.rows)
-    _print("second round", now, False)
+        return _write(asked.predict, asked.task or list(tasks()))
+    for one in ROUNDS:
+        if one.is_measured:
+            _print_round(one, asked.rows)
     return None
