@@ -46,6 +46,41 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+HOURS = """
+[[jobs]]
+name = "measured"
+hours = { "l4" = 10 }
+runs = 3
+deadline = "24h"
+[cluster]
+power_limit_kw = LIMIT
+[[cluster.pools]]
+gpu = "l4"
+gpus = 2
+available = WINDOWS
+"""
+
+
+def test_hours_and_power_that_leave_no_room_are_one_line(jobs: Path) -> None:
+    def planned(limit: str, windows: str) -> tuple[int, str]:
+        jobs.write_text(HOURS.replace("LIMIT", limit).replace("WINDOWS", windows))
+        done = run("plan", jobs, "--time-limit", "1s")
+        assert "Traceback" not in done.err
+        return done.code, " ".join((done.err + done.out).split())
+
+    assert planned("5", '[["0h", "10h"], ["10h", "20h"]]')[0] == 0  # windows that touch are one
+    code, said = planned("5", '[["0h", "8h"], ["9h", "15h"]]')
+    assert code == 2
+    assert "takes 10.0 h at least (on l4), and no pool is available for longer than 8.0 h" in said
+    code, said = planned("5", '[["0h", "15h"]]')
+    assert code == 2
+    assert "What would help: l4 at all hours from 0 to 20.0 h; or one more l4" in said
+    assert "can run nowhere: l4: the pool has no room or power" in planned("0.05", "[]")[1]
+    code, said = planned("0.1", "[]")
+    assert code == 1
+    assert "also be met with a power limit of 0.15 kW for the cluster (0.10 now)" in said
+
+
 def test_a_plan_has_gpus_times_and_reasons(jobs: Path) -> None:
     done = run("plan", jobs, "--time-limit", "3s", "--html", "p.html")
     assert done.code == 0, done.err

@@ -358,7 +358,8 @@ def _outcome(line: list[str], as_json: bool) -> None:
         raise BadResult(f"{line[0]} prints the character {control[0]!r}")
     if "Traceback" in done.err:
         raise RuntimeError(f"a traceback from {' '.join(line)}: {done.err[-200:]}")
-    if done.code in _ANSWERED.get(line[0], (0, 3)):
+    refused = done.code == 2 and not done.out  # where 1 is an answer, 2 is a refusal
+    if done.code in _ANSWERED.get(line[0], (0, 3)) and not refused:
         if as_json:
             sound(json.loads(done.out), line[0])
         return

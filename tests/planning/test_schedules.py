@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -20,10 +21,10 @@ from wavecast.planning.schedule.jobs import (
     RunOption,
 )
 from wavecast.planning.schedule.neighbours import improve
-from wavecast.planning.schedule.planned import make_plan
+from wavecast.planning.schedule.planned import cost_against_time, make_plan
 from wavecast.planning.schedule.planner import Effort, make_schedule
-from wavecast.planning.schedule.refusals import refuse_hopeless
-from wavecast.planning.schedule.seating import seat
+from wavecast.planning.schedule.refusals import with_room
+from wavecast.planning.schedule.seating import NoRoom, seat
 from wavecast.planning.schedule.start_bound import bound_by_starts
 from wavecast.planning.schedule.validation import faults
 from wavecast.planning.schedule.waiting_bound import relax_over_time
@@ -37,8 +38,14 @@ def option(pool: str, hours: float, gpus: int = 1, usd: float = 0.0) -> RunOptio
     return RunOption(pool, gpus, exactly(hours * HOUR), usd or hours * gpus)
 
 
+WINDOWS = ((), (), ((0.0, 40 * HOUR), (50 * HOUR, 1e9)), ((0.0, 60 * HOUR),))
+
+
 def drawn(number: int) -> tuple[Fleet, list[Job]]:
-    """A random instance: pools with windows and limits, jobs with several options."""
+    """A random instance: pools with windows and limits, jobs with several options.
+
+    Pools may close for good, so that some jobs find no room.
+    """
     chance = random.Random(number)
     pools = tuple(
         Pool(
@@ -49,7 +56,7 @@ def drawn(number: int) -> tuple[Fleet, list[Job]]:
             usd_per_hour=chance.uniform(0.5, 4),
             power_w=300.0,
             power_limit_w=chance.choice((None, None, 1500.0)),
-            windows=chance.choice(((), (), ((0.0, 40 * HOUR), (50 * HOUR, 1e9)))),
+            windows=chance.choice(WINDOWS),
         )
         for index in range(chance.randint(1, 3))
     )
@@ -58,8 +65,7 @@ def drawn(number: int) -> tuple[Fleet, list[Job]]:
     for index in range(chance.randint(1, 12)):
         found = []
         for pool, gpus in itertools.product(pools, (1, 2, 4, 8)):
-            fits_power = fleet.power_limit_w is None or gpus * 300 <= fleet.power_limit_w
-            if pool.holds(gpus) and fits_power and chance.random() < 0.7:
+            if fleet.holds(pool.name, gpus) and chance.random() < 0.7:
                 hours = chance.uniform(0.2, 30) / gpus**0.9
                 seconds = Ranged(hours * HOUR, hours * HOUR * 0.8, hours * HOUR * 1.2)
                 found.append(RunOption(pool.name, gpus, seconds, hours * gpus))
@@ -75,10 +81,18 @@ def check_instance(number: int, effort: Effort) -> None:
     terms = ("cost", "makespan", "completion", "tardiness")
     aims = Aims(**{random.Random(number).choice(terms): 1.0})
     robust = number % 3 == 0
-    if not jobs:
+    possible: list[Job] = []
+    for job in jobs:
+        with suppress(InvalidInput):
+            possible += with_room(fleet, [job], robust)
+    if not possible:
         return
-    made = make_schedule(fleet, jobs, aims, robust=robust, effort=effort)
-    assert faults(fleet, jobs, made.runs, robust=robust) == [], number
+    try:
+        made = make_schedule(fleet, possible, aims, robust=robust, effort=effort)
+    except NoRoom:
+        assert any(pool.windows for pool in fleet.pools)
+        return
+    assert faults(fleet, possible, made.runs, robust=robust) == [], number
     assert 0 <= made.gap <= 1
 
 
@@ -166,17 +180,76 @@ def test_deadlines_that_cannot_be_met_are_explained() -> None:
     plan = make_plan(fleet, jobs, Aims(cost=1), effort=QUICK)
     assert plan.schedule.proves_impossible
     assert "late, by 3.0 h at most" in plan.unmet[0]
-    assert "1 more GPUs of p would" in plan.unmet[0]
+    assert plan.unmet[1] == "these deadlines would also be met with one more p"
     hopeless = [Job("long", (option("p", 9),), "", 0.0, 5 * HOUR)]
     told = make_plan(fleet, hopeless, Aims(cost=1), effort=QUICK).unmet[0]
     assert "cannot meet its deadline even alone" in told
     assert "4.0 h later would be met" in told
 
 
+def test_what_would_meet_deadlines_is_what_holds_them_up() -> None:
+    """More GPUs are of no use where their power is limited, or the hours in which they are had."""
+
+    def remedy(pool: Pool, fleet_w: float | None = None) -> str:
+        jobs = [Job(f"j{n}", (option(pool.name, 4),), "", 0.0, 9 * HOUR) for n in range(3)]
+        plan = make_plan(Fleet((pool,), fleet_w), jobs, Aims(cost=1), effort=QUICK)
+        assert "late" in plan.unmet[0]
+        return plan.unmet[1].removeprefix("these deadlines would also be met with ")
+
+    pool = Pool("p", "p", 8, 8, power_w=100.0)
+    assert remedy(replace(pool, power_limit_w=150.0)) == "a power limit of 0.20 kW for p (0.15 now)"
+    assert remedy(pool, 150.0) == "a power limit of 0.20 kW for the cluster (0.15 now)"
+    closed = replace(pool, gpus=1, windows=((0.0, 4 * HOUR), (6 * HOUR, 99 * HOUR)))
+    assert remedy(closed) == "2 more GPUs of p"
+    late = replace(pool, windows=((6 * HOUR, 99 * HOUR),))
+    assert remedy(late) == "p at all hours from 0 to 4.0 h"
+    both = replace(late, power_limit_w=150.0)
+    assert remedy(both) == "no single change of the cluster was found to meet these deadlines"
+
+
+def test_ways_that_take_too_long_for_the_hours_of_a_pool_are_left_out() -> None:
+    fleet = Fleet((Pool("short", "short", 4, 4, windows=((0.0, 8 * HOUR),)), Pool("p", "p", 1, 1)))
+    unsure = RunOption("short", 1, Ranged(7 * HOUR, 6 * HOUR, 9 * HOUR), 1.0)
+    jobs = [Job("j", (unsure, option("p", 8, usd=50.0)))]
+    plain, robust = (
+        make_plan(fleet, jobs, Aims(cost=1), robust=robust, effort=QUICK)
+        for robust in (False, True)
+    )
+    assert [one.jobs[0].run.option.pool for one in (plain, robust)] == ["short", "p"]
+    # The GPUs are gone before the job ends in some draws: it has no deadline, and may not run.
+    seen = plain.jobs[0].outlook
+    assert seen is not None
+    assert 0.5 < (seen.in_time or 0) < 1
+    assert seen.end_high_s <= 8 * HOUR
+    with pytest.raises(InvalidInput, match=r"takes 9.0 h at least with the high ends of ranges"):
+        make_plan(fleet, [Job("j", (unsure,))], Aims(cost=1), robust=True, effort=QUICK)
+
+
+def test_jobs_that_do_not_all_find_room_are_refused_with_what_would_help() -> None:
+    fleet = Fleet((Pool("p", "p", 1, 1, windows=((0.0, 9 * HOUR),)),))
+    jobs = [Job(f"j{n}", (option("p", 4),)) for n in range(3)]
+    with pytest.raises(InvalidInput) as refused:
+        make_plan(fleet, jobs, Aims(cost=1), effort=QUICK)
+    assert "no plan was found in which all 3 jobs run while p can be had" in str(refused.value)
+    assert "p at all hours from 0 to 12.0 h; or one more p" in str(refused.value)
+    assert cost_against_time(fleet, jobs, QUICK) == []
+    assert make_plan(fleet, jobs[:2], Aims(cost=1), effort=QUICK).schedule.makespan_s == 8 * HOUR
+
+
+def test_a_search_finds_room_where_no_rule_does() -> None:
+    # Only 3 + 3 and 2 + 2 + 2 hours fill two GPUs for six; longest first takes 3 + 2, 3 + 2, 2.
+    pool = Pool("p", "p", 2, 1, windows=((0.0, 6 * HOUR),))
+    jobs = [Job(f"j{n}", (option("p", hours),)) for n, hours in enumerate((3, 3, 2, 2, 2))]
+    made = make_schedule(Fleet((pool,)), jobs, Aims(cost=1), effort=QUICK)
+    assert faults(Fleet((pool,)), jobs, made.runs) == []
+    with pytest.raises(NoRoom):
+        make_schedule(Fleet((pool,)), jobs, Aims(cost=1), effort=RULES)
+
+
 def test_a_job_without_a_place_is_refused_with_the_reason() -> None:
     fleet = Fleet((Pool("p", "p", 1, 1),))
     with pytest.raises(InvalidInput, match="can run nowhere: p: does not fit"):
-        refuse_hopeless(fleet, [Job("j", (), impossible=("p: does not fit",))])
+        with_room(fleet, [Job("j", (), impossible=("p: does not fit",))])
 
 
 def test_the_validator_finds_what_is_wrong() -> None:
@@ -210,10 +283,14 @@ def test_equal_schedules_differ_not_by_the_time_of_the_search() -> None:
 @pytest.mark.parametrize("number", range(40))
 def test_no_schedule_beats_the_bound_that_knows_of_waiting(number: int) -> None:
     fleet, jobs = drawn(number)
+    aims = Aims(completion=1.0, cost=number % 2)
+    try:
+        best = make_schedule(fleet, jobs, replace(aims, tardiness=1e-9), effort=RULES)
+    except NoRoom:
+        jobs = []
     if not jobs:
         fleet, jobs = small()
-    aims = Aims(completion=1.0, cost=number % 2)
-    best = make_schedule(fleet, jobs, replace(aims, tardiness=1e-9), effort=RULES)
+        best = make_schedule(fleet, jobs, replace(aims, tardiness=1e-9), effort=RULES)
     for until_h in (1.0, best.makespan_s / HOUR):
         found = relax_over_time(fleet, jobs, aims, until_h * HOUR, most=30)
         assert found is not None

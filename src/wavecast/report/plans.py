@@ -84,7 +84,7 @@ JOBS = describe(
     Field("gpus_text", "run.option.name", title="GPUs", meaning="The GPUs in a few words."),
     Field("pool", "run.option.pool", meaning="The pool of the GPUs."),
     Field("gpus", "run.option.gpus", meaning="The number of GPUs."),
-    Field("layout", "run.option.layout"),
+    Field("layout", "run.option.layout", title="layout", rank=6),
     Field("nodes", "run.nodes"),
     Field("submit_s", "run.job.submit_s"),
     Field("start_s", title="start", text=moment, left=False),

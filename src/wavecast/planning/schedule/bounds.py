@@ -120,7 +120,7 @@ class _LinearProgram:
         return len(self.limits)
 
     def _costs(self) -> tuple[np.ndarray, list[float | None]]:
-        aims, jobs = self._aims, self._jobs
+        aims, jobs, pools = self._aims, self._jobs, self._fleet.by_name
         costs = np.zeros(self.width)
         most: list[float | None] = [None] * self.width
         for column, (index, one) in enumerate(self.options):
@@ -128,16 +128,14 @@ class _LinearProgram:
             costs[column] = aims.cost * one.usd + aims.completion * seconds / len(jobs) / HOUR_S
             end = job.submit_s + seconds
             too_late = job.deadline_s is not None and end > job.deadline_s + 1e-6
-            if (too_late and aims.deadlines_are_hard) or not self._opens(one, seconds):
+            if (too_late and aims.deadlines_are_hard) or not pools[one.pool].opens(
+                job.submit_s, seconds
+            ):
                 most[column] = 0.0
         costs[self.last] = aims.makespan / HOUR_S
         for index, job in enumerate(jobs):
             costs[self.last + 1 + index] = aims.tardiness * job.priority / HOUR_S
         return costs, most
-
-    def _opens(self, option: RunOption, seconds: float) -> bool:
-        windows = self._fleet.by_name[option.pool].windows
-        return not windows or any(end - begin >= seconds for begin, end in windows)
 
     def _add(self, entries: Sequence[tuple[int, float]], limit: float) -> None:
         for column, value in entries:

@@ -31,12 +31,12 @@ class ExactSearch:
     bound: float
     """No schedule in these time units has a lower value."""
     is_impossible: bool = False
-    """Whether it was proven that no schedule meets all deadlines."""
+    """Whether it was proven that no schedule has room for all jobs and meets all deadlines."""
 
 
-def time_unit_s(runs: Sequence[PlannedRun]) -> float:
-    """The time unit for jobs whose greedy schedule is known: a second, a minute, ..."""
-    wanted = 2 * max((run.end_s for run in runs), default=1.0) / MOST_UNITS
+def time_unit_s(last_s: float) -> float:
+    """The time unit for jobs whose greedy schedule ends then: a second, a minute, ..."""
+    wanted = 2 * last_s / MOST_UNITS
     for unit in (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0):
         if wanted <= unit:
             return unit
@@ -72,7 +72,7 @@ def search(
         fleet: the GPUs.
         jobs: the jobs.
         aims: what is minimised.
-        warm: a schedule of the same jobs in the same units to begin with.
+        warm: a schedule of the same jobs in the same units to begin with. Empty for none.
         unit_s: the time unit.
         robust: whether to plan with the high ends of ranges.
         limit_s: the time limit.
@@ -193,7 +193,8 @@ class _Model:
         """Begin with a schedule."""
         by_name = {run.job.name: run for run in warm}
         for index, job in enumerate(self._jobs):
-            run = by_name[job.name]
+            if (run := by_name.get(job.name)) is None:
+                continue
             self.model.add_hint(self.starts[index], self._units(run.start_s))
             for one, literal in zip(job.options, self._present[index], strict=True):
                 self.model.add_hint(literal, _same(one, run.option))

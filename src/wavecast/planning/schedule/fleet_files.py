@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +173,18 @@ def _windows(value: Any) -> tuple[tuple[float, float], ...]:
         if not begin < end:
             raise InvalidInput(f"available has a window that ends before it begins: {one!r}")
         windows.append((begin, end))
-    return tuple(sorted(windows))
+    return _joined(sorted(windows))
+
+
+def _joined(windows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
+    """The windows in order, of which those that touch or overlap are one."""
+    found: list[tuple[float, float]] = []
+    for begin, end in windows:
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((begin, end))
+    return tuple(found)
 
 
 def _csv_table(path: Path) -> dict[str, Any]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Fleet, Job, PlannedRun, RunOption
-from wavecast.planning.schedule.seating import Chosen, Seating, seat
+from wavecast.planning.schedule.seating import Chosen, NoRoom, Seating, seat
 
 _MOST_LOOKS = 400_000
 """The rule that looks at every option is left out where it would look at more machines."""
@@ -46,8 +47,12 @@ def greedy(
         aims: what is minimised.
         relaxed: the option of each job in the relaxed problem.
         robust: whether to plan with the high ends of ranges.
+
+    Returns:
+        Nothing if every rule leaves a job without room, before GPUs cannot be had any more.
     """
-    return min(_tried(fleet, jobs, aims, relaxed, robust), key=lambda runs: rank(aims, runs))
+    tried = _tried(fleet, jobs, aims, relaxed, robust)
+    return min(tried, key=lambda runs: rank(aims, runs), default=())
 
 
 def rank(aims: Aims, runs: Sequence[PlannedRun]) -> tuple[float, float, float]:
@@ -71,10 +76,12 @@ def _tried(
         ]
     for rule in rules:
         for key in keys.values():
-            yield seat(fleet, sorted(rule, key=key), robust)
+            with suppress(NoRoom):
+                yield seat(fleet, sorted(rule, key=key), robust)
     if ways * nodes <= _MOST_LOOKS:
         for key in keys.values():
-            yield _looking(fleet, sorted(rules[0], key=key), aims, robust)
+            with suppress(NoRoom):
+                yield _looking(fleet, sorted(rules[0], key=key), aims, robust)
 
 
 def _in_time(job: Job, robust: bool) -> RunOption:

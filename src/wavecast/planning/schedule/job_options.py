@@ -14,7 +14,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.job_files import JobSpec, counted_gpus
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
-from wavecast.planning.schedule.refusals import refuse_hopeless
+from wavecast.planning.schedule.refusals import with_room
 from wavecast.planning.selection import Candidate
 
 Predict = Callable[[JobSpec, Mapping[str, Cluster | None]], Sequence[Candidate]]
@@ -33,8 +33,7 @@ def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple
     """
     jobs: list[Job] = []
     for spec in specs:
-        first = make_job(spec, fleet, predict)
-        refuse_hopeless(fleet, [first])  # before more jobs are traced
+        [first] = with_room(fleet, [make_job(spec, fleet, predict)])  # before more are traced
         names = (
             [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
         )
@@ -69,9 +68,9 @@ def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
         )
     else:
         options = tuple(_measured(spec, pools))
-    roomy = tuple(one for one in options if fleet.by_name[one.pool].holds(one.gpus))
+    roomy = tuple(one for one in options if fleet.holds(one.pool, one.gpus))
     small = [one.name for one in options if one not in roomy]
-    refused += [f"{name}: the pool has no room for so many GPUs" for name in small]
+    refused += [f"{name}: the pool has no room or power for so many GPUs" for name in small]
     endless = [one for one in roomy if one.planned_s(robust=True) > _LONGEST_S]
     refused += [f"{one.name}: takes more than {_LONGEST_YEARS} years" for one in endless]
     roomy = tuple(one for one in roomy if one not in endless)

@@ -62,6 +62,12 @@ class Pool:
             return any(size >= gpus for size in self.nodes)
         return gpus <= sum(size for size in self.nodes if size == self.gpus_per_node)
 
+    def opens(self, after_s: float, seconds: float) -> bool:
+        """Whether the GPUs can be had for so long at a time, after a moment."""
+        return not self.windows or any(
+            end - max(begin, after_s) >= seconds for begin, end in self.windows
+        )
+
     def closed(self, until_s: float) -> list[tuple[float, float]]:
         """When the GPUs cannot be had, up to a time."""
         found, since = [], 0.0
@@ -89,6 +95,11 @@ class Fleet:
     def gpus(self) -> int:
         """The number of all GPUs."""
         return sum(pool.gpus for pool in self.pools)
+
+    def holds(self, pool: str, gpus: int) -> bool:
+        """Whether a job on so many GPUs of a pool has room and power when nothing else runs."""
+        found, limit_w = self.by_name[pool], self.power_limit_w
+        return found.holds(gpus) and (limit_w is None or gpus * (found.power_w or 0.0) <= limit_w)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from wavecast.planning.schedule.greedy import rank
 from wavecast.planning.schedule.jobs import Aims, Fleet, PlannedRun
-from wavecast.planning.schedule.seating import Chosen, seat
+from wavecast.planning.schedule.seating import Chosen, NoRoom, seat
 
 _SEED = 39
 _HOT, _COLD = 0.002, 0.0001
@@ -40,14 +40,20 @@ def improve(
     """
     draw = random.Random(_SEED)
     order: list[Chosen] = [(run.job, run.option) for run in sorted(runs, key=_start)]
-    now = seat(fleet, order, robust)
+    try:
+        now = seat(fleet, order, robust)
+    except NoRoom:  # machines may be shared out otherwise in this order
+        return tuple(runs)
     best = min(now, tuple(runs), key=lambda one: rank(aims, one))
     if len(order) < 2:
         return best
     began = time.perf_counter()
     while (gone := (time.perf_counter() - began) / limit_s) < 1 and aims.value(best) > goal:
         changed = _changed(order, draw)
-        found = seat(fleet, changed, robust)
+        try:
+            found = seat(fleet, changed, robust)
+        except NoRoom:
+            continue
         if _is_taken(rank(aims, found), rank(aims, now), _HOT * (_COLD / _HOT) ** gone, draw):
             order, now = changed, found
             best = min(best, now, key=lambda one: rank(aims, one))

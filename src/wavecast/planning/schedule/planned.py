@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from wavecast.errors import InvalidInput
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.reasons import reason
-from wavecast.planning.schedule.refusals import explain, refuse_hopeless
+from wavecast.planning.schedule.refusals import explain, no_room, with_room
+from wavecast.planning.schedule.seating import NoRoom
 from wavecast.planning.schedule.starts import Outlook, outlooks
 from wavecast.showing import Shown
 
@@ -90,15 +93,19 @@ def make_plan(
     """The plan of some jobs.
 
     Raises:
-        InvalidInput: a job can run nowhere; says why, and what would help.
+        InvalidInput: a job can run nowhere, or not all find room; says why, and what would help.
     """
-    refuse_hopeless(fleet, jobs)
-    schedule = make_schedule(fleet, jobs, aims, robust=robust, effort=effort)
+    effort = effort or Effort()
+    jobs = with_room(fleet, jobs, robust)
+    try:
+        schedule = make_schedule(fleet, jobs, aims, robust=robust, effort=effort)
+    except NoRoom:
+        raise InvalidInput(no_room(fleet, jobs, robust, effort)) from None
     seen = outlooks(fleet, schedule)
     planned = tuple(
         JobPlan(run, seen.get(run.job.name), reason(run, robust)) for run in schedule.runs
     )
-    unmet = tuple(explain(fleet, jobs, schedule)) if schedule.late else ()
+    unmet = tuple(explain(fleet, jobs, schedule, effort)) if schedule.late else ()
     return JobsPlan(fleet, schedule, planned, unmet)
 
 
@@ -107,16 +114,15 @@ def cost_against_time(
 ) -> list[tuple[float, float]]:
     """What the cheapest plan costs for some limits of the makespan, in seconds.
 
-    There are none where deadlines are missed without such a limit.
+    There are none where deadlines are missed without such a limit, or no plan was found.
     """
-    first = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort)
-    if first.late:
-        return []
-    fastest, points = first.makespan_s, []
-    for factor in _CURVE_POINTS:
-        due = fastest * factor * 1.001
-        limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
-        found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
-        if not found.late:
-            points.append((due, found.usd))
+    jobs, points = with_room(fleet, jobs), []
+    with suppress(NoRoom):
+        first = make_schedule(fleet, jobs, Aims(makespan=1), effort=effort)
+        for factor in () if first.late else _CURVE_POINTS:
+            due = first.makespan_s * factor * 1.001
+            limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
+            found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
+            if not found.late:
+                points.append((due, found.usd))
     return points

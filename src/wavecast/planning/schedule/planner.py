@@ -17,7 +17,7 @@ from wavecast.planning.schedule.exact import ExactSearch, in_units, search, time
 from wavecast.planning.schedule.greedy import greedy, rank
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, JobSchedule, PlannedRun
 from wavecast.planning.schedule.neighbours import improve
-from wavecast.planning.schedule.seating import Chosen, seat
+from wavecast.planning.schedule.seating import Chosen, NoRoom, seat
 from wavecast.planning.schedule.start_bound import bound_by_starts
 from wavecast.planning.schedule.waiting_bound import COARSE, relax_over_time
 
@@ -58,23 +58,26 @@ def make_schedule(
 
     Args:
         fleet: the GPUs.
-        jobs: the jobs; each has at least one option that has room (`refusals.refuse_hopeless`).
+        jobs: the jobs; all their options have room when nothing else runs (`refusals.with_room`).
         aims: what is minimised.
         robust: whether to plan with the high ends of ranges.
         effort: how hard to search.
+
+    Raises:
+        NoRoom: no schedule was found in which all jobs have room while GPUs can be had.
     """
     effort, began = effort or Effort(), time.perf_counter()
     relaxation = relax(fleet, jobs, aims, robust)
     planner = _SchedulePlanner(fleet, jobs, aims, robust, effort)
     if not relaxation.is_possible:
         return _least_late(planner, relaxation, began)
-    runs = greedy(fleet, jobs, aims, relaxation.chosen, robust)
+    runs = planner.by_rules(relaxation)
     bound, impossible, method, limit_s = relaxation.bound, False, "greedy", effort.limit_s
     if aims.completion and limit_s:
         runs, waiting, method = planner.over_time(runs)
         bound = max(bound, waiting)
         limit_s = max(_LEAST_S, limit_s - (time.perf_counter() - began))
-    unit_s = time_unit_s(runs)
+    unit_s = time_unit_s(max((run.end_s for run in runs), default=1.0))
     if effort.limit_s and len(jobs) <= effort.most_whole:
         found = planner.search(jobs, runs, unit_s, limit_s)
         impossible = found.is_impossible
@@ -95,8 +98,8 @@ def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float)
     """
     aims = replace(planner.aims, tardiness=1.0)
     soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
-    runs = greedy(soft.fleet, soft.jobs, aims, relaxation.chosen, soft.robust)
-    unit_s, method, bound = time_unit_s(runs), "greedy", 0.0
+    runs = soft.by_rules(relaxation)
+    unit_s, method, bound = time_unit_s(max(run.end_s for run in runs)), "greedy", 0.0
     if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
         left_s = max(_LEAST_S, soft.effort.limit_s - (time.perf_counter() - began))
         found = soft.search(soft.jobs, runs, unit_s, left_s)
@@ -113,6 +116,24 @@ class _SchedulePlanner:
     aims: Aims
     robust: bool
     effort: Effort
+
+    def by_rules(self, relaxation: Relaxation) -> tuple[PlannedRun, ...]:
+        """The best schedule of simple rules, or one that was searched where they leave no room.
+
+        Raises:
+            NoRoom: none was found.
+        """
+        runs = greedy(self.fleet, self.jobs, self.aims, relaxation.chosen, self.robust)
+        if runs or not self.jobs:
+            return runs
+        if self.effort.limit_s and len(self.jobs) <= self.effort.most_whole:
+            # Only pools that close leave no room, so that their last hour is the horizon.
+            last_s = max(end for pool in self.fleet.pools for _, end in pool.windows)
+            soft = replace(self, aims=Aims(makespan=1.0, tardiness=1.0))
+            found = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
+            if found.chosen:
+                return seat(self.fleet, found.chosen, self.robust)
+        raise NoRoom("not all jobs find room while GPUs can be had")
 
     def search(
         self, jobs: Sequence[Job], runs: Sequence[PlannedRun], unit_s: float, limit_s: float
@@ -141,7 +162,10 @@ class _SchedulePlanner:
             for run in runs
         }
         order = [whole[run.job.name] for run in runs if run.job.name in whole]
-        return seat(self.fleet, [(job, job.options[places[job.name]]) for job in order])
+        try:
+            return seat(self.fleet, [(job, job.options[places[job.name]]) for job in order])
+        except NoRoom:  # whole units are longer
+            return ()
 
     def better(
         self,
@@ -153,7 +177,10 @@ class _SchedulePlanner:
         """The better one of a schedule and one that was searched, and its method."""
         if not chosen:
             return runs, before
-        found = seat(self.fleet, chosen, self.robust)
+        try:
+            found = seat(self.fleet, chosen, self.robust)
+        except NoRoom:  # the search knows of no machines
+            return runs, before
         if rank(self.aims, found) <= rank(self.aims, runs):
             return found, method
         return runs, before

@@ -17,6 +17,10 @@ from wavecast.planning.schedule.jobs import Fleet, Job, PlannedRun, Pool, RunOpt
 Chosen = tuple[Job, RunOption]
 
 
+class NoRoom(ValueError):
+    """A job finds no room: its GPUs cannot be had for long enough any more."""
+
+
 class UseProfile:
     """How much of something is in use over time, as steps."""
 
@@ -148,11 +152,11 @@ class Seating:
         """Place a job as early as possible.
 
         Raises:
-            ValueError: there is never room for it.
+            NoRoom: there is never room for it.
         """
         start, nodes = self.look(job, option)
         if math.isinf(start):
-            raise ValueError(f"{job.name} never has room on {option.name}")
+            raise NoRoom(f"{job.name} never has room on {option.name}")
         seconds = option.planned_s(self._robust)
         self._seats[option.pool].take(start, seconds, option.gpus, nodes)
         if self._power is not None:
@@ -164,7 +168,11 @@ class Seating:
 
 
 def seat(fleet: Fleet, chosen: Iterable[Chosen], robust: bool = False) -> tuple[PlannedRun, ...]:
-    """The schedule in which jobs are placed in an order, each as early as there is room."""
+    """The schedule in which jobs are placed in an order, each as early as there is room.
+
+    Raises:
+        NoRoom: a job finds none, since its GPUs are gone or taken until then.
+    """
     seating = Seating(fleet, robust)
     runs = [seating.place(job, option) for job, option in chosen]
     return tuple(sorted(runs, key=lambda run: (run.start_s, run.job.name)))

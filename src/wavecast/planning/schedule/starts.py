@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from wavecast.planning.cost import Ranged
 from wavecast.planning.schedule.jobs import Fleet, JobSchedule, PlannedRun, RunOption
-from wavecast.planning.schedule.seating import seat
+from wavecast.planning.schedule.seating import NoRoom, Seating
 from wavecast.planning.selection import SHARED_ERROR
 
 _NINE_IN_TEN = 2 * 1.6449
@@ -36,7 +37,8 @@ class Outlook:
     end_high_s: float
     """The high end of that range."""
     in_time: float | None
-    """The share of draws in which it meets its deadline. None without a deadline."""
+    """The share of draws in which it runs, and meets its deadline. None without a deadline, if it
+    always runs: it may take too long for the time in which GPUs can be had."""
 
 
 class DrawnErrors:
@@ -67,25 +69,22 @@ def outlooks(fleet: Fleet, schedule: JobSchedule, seed: int = 0) -> dict[str, Ou
     for runs in drawn:
         for run in runs:
             by_name.setdefault(run.job.name, []).append(run)
-    return {name: _outlook(runs) for name, runs in by_name.items()}
+    return {name: _outlook(runs, count) for name, runs in by_name.items()}
 
 
-def _carried_out(
-    fleet: Fleet, runs: Sequence[PlannedRun], errors: DrawnErrors
-) -> tuple[PlannedRun, ...]:
-    chosen = []
+def _carried_out(fleet: Fleet, runs: Sequence[PlannedRun], errors: DrawnErrors) -> list[PlannedRun]:
+    """The runs with drawn times, without those that take too long for the hours of their GPUs."""
+    seating, placed = Seating(fleet), []
     for run in runs:
         seconds = Ranged(errors.seconds(run.job.kind or run.job.name, run.option))
-        chosen.append((run.job, replace(run.option, seconds=seconds)))
-    try:
-        return seat(fleet, chosen)
-    except ValueError:  # a drawn time is longer than the window of its pool
-        return ()
+        with suppress(NoRoom):
+            placed.append(seating.place(run.job, replace(run.option, seconds=seconds)))
+    return placed
 
 
-def _outlook(runs: Sequence[PlannedRun]) -> Outlook:
+def _outlook(runs: Sequence[PlannedRun], draws: int) -> Outlook:
     starts, ends = sorted(run.start_s for run in runs), sorted(run.end_s for run in runs)
     low, high = int(0.05 * (len(runs) - 1)), math.ceil(0.95 * (len(runs) - 1))
-    due = runs[0].job.deadline_s
-    met = None if due is None else sum(run.end_s <= due + 1e-6 for run in runs) / len(runs)
-    return Outlook(starts[low], starts[high], ends[low], ends[high], met)
+    met = sum(run.late_s <= 1e-6 for run in runs) / draws
+    known = None if runs[0].job.deadline_s is None and len(runs) == draws else met
+    return Outlook(starts[low], starts[high], ends[low], ends[high], known)

@@ -15,6 +15,7 @@ import numpy as np
 from wavecast import ops
 from wavecast.files import shipped, shipped_toml
 from wavecast.ops import Kind, matmul
+from wavecast.ops.reading import reading
 from wavecast.ops.registry import integers, item_bytes
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.physics.columns import FORWARD, OF_WEIGHT
@@ -40,6 +41,10 @@ _LONG_WINDOW = 32
 
 def class_of(op: Op) -> str | None:
     """The class of a library call that XLA tuned: "matmul/float32"; None for other ops."""
+    return reading(_class_of, None, op)
+
+
+def _class_of(op: Op) -> str | None:
     if not op.attr(MARK, False) or not op.inputs:
         return None
     dtype = op.inputs[-1].dtype
