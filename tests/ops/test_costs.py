@@ -873,6 +873,12 @@ def test_a_depthwise_convolution_has_no_matrix_product() -> None:
     assert unit(op("convolution", [image, full], [image], groups=1)) is Unit.FP16_TENSOR
 
 
+@pytest.mark.parametrize("name", ["addmm", "baddbmm"])
+def test_a_sum_in_float32_leaves_a_product_on_the_tensor_cores(name: str) -> None:
+    factor, total = TensorSpec((64, 64), "bfloat16"), TensorSpec((64, 64), "float32")
+    assert unit(op(name, [total, factor, factor], [total])) is Unit.BF16_TENSOR
+
+
 def test_fallbacks_end_at_float32_or_nowhere() -> None:
     assert ops.fallbacks(Unit.FP16_TENSOR) == (Unit.FP16, Unit.FP32)
     assert ops.fallbacks(Unit.BF16_TENSOR) == ops.fallbacks(Unit.TF32_TENSOR) == (Unit.FP32,)

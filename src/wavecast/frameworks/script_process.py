@@ -1,12 +1,13 @@
 """The process in which a script runs, seen from outside.
 
-Scripts run in forks of one worker, which has torch imported. What they print is passed on to the
-standard error.
+Scripts run in forks of one worker, which has torch imported if it is installed. What they print is
+passed on to the standard error.
 """
 
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import json
 import os
 import selectors
@@ -42,6 +43,8 @@ from wavecast.hardware.device_files import save
 from wavecast.traces.script import ScriptRun
 
 _WORKER = "wavecast.frameworks.pytorch.scripts.worker"
+_START = "importing torch" if importlib.util.find_spec("torch") else "starting"
+"""What is done before the first script runs."""
 _GRACE_S = 15.0
 """How much longer than its patience a script may be silent: C code may hold Python's lock."""
 _LAST_LINES = 3
@@ -62,7 +65,7 @@ class ScriptRequest:
     """The script and its arguments."""
     module: bool
     options: dict[str, Any]
-    """Further arguments of `frameworks.pytorch.scripts.run`, as plain data."""
+    """Further arguments of `frameworks.pytorch.scripts.runner.run`, as plain data."""
     gpu: Device | None = None
     patience_s: float | None = None
     offline: bool = False
@@ -77,7 +80,7 @@ def run_in_process(
     with _one_script, _scratch() as scratch:
         worker = _present_worker()
         try:
-            with stages.stage("importing torch"):  # until the script's process says more
+            with stages.stage(_START):  # until the script's process says more
                 result = worker.run(request, scratch, progress)
                 while isinstance(result, Failure) and result.kind in (COMPILES, UNCOMPILED):
                     # In a new process: libraries register their ops once, or crash.
@@ -113,7 +116,7 @@ def _present_worker() -> _Worker:
 
 
 class _Worker:
-    """A process that has torch imported and forks a process for each script."""
+    """A process that imports what scripts need and forks a process for each script."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -226,7 +229,7 @@ class _Run:
     def stop(self) -> None:
         """Ask the script to stop, so that what is known so far comes back."""
         if self._pid is None:
-            raise KeyboardInterrupt("while importing torch")
+            raise KeyboardInterrupt(f"while {_START}")
         self._stopped_s = time.monotonic()
         with suppress(ProcessLookupError):
             os.kill(self._pid, STOP)

@@ -87,11 +87,11 @@ def _device(gpu: Device | str | None) -> Device | None:
 
 
 def _check(arguments: Sequence[str], patience: float | None) -> None:
-    """Refuse wrong arguments, and to go on without torch."""
+    """Refuse wrong arguments, and to go on without a framework."""
     if isinstance(arguments, str):
         raise InvalidInput(f"arguments is the text {arguments!r}; give a list of texts")
     if patience is not None and not patience > 0:
         raise InvalidInput(f"patience is {patience}; it must be more than 0 s")
-    if importlib.util.find_spec("torch") is None:
+    if not any(map(importlib.util.find_spec, ("torch", "jax"))):
         with needing_extra("running a script"):
             raise ModuleNotFoundError(name="torch")

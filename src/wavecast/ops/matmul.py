@@ -29,7 +29,11 @@ def _mm(op: Op) -> Cost:
     return _one_pass(op, _product(op.inputs[0], op.inputs[1]))
 
 
-@cost("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten._addmm_activation", kind=Kind.MATMUL)
+ADDING = ("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten._addmm_activation")
+"""Matmuls whose first input is added to their product."""
+
+
+@cost(*ADDING, kind=Kind.MATMUL)
 def _addmm(op: Op) -> Cost:
     """`self` is not read when `beta` is 0."""
     operands = op.inputs if op.attr("beta", 1) else op.inputs[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from wavecast.ops.costs import is_depthwise, kind
+from wavecast.ops.matmul import ADDING
 from wavecast.ops.registry import Kind
 from wavecast.traces.step import Op
 
@@ -41,10 +42,12 @@ _FALLBACKS = {
 def unit(op: Op) -> Unit:
     """The unit that an op's FLOPs are meant for, by its kind, data type and float32 precision.
 
-    Ops that are no matmul, depthwise convolutions included, compute half precision in float32.
+    Ops that are no matmul, depthwise convolutions included, compute half precision in float32. What
+    a matmul adds does not count: gradients in bfloat16 may be added to a sum in float32.
     """
-    dtypes = [t.dtype for t in op.inputs or op.outputs]
-    dtype = dtypes[0] if dtypes else "float32"
+    tensors = op.inputs or op.outputs
+    factors = tensors[1:] if op.base in ADDING and len(tensors) > 2 else tensors
+    dtype = factors[0].dtype if factors else "float32"
     if dtype in ("float64", "complex128"):
         return Unit.FP64
     if kind(op) not in _TENSOR_KINDS:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -134,3 +137,26 @@ def test_a_script_is_run_confined_and_compiled_for_a_gpu(tmp_path: Path) -> None
     done = wavecast.run_script(path, gpu="l4")
     assert done.trace.framework.startswith("jax ")
     assert wavecast.predict(done.trace, "l4").seconds > 0
+
+
+def test_scripts_of_jax_need_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    (tmp_path / "train.py").write_text(HEAD + PLAIN)
+    (tmp_path / "of_torch.py").write_text("import torch\n")
+    body = """
+import wavecast
+print(wavecast.run_script("train.py", gpu="l4").trace.samples)
+try:
+    wavecast.run_script("of_torch.py")
+except wavecast.WavecastError as error:
+    print(error)
+"""
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}"}
+    command = [sys.executable, "-c", body]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split("\n")[:2] == [
+        "32",
+        "running of_torch.py needs torch: pip install 'wavecast[torch]'",
+    ]

@@ -72,6 +72,24 @@ def test_the_longest_branch_is_the_one_with_most_work_and_gets_its_own_operands(
     assert {call.op.inputs[0].shape for call in squares} == {(64, 64)}
 
 
+def test_longer_sorts_take_longer_for_each_element() -> None:
+    text = """HloModule jit_step, is_scheduled=true
+
+ENTRY %main (x: f32[@]) -> f32[@] {
+  %x = f32[@]{1,0} parameter(0)
+  ROOT %sorted = f32[@]{1,0} sort(%x), dimensions={1}, to_apply=%less
+}
+"""
+
+    def operations(size: str) -> float:
+        calls = scheduled(read_hlo(text.replace("@", size))).calls
+        (found,) = (call.op.attr("arithmetic") for call in calls if call.op.attr("fused") == "sort")
+        assert isinstance(found, float)
+        return found
+
+    assert operations("512,1024") / operations("65536,8") == 55 / 6
+
+
 def test_tokens_are_values_without_data() -> None:
     text = """HloModule jit_step, is_scheduled=true
 

@@ -25,6 +25,8 @@ _SPECIAL = frozenset(
     "remainder sqrt rsqrt cbrt erf atan2 expm1 log1p".split()
 )
 _SPECIAL_OPERATIONS = 8
+_SORT_OPERATIONS = 14
+"""Operations of one tensor's element in one exchange of a sort, as seen on our H200."""
 _SHORT_NAMES = {"sine": "sin", "cosine": "cos"}
 _TRANSPARENT = ("bitcast", "convert", "copy", "reshape", "bitcast-convert", "negate")
 """Instructions with one operand through which an access is followed."""
@@ -260,6 +262,8 @@ def _summed(body: Computation, shares: dict[str, float]) -> _Sums:
             count *= _window(one)
         elif one.opcode == "dot":
             count *= 2 * _contracted(one, body)
+        elif one.opcode == "sort":
+            count *= _SORT_OPERATIONS * len(one.shapes) * _exchanges(one)
         sums.operations += weight * count
     return sums
 
@@ -269,6 +273,13 @@ def _window(one: Instruction) -> int:
         if part.startswith("size="):
             return math.prod(int(size) for size in part[len("size=") :].split("x"))
     return 1
+
+
+def _exchanges(one: Instruction) -> int:
+    """How often a sort may exchange each element: XLA's is bitonic (Batcher 1968)."""
+    dim = int(one.attribute("dimensions").strip("{}") or 0)
+    turns = math.ceil(math.log2(max(one.shape.dims[dim], 2)))
+    return turns * (turns + 1) // 2
 
 
 def _contracted(one: Instruction, body: Computation) -> int:

@@ -135,7 +135,7 @@ def _fourier(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
     return _all(libraries.fourier(instruction, inputs), inputs)
 
 
-_SINGLE = {"sort": _sort, "topk": _sort, "fft": _fourier}
+_SINGLE = {"topk": _sort, "fft": _fourier}
 """Instructions that run as one op of a library."""
 
 

@@ -1,6 +1,6 @@
 """The private interfaces of JAX that are used, all in this file.
 
-Tried with jax 0.9.2 and 0.10.2, and with the compilers 0.9.2, 0.10.2 and 0.12.0.1.
+Tried with jax 0.9.2, 0.10.2 and 0.12.0.1, each with its compiler, and 0.10.2 with that of 0.12.0.1.
 
 `lower` runs in the user's process, `compile_module` in a process of its own.
 """
@@ -69,8 +69,9 @@ def partitions(lowered: Any) -> int:
 
 @contextmanager
 def lowering_for(gpu: Device) -> Iterator[None]:
-    """JAX lowers as on a GPU: attention by cuDNN, and calls of the host's Python from a step."""
-    with _cudnn_as_on(gpu), _callbacks_lowered():
+    """JAX lowers as on a GPU: attention by cuDNN, kernels of Pallas, and calls of the host's Python
+    from a step."""
+    with _cudnn_as_on(gpu), _callbacks_lowered(), _pallas_lowered(gpu):
         yield
 
 
@@ -89,6 +90,26 @@ def _callbacks_lowered() -> Iterator[None]:
         yield
     finally:
         mlir.ModuleContext.get_backend = own
+
+
+@contextmanager
+def _pallas_lowered(gpu: Device) -> Iterator[None]:
+    """Newer releases (0.12) ask the present GPU for its compute capability."""
+    try:
+        from jax._src.pallas.triton import gpu_info
+    except ImportError:
+        yield
+        return
+    major, minor = gpu.compute_capability or (9, 0)
+    own = gpu_info.get_gpu_info
+    known = gpu_info.GpuInfo(
+        gpu_version=None, arch_name=f"{major}.{minor}", compute_capability=10 * major + minor
+    )
+    gpu_info.get_gpu_info = lambda: known
+    try:
+        yield
+    finally:
+        gpu_info.get_gpu_info = own
 
 
 @contextmanager

@@ -15,8 +15,8 @@ import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.recording import user_lines
-from wavecast.frameworks.pytorch.scripts import Program
-from wavecast.frameworks.pytorch.scripts import run as run_here
+from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.frameworks.pytorch.scripts.runner import run as run_here
 from wavecast.traces.step import Role
 
 MakeScript = Callable[..., Path]

@@ -10,8 +10,9 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch import scripts
 from wavecast.frameworks.pytorch.scripts import batches
+from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.frameworks.pytorch.scripts.runner import run as run_here
 
 MakeScript = Callable[..., Path]
 
@@ -273,7 +274,7 @@ while True:
         model(x.cuda()).sum().backward()
         optimizer.step()
 """
-    run = scripts.run(scripts.Program(str(script(body))))  # in this process
+    run = run_here(Program(str(script(body))))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)
 

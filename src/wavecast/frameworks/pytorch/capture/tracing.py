@@ -38,7 +38,7 @@ from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
-from wavecast.frameworks.pytorch.recording.user_lines import failing_line
+from wavecast.frameworks.pytorch.recording.user_lines import failing_line, failures_explained
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -238,32 +238,32 @@ def pretending(
 @contextmanager
 def explaining(what: str = "the step") -> Iterator[None]:
     """Raise any error in the user's code as a CaptureError that names the line."""
-    try:
-        yield
-    except (WavecastError, KeyboardInterrupt):
-        raise
-    except SystemExit as error:
-        line = failing_line(error)
+    with failures_explained(what):
+        try:
+            yield
+        except WavecastError:
+            raise
+        except Exception as error:
+            _explain_untraceable(error)
+            raise
+
+
+def _explain_untraceable(error: Exception) -> None:
+    """Raise a CaptureError if torch's fake tensors could not do what the step does."""
+    line = failing_line(error)
+    message = str(error).strip().split("\n")[0]
+    if isinstance(error, UnsupportedOperatorException):
+        message = f"{error.func} has no fake implementation"
+    if _ON_REAL_GPU in message:
         raise CaptureError(
-            f"{what} called sys.exit({error.code!r}) at {line}; it should run one training step "
-            "and return"
+            f"a tensor is made on the GPU at {line} in a thread that was started before "
+            "tracing; start the thread in make_step or in the step"
         ) from error
-    except Exception as error:
-        line = failing_line(error)
-        message = str(error).strip().split("\n")[0] or type(error).__name__
-        if isinstance(error, UnsupportedOperatorException):
-            message = f"{error.func} has no fake implementation"
-        if _ON_REAL_GPU in message:
-            raise CaptureError(
-                f"a tensor is made on the GPU at {line} in a thread that was started before "
-                "tracing; start the thread in make_step or in the step"
-            ) from error
-        if higher_order := re.search(r"HigherOrderOperator (\w+)", message):
-            message = f"{higher_order[1]} has no fake implementation"
-        if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
-            message = message.split(". ")[0]
-            raise CaptureError(
-                f"{message} (at {line}), so it cannot be traced without a GPU; for a custom op, "
-                "add one with torch.library.register_fake"
-            ) from error
-        raise CaptureError(f"{what} raised {type(error).__name__} at {line}: {message}") from error
+    if higher_order := re.search(r"HigherOrderOperator (\w+)", message):
+        message = f"{higher_order[1]} has no fake implementation"
+    if higher_order or isinstance(error, _UNTRACEABLE) or "no fake impl" in message:
+        message = message.split(". ")[0]
+        raise CaptureError(
+            f"{message} (at {line}), so it cannot be traced without a GPU; for a custom op, "
+            "add one with torch.library.register_fake"
+        ) from error

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from wavecast.errors import CaptureError, WavecastError
+
 _PACKAGE = Path(__file__).resolve().parents[3]
 _OURS = f"{_PACKAGE}{os.sep}"
 # The suite's models are traced just as a user's model is, so their lines are worth naming.
@@ -78,6 +80,25 @@ def failing_line(error: BaseException) -> str:
             place = line_of(filename, traceback.tb_lineno)
         traceback = traceback.tb_next
     return place
+
+
+@contextmanager
+def failures_explained(what: str) -> Iterator[None]:
+    """Raise any error in the user's code as a CaptureError that names the line."""
+    try:
+        yield
+    except (WavecastError, KeyboardInterrupt):
+        raise
+    except SystemExit as error:
+        line = failing_line(error)
+        raise CaptureError(
+            f"{what} called sys.exit({error.code!r}) at {line}; it should run one training step "
+            "and return"
+        ) from error
+    except Exception as error:
+        line = failing_line(error)
+        message = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CaptureError(f"{what} raised {type(error).__name__} at {line}: {message}") from error
 
 
 def is_ours(filename: str) -> bool:

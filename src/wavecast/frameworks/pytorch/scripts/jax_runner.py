@@ -20,8 +20,11 @@ from wavecast.frameworks.jax.script_calls import (
 )
 from wavecast.frameworks.jax.steps import DEFAULT_GPU, show_devices
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
-from wavecast.frameworks.pytorch.capture.tracing import explaining
-from wavecast.frameworks.pytorch.recording.user_lines import programs_forgotten, user_line
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    failures_explained,
+    programs_forgotten,
+    user_line,
+)
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
@@ -60,7 +63,7 @@ def run_jax(
     calls = JittedCalls(user_line)
     watching = nullcontext() if watcher is None else watcher.watching(calls)
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch, watching:
-        with programs_forgotten(), explaining("the script"), ExitStack() as stack:
+        with programs_forgotten(), failures_explained("the script"), ExitStack() as stack:
             stack.enter_context(calls.watched())
             stack.enter_context(redirected(Overlay(Path(scratch))))
             with suppress(Repeated):

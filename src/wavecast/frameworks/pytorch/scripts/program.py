@@ -7,9 +7,7 @@ import atexit
 import importlib.machinery
 import importlib.util
 import logging
-import multiprocessing
 import multiprocessing.context
-import multiprocessing.process
 import os
 import runpy
 import sys
@@ -18,23 +16,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import torch
-from torch.utils import _pytree as pytree
-
-from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.capture import placement
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.recording.user_lines import (
     count_as_users,
     is_ours,
     is_users,
-    user_line,
 )
 from wavecast.frameworks.target_files import imports_of
 
-_DISPATCH = placement.__file__
+_DISPATCH = str(Path(__file__).parents[1] / "capture" / "placement.py")
 
 # Loggers that would talk to a server do nothing, and plots open no window.
 _ENVIRONMENT = {
@@ -151,18 +143,10 @@ def _surroundings(program: Program) -> Iterator[None]:
         owner, name, method = _start_method()
         stack.callback(setattr, owner, name, method)
         setattr(owner, name, None)
-        for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-            stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
-            setattr(module, "start_processes", _start_processes)  # noqa: B010
-        for name, method in (("start", _start), ("join", _join)):
-            process: Any = multiprocessing.process.BaseProcess
-            own = getattr(process, name)
-            stack.callback(setattr, process, name, own)
-            setattr(process, name, partial_method(method, own))
-        stack.callback(_stop_profiler)
-        profiler = torch.autograd.profiler.profile
-        stack.callback(setattr, profiler, "config", profiler.config)
-        profiler.config = _without_gpu(profiler.config)
+        if sys.modules.get("torch"):
+            from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
+
+            stack.enter_context(kept_in_this_process())
         stack.callback(_restore_environment, dict(os.environ))
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
@@ -175,69 +159,6 @@ def _start_method() -> tuple[Any, str, Any]:
     """Where multiprocessing keeps how processes are started, and its present value."""
     owner: Any = multiprocessing.context._default_context
     return owner, "_actual_context", owner._actual_context
-
-
-def _start_processes(
-    function: Callable[..., Any],
-    args: tuple[Any, ...] = (),
-    nprocs: int = 1,
-    join: bool = True,
-    *_: Any,
-    **__: Any,
-) -> Any:
-    """Run the first process of `torch.multiprocessing.spawn` here; others have no fake GPU."""
-    if nprocs != 1 and "WORLD_SIZE" not in os.environ:
-        raise CaptureError(
-            f"the script starts {nprocs} processes at {user_line()}; to follow the first of them, "
-            f"add --ranks {nprocs} (ranks=)"
-        )
-    function(0, *args)
-    return None if join else SimpleNamespace(processes=[], join=lambda *_, **__: True)
-
-
-_RAN_HERE = "_wavecast_ran_here"
-
-
-def partial_method(method: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that also gets the one that it replaces."""
-    return lambda process, *args, **kwargs: method(own, process, *args, **kwargs)
-
-
-def _start(own: Callable[..., Any], process: Any) -> None:
-    """Start a process. One that gets tensors or a model of the GPU runs here instead."""
-    given = pytree.tree_leaves((process._args, process._kwargs))
-    if not any(map(_is_on_gpu, given)):
-        own(process)
-        return
-    setattr(process, _RAN_HERE, True)
-    process._target(*process._args, **process._kwargs)
-
-
-def _join(own: Callable[..., Any], process: Any, timeout: float | None = None) -> None:
-    if not hasattr(process, _RAN_HERE):
-        own(process, timeout)
-
-
-def _is_on_gpu(value: Any) -> bool:
-    if isinstance(value, torch.nn.Module):
-        return any(parameter.is_cuda for parameter in value.parameters())
-    return isinstance(value, torch.Tensor) and value.is_cuda
-
-
-def _without_gpu(config: Callable[..., Any]) -> Callable[..., Any]:
-    """Profile the CPU only. Asking the GPU for times fails, slowly, in each op."""
-
-    def configured(profiler: Any, *args: Any, **kwargs: Any) -> Any:
-        profiler.profiler_kind = torch.autograd.ProfilerState.KINETO
-        return config(profiler, *args, **kwargs)
-
-    return configured
-
-
-def _stop_profiler() -> None:
-    """Stop a profiler that the script left running. Python would crash with it at its end."""
-    if torch.autograd._profiler_enabled():
-        torch.autograd._disable_profiler()
 
 
 def _restore_environment(before: dict[str, str]) -> None:

@@ -18,6 +18,7 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
+from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     NotFollowed,
@@ -27,8 +28,12 @@ from wavecast.frameworks.pytorch.compiled.tracing import (
 )
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
-from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines, programs_forgotten
-from wavecast.frameworks.pytorch.scripts.boundaries import LineOfCode
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    failing_line,
+    naming_all_lines,
+    programs_forgotten,
+)
+from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps, LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
 from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
@@ -44,6 +49,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
+from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
@@ -113,6 +119,18 @@ def run(
     if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
         return attempt(None, True)
     return _with_compiler(attempt, gpu, capability, uncompiled)
+
+
+def follow(program: Program, watcher: Watcher, options: Mapping[str, Any]) -> ScriptRun | Failure:
+    """What `run` gives; a failure where the script was stopped, or is to be run another way."""
+    try:
+        return run(program, watcher=watcher, **options)
+    except EnoughSteps as error:
+        return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
+    except CompilesCode:
+        return Failure(COMPILES, f"{program.shown} compiles code")
+    except NotFollowed as error:
+        return Failure(UNCOMPILED, str(error))
 
 
 def _with_compiler(

@@ -1,13 +1,15 @@
 """The process in which scripts run: `python -m wavecast.frameworks.pytorch.scripts.worker FD`.
 
-It imports torch once, waits for requests, and forks a process for each script. The fork gives up
-its right to write files before it runs the script, and leaves its result in the scratch folder.
-Messages are lines of JSON on a socket: requests come in; what a script does, and how its process
-ended, go out.
+It imports torch once, if it is installed, waits for requests, and forks a process for each script.
+The fork gives up its right to write files before it runs the script, and leaves its result in the
+scratch folder. Messages are lines of JSON on a socket: requests come in; what a script does, and
+how its process ended, go out.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import signal
@@ -20,31 +22,25 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import CaptureError, WavecastError
+from wavecast.errors import CaptureError, WavecastError, needing_extra
 from wavecast.frameworks.confinement import confine
 from wavecast.frameworks.confinement.kernel import end_with_parent
-from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
 from wavecast.frameworks.pytorch.compiled import plan_store
-from wavecast.frameworks.pytorch.compiled.tracing import NotFollowed
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
-from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps
 from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
-from wavecast.frameworks.pytorch.scripts.runner import run
 from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
-from wavecast.frameworks.script_results import (
-    COMPILES,
-    INTERRUPTED,
-    UNCOMPILED,
-    Failure,
-    write_result,
-)
+from wavecast.frameworks.script_results import INTERRUPTED, Failure, write_result
 from wavecast.hardware.device_files import read_device
 from wavecast.traces.script import ScriptRun
+
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def main(descriptor: int) -> None:
     """Run scripts until nobody asks any more."""
+    if _HAS_TORCH:
+        importlib.import_module("wavecast.frameworks.pytorch.scripts.runner")
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
     _tell(control, {"ready": True})
@@ -98,18 +94,27 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
     )
     try:
         confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
-        follow = run_jax if program.is_jax() else run
-        done = follow(program, watcher=watcher, **options)
-    except (EnoughSteps, KeyboardInterrupt) as error:
+        done = _followed(program, watcher, options)
+    except KeyboardInterrupt as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
-    except CompilesCode:
-        return Failure(COMPILES, f"{program.shown} compiles code")
-    except NotFollowed as error:
-        return Failure(UNCOMPILED, str(error))
     except Exception as error:
         failure = _failure(error)
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
-    return replace(done, confined=confinement.is_complete)
+    return done if isinstance(done, Failure) else replace(done, confined=confinement.is_complete)
+
+
+def _followed(program: Program, watcher: Watcher, options: dict[str, Any]) -> ScriptRun | Failure:
+    if _HAS_TORCH and not program.is_jax():
+        from wavecast.frameworks.pytorch.scripts.runner import follow  # imported by `main` before
+
+        return follow(program, watcher, options)
+    try:
+        return run_jax(program, watcher=watcher, **options)
+    except CaptureError as error:
+        if isinstance(error.__cause__, ModuleNotFoundError):
+            with needing_extra(f"running {program.shown}"):
+                raise error.__cause__ from error
+        raise
 
 
 def _kind_of(watcher: Watcher) -> str:
