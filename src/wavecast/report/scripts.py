@@ -13,7 +13,7 @@ from wavecast.report.fields import Described, Field, columns, describe, output, 
 from wavecast.report.memory import AdvisedMemory
 from wavecast.report.priced_steps import PREDICTED
 from wavecast.report.tables import line, table
-from wavecast.traces.script import LoaderTime, Loading, ScriptLength, ScriptPart, ScriptRun
+from wavecast.traces.script import LoaderTime, Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Trace
 
 describe(
@@ -38,6 +38,7 @@ describe(
     Field("workers", title="workers"),
     Field("cores", title="cores"),
 )
+describe(OwnTime, Field("seconds", title="own Python"), Field("line", title="at"))
 describe(
     ScriptLength,
     Field("source", title="source"),
@@ -47,7 +48,7 @@ describe(
 )
 _NAMES = (
     *("line", "step", "steps", "equal", "choice", "once", "holds", "left_out", "loading"),
-    *("length", "confined"),
+    *("own_time", "length", "confined"),
 )
 _SCRIPT = Described(ScriptRun, some(Field("name", "script"), *_NAMES))
 """The fields of a script's run without those of its trace."""
@@ -97,6 +98,9 @@ def script_run(
     if run.loading is not None:
         loading = _on_cores(run.loading, cores)
         parts.append(line(_loading(loading, step_s), _style(loading, step_s)))
+    if run.own_time is not None:
+        is_slow = step_s is not None and run.own_time.seconds > step_s
+        parts.append(line(_own_time(run.own_time, is_slow), "yellow" if is_slow else ""))
     parts.append("")
     return Group(*parts, table(columns(run.once)), "") if run.once else Group(*parts)
 
@@ -154,6 +158,17 @@ def _loading(loading: Loading, step_s: float | None) -> str:
         took += units.duration(loading.seconds / loading.workers)
     if _is_slow(loading, step_s):
         return f"{took}: longer than the predicted step, so the GPU may wait for data"
+    return f"{took} (not a part of the predicted step)"
+
+
+def _own_time(own: OwnTime, is_slow: bool) -> str:
+    """How long the script's own Python took, and whether the GPU would wait for it."""
+    took = (
+        f"own code: Python between ops took {units.duration(own.seconds)} of a step here, most of "
+        f"it at {own.line}"
+    )
+    if is_slow:
+        return f"{took}: longer than the predicted step, so the GPU may wait for it"
     return f"{took} (not a part of the predicted step)"
 
 

@@ -74,6 +74,19 @@ class Loading(Shown):
         return self.seconds * self.batches / max(self.workers, 1)
 
 
+@dataclass(frozen=True)
+class OwnTime(Shown):
+    """How long a script's own Python took between the ops of a step, on this machine.
+
+    It loads data without a data loader, computes on the host, writes logs, or waits.
+    """
+
+    seconds: float
+    """The time in one step."""
+    line: str
+    """The line of the user's code that took most of it."""
+
+
 @dataclass(frozen=True, repr=False)
 class ScriptRun(Shown):
     """A training script that was run until its step repeated itself.
@@ -107,6 +120,8 @@ class ScriptRun(Shown):
     """What other steps do, or the script does besides, and the trace does not have."""
     loading: Loading | None = None
     """How long the batches of a step took to load. None if no data loader gave any."""
+    own_time: OwnTime | None = None
+    """How long the script's own Python took between the ops of a step. None if not long."""
     length: ScriptLength | None = None
     """How long the script trains. None if its code has no usual name for it."""
     largest: Trace | None = field(default=None, repr=False)

@@ -138,6 +138,38 @@ train(DataLoader(Slow(), batch_size=4, num_workers=2))
     assert "so the GPU may wait for data" in " ".join(done.out.split())
 
 
+def test_the_time_of_the_scripts_own_code_is_told(script: MakeScript) -> None:
+    body = """
+import time
+def batches():
+    while True:
+        time.sleep(0.1)
+        yield torch.ones(4, 32)
+for x in batches():
+    optimizer.zero_grad()
+    model(x.cuda()).sum().backward()
+    optimizer.step()
+"""
+    path = script(body)
+    run = wavecast.run_script(path)
+    assert run.own_time is not None
+    assert run.own_time.seconds >= 0.09
+    assert run.own_time.line == "train.py:15"
+    assert "so the GPU may wait for it" in " ".join(
+        shell_run("run", "--gpu", "l4", path).out.split()
+    )
+
+
+def test_the_time_of_tracing_is_not_the_scripts_own(script: MakeScript) -> None:
+    body = """
+while True:
+    for _ in range(20):
+        model(torch.ones(4, 32).cuda())
+    update()
+"""
+    assert wavecast.run_script(script(body)).own_time is None
+
+
 def test_whole_numbers_that_an_op_computes_with_make_no_difference(script: MakeScript) -> None:
     body = "n = 0\nwhile True:\n    update()\n    n += 1\n    mean = model.weight.detach() / n\n"
     assert wavecast.run_script(script(body)).equal == (2, 3)

@@ -25,6 +25,7 @@ from wavecast.frameworks.pytorch.scripts.boundaries import (
 )
 from wavecast.frameworks.pytorch.scripts.evaluation import ModuleCalls
 from wavecast.frameworks.pytorch.scripts.lengths import length_at
+from wavecast.frameworks.pytorch.scripts.own_work import OwnWork
 from wavecast.frameworks.pytorch.scripts.passes import BackwardPasses, WeightUpdates
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
@@ -71,6 +72,7 @@ class Loop:
         self.updates = WeightUpdates(recorder, self._update, self._weights)
         self.modules = ModuleCalls(recorder, self._begin_step)
         self.batches = Batches(recorder, self._begin_step)
+        self.own_work = OwnWork(recorder)
         self.training: ScriptLength | None = None
         """How long the script trains, as far as the code around its loop says so."""
         self.stopped = False
@@ -101,6 +103,7 @@ class Loop:
                 stack.enter_context(self.updates.watched())
             stack.enter_context(self.modules.watched())
             stack.enter_context(self.batches.watched())
+            stack.enter_context(self.own_work.watched())
             stack.enter_context(ends)
             yield
 

@@ -53,7 +53,7 @@ from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
-from wavecast.traces.script import Loading, ScriptLength, ScriptPart, ScriptRun
+from wavecast.traces.script import Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Op, Trace
 
 if TYPE_CHECKING:
@@ -202,10 +202,7 @@ def _result(
             "move the model and its inputs there, as for training on a GPU"
         )
     loop.assumptions.given.check_used()
-    loop.assumptions.notes.clear()  # those of what ran after the last step
-    for note in loop.notes(period):
-        loop.assumptions.note(note)
-    loop.assumptions.note_machine()
+    _keep_notes(loop, period)
     left_out = choice.left_out
     if not loop.is_whole(period):
         left_out += ("evaluation inside of the step, as in all of its steps",)
@@ -231,9 +228,18 @@ def _result(
         holds=contents(trace, loop.backwards.count(period.begin, period.end)),
         left_out=left_out,
         loading=_loading(loop, period, apart=times_loader),
+        own_time=_own_time(loop, choice, periods),
         length=_length(loop, period),
         largest=_largest(loop, period, periods, trace),
     )
+
+
+def _keep_notes(loop: Loop, period: Period) -> None:
+    """Keep the notes about a step, and none about what ran after it."""
+    loop.assumptions.notes.clear()
+    for note in loop.notes(period):
+        loop.assumptions.note(note)
+    loop.assumptions.note_machine()
 
 
 def _length(loop: Loop, period: Period) -> ScriptLength | None:
@@ -258,6 +264,14 @@ def _loading(loop: Loop, period: Period, *, apart: bool) -> Loading | None:
     if loading is None or loader is None or not apart:
         return loading
     return replace(loading, timed=time_loader(loader))
+
+
+def _own_time(loop: Loop, choice: Choice, periods: Sequence[Period]) -> OwnTime | None:
+    """How long the script's own Python took in a step: the least of the equal ones."""
+    equal = [period for period in periods if period.number in choice.equal] or [choice.period]
+    times = [loop.own_work.between(period.begin, period.end) for period in equal]
+    long = [time for time in times if time is not None]
+    return min(long, key=lambda time: time.seconds) if len(long) == len(times) else None
 
 
 _JAX = (

@@ -76,7 +76,7 @@ class Watcher:
         self.interrupted = False
         """Whether the user stopped the script."""
         self._thread = threading.get_ident()
-        self._clock = _PatienceClock()
+        self._clock = PatienceClock()
 
     @contextmanager
     def watching(self, loop: Watched) -> Iterator[None]:
@@ -176,7 +176,7 @@ def _inner(frame: FrameType | None) -> str:
     return f" (in {source_line(frame.f_code.co_filename, frame.f_lineno)})"
 
 
-class _PatienceClock:
+class PatienceClock:
     """The time that a script spends, without pauses and without waiting for a free processor."""
 
     def __init__(self) -> None:
