@@ -7,19 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.joined_calls import JoinedCalls
+from wavecast.frameworks.jax.script_calls import JittedCalls
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.frameworks.pytorch.scripts import jax_runner
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.hardware.devices import device
+from wavecast.traces.graphs import XLA_CALL
 from wavecast.traces.script import ScriptRun
-from wavecast.traces.step import Trace
+from wavecast.traces.step import Phase, Trace
 
-pytest.importorskip("jax")
+jax = pytest.importorskip("jax")
 
 HEAD = """
 from functools import partial
@@ -57,7 +61,7 @@ def update(params, grads):
     return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
 
 for x in data():
-    loss, grads = gradients(params, x)
+    loss, grads = gradients(params, 2 * jnp.asarray(x))
     params = update(params, grads)
 """
 UNJITTED = """
@@ -69,6 +73,10 @@ def train_step(params, x):
 for x in data():
     params, loss = train_step(params, x)
     average = jax.tree.map(lambda p: 0.9 * p, params)
+"""
+PMAP = """
+step = jax.pmap(lambda x: x - 1)
+step(jnp.ones((1, 8)))
 """
 ONLY_GRADIENTS = """
 gradients = jax.jit(jax.value_and_grad(loss_fn))
@@ -106,12 +114,46 @@ def test_the_step_is_the_function_that_gets_what_it_returned(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("compiled")
+def test_several_jitted_functions_make_a_step(tmp_path: Path) -> None:
+    done = _run(tmp_path, TWO)
+    assert done.holds == "one call of loss_fn and of update"
+    assert done.trace.samples == 32
+    dispatches = [call.op for call in done.trace if call.op.name == XLA_CALL]
+    assert [op.attr("inputs") for op in dispatches] == [2, 2]
+    assert any("preparation of the batch" in text and "mul" in text for text in done.left_out)
+
+
+def test_joined_calls_hand_on_what_they_return_and_are_given_each_array_once() -> None:
+    calls = JittedCalls(lambda: "train.py:1")
+    with calls.watched():
+        halved = jax.jit(lambda x, scale: {"y": x / 2 * scale})
+        added = jax.jit(lambda made, x: made["y"] + x, donate_argnums=1)
+        x, scale = jax.numpy.arange(8.0), np.full(8, 3.0)
+        added(halved(x, scale), x)
+    joined = JoinedCalls(calls.calls)
+    assert (len(joined.given), joined.counts) == (2, [2, 2])
+    assert joined.donated == [True, False]
+    expected = np.arange(8.0) * 1.5 + np.arange(8.0)
+    taken, kept = joined.arguments()
+    assert np.array_equal(joined.step()([np.asarray(one) for one in taken], kept)[1][0], expected)
+
+
+def test_a_step_of_two_functions_needs_the_memory_of_one_state(tmp_path: Path) -> None:
+    done = _run(tmp_path, TWO)
+    weights = 512 * 512 * 4
+    large = [one for one in done.trace.allocations if one.nbytes == weights]
+    assert len(large) == 3  # parameters, gradients, new parameters
+    assert [one.born is None for one in large].count(True) == 1
+    assert [c.phase for c in done.trace if c.op.name != XLA_CALL][-1] is Phase.OPTIMIZER
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (TWO, r"calls update .* and .*loss_fn.* one jitted function.*make_step"),
-        (UNJITTED, r"ops that are not jitted \(.*mul.*\), which would be missing.*trace_jax"),
+        (UNJITTED, r"return that are not jitted \(.*mul.*\), which would be missing.*trace_jax"),
         (ONLY_GRADIENTS, r"but none 3 times with what it had returned.*make_step"),
+        (PMAP, r"jax.pmap at .*train.py:15, .*mesh.*--ranks"),
         ("print(params)", r"ended without a call of a jitted function.*trace_jax"),
         ("raise ValueError('no data')", r"no data"),
     ],
@@ -121,6 +163,12 @@ def test_what_cannot_be_followed_is_refused_with_the_way_to_go(
 ) -> None:
     with pytest.raises(CaptureError, match=message):
         _run(tmp_path, body)
+
+
+def test_tensorflow_is_told_to_run_on_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorflow", sys)
+    with pytest.raises(CaptureError, match=r"TensorFlow, .*KERAS_BACKEND=jax"):
+        _run(tmp_path, "")
 
 
 def test_options_of_torch_are_refused(tmp_path: Path) -> None:

@@ -189,13 +189,30 @@ def leaves(tree: Any) -> list[Any]:
     return list(jax.tree.leaves(tree))
 
 
+def donated_leaves(jitted: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> set[int]:
+    """The ids of the arguments' leaves whose memory a jitted function takes over."""
+    import jax
+
+    told = jax.tree.leaves(jitted.trace(*arguments, **named).args_info)
+    given = jax.tree.leaves((tuple(arguments), dict(named)))
+    if len(told) != len(given):  # some arguments are static
+        given = [leaf for leaf in given if is_array(leaf)]
+    if len(told) != len(given):
+        return set()
+    return {id(leaf) for leaf, info in zip(given, told, strict=True) if info.donated}
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array, of JAX or of numpy, or the shape of one."""
+    return hasattr(leaf, "shape") and hasattr(leaf, "dtype")
+
+
 def shapes_of(tree: Any) -> str:
     """A tree without the values of its arrays, as text."""
     import jax
 
     def shown(leaf: Any) -> str:
-        is_array = hasattr(leaf, "shape") and hasattr(leaf, "dtype")
-        return f"{leaf.dtype}{leaf.shape}" if is_array else type(leaf).__name__
+        return f"{leaf.dtype}{leaf.shape}" if is_array(leaf) else type(leaf).__name__
 
     found, structure = jax.tree.flatten(tree)
     return f"{[shown(leaf) for leaf in found]} {structure}"
@@ -249,8 +266,8 @@ def forget_compiled() -> None:
 
 
 @contextmanager
-def ops_watched(note: Callable[[str, Sequence[Any]], None]) -> Iterator[None]:
-    """Call `note` with the name and the arguments of what is computed at once, op by op.
+def ops_watched(note: Callable[[str, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
+    """Call `note` with name, arguments and results of what is computed at once, op by op.
 
     Each op is jitted by jax itself, and comes through Python when it is called for the first time
     after `forget_compiled`.
@@ -260,8 +277,10 @@ def ops_watched(note: Callable[[str, Sequence[Any]], None]) -> Iterator[None]:
     own = pjit._pjit_call_impl_python
 
     def noted(*arguments: Any, **parameters: Any) -> Any:
-        note(str(parameters.get("name", "an op")), arguments)
-        return own(*arguments, **parameters)
+        results = own(*arguments, **parameters)
+        # From some releases on, results come with what is kept for the next call.
+        note(str(parameters.get("name", "an op")), arguments, leaves(results))
+        return results
 
     pjit._pjit_call_impl_python = noted
     try:

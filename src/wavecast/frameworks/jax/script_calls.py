@@ -16,6 +16,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+from wavecast.errors import CaptureError
 from wavecast.frameworks.jax import releases
 
 REPEATS = 3
@@ -32,6 +33,17 @@ class Repeated(BaseException):
     """Raised inside a script to stop it. It is no `Exception`, so that scripts do not catch it."""
 
 
+@dataclass(frozen=True)
+class OutsideOp:
+    """An op that a script computed outside of its jitted functions."""
+
+    name: str
+    size: int
+    """The elements of its largest argument."""
+    on_results: bool
+    """Whether it works on what a jitted function returned; others prepare a batch."""
+
+
 @dataclass(frozen=True, eq=False)
 class JittedCall:
     """A call of a jitted function."""
@@ -44,9 +56,8 @@ class JittedCall:
     named: dict[str, Any]
     returned: tuple[Any, ...]
     """The arrays that it returned."""
-    outside: list[tuple[str, int]] = field(default_factory=list)
-    """The ops that ran after it outside of jitted functions, and their largest numbers of
-    elements."""
+    outside: list[OutsideOp] = field(default_factory=list)
+    """The ops that ran after it outside of jitted functions."""
 
 
 @dataclass
@@ -64,6 +75,8 @@ class JittedCalls:
     running: bool = False
     cut_short: str = ""
     modules: Any = field(default_factory=lambda: SimpleNamespace(first_trained=None))
+    _of_results: dict[int, Any] = field(default_factory=dict)
+    """What jitted functions returned, and what was made of it."""
 
     @property
     def boundaries(self) -> list[JittedCall]:
@@ -85,31 +98,45 @@ class JittedCalls:
         """Replace `jax.jit` inside the block, and look at all ops that are computed."""
         import jax
 
-        own = jax.jit
+        own, own_pmap = jax.jit, jax.pmap
 
         def jit(function: Any = None, /, **options: Any) -> Any:
             if function is None:
                 return partial(jit, **options)
             return WatchedFunction(own(function, **options), self)
 
-        jax.jit = jit
+        def pmap(*_: Any, **__: Any) -> Any:
+            return self._refuse_pmap
+
+        jax.jit, jax.pmap = jit, pmap
         self.running = True
         try:
             with releases.ops_watched(self._note_outside):
                 yield
         finally:
             self.running = False
-            jax.jit = own
+            jax.jit, jax.pmap = own, own_pmap
 
-    def _note_outside(self, name: str, arrays: Sequence[Any]) -> None:
+    def _refuse_pmap(self, *_: Any, **__: Any) -> Any:
+        raise CaptureError(
+            f"the script calls a function of jax.pmap at {self.line()}, and such steps are not "
+            "followed; write it with jax.jit and arrays that are spread over a mesh, and say "
+            "--ranks (docs: Predict a JAX step, Several devices)"
+        )
+
+    def _note_outside(self, name: str, arrays: Sequence[Any], results: Sequence[Any]) -> None:
         if self.calls and self.running:
             size = max((int(getattr(array, "size", 1)) for array in arrays), default=1)
-            self.calls[-1].outside.append((name, size))
+            on_results = any(id(array) in self._of_results for array in arrays)
+            self.calls[-1].outside.append(OutsideOp(name, size, on_results))
+            if on_results:
+                self._of_results |= {id(one): one for one in results}
 
     def note(self, call: JittedCall) -> None:
         """Note a call, and stop the script where its step has repeated itself."""
         alike = [c for c in self.calls if (c.function, c.shapes) == (call.function, call.shapes)]
         self.calls.append(call)
+        self._of_results |= {id(leaf): leaf for leaf in call.returned}
         given = {id(leaf) for leaf in releases.leaves((call.arguments, call.named))}
         is_updated = bool(alike) and any(id(leaf) in given for leaf in alike[-1].returned)
         if len(alike) + 1 >= (REPEATS if is_updated else MOST_CALLS):
@@ -123,7 +150,7 @@ class JittedCalls:
         last = [at for at, call in enumerate(self.calls) if (call.function, call.shapes) == key]
         return tuple(self.calls[last[-2] + 1 : last[-1] + 1])
 
-    def outside(self) -> list[tuple[str, int]]:
+    def outside(self) -> list[OutsideOp]:
         """The ops of one step outside of its jitted functions."""
         calls = self.between()
         at = self.calls.index(calls[0])
@@ -134,15 +161,16 @@ class JittedCalls:
         """The samples of a step: the length that all arrays have that are new in each call."""
         if self.step is None:
             return None
-        known = {id(leaf) for call in self.calls[:-1] for leaf in call.returned}
-        counted: dict[int, int] = defaultdict(int)
+        step = self.between()
+        known = {id(leaf) for call in self.calls for leaf in call.returned}
         for call in self.calls:
-            for leaf in {id(x): x for x in releases.leaves((call.arguments, call.named))}.values():
-                counted[id(leaf)] += call.function is self.step.function
+            if call not in step:
+                known |= {id(leaf) for leaf in releases.leaves((call.arguments, call.named))}
         lengths = {
             leaf.shape[0]
-            for leaf in releases.leaves((self.step.arguments, self.step.named))
-            if getattr(leaf, "ndim", 0) and id(leaf) not in known and counted[id(leaf)] <= 1
+            for call in step
+            for leaf in releases.leaves((call.arguments, call.named))
+            if getattr(leaf, "ndim", 0) and id(leaf) not in known
             if not releases.is_random_key(leaf)
         }
         return int(lengths.pop()) if len(lengths) == 1 else None

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.jax.driver import check_installed
+from wavecast.frameworks.jax.joined_calls import JoinedCalls
 from wavecast.frameworks.jax.script_calls import (
     LARGE,
     MOST_SMALL,
@@ -33,8 +36,19 @@ from wavecast.frameworks.stages import stage
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.traces.script import ScriptRun
+from wavecast.traces.step import Trace
 
-_COPIES = "copies of the batch to the GPU"
+WITHOUT_SCRIPT = (
+    "return its jitted step and the arguments (arrays or shapes) from a function, and use wavecast "
+    "predict FILE.py:FUNCTION, or wavecast.trace_jax (docs: Predict a JAX step)"
+)
+"""What to do about a step of JAX whose script is not followed."""
+TENSORFLOW = (
+    "TensorFlow, which is not followed; a Keras 3 model can be predicted on JAX: set "
+    f"KERAS_BACKEND=jax, {WITHOUT_SCRIPT}"
+)
+MOST_JOINED = 64
+"""A step may have so many calls of jitted functions."""
 
 
 def run_jax(
@@ -70,12 +84,9 @@ def run_jax(
                 program.run()
         step = _step_of(program, calls)
         target = gpu or device(DEFAULT_GPU)
-        with stage(f"compiling {step.function.name} for {target.name}"):
-            arguments, named = step.arguments, step.named
-            lowered = lowered_step(step.function.jitted, arguments, named, target, {})
-            (trace,) = traces_for(lowered, [target], samples=samples or calls.samples())
-    small = sorted({name for name, _ in calls.outside()})
-    left_out = (_COPIES, f"small ops outside of the step: {', '.join(small)}") if small else ()
+        names = _names(calls)
+        with stage(f"compiling {names} for {target.name}"):
+            trace = _trace(calls, target, samples)
     return ScriptRun(
         script=program.shown,
         trace=trace,
@@ -84,33 +95,66 @@ def run_jax(
         steps=REPEATS,
         equal=tuple(range(1, REPEATS + 1)),
         choice=f"{REPEATS} calls of the jitted function {step.function.name} had the same shapes",
-        holds=f"one call of {step.function.name}",
-        left_out=left_out or (_COPIES,),
+        holds=f"one call of {names}",
+        left_out=tuple(_left_out(calls)),
     )
 
 
 def _step_of(program: Program, calls: JittedCalls) -> JittedCall:
-    """The call of the step; refused where other work belongs to a step, or none repeats."""
+    """The call of the step; refused where work outside of calls belongs to it, or none repeats."""
     step = calls.step
+    if not calls.calls and "tensorflow" in sys.modules:
+        raise CaptureError(f"{program.shown} trains with {TENSORFLOW}")
     if step is None:
         raise CaptureError(f"{program.shown} {calls.cut_short or _no_step(calls)}{_advice(calls)}")
-    others = [call for call in calls.between() if call is not step]
-    if others:
-        names = ", ".join(dict.fromkeys(f"{c.function.name} ({c.line})" for c in others))
+    count = len(calls.between())
+    if count > MOST_JOINED:
         raise CaptureError(
-            f"each step of {program.shown} calls {step.function.name} ({step.line}) and {names}, "
-            f"and only steps of one jitted function are followed{_advice(calls)}"
-        )
-    outside = calls.outside()
-    large = sorted({name for name, size in outside if size >= LARGE})
-    if large or len(outside) > MOST_SMALL:
-        shown = ", ".join(large or sorted({name for name, _ in outside}))
-        raise CaptureError(
-            f"between its calls of {step.function.name} ({step.line}) {program.shown} runs "
-            f"{len(outside)} ops that are not jitted ({shown}), which would be missing"
+            f"each step of {program.shown} calls {count} jitted functions, the last of them "
+            f"{step.function.name} ({step.line}), and up to {MOST_JOINED} are followed"
             f"{_advice(calls)}"
         )
+    missed = [op for op in calls.outside() if op.on_results]
+    large = sorted({op.name for op in missed if op.size >= LARGE})
+    if large or len(missed) > MOST_SMALL:
+        shown = ", ".join(large or sorted({op.name for op in missed}))
+        raise CaptureError(
+            f"between its calls of {step.function.name} ({step.line}) {program.shown} runs "
+            f"{len(missed)} ops on what they return that are not jitted ({shown}), which would be "
+            f"missing{_advice(calls)}"
+        )
     return step
+
+
+def _trace(calls: JittedCalls, gpu: Device, samples: int | None) -> Trace:
+    """The step, compiled for a GPU: one jitted call, or several that follow each other."""
+    between, samples = calls.between(), samples or calls.samples()
+    if len(between) == 1:
+        (call,) = between
+        lowered = lowered_step(call.function.jitted, call.arguments, call.named, gpu, {})
+        (trace,) = traces_for(lowered, [gpu], samples=samples)
+        return trace
+    joined = JoinedCalls(between)
+    lowered = lowered_step(joined.step(), joined.arguments(), {}, gpu, {})
+    (trace,) = traces_for(lowered, [gpu], samples=samples)
+    return joined.with_dispatches(trace)
+
+
+def _names(calls: JittedCalls) -> str:
+    """The jitted functions of a step: "apply_model, 4 times, and of update_model"."""
+    counts = Counter(call.function.name for call in calls.between())
+    shown = [name + (f", {n} times," if n > 1 else "") for name, n in counts.items()]
+    return " and of ".join(shown).rstrip(",")
+
+
+def _left_out(calls: JittedCalls) -> Iterator[str]:
+    """What a step does beside its jitted functions."""
+    yield "copies of the batch to the GPU"
+    outside = calls.outside()
+    if prepares := sorted({op.name for op in outside if not op.on_results}):
+        yield f"the preparation of the batch, outside of jitted functions: {', '.join(prepares)}"
+    if small := sorted({op.name for op in outside if op.on_results}):
+        yield f"small ops outside of jitted functions: {', '.join(small)}"
 
 
 def _no_step(calls: JittedCalls) -> str:

@@ -37,6 +37,7 @@ from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps, LineOfCo
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.contents import contents
 from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
+from wavecast.frameworks.pytorch.scripts.jax_runner import TENSORFLOW, WITHOUT_SCRIPT
 from wavecast.frameworks.pytorch.scripts.loader_times import time_loader
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
@@ -274,15 +275,10 @@ def _own_time(loop: Loop, choice: Choice, periods: Sequence[Period]) -> OwnTime 
     return min(long, key=lambda time: time.seconds) if len(long) == len(times) else None
 
 
-_JAX = (
-    "return its jitted step and the arguments (arrays or shapes) from a function, and use wavecast "
-    "predict FILE.py:FUNCTION, or wavecast.trace_jax (docs: Predict a JAX step)"
-)
 _OTHERS = {
     "jax": "JAX, whose scripts are followed if their own file imports jax and not torch; else "
-    f"{_JAX}",
-    "tensorflow": "TensorFlow, which is not followed; a Keras 3 model can be predicted on JAX: set "
-    f"KERAS_BACKEND=jax, {_JAX}",
+    f"{WITHOUT_SCRIPT}",
+    "tensorflow": TENSORFLOW,
 }
 """Frameworks that a script without a step of PyTorch may train with, and what to do then."""
 
