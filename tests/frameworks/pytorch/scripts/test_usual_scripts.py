@@ -259,6 +259,7 @@ def test_slow_batches_are_not_loaded_for_ever(
 ) -> None:
     monkeypatch.setattr(batches, "LONGEST_LOADING_S", 0.0)
     body = """
+import time
 from torch.utils.data import DataLoader, Dataset
 loaded = []
 class Slow(Dataset):
@@ -267,6 +268,7 @@ class Slow(Dataset):
     def __getitem__(self, i):
         loaded.append(i)
         assert len(loaded) <= 4
+        time.sleep(0.01)
         return torch.zeros(32)
 while True:
     for x in DataLoader(Slow(), batch_size=4):
@@ -277,6 +279,8 @@ while True:
     run = run_here(Program(str(script(body))))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)
+    assert run.loading is not None
+    assert run.loading.seconds >= 0.04  # of the batch that was loaded
 
 
 @pytest.mark.parametrize(

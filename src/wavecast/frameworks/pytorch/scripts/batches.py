@@ -40,8 +40,8 @@ class _Batch:
     samples: int | None
     short: bool
     """Whether it is smaller than the batches of its loader."""
-    seconds: float
-    """How long the loader took."""
+    seconds: float | None
+    """How long the loader took. None for a batch that was given again."""
     workers: int
     """How many worker processes the script asked for."""
     loader: Any = None
@@ -84,10 +84,11 @@ class Batches:
                 self._hand_out(id(self_))
             begin = time.perf_counter()
             batch = self._again(self_)
-            if batch is None:
+            if is_new := batch is None:
                 batch = draw(self_)
             self._spent_s += time.perf_counter() - begin
             taken = self._described(self_, indices.pop(id(self_), None), batch, begin)
+            taken = taken if is_new else replace(taken, seconds=None)
             self._last[taken.data] = taken.samples, batch
             if ahead:
                 self._ahead[id(self_)] = taken
@@ -158,7 +159,8 @@ class Batches:
         if not taken:
             return None
         data = {batch.data for batch in taken}
-        seconds = [batch.seconds for batch in self._drawn if batch.data in data]
+        drawn = [batch for batch in self._drawn if batch.data in data]
+        seconds = [batch.seconds for batch in drawn if batch.seconds is not None]
         workers = max(batch.workers for batch in taken)
         return Loading(median(seconds), len(taken), workers)
 
