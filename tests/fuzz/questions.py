@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from random import Random
@@ -340,7 +341,7 @@ _CONTROL = re.compile(
 )
 _INJECTED = tuple(text for text in HOSTILE if "alert(1)" in text)
 _WITH_PAGES = ("predict", "memory", "profile", "choose", "advise", "scale", "parallelize")
-_ANSWERED = {"fits": (0, 1), "check": (0, 1, 2)}
+_ANSWERED = {"fits": (0, 1), "plan": (0, 1), "capacity": (0, 1), "check": (0, 1, 2)}
 
 
 def harmless(page: Path) -> None:
@@ -391,6 +392,52 @@ def ask_check_command(trace: Trace, random: Random, folder: Path) -> None:
     _outcome(["check", "--config", str(config), *options], "--json" in options)
 
 
+def ask_evaluate_command(trace: Trace, random: Random, folder: Path) -> None:
+    """`wavecast evaluate` of a step that was measured on two GPUs."""
+    for gpu in ("t4", "l4"):
+        step = trace if gpu == "t4" else bending.bent(trace, random)
+        if step.measurement is not None:
+            step = replace(step, measurement=replace(step.measurement, gpu=gpu))
+        (folder / f"{gpu}.json.gz").write_bytes(bending.written(step))
+    options = random.choice(([], ["--json"], ["--html", str(folder / "a.html")]))
+    named = [f"net={folder}/{gpu}.json.gz" for gpu in ("t4", "l4")]
+    _outcome(["evaluate", *named, *options], "--json" in options)
+
+
+def ask_extrapolate_command(trace: Trace, random: Random, folder: Path) -> None:
+    """`wavecast extrapolate` of a step at three batches, one of them bent."""
+    bent = random.choice((2, 4, 8))
+    for batch in (2, 4, 8):
+        step = bending.bent(trace, random) if batch == bent else trace
+        (folder / f"b{batch}.json.gz").write_bytes(bending.written(replace(step, samples=batch)))
+    named = [str(folder / f"b{batch}.json.gz") for batch in (2, 4, 8)]
+    options = random.choice(([], ["--json"]))
+    wanted = ["--batch", random.choice(("16", "4096")), "--gpu", _gpu(random)]
+    _outcome(["extrapolate", *named, *wanted, *options], "--json" in options)
+
+
+def ask_jobs_commands(trace: Trace, random: Random, folder: Path) -> None:
+    """`wavecast plan`, `simulate` and `capacity` of jobs that train a step."""
+    (folder / "step.json.gz").write_bytes(bending.written(trace))
+    command = random.choice(("plan", "plan", "simulate", "capacity"))
+    pool = random.choice(("", 'available = [["0h", "30h"]]', "power_limit_kw = 0.3", "spot = true"))
+    rate = "runs_per_week = 9" if command == "capacity" else "runs = 3"
+    jobs = folder / "jobs.toml"
+    jobs.write_text(
+        f'[[jobs]]\nname = "a"\ntarget = "{folder}/step.json.gz"\niterations = 1e6\n{rate}\n'
+        f"counts = [1, {random.choice((2, 8))}]\ndue_in = {random.choice((60, 36_000, 10**7))}\n"
+        f'[[cluster.pools]]\ngpu = "{_gpu(random)}"\ngpus = 8\nusd_per_hour = 1\n{pool}\n'
+    )
+    more = {
+        "plan": [["--time-limit", "0"], ["--time-limit", "0.2s", "--workers", "1", "--robust"]],
+        "simulate": [["--policy", "fifo"], ["--policy", "ours", "--stops"]],
+        "capacity": [["--draws", "2", "--weeks", "1"]],
+    }
+    options = random.choice(([], ["--json"], ["--html", str(folder / "a.html")]))
+    chosen = random.choice(more[command])
+    _outcome([command, str(jobs), *chosen, *options], "--json" in options)
+
+
 def _reader(name: str, ask: Ask, weight: int = 1) -> Reader:
     def use(path: Path, number: int) -> None:
         trace = wavecast.load_trace(path)
@@ -423,4 +470,7 @@ QUESTIONS = (
     *(_reader(f"wavecast {name}", _ask_command(name), 2) for name in _COMMANDS),
     _reader("wavecast compare", ask_compare_command, 2),
     _reader("wavecast check", ask_check_command, 2),
+    _reader("wavecast evaluate", ask_evaluate_command, 2),
+    _reader("wavecast extrapolate", ask_extrapolate_command, 2),
+    _reader("wavecast plan", ask_jobs_commands, 2),
 )

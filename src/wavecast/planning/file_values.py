@@ -1,12 +1,16 @@
-"""Values of users' TOML files, checked: the message names the key, and what it must be."""
+"""Values of users' TOML files and rows of their tables, checked: the message names the key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.planning.durations import seconds_of
+from wavecast.reading import read_text
 
 MOST = 100_000
 """No count in a file is larger."""
@@ -66,3 +70,29 @@ def wholes(value: Any, where: str) -> tuple[int, ...]:
     if not isinstance(value, list) or not value:
         raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
     return tuple(whole(one, where) for one in value)
+
+
+def table_rows(
+    path: Path, what: str, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file, with the numbers of their lines.
+
+    Args:
+        path: the file.
+        what: what it is, for the message: "a table of jobs".
+        columns: those that it must have.
+
+    Raises:
+        InvalidInput: it is no such table. The caller adds its name.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=None))
+    try:
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise InvalidInput(f"has no column {missing[0]}; {what} has {', '.join(columns)}")
+        for row in reader:
+            if None in row:
+                raise InvalidInput(f"line {reader.line_num} has more cells than there are columns")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise InvalidInput(f"is not CSV: {error}") from None

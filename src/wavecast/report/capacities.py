@@ -18,6 +18,7 @@ describe(
     Field("counts"),
     Field("usd_per_week", title="rent a week", text=money),
     Field("in_time", title="in time", text=lambda share: percent(share, 1)),
+    Field("in_time_low", title="in 9 of 10 draws", text=lambda share: percent(share, 1)),
     Field("utilisation", title="in use", text=percent),
 )
 describe(
@@ -58,7 +59,8 @@ def capacity_verdict(found: CapacityPlan) -> str:
     best = found.best
     return (
         f"The cheapest mix with which {promise} of the jobs end in time is {best.name}: "
-        f"{money(best.usd_per_week)} a week, and {percent(best.in_time, 1)} end in time."
+        f"{money(best.usd_per_week)} a week. {percent(best.in_time, 1)} end in time, and "
+        f"{percent(best.in_time_low, 1)} or more in nine of ten draws."
     )
 
 

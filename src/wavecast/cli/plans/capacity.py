@@ -31,7 +31,10 @@ def capacity(
     jobs: JobsArgument,
     cluster: ClusterOption = None,
     promise: Annotated[
-        float, typer.Option("--promise", help="The share of jobs that are to end in time.")
+        float,
+        typer.Option(
+            "--promise", help="The share of jobs that are to end in time, in nine of ten draws."
+        ),
     ] = 0.95,
     wait: Annotated[
         str,
@@ -42,7 +45,7 @@ def capacity(
         ),
     ] = "1h",
     weeks: Annotated[int, typer.Option("--weeks", min=1, help="The weeks of a drawing.")] = 4,
-    draws: Annotated[int, typer.Option("--draws", min=1, help="How often to draw.")] = 10,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="How often to draw.")] = 20,
     whole_machines: Annotated[
         bool, typer.Option("--whole-machines", help="GPUs are had by the machine only.")
     ] = False,

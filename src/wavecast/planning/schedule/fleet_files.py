@@ -18,8 +18,6 @@ As CSV, each row is a pool, and the columns have the names of the keys.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,10 +29,9 @@ from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.fact_files import NumberRange, number_of, refuse_unknown, text_of
-from wavecast.planning.file_values import time_s
+from wavecast.planning.file_values import table_rows, time_s
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.schedule.jobs import Fleet, Pool
-from wavecast.reading import read_text
 
 _NUMBERS = {
     "gpus": NumberRange("GPUs", 1, 1e6, whole=True),
@@ -43,6 +40,8 @@ _NUMBERS = {
     "power_w": NumberRange("W", 1, 1e5),
     "power_limit_kw": NumberRange("kW", 1e-3, 1e7),
 }
+_MOST_MACHINES = 10_000
+"""Jobs are seated on each machine of a pool, so that the time of a plan grows with them."""
 _KEYS = ("name", "gpu", "links", *_NUMBERS, "spot", "available")
 
 
@@ -134,6 +133,11 @@ def _pool(table: Any, where: str, book: PriceBook) -> Pool:
     with prefixed(f"{where}.links: "):
         usual_size = _machine_size(found, links)
     size = int(numbers.get("gpus_per_node", usual_size))
+    if numbers["gpus"] > size * _MOST_MACHINES:
+        raise InvalidInput(
+            f"{where} has {numbers['gpus']:,.0f} GPUs in machines of {size}; at most "
+            f"{_MOST_MACHINES:,} machines of a pool are planned"
+        )
     offer = book.cheapest(known)
     limit = _watts(table, where)
     if limit is not None and power_w is None:
@@ -188,11 +192,10 @@ def _joined(windows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float]
 
 
 def _csv_table(path: Path) -> dict[str, Any]:
-    rows = []
-    for row in csv.DictReader(io.StringIO(read_text(path))):
-        if None in row:
-            raise InvalidInput("has a row with more cells than columns")
-        rows.append({key: _cell(key, text) for key, text in row.items() if text})
+    rows = [
+        {key: _cell(key, text) for key, text in row.items() if text}
+        for _, row in table_rows(path, "a table of GPUs", ("gpu", "gpus"))
+    ]
     return {"cluster": {"pools": rows}}
 
 

@@ -19,8 +19,6 @@ runs = 3                            # so many jobs like this
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -32,8 +30,16 @@ from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import read_toml
 from wavecast.hardware.fact_files import refuse_unknown
 from wavecast.planning.cost import TrainingPlan
-from wavecast.planning.file_values import number, text, texts, time_s, whole, wholes, yes_or_no
-from wavecast.reading import read_text
+from wavecast.planning.file_values import (
+    number,
+    table_rows,
+    text,
+    texts,
+    time_s,
+    whole,
+    wholes,
+    yes_or_no,
+)
 
 LENGTHS = ("iterations", "samples", "tokens", "epochs")
 """The keys that say how long a training is."""
@@ -205,12 +211,8 @@ _COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
 
 def _csv_jobs(path: Path) -> Iterator[JobSpec]:
     """The jobs of a table, one in a row: a trace of jobs that ran, with their durations."""
-    reader = csv.DictReader(io.StringIO(read_text(path)))
-    missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
-    if missing:
-        raise InvalidInput(f"has no column {missing[0]}; a table of jobs has {', '.join(_COLUMNS)}")
-    for row in reader:
-        where = f"line {reader.line_num}, "
+    for line, row in table_rows(path, "a table of jobs", _COLUMNS):
+        where = f"line {line}, "
         if not row["duration_s"] or not row["n_gpu"] or _cell(row, "n_gpu", where) == 0:
             continue  # a job that never ran, or without GPUs
         gpus = int(_cell(row, "n_gpu", where))

@@ -15,12 +15,16 @@ from typing import Protocol
 
 from wavecast.errors import InvalidInput
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, RunOption
-from wavecast.planning.simulation.state import Active, Free, JobOutcome, Simulation, Starts
+from wavecast.planning.simulation.state import LATE_S, Active, Free, JobOutcome, Simulation, Starts
 
 Seconds = Callable[[Job, RunOption], float]
 """How long a job really takes on an option."""
-_ARRIVES, _ENDS, _ROUND = 0, 1, 2
+_ARRIVES, _ENDS, _ROUND, _DUE = 0, 1, 2, 3
 _DONE = 1e-9
+
+
+class TooManyLate(Exception):
+    """More jobs are late than a simulation was to go on for."""
 
 
 class SchedulingPolicy(Protocol):
@@ -47,6 +51,7 @@ def simulate(
     *,
     restart_s: float = 0.0,
     seconds: Seconds | None = None,
+    most_late: int | None = None,
 ) -> Simulation:
     """What becomes of jobs under a policy.
 
@@ -56,15 +61,20 @@ def simulate(
         policy: what decides.
         restart_s: what stopping a job and starting it again costs it.
         seconds: how long jobs really take. None for as long as predicted.
+        most_late: how many jobs may miss their deadlines. None for any number.
 
     Raises:
         InvalidInput: a pool has windows, or a job never starts.
+        TooManyLate: more jobs are late; the simulation ends as soon as that is seen.
     """
     if any(pool.windows for pool in fleet.pools):
         raise InvalidInput(
             "a simulation takes pools that are always available; leave out available"
         )
-    return _Simulator(fleet, jobs, policy, restart_s, seconds or _predicted).run()
+    simulator = _Simulator(fleet, jobs, policy, restart_s, seconds or _predicted)
+    if most_late is not None:
+        simulator.end_after(most_late)
+    return simulator.run()
 
 
 def _predicted(_: Job, option: RunOption) -> float:
@@ -90,12 +100,20 @@ class _Simulator:
         self._outcomes: list[JobOutcome] = []
         self._dropped: list[Job] = []
         self._is_round_due = False
+        self._may_be_late = 0
         for order, job in enumerate(sorted(jobs, key=lambda one: one.submit_s)):
             self._push(job.submit_s, _ARRIVES, Active(job, order))
 
     def _push(self, time_s: float, kind: int, active: Active | None = None) -> None:
         version = 0 if active is None else active.version
         heapq.heappush(self._events, (time_s, kind, next(self._numbers), active, version))
+
+    def end_after(self, most_late: int) -> None:
+        """End when more jobs are late."""
+        self._may_be_late = most_late
+        for _, _, _, active, _ in tuple(self._events):
+            if active is not None and active.job.deadline_s is not None:
+                self._push(active.job.deadline_s + LATE_S, _DUE, active)
 
     def run(self) -> Simulation:
         began = time.process_time()
@@ -107,6 +125,8 @@ class _Simulator:
                 _, kind, _, active, version = heapq.heappop(events)
                 if kind == _ROUND:
                     in_round, self._is_round_due = True, False
+                elif kind == _DUE and active is not None:
+                    self._count_late(active)
                 elif active is not None and active.version == version:
                     changed |= (
                         self._arrive(active, now) if kind == _ARRIVES else self._end(active, now)
@@ -122,6 +142,12 @@ class _Simulator:
         took_s = time.process_time() - began
         done, dropped = tuple(self._outcomes), tuple(self._dropped)
         return Simulation(self._policy.name, self._fleet, done, dropped, took_s)
+
+    def _count_late(self, active: Active) -> None:
+        if active.order in self._active or active.job.submit_s > (active.job.deadline_s or 0.0):
+            self._may_be_late -= 1
+            if self._may_be_late < 0:
+                raise TooManyLate
 
     def _plan_round(self, now: float) -> None:
         round_s = self._policy.round_s

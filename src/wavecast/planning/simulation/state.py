@@ -10,6 +10,9 @@ from functools import cached_property
 from wavecast.planning.schedule.jobs import Fleet, Job, RunOption
 from wavecast.showing import Shown
 
+LATE_S = 1e-6
+"""A job that ends so little after its deadline is in time: sums of times are rounded."""
+
 
 @dataclass(slots=True, eq=False)
 class Active:
@@ -72,7 +75,7 @@ class JobOutcome:
     @property
     def in_time(self) -> bool | None:
         """Whether it met its deadline. None without one."""
-        return None if self.job.deadline_s is None else self.end_s <= self.job.deadline_s + 1e-6
+        return None if self.job.deadline_s is None else self.end_s <= self.job.deadline_s + LATE_S
 
 
 @dataclass(frozen=True)
