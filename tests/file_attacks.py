@@ -288,6 +288,108 @@ _BESIDES = {
     "ctypes of another handle": "ctypes.PyDLL(None).unlink(path)",
 }
 
+_LIBRARIES = {
+    "shelve": "import shelve; shelve.open(str(folder / 'shelf')).close()",
+    "py_compile": "import py_compile; py_compile.compile(__file__, cfile=folder / 'new')",
+    "compileall": (
+        "(folder / 'm.py').write_text('x = 1')\n"
+        "import compileall; compileall.compile_dir(folder, quiet=2)"
+    ),
+    "shutil.copytree": "shutil.copytree(folder / 'inner', folder / 'outer')",
+    "shutil.make_archive": "shutil.make_archive(str(folder / 'all'), 'tar', folder / 'inner')",
+    "os.renames": "os.renames(folder / 'inner' / 'deep.txt', folder / 'a' / 'b.txt')",
+    "os.removedirs": "os.remove(folder / 'inner' / 'deep.txt'); os.removedirs(folder / 'inner')",
+    "touch": "time.sleep(0.01); file.touch()",
+    "cProfile": "import cProfile; cProfile.run('1', str(folder / 'profile'))",
+    "faulthandler": (
+        "import faulthandler; faulthandler.dump_traceback(open(file, 'a'), all_threads=False)"
+    ),
+    "mailbox": "import mailbox; box = mailbox.mbox(folder / 'box'); box.add('x'); box.flush()",
+    "a socket of its own": (
+        "import socket; socket.socket(socket.AF_UNIX).bind(str(folder / 'socket'))"
+    ),
+    "sqlite3, attached": (
+        "import sqlite3; memory = sqlite3.connect(':memory:')\n"
+        "memory.execute('attach ? as other', (f'{folder}/db',))\n"
+        "memory.execute('create table other.a (b)')"
+    ),
+    "sqlite3, vacuumed into": (
+        "import sqlite3; sqlite3.connect(':memory:').execute('vacuum into ?', (f'{folder}/db',))"
+    ),
+    "numpy.save": "import numpy; numpy.save(folder / 'a.npy', numpy.ones(2))",
+    "numpy.savez": "import numpy; numpy.savez(folder / 'a.npz', numpy.ones(2))",
+    "zlib's own functions": (
+        "import ctypes.util; z = ctypes.CDLL(ctypes.util.find_library('z') or 'libz.so.1')\n"
+        "z.gzopen.restype = ctypes.c_void_p; held = z.gzopen(path, b'w')\n"
+        "z.gzclose(ctypes.c_void_p(held)) if held else None"
+    ),
+    "safetensors": (
+        "from safetensors.torch import save_file\n"
+        "save_file({'a': torch.ones(1, device='cpu')}, str(folder / 'a.safetensors'))"
+    ),
+    "pyarrow": "import pyarrow; pyarrow.OSFile(str(folder / 'a'), 'wb').close()",
+}
+
+_MORE_PROGRAMS = {
+    "sed": "subprocess.run(['sed', '-i', 's/p/x/', file])",
+    "cp": "subprocess.run(['cp', folder / 'other.txt', file])",
+    "truncate": "subprocess.run(['truncate', '-s', '1', file])",
+    "tee": "subprocess.run(['tee', file], input=b'x', stdout=subprocess.DEVNULL)",
+    "install": "subprocess.run(['install', '-m', '600', folder / 'other.txt', file])",
+    "find": "subprocess.run(['find', folder, '-name', 'file.txt', '-delete'])",
+    "tar": (
+        "packed = tempfile.mkdtemp() + '/a.tar'\n"
+        "subprocess.run(['tar', '-cf', packed, '-C', folder, 'other.txt'])\n"
+        "subprocess.run(['tar', '-xf', packed, '-C', folder / 'empty'])"
+    ),
+    "perl": "subprocess.run(['perl', '-e', 'unlink $ARGV[0]', file])",
+    "a shell's list of files": "os.system(f'cd {folder} && rm *.txt')",
+    "a shell without clobbering": "os.system(f'echo x >| {file}')",
+    "a pseudo-terminal": "import pty; pty.spawn(['rm', str(file)])",
+    "wordexp": (
+        "found = ctypes.create_string_buffer(64); libc.wordexp(b'$(rm ' + path + b')', found, 0)"
+    ),
+    "vfork": "subprocess.run(['rm', file], close_fds=False)",
+    "a program in memory": (
+        "held = os.memfd_create('rm', 0); os.write(held, open('/bin/rm', 'rb').read())\n"
+        "os.fork() or os.execve(held, ['rm', str(file)], os.environ)"
+    ),
+    "a limit on its arguments": "subprocess.run(['xargs', 'rm'], input=bytes(file))",
+}
+
+_KERNEL = {
+    "copy_file_range": (
+        "into = libc.open(path, os.O_WRONLY); begun = libc.open(folder_path + b'/other.txt', 0)\n"
+        "libc.copy_file_range(begun, None, into, None, ctypes.c_size_t(3), 0)"
+    ),
+    "splice": (
+        "read, write = os.pipe(); os.write(write, b'xxxx'); into = libc.open(path, os.O_WRONLY)\n"
+        "libc.splice(read, None, into, None, ctypes.c_size_t(4), 0)"
+    ),
+    "a hole in the file": (
+        "held = libc.open(path, os.O_RDWR)\n"
+        "libc.fallocate(held, 3, ctypes.c_long(0), ctypes.c_long(4))"
+    ),
+    "pwrite": (
+        "held = libc.open(path, os.O_RDWR)\n"
+        "libc.pwrite(held, b'xx', ctypes.c_size_t(2), ctypes.c_long(0))"
+    ),
+    "freopen": (
+        "libc.fopen.restype = ctypes.c_void_p; opened = libc.fopen(b'/dev/null', b'r')\n"
+        "libc.freopen(path, b'w', ctypes.c_void_p(opened))"
+    ),
+    "remove": "libc.remove(path)",
+    "mkdtemp": "libc.mkdtemp(ctypes.create_string_buffer(folder_path + b'/XXXXXX'))",
+    "mkstemp": "libc.mkstemp(ctypes.create_string_buffer(folder_path + b'/XXXXXX'))",
+    "lutimes": "libc.lutimes(path, (ctypes.c_long * 4)(1, 1, 1, 1))",
+    "utimensat": "libc.utimensat(-100, path, (ctypes.c_long * 4)(1, 1, 1, 1), 0)",
+    "fsetxattr": ("libc.fsetxattr(libc.open(path, 0), b'user.mine', b'x', ctypes.c_size_t(1), 0)"),
+    "clone": (
+        "if libc.syscall(56 if is_intel else 220, 17, None, None, None, None) == 0:\n"
+        "    libc.unlink(path); os._exit(0)"
+    ),
+}
+
 ATTACKS: dict[str, str] = {
     f"{kind}: {name}": code
     for kind, attacks in {
@@ -298,6 +400,9 @@ ATTACKS: dict[str, str] = {
         "later": _LATER,
         "a descriptor": _DESCRIPTORS,
         "besides": _BESIDES,
+        "a library": _LIBRARIES,
+        "another program": _MORE_PROGRAMS,
+        "the kernel": _KERNEL,
     }.items()
     for name, code in attacks.items()
 }
