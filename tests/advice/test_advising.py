@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 import wavecast
 from wavecast.advice.catalogue import CHANGES, OF_JAX
+from wavecast.advice.data_loading import loader_advice
 from wavecast.advice.proposals import StepAdvice, Use, proposal
 from wavecast.advice.trace_changes import EDITS
 from wavecast.advice.variants import GRAPHED
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
-from wavecast.report.advice import advice_lines
+from wavecast.report.advice import advice_lines, codes_of, loader_lines
+from wavecast.traces.script import LoaderTime, Loading
 
 GPU = "h100-sxm-80gb"
 
@@ -186,3 +188,57 @@ def test_a_host_that_holds_a_change_back_is_named() -> None:
     assert found.is_held_back
     told = advice_lines(StepAdvice("step", found.before, (found,)))
     assert any("holds it back; the GPU's time changes by -" in line for line in told)
+
+
+def odd_step() -> Callable[[], Any]:
+    """A float32 step whose vocabulary is no multiple of eight, and whose copies make it wait."""
+    model = nn.Linear(512, 50257).cuda()
+    update = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True)
+
+    def step() -> None:
+        update.zero_grad()
+        x, y = torch.randn(2048, 512).cuda(), torch.zeros(2048).long().cuda()
+        F.cross_entropy(model(x), y).backward()
+        update.step()
+
+    return step
+
+
+def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
+    advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["bf16", "padding"])
+    alone = {one.name: one for one in advice.proposals}["padding"]
+    assert alone.verdict is Use.NO_USE
+    assert alone.reason == "50257 cost nothing without tensor cores"
+    assert advice.together is not None
+    assert advice.together.name == "bf16+padding"
+    assert ("sizes padded", CHANGES["padding"].code) in codes_of(advice)
+
+
+def test_copies_that_wait_do_not_keep_a_step_from_being_a_graph() -> None:
+    advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["async_copies", GRAPHED])
+    names = {one.name for one in advice.proposals}
+    assert names == {"async_copies", f"async_copies+{GRAPHED}"}
+    assert all(one.after is not None for one in advice.proposals)
+    assert "it changes nothing in this step" not in [one.reason for one in advice.proposals]
+
+
+def test_a_loader_that_is_too_slow_is_said_with_the_workers_that_keep_up() -> None:
+    timed = LoaderTime(seconds=0.02, cpu_s=0.04, batches=100, workers=2, cores=8)
+    found = loader_advice(Loading(0.04, 1, 2, timed), step_s=0.005)
+    assert found is not None
+    assert found.waits == pytest.approx(0.75)
+    assert found.needed == 8
+    step = wavecast.predict(wavecast.Trace((call(mm(64, 64, 64)),)), GPU)
+    told = loader_lines(StepAdvice("step", step, (), loader=found))
+    assert told == [
+        "data: 2 workers on 8 cores load a step's batches every 20.0 ms, so the GPU waits for them "
+        "in 75% of the iteration; DataLoader(..., num_workers=8) keeps up"
+    ]
+    few = loader_advice(Loading(0.04, 1, 2, timed), 0.005, cores=4)
+    assert few is not None
+    assert few.data_s == pytest.approx(0.02)  # two workers need no more than two cores
+    short = loader_lines(StepAdvice("step", step, (), loader=few))[0]
+    assert short.endswith("on as many cores; 4 cores load them every 10.0 ms at best")
+    enough = loader_advice(Loading(0.04, 1, 2, timed), 0.1)
+    assert "does not wait" in loader_lines(StepAdvice("step", step, (), loader=enough))[0]
+    assert loader_advice(None, 0.1) is None

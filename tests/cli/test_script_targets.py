@@ -54,6 +54,7 @@ def test_run_is_predict_with_the_arguments_last() -> None:
         run("predict", "train.py", *L4, "--json", "--", "--width", "32"),
         run("predict", "train.py --width 32", *L4, "--json"),
         run("run", *L4, "--json", "train.py", "--width", "32"),
+        run("run", *L4, "--json", "train.py", "--", "--width", "32"),
     ]
     found = [json.loads(way.out)["predictions"][0] for way in ways]
     assert len({one["seconds"] for one in found}) == 1
@@ -105,8 +106,11 @@ def test_choose_trace_and_compare_take_scripts() -> None:
 
 
 def test_advise_and_check_take_scripts() -> None:
-    advised = run("advise", "train.py", *L4, "--change", "bf16", "--json")
+    Path("train.py").write_text(SCRIPT.replace("main():\n", "main():\n    print('hello')\n", 1))
+    advised = run("advise", "train.py", *L4, "--change", "bf16", "--cores", "2", "--json")
     assert advised.code == 0
+    assert advised.err.count("hello") == 1  # not again for each change
+    assert json.loads(advised.out)["loader"]["cores"] == 2
     Path("wavecast.toml").write_text(
         'gpus = ["l4"]\n[targets.mine]\ntarget = "train.py --width 32"\n'
     )

@@ -50,6 +50,7 @@ LINES: tuple[tuple[str, int, str], ...] = (
     (SEARCH, 2, "Missing option '--gpus'"),
     (f"advise {STEP} --gpu l4 --change magic", 1, "there is no change 'magic'"),
     (f"advise {STEP} --gpu nothing", 1, NO_DEVICE),
+    (f"advise {STEP} --gpu l4 --loader", 1, "--loader is for training scripts"),
     ("advise gone.json.gz --gpu l4", 1, "there is no trace file"),
     (f"advise {STEP}", 2, NO_GPU),
     ("advise", 2, NO_TARGET),

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.data_loading import loader_advice
 from wavecast.advice.other_gpus import OtherGpus, other_gpus
 from wavecast.advice.proposals import Proposal, StepAdvice, Use, proposal
 from wavecast.advice.suitability import why_not
-from wavecast.advice.trace_changes import is_read, waiting_lines
+from wavecast.advice.trace_changes import is_copy_to_gpu, is_read, waiting_lines
 from wavecast.advice.variants import GRAPHED, StepVariants, TargetVariants, variant
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.frameworks.targets import Target
@@ -27,6 +28,9 @@ _EXCLUSIVE = (
     {"checkpointing", "checkpointing_half"},
 )
 """Changes of which a step has one at most."""
+_PRECISIONS = _EXCLUSIVE[0]
+_GRAPHS = ("compile_graphs", GRAPHED)
+"""Changes that spare the host alone."""
 SLOW_TO_TRACE = ("compile", "compile_graphs")
 """Changes whose traces take much longer than the others."""
 _ENOUGH = 0.005
@@ -34,6 +38,11 @@ _ENOUGH = 0.005
 _LINES = 5
 
 Progress = Callable[[str], None]
+
+
+def _waits(trace: Trace) -> int:
+    """How often the host waits for the GPU."""
+    return sum(call.syncs for call in trace)
 
 
 def advise(
@@ -83,6 +92,7 @@ def advise_on(
     host: str | None = None,
     progress: Progress = lambda _: None,
     book: PriceBook | None = None,
+    cores: int | None = None,
 ) -> StepAdvice:
     """The advice on a step from its variants.
 
@@ -94,6 +104,8 @@ def advise_on(
         host: the host that issues the ops, as for `wavecast.predict`.
         progress: called with the change that is tried next.
         book: the prices, to look at other GPUs as well. None not to.
+        cores: the cores of the machine with the GPU, for a script's data loader. None for those of
+            this machine.
     """
     unknown = sorted(set(changes or ()) - set(CHANGES))
     if unknown:
@@ -107,7 +119,9 @@ def advise_on(
     if book is not None:
         progress("other GPUs")
         elsewhere = other_gpus(search.before, book, host)
-    return StepAdvice(variants.name, search.before, singles, together, offer, tuple(elsewhere))
+    loader = loader_advice(variants.loading, search.before.seconds, cores)
+    others = tuple(elsewhere)
+    return StepAdvice(variants.name, search.before, singles, together, offer, others, loader)
 
 
 @dataclass
@@ -132,11 +146,16 @@ class _ChangeSearch:
         reason = why_not(name, self.trace, self.gpu)
         if not reason and name == "compile_graphs" and not self._is_bound_by_host(("compile",)):
             reason = "compiled code keeps the GPU busy without graphs"
-        if not reason and name == GRAPHED and any(map(is_read, self.trace)):
-            return self.tried(("fewer_waits", GRAPHED))
+        if not reason and name == GRAPHED:
+            return self.tried((*self._without_waits(), GRAPHED))
         if not reason:
             return self.tried((name,))
         return proposal((name,), self.before, self.before, reason)
+
+    def _without_waits(self) -> list[str]:
+        """The changes without which a step that waits for the GPU is no CUDA graph."""
+        kinds = {"fewer_waits": is_read, "async_copies": is_copy_to_gpu}
+        return [name for name, test in kinds.items() if any(map(test, self.trace))]
 
     def tried(self, names: tuple[str, ...]) -> Proposal:
         """Some changes together, traced and predicted."""
@@ -157,6 +176,7 @@ class _ChangeSearch:
             return proposal(names, self.before, reason=refused)
         is_same = GRAPHED not in names and trace.counts == self.trace.counts
         is_same = is_same and trace.allocations == self.trace.allocations
+        is_same = is_same and _waits(trace) == _waits(self.trace)
         reason = "it changes nothing in this step" if is_same else ""
         return proposal(names, self.before, after, reason, lines)
 
@@ -165,20 +185,43 @@ class _ChangeSearch:
         return after is None or after.bound_by == "host"
 
     def together(self, singles: Sequence[Proposal]) -> Proposal | None:
-        """The changes that help, added one by one as long as each helps beside the others."""
-        current: Proposal | None = None
-        for name in self._in_order(singles):
-            names = (name,) if current is None else self._added(current, name)
-            if not names:
+        """The changes that help, added one by one as long as each helps beside the others.
+
+        What does not help alone may help beside them: channels-last, compiling and padded sizes
+        once the step runs in 16 bits, and what spares the host once the GPU is faster.
+        """
+        current = self._extended(None, self._in_order(singles))
+        if current is not None:
+            current = self._extended(current, self._others(current, singles))
+        if self.before.fits is False:
+            current = self._fitting(current, singles)
+        return current if current is not None and len(current.changes) > 1 else None
+
+    def _extended(self, current: Proposal | None, names: Iterator[str]) -> Proposal | None:
+        """Some changes with those of further ones that help beside them."""
+        for name in names:
+            together = (name,) if current is None else self._added(current, name)
+            if not together:
                 continue
-            tried = self.tried(names)
+            tried = self.tried(together)
             if tried.gain is None or (tried.fits is False and self.before.fits is not False):
                 continue
             if current is None or tried.gain > (current.gain or 0.0) + _ENOUGH:
                 current = tried
-        if self.before.fits is False:
-            current = self._fitting(current, singles)
-        return current if current is not None and len(current.changes) > 1 else None
+        return current
+
+    def _others(self, current: Proposal, singles: Sequence[Proposal]) -> Iterator[str]:
+        """The changes that gain nothing alone, but are worth a try beside some that do."""
+        after = current.after
+        if after is None:
+            return
+        alone = [one for one in singles if one.verdict in (Use.SMALLER, Use.NO_USE)]
+        further = [one.changes[-1] for one in alone]
+        names = [c.name for c in further if c.same_training and not c.saves_memory]
+        idle = () if after.bound_by == "host" else _GRAPHS
+        for name in sorted(names, key=lambda name: name in SLOW_TO_TRACE):
+            if name not in (*_PRECISIONS, *idle) and not why_not(name, after.trace, self.gpu):
+                yield name
 
     def _in_order(self, singles: Sequence[Proposal]) -> Iterator[str]:
         """The changes that help, the greatest gain first; those that take long to trace last."""
@@ -191,6 +234,8 @@ class _ChangeSearch:
     def _added(self, current: Proposal, name: str) -> tuple[str, ...]:
         """The names with one more; none if the new one excludes one of them."""
         names = [change.name for change in current.changes]
+        if name == GRAPHED:
+            names += self._without_waits()
         if any(name in group and group & set(names) for group in _EXCLUSIVE):
             return ()
         return tuple(known for known in CHANGES if known in (*names, name))

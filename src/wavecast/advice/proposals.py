@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from wavecast.advice.catalogue import CHANGES, StepChange
+from wavecast.advice.data_loading import LoaderAdvice
 from wavecast.advice.other_gpus import OtherGpus
 from wavecast.planning.prices import Price
 from wavecast.showing import Shown
@@ -107,10 +108,13 @@ class Proposal:
 
     @property
     def saved_bytes(self) -> int | None:
-        """The memory that is saved at the peak; negative if more is needed. None when unknown."""
+        """The memory that is saved at the peak; negative if more is needed. None when unknown.
+
+        Of allocated memory: what the allocator reserves moves with the order of sizes, too.
+        """
         if self.after is None or self.before.memory is None or self.after.memory is None:
             return None
-        return self.before.memory.needed_bytes - self.after.memory.needed_bytes
+        return self.before.memory.peak_bytes - self.after.memory.peak_bytes
 
     @property
     def fits(self) -> bool | None:
@@ -125,7 +129,7 @@ class Proposal:
         if self.gain > _WORTH_SAYING and (self.fits is not False or self.before.fits is False):
             return Use.FASTER
         memory = self.before.memory
-        if memory is not None and (self.saved_bytes or 0) > _WORTH_SAYING * memory.needed_bytes:
+        if memory is not None and (self.saved_bytes or 0) > _WORTH_SAYING * memory.peak_bytes:
             return Use.SMALLER
         return Use.NO_USE
 
@@ -181,6 +185,8 @@ class StepAdvice(Shown):
     """The cheapest offer of the GPU. None when unknown."""
     elsewhere: tuple[OtherGpus, ...] = ()
     """The step on other GPUs and on several of the same, where that was asked for."""
+    loader: LoaderAdvice | None = None
+    """The data loader of a script beside the step. None if it has none."""
 
     @property
     def faster(self) -> tuple[Proposal, ...]:

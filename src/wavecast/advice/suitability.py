@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from wavecast.advice.trace_changes import is_copy_to_gpu, is_read, odd_sizes
+from wavecast.advice.trace_changes import is_copy_to_gpu, is_read, odd_sizes, odd_widths
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.traces.step import Op, Phase, Trace
@@ -106,7 +106,10 @@ def _chunked(trace: Trace, _: Device) -> str:
 
 
 def _padding(trace: Trace, _: Device) -> str:
-    return "" if odd_sizes(trace) else "all widths are aligned"
+    if odd_sizes(trace):
+        return ""
+    odd = " and ".join(map(str, odd_widths(trace)[-2:]))
+    return f"{odd} cost nothing without tensor cores" if odd else "all widths are aligned"
 
 
 def _waits(trace: Trace, _: Device) -> str:

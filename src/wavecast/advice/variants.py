@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.trace_changes import EDITS
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.decoders import is_decoder
-from wavecast.frameworks.step_source import traced_target
+from wavecast.frameworks.step_source import run_target, traced_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.device import Device
+from wavecast.traces.script import Loading, ScriptRun
 from wavecast.traces.step import Trace
 
 GRAPHED = "cuda_graph"
@@ -43,6 +44,11 @@ class StepVariants(Protocol):
         """
         ...
 
+    @property
+    def loading(self) -> Loading | None:
+        """The data loader of a script that was traced before; None without one."""
+        ...
+
 
 @dataclass(frozen=True)
 class TargetVariants:
@@ -50,6 +56,8 @@ class TargetVariants:
 
     target: Target
     gpu: Device
+    _first: list[ScriptRun] = field(default_factory=list)
+    """The run of a script as it is, once it was traced."""
 
     @property
     def name(self) -> str:
@@ -74,7 +82,20 @@ class TargetVariants:
         """The trace with changes to the code."""
         if self.target.trace is not None:
             return self.target.trace
-        return traced_target(changed_target(self.target, names), self.gpu)
+        target = changed_target(self.target, names)
+        if target.script is None:
+            return traced_target(target, self.gpu)
+        if names:
+            again = replace(target.script.options, loader=False, quiet=True)
+            script = replace(target.script, options=again)
+            return traced_target(replace(target, script=script), self.gpu)
+        self._first[:] = [run_target(target, self.gpu)]
+        return self._first[0].trace
+
+    @property
+    def loading(self) -> Loading | None:
+        """The data loader of a script that was traced before; None without one."""
+        return self._first[0].loading if self._first else None
 
 
 def changed_target(target: Target, names: Sequence[str]) -> Target:

@@ -149,7 +149,7 @@ class _Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. A flag of typer's takes no value, so "--compile both" is joined."""
         joined: list[str] = []
-        for arg in _with_arguments(args) if self.allow_interspersed_args else args:
+        for arg in _with_arguments(args) if ctx.allow_interspersed_args else args:
             if arg == "--compile=both" or (arg == "both" and joined[-1:] == ["--compile"]):
                 joined[len(joined) - (arg == "both") :] = ["--compile-both"]
             else:
@@ -158,7 +158,7 @@ class _Command(typer.core.TyperCommand):
             return list(super().parse_args(ctx, joined))
         except Exception as error:
             is_unknown = type(error).__name__ == "NoSuchOption"
-            if is_unknown and self.allow_interspersed_args and any(map(_is_script, args)):
+            if is_unknown and ctx.allow_interspersed_args and any(map(_is_script, args)):
                 said = str(getattr(error, "message", ""))
                 error.message = f"{said}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
             raise

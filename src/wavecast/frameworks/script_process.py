@@ -71,6 +71,8 @@ class ScriptRequest:
     offline: bool = False
     landlock: int | None = None
     """The version of Landlock to use. None for the kernel's."""
+    quiet: bool = False
+    """Whether what it prints is not passed on."""
 
 
 def run_in_process(
@@ -297,7 +299,7 @@ class _Run:
             while data := os.read(self._output, 1 << 16):
                 text = data.decode(errors="backslashreplace")
                 with suppress(OSError, ValueError, AttributeError):
-                    sys.stderr.write(text)
+                    sys.stderr.write("" if self._request.quiet else text)
                     sys.stderr.flush()
                 *whole, self._printed = (self._printed + data).split(b"\n")
                 shown = (line.decode(errors="replace").strip() for line in whole)

@@ -33,10 +33,12 @@ class ScriptOptions:
     """The option of the script that sets its batch. None to look for it."""
     loader: bool = False
     """Whether its data loader is timed apart."""
+    quiet: bool = False
+    """Whether what it prints is left out."""
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of `wavecast.run_script`."""
-        names = ("steps", "until", "patience", "offline", "loader")
+        names = ("steps", "until", "patience", "offline", "loader", "quiet")
         return {name: getattr(self, name) for name in names}
 
     def given(self) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -38,6 +39,7 @@ def run_script(
     changes: Sequence[str] = (),
     lines: bool = False,
     loader: bool = False,
+    quiet: bool = False,
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
@@ -68,6 +70,7 @@ def run_script(
         changes: changes to its code while it runs, by the names that `wavecast.advise` has.
         loader: whether to time its data loader apart, with its workers (`ScriptRun.loading`).
         lines: whether the trace names the line of code of every op, as `--by line` needs.
+        quiet: whether to leave out what it prints.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or comes to no step. Its
@@ -79,6 +82,7 @@ def run_script(
     values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
     options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
     request = ScriptRequest(program, module, dict(options), _device(gpu), patience, offline)
+    request = replace(request, quiet=quiet)
     return run_in_process(request, progress)
 
 

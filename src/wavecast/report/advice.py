@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 
+from wavecast.advice.data_loading import LoaderAdvice
 from wavecast.advice.other_gpus import OtherGpus
 from wavecast.advice.proposals import Proposal, StepAdvice
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.tables import Column, line, listed, notes, remarks, shown, titled
 from wavecast.report.units import UNKNOWN, duration, memory, money, percent
+
+_SLIGHT = 0.01
+"""A wait for data that is not worth a word, as a share of the iteration."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,16 @@ describe(
     Field("usd_per_million"),
 )
 describe(
+    LoaderAdvice,
+    Field("step_s", title="step"),
+    Field("data_s", title="data of a step every"),
+    Field("cpu_s", title="CPU time"),
+    Field("workers", title="workers"),
+    Field("cores", title="cores"),
+    Field("waits", title="waits", text=percent),
+    Field("needed", title="workers needed"),
+)
+describe(
     StepAdvice,
     Field("target", "name", title="step"),
     Field("gpu", "before.device.id", title="GPU", meaning="The id of the GPU."),
@@ -107,6 +121,7 @@ describe(
     "together",
     "proposals",
     "elsewhere",
+    "loader",
     parts="proposals",
 )
 
@@ -117,6 +132,9 @@ def verdict(advice: StepAdvice) -> str:
     now = f"On {before.device.id} the step takes {duration(before.seconds)}."
     if before.fits is False:
         now = f"{now[:-1]}, but it does not fit."
+    if advice.loader is not None and advice.loader.waits >= _SLIGHT:
+        ready = f"its data loader has a step's data every {duration(advice.loader.data_s)} only"
+        now = f"{now[:-1]}, but {ready}."
     if best is None or best.after is None:
         return f"{now} None of the changes that were tried makes it faster."
     then = f"{now} With {best.title} it would take {duration(best.after.seconds)}"
@@ -133,13 +151,23 @@ def advised(advice: StepAdvice, width: int) -> RenderableType:
     body: list[RenderableType] = [line(verdict(advice)), ""]
     for title, rows in groups(advice):
         body += [titled(title, *shown(change_columns(advice, rows), width)), ""]
-    helping = [one for _, rows in groups(advice) for one in rows]
-    singles = [one for one in helping if len(one.changes) == 1 or one is not advice.together]
-    if singles:
-        lines = [line(f"{one.title}: {one.code}") for one in singles]
-        body += [titled("what to write", *lines), ""]
+    codes = [line(f"{title}: {code}") for title, code in codes_of(advice)]
+    if codes:
+        body += [titled("what to write", *codes), ""]
     told = list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes)))
     return titled(f"{advice.name}: advice", *body, *remarks(advice_lines(advice)), *notes(told))
+
+
+def codes_of(advice: StepAdvice) -> list[tuple[str, str]]:
+    """The changes that help, alone or beside others, with the code that makes them."""
+    singles = (*advice.faster, *advice.smaller, *_beside(advice))
+    return [(one.title, one.code) for one in singles]
+
+
+def _beside(advice: StepAdvice) -> list[Proposal]:
+    """The changes that are of no use alone, and of use beside others."""
+    together = () if advice.together is None else advice.together.changes
+    return [one for one in advice.useless if one.changes[-1] in together]
 
 
 def groups(advice: StepAdvice) -> list[tuple[str, Sequence[Proposal]]]:
@@ -161,11 +189,18 @@ def change_columns(advice: StepAdvice, rows: Sequence[Proposal]) -> list[Column]
 
 def advice_lines(advice: StepAdvice) -> list[str]:
     """What is of no use here, what could not be tried, and what the columns mean."""
-    slower = [
-        f"{one.title} ({signed(one.gain or 0.0)})" for one in advice.useless if not one.reason
+    beside = _beside(advice)
+    useless = [one for one in advice.useless if one not in beside]
+    lines = [
+        f"{words}: {listed([f'{one.title} ({signed(one.gain or 0.0)})' for one in found])}"
+        for words, found in (
+            ("of no use alone, but together", [one for one in beside if not one.reason]),
+            ("of no use here", [one for one in useless if not one.reason]),
+        )
+        if found
     ]
-    lines = [f"of no use here: {listed(slower)}"] if slower else []
-    lines += [f"{one.title}: {one.reason}" for one in advice.useless if one.reason]
+    lines += [f"{one.title} alone: {one.reason}" for one in beside if one.reason]
+    lines += [f"{one.title}: {one.reason}" for one in useless if one.reason]
     lines += [f"{one.title} was not tried: {one.reason}" for one in advice.impossible]
     lines += [
         f"{one.title}: the host ({one.before.host.name}) holds it back; the GPU's time changes by "
@@ -173,7 +208,44 @@ def advice_lines(advice: StepAdvice) -> list[str]:
         for one in (*advice.faster, *advice.useless)
         if one.is_held_back
     ]
-    return [*lines, *other_lines(advice), GAIN]
+    return [*lines, *loader_lines(advice), *other_lines(advice), GAIN]
+
+
+def loader_lines(advice: StepAdvice) -> list[str]:
+    """Whether the data loader keeps up, with the step as it is and with what is advised."""
+    loader = advice.loader
+    if loader is None:
+        return []
+    who = f"{loader.workers} workers" if loader.workers else "the training process itself"
+    on = f" on {loader.cores} cores" if loader.cores else ""
+    told = f"data: {who}{on} load a step's batches every {duration(loader.data_s)}"
+    if loader.waits < _SLIGHT:
+        told += ", so the GPU does not wait for them"
+    else:
+        told += f", so the GPU waits for them in {percent(loader.waits)} of the iteration"
+        told += f"; {_keeping_up(loader, loader.needed, '')}"
+    lines = [told]
+    best = advice.best
+    if best is not None and best.after is not None and best.fits is not False:
+        needed = loader.needed_for(best.after.seconds * _fewer_samples(best))
+        if needed > max(loader.needed, loader.workers):
+            lines.append(f"data: {_keeping_up(loader, needed, f' with {best.title}')}")
+    return lines
+
+
+def _fewer_samples(one: Proposal) -> float:
+    """The samples of the step as it is, for each of the changed step."""
+    after = None if one.after is None else one.after.samples
+    return one.before.samples / after if one.before.samples and after else 1.0
+
+
+def _keeping_up(loader: LoaderAdvice, needed: int, when: str) -> str:
+    """How many workers it takes, and whether there are cores for them."""
+    told = f"DataLoader(..., num_workers={needed}) keeps up{when}"
+    if loader.cores is None or needed <= loader.cores:
+        return told
+    best = duration(loader.with_workers(loader.cores))
+    return f"{told}, on as many cores; {loader.cores} cores load them every {best} at best"
 
 
 def other_lines(advice: StepAdvice) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +20,7 @@ from wavecast.cli.options.steps import NO_STEP_OPTIONS, StepOptions, TargetArgum
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, telling_stages, width
 from wavecast.cli.output.standard_output import keep_for_results
+from wavecast.cli.steps.run import CoresOption, LoaderOption
 from wavecast.errors import InvalidInput
 from wavecast.report import advice as report
 from wavecast.report.html.advice_reports import advice_report
@@ -42,6 +44,8 @@ def advise(
     target: TargetArgument,
     gpu: OneGpuOption,
     change: ChangeOption = None,
+    loader: LoaderOption = False,
+    cores: CoresOption = None,
     host: HostOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -52,7 +56,7 @@ def advise(
 
     \b
     wavecast advise train.py:make_step --gpu l4
-    wavecast advise train.py --gpu l4 -- --batch-size 64
+    wavecast advise train.py --gpu l4 --loader -- --batch-size 64
     wavecast advise hf:llama-3.1-8b --seq 2048 --gpu rtx-4090
     wavecast advise measured.json.gz --gpu h100-sxm-80gb
 
@@ -65,8 +69,10 @@ def advise(
     device = wavecast.device(gpu)
     keep_for_results()
     book = pricing.book([device])
+    step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     others = change is None
-    advice = advised(step.target(target), device, book, change, host, has_others=others)
+    wanted = step.target(target)
+    advice = advised(wanted, device, book, change, host, has_others=others, cores=cores)
     write_page(html, lambda: advice_report(advice))
     if as_json:
         print_json(advice)
@@ -82,6 +88,7 @@ def advised(
     host: str | None,
     *,
     has_others: bool,
+    cores: int | None = None,
 ) -> StepAdvice:
     """The advice on a step, with the change on the screen that is tried.
 
@@ -92,6 +99,7 @@ def advised(
         changes: the names of the changes to try. None for all.
         host: the host that issues the ops.
         has_others: whether other GPUs are looked at as well.
+        cores: the cores of the machine with the GPU, for a script's data loader.
     """
     variants, offer = TargetVariants(target, device), book.cheapest(device.id)
     with telling_stages() as tell:
@@ -107,6 +115,7 @@ def advised(
             host=host,
             progress=progress,
             book=book if has_others else None,
+            cores=cores,
         )
 
 

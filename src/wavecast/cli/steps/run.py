@@ -128,7 +128,8 @@ def run(
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
-    program = Script(script, tuple(arguments or ()), is_module, step.running)
+    own = arguments or []  # a -- before them, as other commands need it, is none of them
+    program = Script(script, tuple(own[own[:1] == ["--"] :]), is_module, step.running)
     source = script_source(_target(program, step, batch), lambda _: None)
     rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from wavecast.advice.proposals import StepAdvice
-from wavecast.report.advice import advice_lines, change_columns, groups, other_lines, verdict
+from wavecast.report.advice import (
+    advice_lines,
+    change_columns,
+    codes_of,
+    groups,
+    other_lines,
+    verdict,
+)
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import bullets, element, joined, table
 from wavecast.report.html.reports import sentence
@@ -26,13 +33,12 @@ def advice_sections(advice: StepAdvice) -> tuple[Section, ...]:
     sections = []
     for name, rows in groups(advice):
         listed = table(fitting(change_columns(advice, rows), ANY_WIDTH), caption=_TITLES[name])
-        codes = bullets(
-            joined([f"{one.title}: ", element("code", one.code)])
-            for one in rows
-            if name != "together"
-        )
-        content = listed if name == "together" else joined([listed, codes])
-        sections.append(Section(name, _TITLES[name], content, short=name))
+        sections.append(Section(name, _TITLES[name], listed, short=name))
+    codes = bullets(
+        joined([f"{title}: ", element("code", code)]) for title, code in codes_of(advice)
+    )
+    if codes:
+        sections.append(Section("code", "What to write", codes, short="code"))
     others = other_lines(advice)
     if others:
         listed = bullets(map(sentence, others))
