@@ -10,6 +10,7 @@ SETS = {
     "host": ("lab.steps.host_steps", "HOST_STEPS"),
     "blind_3": ("lab.steps.blind_3", "BLIND_3"),
     "blind_4": ("lab.steps.blind_4", "BLIND_4"),
+    "blind_5": ("lab.steps.blind_5", "BLIND_5"),
 }
 """The module and the name of each set."""
 NAMES = tuple(SETS)
