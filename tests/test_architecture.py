@@ -62,7 +62,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("jax", "kineto", "ncu", "pytorch"),
         *("script_process", "scripts", "script_targets", "step_functions"),
         *("decoders", "strategies", "target_functions"),
-        *("targets", "recomputing", "step_source", "tracing"),
+        *("targets", "recomputing", "step_source", "tracing", "generation"),
     ),
     "wavecast/frameworks/pytorch": (
         "",

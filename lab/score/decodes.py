@@ -134,7 +134,17 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
     )
 
 
+def _print_versions(one: Round) -> None:
+    """Say whether the code that is traced is that which was measured: attention may differ."""
+    import transformers
+
+    ran = json.loads((FOLDER / one.file).read_text(encoding="utf-8")).get("transformers")
+    if ran not in (None, transformers.__version__):
+        print(f"{one.title}: traced with transformers {transformers.__version__}, ran with {ran}")
+
+
 def _print_round(one: Round, rows: bool) -> None:
+    _print_versions(one)
     found = list(measured(one.file))
     now = [(row_of(case, one.step), row) for case, row in found]
     if not one.committed:

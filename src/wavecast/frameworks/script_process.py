@@ -69,10 +69,10 @@ class ScriptRequest:
     gpu: Device | None = None
     patience_s: float | None = None
     offline: bool = False
-    landlock: int | None = None
-    """The version of Landlock to use. None for the kernel's."""
     quiet: bool = False
     """Whether what it prints is not passed on."""
+    landlock: int | None = None
+    """The version of Landlock to use. None for the kernel's."""
 
 
 def run_in_process(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
@@ -43,14 +42,12 @@ def run_script(
 ) -> ScriptRun:
     """The step that a training script repeats. The script runs as it is, and no GPU is needed.
 
-    The script runs in a process of its own, as on a machine with a GPU. It is stopped when two
-    steps in a row did the same. It can write to a scratch folder only (`ScriptRun.confined`). What
-    it prints goes to the standard error.
+    The script runs in a process of its own, as on a machine with a GPU, until two steps in a row
+    did the same. It can write to a scratch folder only (`ScriptRun.confined`).
 
     Example:
         ```python
-        run = wavecast.run_script("train.py", ["--batch-size", "64"])
-        wavecast.predict(run.trace, "h100-sxm-80gb").seconds
+        trace = wavecast.run_script("train.py", ["--batch-size", "64"]).trace
         ```
 
     Args:
@@ -68,9 +65,9 @@ def run_script(
         patience: how many seconds the script may take to a step; None for any number.
         offline: whether to refuse the network to the script.
         changes: changes to its code while it runs, by the names that `wavecast.advise` has.
-        loader: whether to time its data loader apart, with its workers (`ScriptRun.loading`).
         lines: whether the trace names the line of code of every op, as `--by line` needs.
-        quiet: whether to leave out what it prints.
+        loader: whether to time its data loader apart, with its workers (`ScriptRun.loading`).
+        quiet: whether to leave out what it prints, which else goes to the standard error.
 
     Raises:
         CaptureError: the script failed, ended with an error code, or comes to no step. Its
@@ -81,9 +78,8 @@ def run_script(
     given = assume and dict(assume)
     values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
     options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
-    request = ScriptRequest(program, module, dict(options), _device(gpu), patience, offline)
-    request = replace(request, quiet=quiet)
-    return run_in_process(request, progress)
+    how = (module, dict(options), _device(gpu), patience, offline, quiet)
+    return run_in_process(ScriptRequest(program, *how), progress)
 
 
 def _device(gpu: Device | str | None) -> Device | None:

@@ -23,6 +23,7 @@ from wavecast.report.units import (
     quantity,
     time_range,
 )
+from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.shares import Share, shares_by_line
 from wavecast.steps.unpredicted import WORTH_A_WORD
@@ -245,6 +246,7 @@ PREDICTED = output(
     Field("predictions", kind=[PricedStep], meaning="One prediction for each GPU."),
     Field("notes", kind=Sequence[str], meaning="What a reader should know, in whole sentences."),
     Field("advice", kind=StepAdvice, optional=True, meaning="What would make the step better."),
+    Field("generation", kind=[TextGeneration], optional=True, meaning="What serving it takes."),
 )
 COMPILED = output(
     "The predictions of a step as it is written, and compiled.",
@@ -261,6 +263,7 @@ def predicted(
     depth: int = 2,
     trainings: Iterable[TrainingCost | None] | None = None,
     advice: StepAdvice | None = None,
+    generation: Sequence[TextGeneration] = (),
 ) -> dict[str, Any]:
     """The predictions of one target, as JSON has them.
 
@@ -272,6 +275,7 @@ def predicted(
         depth: how many names of a module's path the breakdown by module keeps.
         trainings: the whole training of each, if one was asked for.
         advice: what would make the step better, if that was asked for.
+        generation: the steps in the words of those who serve models, if they generate text.
     """
     book = book or price_book()
     costs = [ABSENT for _ in rows] if trainings is None else list(trainings)
@@ -279,4 +283,5 @@ def predicted(
     steps = [PricedStep(row, offer_for(row, book), by, depth, cost) for row, cost in pairs]
     notes = notes_by_gpu((row.name, row.notes) for row in rows)
     told = {"target": target, "trace": rows[0].trace, "predictions": steps, "notes": notes}
-    return PREDICTED.record(told if advice is None else told | {"advice": advice})
+    told |= {} if advice is None else {"advice": advice}
+    return PREDICTED.record(told | ({"generation": generation} if generation else {}))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from wavecast.advice.proposals import StepAdvice
     from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
+    from wavecast.steps.generation import TextGeneration
 
 HtmlOption = Annotated[
     Path | None,
@@ -88,10 +89,12 @@ def write_prediction_files(
     *,
     several: bool = False,
     advice: StepAdvice | None = None,
+    generation: Sequence[TextGeneration] = (),
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
     from wavecast.planning.prices import price_book
     from wavecast.report.html.advice_reports import advice_sections
+    from wavecast.report.html.generation_reports import generation_sections
     from wavecast.report.html.reports import prediction_report
 
     book = None if several else price_book(setup)
@@ -99,7 +102,8 @@ def write_prediction_files(
     def made() -> Report:
         report = prediction_report(title, rows, book, training)
         more = () if advice is None else advice_sections(advice)
-        return replace(report, sections=(*report.sections, *more))
+        served = generation_sections(generation)
+        return replace(report, sections=(*served, *report.sections, *more))
 
     write_page(files.html, made)
     _write_chrome_trace(files.chrome_trace, rows)

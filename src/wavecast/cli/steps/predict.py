@@ -52,6 +52,7 @@ from wavecast.cli.steps.predicted import (
 )
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.generation import generations, is_generation
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import resolve
 from wavecast.parallel.own_ranks import own_strategy
@@ -61,7 +62,9 @@ from wavecast.steps.larger_batch import by_samples
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.frameworks.step_source import StepSource
+    from wavecast.frameworks.targets import Target
     from wavecast.hardware.device import Device
+    from wavecast.steps.generation import TextGeneration
 
 
 def _refuse_moved(value: list[str] | None) -> None:
@@ -154,12 +157,22 @@ def predict(
         if step.compile is False:
             return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
-    if advice:
-        shown = replace(shown, advice=quickly_advised(wanted, gpus, book, issuing.host))
+    found = quickly_advised(wanted, gpus, book, issuing.host) if advice else None
+    shown = replace(shown, advice=found, generation=_generated(wanted, source, rows))
     steps = print_predictions(wanted.name, rows, shown)
     if as_json:
         print_json(steps)
     exit_if_incomplete(rows)
+
+
+def _generated(
+    target: Target, source: StepSource, rows: Sequence[Prediction]
+) -> tuple[TextGeneration, ...]:
+    """What serving takes, if the steps are of one GPU and generate text."""
+    if not is_generation(target) or any(row.gpus > 1 for row in rows):
+        return ()
+    with waiting("looking for the largest batch"):
+        return generations(target, source, rows)
 
 
 def _alone(

@@ -22,6 +22,7 @@ from wavecast.report import advice as advice_report
 from wavecast.report import costs as cost_report
 from wavecast.report import parallel as parallel_report
 from wavecast.report import predictions as report
+from wavecast.report.generation import generation
 from wavecast.report.priced_steps import offer_for, predicted
 from wavecast.report.shares import shares
 from wavecast.steps.shares import shares_by_line
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from wavecast.advice.proposals import StepAdvice
     from wavecast.hardware.device import Device
     from wavecast.planning.prices import PriceBook
+    from wavecast.steps.generation import TextGeneration
     from wavecast.steps.shares import Share
 
 
@@ -49,6 +51,8 @@ class ShownPredictions:
     """Whether the step is spread over several GPUs."""
     advice: StepAdvice | None = None
     """What would make the step better, if that was asked for."""
+    generation: tuple[TextGeneration, ...] = ()
+    """The steps in the words of those who serve models, if they generate text."""
 
 
 def refuse_beside_several(given: Mapping[str, object], issuing: HostOptions) -> None:
@@ -98,16 +102,20 @@ def print_predictions(
     costs = [_cost(row, shown) for row in rows]
     whole = None if shown.plan is None else cost_report.WholeTraining(shown.plan, costs)
     how: dict[str, Any] = {"several": shown.several, "advice": shown.advice}
+    how["generation"] = shown.generation
     write_prediction_files(shown.files, title, rows, shown.setup, whole, **how)
     if shown.as_json:
         trainings = None if shown.plan is None else costs
         by = "none" if shown.several else shown.by
-        return predicted(title, rows, by, shown.book, shown.depth, trainings, shown.advice)
+        told = (trainings, shown.advice, shown.generation)
+        return predicted(title, rows, by, shown.book, shown.depth, *told)
     if shown.several:
         table = parallel_report.predictions(heading or title, rows, width())
     else:
         table = report.predictions(heading or title, rows, width(), shown.setup, shown.book)
     show(before, table)
+    if shown.generation:
+        show("", generation(shown.generation, width()))
     if shown.plan is not None:
         show(cost_report.trainings(shown.plan, rows[0].trace.unit, costs, width()))
     for row in rows if shown.by is not None else ():

@@ -128,8 +128,7 @@ def run(
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
-    own = arguments or []  # a -- before them, as other commands need it, is none of them
-    program = Script(script, tuple(own[own[:1] == ["--"] :]), is_module, step.running)
+    program = Script(script, _own(arguments or []), is_module, step.running)
     source = script_source(_target(program, step, batch), lambda _: None)
     rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
@@ -150,6 +149,11 @@ def run(
     if as_json:
         print_json(script_report.result_record(source.runs[0], **record))
     exit_if_incomplete(rows)
+
+
+def _own(arguments: list[str]) -> tuple[str, ...]:
+    """A script's arguments; a -- before them, which other commands need, is none of them."""
+    return tuple(arguments[arguments[:1] == ["--"] :])
 
 
 def _target(program: Script, step: StepOptions, samples: int | None) -> Target:

@@ -12,10 +12,13 @@ import torch
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.generation import generations
 from wavecast.frameworks.pytorch.huggingface.inference import make_step
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
+from wavecast.frameworks.step_source import target_source
+from wavecast.frameworks.targets import resolve
 from wavecast.traces.step import Op, Phase, Trace
 
 pytest.importorskip("transformers")
@@ -63,6 +66,23 @@ def test_a_longer_cache_needs_more_memory(config: str) -> None:
 def test_a_static_cache_is_written_in_place(config: str) -> None:
     names = [call.op.base for call in trace_of(config, "decode", 2, 16, cache="static")]
     assert names.count("aten.index_copy_") == 2 * 2  # two layers
+
+
+def test_what_serving_takes_is_said_beside_the_step(config: str) -> None:
+    options = ModelOptions(task="decode", seq=16)
+    target = resolve(f"hf:{config}", 3, None, options)
+    source = target_source(target)
+    row = wavecast.predict(source.on(wavecast.device("l4")), "l4")
+    (told,) = generations(target, source, [row])
+    held = make_step(recipe_of(config, 3, None, options), "cpu").cache
+    assert told.cache_bytes == sum(x.nbytes for k in held.layers for x in (k.keys, k.values))
+    assert told.token_s == row.seconds
+    assert told.first_token_s is None
+    assert told.tokens_per_s == pytest.approx(3 / row.seconds)
+    limits = wavecast.max_batch(lambda b: make_step(recipe_of(config, b, None, options)), "l4")
+    assert told.largest_batch == pytest.approx(limits.batch, rel=0.02)
+    many = generations(target, source, [row] * 5)
+    assert {one.largest_batch for one in many} == {None}
 
 
 def test_a_full_window_is_as_long_with_every_token(tmp_path: Path) -> None:

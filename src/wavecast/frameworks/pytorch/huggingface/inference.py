@@ -14,6 +14,7 @@ from wavecast.frameworks.pytorch.huggingface.models import (
     model_of,
     needing,
     refuse_quantized,
+    settings_of,
 )
 from wavecast.frameworks.pytorch.huggingface.quantization import in_4_bits, in_8_bits
 from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe
@@ -96,6 +97,14 @@ def step_of(model: Any, recipe: TrainingRecipe, device: str = "cuda") -> Inferen
     make_cache = _static if recipe.options.cache == "static" else _growing
     cache = make_cache(text, recipe.batch, length, dtype, device) if decodes else None
     return InferenceStep(model, tokens, cache, recipe.precision or "fp32")
+
+
+def cache_bytes(recipe: TrainingRecipe) -> int:
+    """The keys and values of a recipe's sequences, in bytes; none are allocated for it."""
+    text = settings_of(recipe.config).get_text_config()
+    make_cache = _static if recipe.options.cache == "static" else _growing
+    cache = make_cache(text, recipe.batch, recipe.sequence or 1, _dtype_of(recipe), "meta")
+    return sum(kept.nbytes for layer in cache.layers for kept in (layer.keys, layer.values))
 
 
 def _growing(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:

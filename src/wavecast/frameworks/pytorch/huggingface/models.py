@@ -57,12 +57,8 @@ def model_of(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[
 def _transformer(config: ModelConfig, task: Task, dtype: Any, device: str) -> tuple[nn.Module, Any]:
     import transformers
 
-    values = _plain(config)
-    known = list(transformers.CONFIG_MAPPING.keys())
-    if config.model_type not in known:
-        raise UnknownName(_unknown_type(config, known, transformers.__version__))
+    settings = settings_of(config)
     with naming_torchvision(f"hf:{config.name}"):
-        settings = transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
         builder = getattr(transformers, task.auto_class)
         is_known = type(settings) in builder._model_mapping
     if not is_known:
@@ -73,6 +69,21 @@ def _transformer(config: ModelConfig, task: Task, dtype: Any, device: str) -> tu
     with torch.device(device):
         model = builder.from_config(settings, dtype=dtype)
     return model.train(), model.config
+
+
+def settings_of(config: ModelConfig) -> Any:
+    """The config of a transformer as an object of transformers.
+
+    Raises:
+        UnknownName: transformers has no such model.
+    """
+    import transformers
+
+    known = list(transformers.CONFIG_MAPPING.keys())
+    if config.model_type not in known:
+        raise UnknownName(_unknown_type(config, known, transformers.__version__))
+    with naming_torchvision(f"hf:{config.name}"):
+        return transformers.CONFIG_MAPPING[config.model_type].from_dict(_plain(config))
 
 
 def _plain(config: ModelConfig) -> dict[str, Any]:
