@@ -37,6 +37,16 @@ _JAX_NOTE = (
 )
 
 
+def allocatable_bytes(trace: Trace, gpu: Device, context_bytes: int | None) -> int:
+    """The memory that CUDA's context and libraries leave to a framework's allocator.
+
+    JAX's allocator takes three quarters of the GPU's memory when it starts, and no more.
+    """
+    left = gpu.memory_bytes - (context_bytes or 0)
+    is_jax = compiled_gpu(trace) is not None
+    return min(left, int(JAX_SHARE * gpu.memory_bytes)) if is_jax else left
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A group of tensors that live at the peak: of one kind and module, made by one op."""
@@ -120,15 +130,10 @@ class Memory(Shown):
 
     @property
     def allocatable_bytes(self) -> int:
-        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU.
-
-        JAX's allocator takes three quarters of the GPU's memory when it starts, and no more.
-        """
+        """The memory that CUDA's context and libraries leave to the allocator; 0 without a GPU."""
         if self.device is None:
             return 0
-        left = self.device.memory_bytes - (self.context_bytes or 0)
-        is_jax = compiled_gpu(self.trace) is not None
-        return min(left, int(JAX_SHARE * self.device.memory_bytes)) if is_jax else left
+        return allocatable_bytes(self.trace, self.device, self.context_bytes)
 
     @cached_property
     def by_kind(self) -> Mapping[str, int | None]:

@@ -8,6 +8,7 @@ from typing import Any, overload
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
+from wavecast.footprint.memory import allocatable_bytes
 from wavecast.footprint.parallel_memory import fullest_trace
 from wavecast.frameworks.step_source import StepSource, captured
 from wavecast.hardware.contexts import context_bytes
@@ -172,7 +173,8 @@ def largest_traced_batch(
     """
     of_rank = traced if parallel is None else _of_fullest_rank(traced, parallel)
     if limit_bytes is None:
-        limit_bytes = gpu.memory_bytes - (context_bytes(of_rank(start), gpu) or 0)
+        first = of_rank(start)
+        limit_bytes = allocatable_bytes(first, gpu, context_bytes(first, gpu))
         limit_bytes -= 0 if parallel is None else communicator_bytes(parallel)
     return largest_batch(of_rank, gpu, limit_bytes, start=start, expandable=expandable)
 

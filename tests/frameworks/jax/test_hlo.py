@@ -16,6 +16,7 @@ from wavecast.frameworks.jax.driver import CompiledModule
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.origins import argument_of, module_of, phase_of
 from wavecast.frameworks.jax.tracing import trace_of
+from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Phase, Role
 
@@ -63,6 +64,12 @@ def test_memory_is_what_xla_says() -> None:
     assert needed.peak_bytes == pytest.approx(whole, rel=0.02)
     roles = {a.role for a in needed.trace.allocations}
     assert {Role.PARAMETER, Role.INPUT, Role.WORKSPACE} <= roles
+
+
+def test_the_largest_batch_has_the_memory_that_jax_takes() -> None:
+    trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
+    limit = largest_traced_batch(lambda _: trace, GPU).limit_bytes
+    assert limit == wavecast.memory(trace, GPU).allocatable_bytes == int(0.75 * GPU.memory_bytes)
 
 
 def test_what_cannot_be_read_is_unpredicted_by_name() -> None:

@@ -191,20 +191,23 @@ def test_scripts_of_jax_need_no_torch(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     (tmp_path / "train.py").write_text(HEAD + PLAIN)
     (tmp_path / "of_torch.py").write_text("import torch\n")
+    (tmp_path / "of_others.py").write_text("import jax, not_installed\n")
     body = """
 import wavecast
 print(wavecast.run_script("train.py", gpu="l4").trace.samples)
-try:
-    wavecast.run_script("of_torch.py")
-except wavecast.WavecastError as error:
-    print(error)
+for script in ("of_torch.py", "of_others.py"):
+    try:
+        wavecast.run_script(script)
+    except wavecast.WavecastError as error:
+        print(error)
 """
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}"}
     command = [sys.executable, "-c", body]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
-    assert done.stdout.split("\n")[:2] == [
+    assert done.stdout.splitlines() == [
         "32",
         "running of_torch.py needs torch: pip install 'wavecast[torch]'",
+        "the script raised ModuleNotFoundError at of_others.py:1: No module named 'not_installed'",
     ]

@@ -111,9 +111,10 @@ def _followed(program: Program, watcher: Watcher, options: dict[str, Any]) -> Sc
     try:
         return run_jax(program, watcher=watcher, **options)
     except CaptureError as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
+        cause = error.__cause__
+        if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
             with needing_extra(f"running {program.shown}"):
-                raise error.__cause__ from error
+                raise cause from error
         raise
 
 
