@@ -64,6 +64,18 @@ for x in data():
     loss, grads = gradients(params, 2 * jnp.asarray(x))
     params = update(params, grads)
 """
+IN_PARTS = """
+gradients = jax.jit(jax.grad(loss_fn))
+add = jax.jit(lambda one, other: jax.tree.map(jnp.add, one, other))
+update = jax.jit(lambda params, grads: jax.tree.map(lambda p, g: p - g, params, grads))
+
+while True:
+    total = None
+    for x, _ in zip(data(), range(4)):
+        grads = gradients(params, x)
+        total = grads if total is None else add(total, grads)
+    params = update(params, total)
+"""
 UNJITTED = """
 @jax.jit
 def train_step(params, x):
@@ -121,6 +133,14 @@ def test_several_jitted_functions_make_a_step(tmp_path: Path) -> None:
     dispatches = [call.op for call in done.trace if call.op.name == XLA_CALL]
     assert [op.attr("inputs") for op in dispatches] == [2, 2]
     assert any("preparation of the batch" in text and "mul" in text for text in done.left_out)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_a_sum_of_gradients_is_no_step(tmp_path: Path) -> None:
+    done = _run(tmp_path, IN_PARTS)
+    names = [call.op.name for call in done.trace]
+    assert names.count(XLA_CALL) == 4 + 3 + 1
+    assert "loss_fn, 4 times" in done.holds
 
 
 def test_joined_calls_hand_on_what_they_return_and_are_given_each_array_once() -> None:

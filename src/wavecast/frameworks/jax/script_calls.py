@@ -21,8 +21,8 @@ from wavecast.frameworks.jax import releases
 
 REPEATS = 3
 """A step is found when it was called so often with the same shapes."""
-MOST_CALLS = 24
-"""A function that was called so often, and never with what it returned, is not updated."""
+MOST_CALLS = 200
+"""A function that was called so often, and ended no step that repeats, ends none."""
 LARGE = 1 << 16
 """Elements from which an op outside of jitted functions counts as work."""
 MOST_SMALL = 16
@@ -139,16 +139,39 @@ class JittedCalls:
         self._of_results |= {id(leaf): leaf for leaf in call.returned}
         given = {id(leaf) for leaf in releases.leaves((call.arguments, call.named))}
         is_updated = bool(alike) and any(id(leaf) in given for leaf in alike[-1].returned)
-        if len(alike) + 1 >= (REPEATS if is_updated else MOST_CALLS):
-            self.step = call if is_updated else None
+        if len(alike) + 1 >= REPEATS and is_updated and self._repeats(call):
+            self.step = call
             raise Repeated
+        if len(alike) + 1 >= MOST_CALLS:
+            raise Repeated
+
+    def _repeats(self, call: JittedCall) -> bool:
+        """Whether a call ends a step: the last two had the same calls, and passed something on.
+
+        A function that only adds up the gradients of parts of a batch passes nothing on to the
+        others: the parameters stay as they are.
+        """
+        before, step = self._periods(call)
+        if [(c.function, c.shapes) for c in before] != [(c.function, c.shapes) for c in step]:
+            return False
+        made = {id(leaf) for one in before for leaf in one.returned}
+        return len(step) == 1 or any(
+            id(leaf) in made
+            for one in step[:-1]
+            for leaf in releases.leaves((one.arguments, one.named))
+        )
+
+    def _periods(self, call: JittedCall) -> tuple[list[JittedCall], list[JittedCall]]:
+        """The calls up to the last but one call like this, from the one before, and up to this."""
+        key = call.function, call.shapes
+        ends = [at for at, one in enumerate(self.calls) if (one.function, one.shapes) == key]
+        first, second, last = (at + 1 for at in ends[-3:])
+        return self.calls[first:second], self.calls[second:last]
 
     def between(self) -> tuple[JittedCall, ...]:
         """The calls of one step: from after the step's last but one call to its last."""
         assert self.step is not None
-        key = self.step.function, self.step.shapes
-        last = [at for at, call in enumerate(self.calls) if (call.function, call.shapes) == key]
-        return tuple(self.calls[last[-2] + 1 : last[-1] + 1])
+        return tuple(self._periods(self.step)[1])
 
     def outside(self) -> list[OutsideOp]:
         """The ops of one step outside of its jitted functions."""
