@@ -45,7 +45,12 @@ SCRIPTS = (*LARGE, *(case for case in CASES if case.name in _SMALL))
 _WARM_UP, _STEPS, _PROFILED = 10, 40, 3
 _ENOUGH_S = 5.0
 _MEASURED = ("script", "measured_s", "fastest_s", "slowest_s", "gpu_s", "steps", "note")
-_PREDICTED = ("script", "predicted_s", "low_s", "high_s", "gpu_s", "loading_s", "step", "note")
+_PREDICTED = (
+    *("script", "predicted_s", "low_s", "high_s", "gpu_s", "loading_s", "with_loader_s", "step"),
+    "note",
+)
+_CORES = 16
+"""The cores of the GPU machine."""
 
 
 class _EnoughSteps(BaseException):
@@ -166,19 +171,26 @@ def predict(case: ScriptCase) -> dict[str, object]:
         before = Path.cwd()
         os.chdir(name)
         try:
-            run = wavecast.run_script(case.script, case.arguments, gpu=GPU)
+            run = wavecast.run_script(case.script, case.arguments, gpu=GPU, loader=True)
         except wavecast.WavecastError as error:
             return {"script": case.name, "note": str(error).splitlines()[0][:200]}
         finally:
             os.chdir(before)
     found = wavecast.predict(run.trace, GPU)
+    loading = run.loading and run.loading.on_cores(_CORES)
+    waits = bool(run.trace.arrays.syncs)
     return {
         "script": case.name,
         "predicted_s": found.seconds,
         "low_s": found.low_s,
         "high_s": found.high_s,
         "gpu_s": found.gpu_s,
-        "loading_s": run.loading.step_s if run.loading else "",
+        "loading_s": loading.step_s if loading else "",
+        "with_loader_s": (
+            loading.iteration_s(found.seconds, found.host_s, waits=waits)
+            if loading and loading.timed
+            else found.seconds
+        ),
         "step": run.choice,
     }
 

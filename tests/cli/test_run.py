@@ -199,3 +199,16 @@ def test_cores_scale_the_time_of_the_loader() -> None:
     assert [timed.on_cores(cores) for cores in (1, 2, 4, 16)] == [1.0, 0.5, 0.25, 0.25]
     loading = Loading(2.0, 1, 4, timed)
     assert loading.step_s == 0.5
+    assert loading.on_cores(1).step_s == 1.0
+    assert loading.iteration_s(0.1, 0.1, waits=True) == 0.5
+    assert loading.iteration_s(0.7, 0.1, waits=True) == 0.7
+
+
+def test_a_loader_without_workers_loads_between_the_ops_of_the_host() -> None:
+    loading = Loading(1.0, 1, 0, LoaderTime(seconds=0.5, cpu_s=0.5, batches=8, workers=0, cores=2))
+    assert loading.iteration_s(0.75, 0.1, waits=False) == 0.75
+    assert loading.iteration_s(0.75, 0.5, waits=False) == 1.0
+    assert loading.iteration_s(0.75, 0.5, waits=True) == 1.25
+    Path("train.py").write_text(LOADED)
+    done = run("run", "--gpu", "l4", "--loader", "train.py")
+    assert "so an iteration takes" in " ".join(done.out.split())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,6 +12,7 @@ from wavecast.report.fields import Described, Field, columns, describe, output, 
 from wavecast.report.memory import AdvisedMemory
 from wavecast.report.priced_steps import PREDICTED
 from wavecast.report.tables import line, table
+from wavecast.steps.prediction import Prediction
 from wavecast.traces.script import LoaderTime, Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Trace
 
@@ -82,13 +82,13 @@ def result_record(run: ScriptRun, **result: Any) -> dict[str, Any]:
 
 
 def script_run(
-    run: ScriptRun, step_s: float | None = None, cores: int | None = None
+    run: ScriptRun, fastest: Prediction | None = None, cores: int | None = None
 ) -> RenderableType:
     """Which step was traced and why, what it has, and what is not in it.
 
     Args:
         run: the run.
-        step_s: the shortest predicted time of a step. None if none was predicted.
+        fastest: the prediction of the shortest step. None if none was predicted.
         cores: the cores of the machine that will load the data. None for those of this one.
     """
     first, *further = found_step(run)
@@ -96,10 +96,10 @@ def script_run(
     if not run.confined:
         parts.append(line(_WEAKER, "yellow"))
     if run.loading is not None:
-        loading = _on_cores(run.loading, cores)
-        parts.append(line(_loading(loading, step_s), _style(loading, step_s)))
+        loading = run.loading if cores is None else run.loading.on_cores(cores)
+        parts.append(line(_loading(loading, fastest), _style(loading, fastest)))
     if run.own_time is not None:
-        is_slow = step_s is not None and run.own_time.seconds > step_s
+        is_slow = fastest is not None and run.own_time.seconds > fastest.seconds
         parts.append(line(_own_time(run.own_time, is_slow), "yellow" if is_slow else ""))
     parts.append("")
     return Group(*parts, table(columns(run.once)), "") if run.once else Group(*parts)
@@ -128,27 +128,18 @@ def _length(length: ScriptLength) -> str:
     return f"length: {', '.join(found)} ({length.source})"
 
 
-def _on_cores(loading: Loading, cores: int | None) -> Loading:
-    """The times of a loader on a machine with other cores than this one."""
-    timed = loading.timed
-    if timed is None or cores is None:
-        return loading
-    other = replace(timed, seconds=timed.on_cores(cores), cores=cores)
-    return replace(loading, timed=other)
+def _is_slow(loading: Loading, fastest: Prediction | None) -> bool:
+    return fastest is not None and loading.step_s > fastest.seconds
 
 
-def _is_slow(loading: Loading, step_s: float | None) -> bool:
-    return step_s is not None and loading.step_s > step_s
+def _style(loading: Loading, fastest: Prediction | None) -> str:
+    return "yellow" if _is_slow(loading, fastest) else ""
 
 
-def _style(loading: Loading, step_s: float | None) -> str:
-    return "yellow" if _is_slow(loading, step_s) else ""
-
-
-def _loading(loading: Loading, step_s: float | None) -> str:
+def _loading(loading: Loading, fastest: Prediction | None) -> str:
     """How long loading took, and whether the GPU would wait for it."""
     if loading.timed is not None:
-        return _timed(loading, loading.timed, step_s)
+        return _timed(loading, loading.timed, fastest)
     took = (
         f"loading: a batch took {units.duration(loading.seconds)} here, while tracing, in one "
         "process"
@@ -156,7 +147,7 @@ def _loading(loading: Loading, step_s: float | None) -> str:
     if loading.workers:
         took += f"; with the script's {loading.workers} workers, one is ready every "
         took += units.duration(loading.seconds / loading.workers)
-    if _is_slow(loading, step_s):
+    if _is_slow(loading, fastest):
         return f"{took}: longer than the predicted step, so the GPU may wait for data"
     return f"{took} (not a part of the predicted step)"
 
@@ -172,21 +163,22 @@ def _own_time(own: OwnTime, is_slow: bool) -> str:
     return f"{took} (not a part of the predicted step)"
 
 
-def _timed(loading: Loading, timed: LoaderTime, step_s: float | None) -> str:
+def _timed(loading: Loading, timed: LoaderTime, fastest: Prediction | None) -> str:
     """How fast the loader is with its workers, and whether that is enough."""
     who = f"{timed.workers} workers" if timed.workers else "the training process itself"
     took = (
         f"loading: {who} on {timed.cores} cores have a batch ready every "
         f"{units.duration(timed.seconds)} ({units.duration(timed.cpu_s)} of CPU time)"
     )
-    if step_s is None:
+    if fastest is None:
         return took
+    step_s, waits = fastest.seconds, bool(fastest.trace.arrays.syncs)
     needed = f"{took}; the fastest GPU needs one every {units.duration(step_s / loading.batches)}"
-    if not _is_slow(loading, step_s):
+    iteration_s = loading.iteration_s(step_s, fastest.host_s, waits=waits)
+    if iteration_s <= step_s:
         return f"{needed}, so it does not wait for data"
     enough = math.ceil(timed.cpu_s * loading.batches / step_s)
-    waits = units.percent(1 - step_s / loading.step_s)
-    return (
-        f"{needed}, so it waits for data {waits} of the time; {enough} workers on as many cores "
-        "would be enough"
-    )
+    many = f"{enough} {'worker' if enough == 1 else 'workers'} on as many cores would be enough"
+    if not timed.workers:
+        needed += ", and the training process issues no ops while it loads"
+    return f"{needed}, so an iteration takes {units.duration(iteration_s)}; {many}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wavecast.showing import Shown
 from wavecast.traces.step import Trace
@@ -72,6 +72,28 @@ class Loading(Shown):
         if self.timed is not None:
             return self.timed.seconds * self.batches
         return self.seconds * self.batches / max(self.workers, 1)
+
+    def on_cores(self, cores: int) -> Loading:
+        """The same on a machine with so many cores; as it is if the loader was not timed apart."""
+        if self.timed is None:
+            return self
+        seconds = self.timed.on_cores(cores)
+        return replace(self, timed=replace(self.timed, seconds=seconds, cores=cores))
+
+    def iteration_s(self, step_s: float, host_s: float, *, waits: bool) -> float:
+        """The time from one step to the next, with the loading of its batches.
+
+        Workers load beside the step. Without any, the training process loads, and then issues ops.
+
+        Args:
+            step_s: the predicted time of the step.
+            host_s: the host's time to issue its ops.
+            waits: whether the step makes the host wait for the GPU, which has nothing to do then
+                while the next batch is loaded.
+        """
+        if self.workers:
+            return max(step_s, self.step_s)
+        return max(step_s, (step_s if waits else host_s) + self.step_s)
 
 
 @dataclass(frozen=True)

@@ -231,7 +231,7 @@ def _show_predictions(
 ) -> dict[str, Any]:
     if shown.plan is None and run.length is not None and run.length.steps is not None:
         shown = replace(shown, plan=TrainingPlan(iterations=run.length.steps))
-    before = script_report.script_run(run, min(row.seconds for row in rows), cores)
+    before = script_report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 
