@@ -5,16 +5,23 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from wavecast import ops
+from wavecast.errors import WavecastError
 from wavecast.ops import Kind
 from wavecast.report.fields import Field, describe
+from wavecast.report.findings import findings
 from wavecast.report.shares import counted_ops, shares
 from wavecast.report.tables import from_rows, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
 from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.steps.arguments import origin_of
+from wavecast.steps.profile import profile_measured
 from wavecast.steps.shares import Share
 from wavecast.traces import overlap
+from wavecast.traces.kernel_names import readable_name
 from wavecast.traces.step import Measurement, Phase, Role, Trace
 
+_NAME = 60
+"""Characters of an op's name; a longer one is cut."""
 describe(
     ops.Totals,
     "kernels",
@@ -92,7 +99,7 @@ def traced_step(title: str, trace: Trace) -> RenderableType:
 
 
 def measured_step(title: str, trace: Trace) -> RenderableType:
-    """A measured step: its times, how they were measured, and the longest ops."""
+    """A measured step: what it shows, its times, how they were measured, and the longest ops."""
     kernels = [kernel for call in trace for kernel in call.kernels]
     measured = trace.measurement or Measurement("")
     rows = _times(measured, overlap.busy_s(kernels))
@@ -103,14 +110,26 @@ def measured_step(title: str, trace: Trace) -> RenderableType:
         f"{count(len(kernels))} kernels in {count(len(trace))} calls; {_repeats(measured)}",
         *_communication(trace),
     ]
+    found = [line(text, "bold") for text in _findings(title, trace)]
     return titled(
         title,
+        *found,
+        *([""] if found else []),
         table(columns),
         "",
         *remarks(lines),
         *notes(trace.notes),
         shares("GPU time by op", _by_op(trace), sum(k.seconds for k in kernels), limit=10),
     )
+
+
+def _findings(title: str, trace: Trace) -> list[str]:
+    """What the step shows, in sentences; nothing if it is not known on which GPU it ran."""
+    try:
+        device = origin_of(trace, None)
+    except WavecastError:
+        return []
+    return findings(profile_measured(title, trace, device))
 
 
 def _times(measured: Measurement, busy_s: float) -> list[tuple[str, str, str]]:
@@ -121,7 +140,8 @@ def _times(measured: Measurement, busy_s: float) -> list[tuple[str, str, str]]:
         rows.append(("iteration", duration(measured.seconds), how))
     if measured.gpu_s is not None:
         share = measured.gpu_s / measured.seconds if measured.seconds else None
-        remark = "" if share is None else f"{percent(share)} of the iteration"
+        remark = "" if share is None else f"{percent(min(share, 1.0))} of the iteration"
+        remark += "; this step was longer than the median one" if (share or 0.0) > 1 else ""
         rows.append(("GPU busy", duration(measured.gpu_s), remark))
     if measured.host_s is not None:
         remark = "time to issue the step, waiting not counted"
@@ -160,7 +180,8 @@ def _by_op(trace: Trace) -> list[Share]:
     seconds: dict[str, float] = {}
     for call in trace:
         if call.kernels:
-            name = call.op.base if call.op.base.startswith("aten.") else call.op.name[:60]
+            is_known = call.op.base.startswith("aten.")
+            name = call.op.base if is_known else readable_name(call.op.name)[:_NAME]
             calls[name] = calls.get(name, 0) + 1
             seconds[name] = seconds.get(name, 0.0) + sum(k.seconds for k in call.kernels)
     by_op = (Share(name, calls[name], seconds[name]) for name in calls)

@@ -111,13 +111,13 @@ def readable_name(name: str) -> str:
         return name.removeprefix("void ").partition("(")[0] or name
     function = function_name(name)
     words = template_words(name)
-    if function in _WRAPPERS:  # CUTLASS names the kernel in its first argument
+    if function in _WRAPPERS:  # CUTLASS and C++ functions of autograd: it is the first argument
         return next((word for word in words if not _NAMESPACE.fullmatch(word)), function)
     worker = next((word for word in words if _WORKER.search(word)), "")
     return f"{function} {worker}".rstrip()
 
 
-_WRAPPERS = ("Kernel", "Kernel2", "device_kernel")
+_WRAPPERS = ("Kernel", "Kernel2", "device_kernel", "CppNode")
 _NAMESPACE = re.compile(r"cutlass|at|native|std|kernel")
 _WORKER = re.compile(r"(?:Functor|Functor_\w+|Ops|_kernel_cuda|_kernel_impl)$")
 

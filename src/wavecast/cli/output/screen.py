@@ -254,7 +254,8 @@ def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
 
         def say(done: int, total: int) -> None:
             nonlocal reported
-            if total >= _WORTH_A_LINE and (done >= total or done >= reported + total / 20):
+            is_last = done >= total > reported
+            if total >= _WORTH_A_LINE and (is_last or done >= reported + total / 20):
                 reported = done
                 tell(one_line(f"{doing}: {done} of {total}"))
 
