@@ -34,13 +34,13 @@ def loss_fn(params: list[Any], x: Any, y: Any) -> Any:
 gradients = jax.jit(jax.value_and_grad(loss_fn))
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator]
 def add(one: Any, other: Any) -> Any:
     """The sum of two gradients."""
     return jax.tree.map(jnp.add, one, other)
 
 
-@jax.jit
+@jax.jit  # type: ignore[untyped-decorator]
 def update(state: Any, grads: Any) -> Any:
     """One step of Adam."""
     params, first, second = state
