@@ -2,6 +2,7 @@
 
 python -m lab score framework_pairs                committed predictions, and what was measured
 python -m lab score framework_pairs --write FILE   predict anew, before anything is measured
+python -m lab score framework_pairs --suite FILE   what was measured, for `wavecast suite observe`
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from lab import needs
 from lab.measured.compiled import GPU
 from lab.measured.jax_steps import FOLDER, steps
 from lab.steps.framework_pairs import FRAMEWORKS, PAIRS, FrameworkPair
+from wavecast.runs.suite_results import SuiteResult, write_results
 
 PREDICTED, MEASURED = FOLDER / "pairs-predictions.json", FOLDER / "pairs.json"
+SOFTWARE = {"torch": "torch 2.11.0", "jax": "jax 0.11.2"}
 _FIELDS = ("gpu_s", "seconds", "low_s", "high_s", "memory_bytes")
 
 
@@ -85,11 +88,34 @@ def measured() -> list[dict[str, Any]]:
     return found
 
 
+def suite_rows() -> Iterator[SuiteResult]:
+    """What was measured, as results of the suite."""
+    rows = {(row["framework"], row["name"]): row for row in measured()}
+    for pair in PAIRS:
+        batch, precision = pair.arguments[0], pair.arguments[-1]
+        for framework in FRAMEWORKS:
+            seconds = rows[framework, pair.name]["seconds"]
+            yield SuiteResult(
+                pair.name,
+                batch,
+                precision,
+                GPU,
+                "ok",
+                seconds=seconds,
+                throughput_per_s=batch / seconds,
+                software=SOFTWARE[framework],
+            )
+
+
 def main(given: Sequence[str] = ()) -> None:
     """Predict the pairs, or compare predictions with measurements."""
     parser = needs.parser(__doc__)
     parser.add_argument("--write", type=Path, help="predict, and write the predictions here")
+    parser.add_argument("--suite", type=Path, help="write what was measured as suite results")
     options = parser.parse_args(given)
+    if options.suite:
+        write_results(options.suite, tuple(suite_rows()))
+        return
     if options.write:
         rows = [row for pair in PAIRS for row in predicted(pair)]
         options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.suite_results import read_results
+from wavecast.runs.suite_results import SuiteResult, read_results, write_results
 
 OLD = Path(__file__).parents[1] / "samples" / "version-0.1" / "suite.csv"
 
@@ -28,3 +28,17 @@ def test_a_number_that_is_too_long_is_refused(tmp_path: Path) -> None:
         csv.writer(file, lineterminator="\n").writerows([names, row.values()])
     with pytest.raises(InvalidInput, match=r"line 2 .*iterations is 9+, but must be a number"):
         read_results(tmp_path / "suite.csv")
+
+
+def test_only_the_same_step_on_the_same_gpu_and_framework_is_replaced(tmp_path: Path) -> None:
+    rows = [
+        SuiteResult("lstm", 64, "fp32", gpu, "ok", seconds=seconds, software=software)
+        for gpu, software, seconds in (
+            ("h200-sxm", "torch 2.11.0", 1.0),
+            ("h200-sxm", "jax 0.11.2", 2.0),
+            ("l4", "torch 2.11.0", 3.0),
+            ("l4", "torch 2.13.0", 4.0),
+        )
+    ]
+    write_results(tmp_path / "suite.csv", rows)
+    assert read_results(tmp_path / "suite.csv") == (rows[0], rows[1], rows[3])

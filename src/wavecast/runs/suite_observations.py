@@ -16,7 +16,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import known_device
 from wavecast.runs import suite_sweeps as of
 from wavecast.runs.suite_results import CPU, SuiteResult
-from wavecast.runs.suite_sweeps import LSTM, RECURRENT, Sweep, cores, framework, sweeps
+from wavecast.runs.suite_sweeps import LSTM, RECURRENT, Sweep, cores, sweeps
 from wavecast.showing import Shown
 from wavecast.steps.profile import profile_measured
 from wavecast.traces.step import Trace
@@ -183,9 +183,9 @@ def _third(rows: Sequence[SuiteResult]) -> Observation:
     claim = "which framework is faster depends on the model"
     rates: dict[str, dict[str, float]] = {}
     for row in rows:
-        if row.throughput_per_s and framework(row):
+        if row.throughput_per_s and row.framework:
             best = rates.setdefault(f"{row.model} {row.precision} {row.gpu}", {})
-            best[framework(row)] = max(best.get(framework(row), 0.0), row.throughput_per_s)
+            best[row.framework] = max(best.get(row.framework, 0.0), row.throughput_per_s)
     first = {name: max(best, key=best.__getitem__) for name, best in rates.items() if len(best) > 1}
     if not first:
         return Observation(3, claim, figure="needs results of two frameworks for the same model")

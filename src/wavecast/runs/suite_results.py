@@ -71,6 +71,11 @@ class SuiteResult(Shown):
     """How many machines these GPUs are in."""
 
     @property
+    def framework(self) -> str:
+        """The framework of a result: the first word of its software, without the version."""
+        return self.software.partition(" ")[0].strip(",")
+
+    @property
     def configuration(self) -> SuiteStep:
         """The step that was measured or predicted."""
         return SuiteStep(self.model, self.batch, self.precision, self.gpus, self.nodes)
@@ -99,12 +104,13 @@ def gpu_name(gpu: str) -> str:
 
 
 def read_results(path: Path) -> tuple[SuiteResult, ...]:
-    """The results in a file. If a step was measured again, its last result.
+    """The results in a file. If a step was measured again on a GPU, its last result there.
 
     Raises:
         InvalidInput: the file holds something else, or is damaged; says which line and why.
     """
-    return tuple({row.configuration: row for row in TABLE.read(path)}.values())
+    rows = {(row.configuration, row.gpu, row.framework): row for row in TABLE.read(path)}
+    return tuple(rows.values())
 
 
 def _to_texts(result: SuiteResult) -> dict[str, str]:

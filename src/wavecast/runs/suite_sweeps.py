@@ -34,16 +34,11 @@ def sweeps(rows: Sequence[SuiteResult]) -> Iterator[Sweep]:
     groups: dict[tuple[str, str, str, str], list[SuiteResult]] = {}
     for row in rows:
         if row.seconds is not None or row.status == "ok":
-            key = row.gpu, framework(row), row.model, row.precision
+            key = row.gpu, row.framework, row.model, row.precision
             groups.setdefault(key, []).append(row)
     for group in groups.values():
         if len(group) > 1:
             yield tuple(sorted(group, key=lambda row: row.batch))
-
-
-def framework(row: SuiteResult) -> str:
-    """The framework of a result: the first word of its software, without the version."""
-    return row.software.partition(" ")[0].strip(",")
 
 
 def cores(row: SuiteResult) -> float:
