@@ -24,7 +24,7 @@ test: $(READY) ## the tests, without those that take long
 slow: $(READY) ## the tests that take long: training loops, recipes, kills, browsers, long fuzzing
 	$(BIN)/python -m pytest $(SPREAD) -m slow
 
-test-all: test slow ## all tests that need no GPU
+test-all: test slow ## all tests that need no GPU, as every night
 
 components: ## install PostgreSQL and Chromium (Debian), which some tests need
 	.ci/components
@@ -39,7 +39,7 @@ types: $(READY) ## mypy --strict
 docs: $(READY) ## the site, strictly, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-check: lint types test-all docs ## everything CI runs
+check: lint types test docs ## everything CI runs
 
 bench: $(READY) ## list the commands that fit, score and collect, and time wavecast itself
 	@$(BIN)/python -m lab --list
