@@ -22,10 +22,9 @@ from lab.score import pages
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.step_source import StepSource, target_source
-from wavecast.frameworks.strategies import option_of
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware.processors import host_of
-from wavecast.parallel.strategy import OFFLOADS, SCHEDULES, Parallel
+from wavecast.parallel.strategy import OFFLOADS, SCHEDULES, Parallel, option_of
 from wavecast.planning.layouts import Layout, search_layouts
 from wavecast.planning.strategies import Search
 from wavecast.steps.op_times import ClusterPredictor

@@ -9,6 +9,9 @@ import pytest
 from made import step
 from shell import run
 
+import wavecast
+from wavecast.frameworks.strategies import parse_parallel
+
 pytest.importorskip("ortools")
 
 JOBS = """
@@ -188,6 +191,39 @@ def test_tables_of_jobs_and_clusters_are_simulated(tmp_path: Path) -> None:
     assert [row["jobs"] for row in found["policies"]] == [2, 2]
     assert found["policies"][0]["makespan_s"] == pytest.approx(3660)
     assert "there is no policy" in run("simulate", trace, "--cluster", cluster, "--policy", "x").err
+
+
+LAYOUTS = """
+[[jobs]]
+name = "decoder"
+target = "TRACE"
+iterations = 1e6
+counts = [2]
+layouts = "all"
+[[cluster.pools]]
+gpu = "t4"
+gpus = 4
+"""
+
+
+def test_the_layout_is_chosen_with_the_gpus(jobs: Path) -> None:
+    path = Path(__file__).parents[1] / "samples" / "steps" / "decoder.json.gz"
+    text = LAYOUTS.replace("TRACE", str(path))
+    found = {}
+    for layouts in ("data", "all"):
+        jobs.write_text(text.replace('"all"', f'"{layouts}"'))
+        done = run("plan", jobs, "--time-limit", "0", "--json")
+        assert done.code == 0, done.err
+        [found[layouts]] = json.loads(done.out)["jobs"]
+    assert found["data"]["layout"] == "data=2"
+    assert found["all"]["end_s"] < found["data"]["end_s"]
+    alone = wavecast.predict(
+        wavecast.load_trace(path), "t4", parallel=parse_parallel(found["all"]["layout"])
+    )
+    assert found["all"]["end_s"] == pytest.approx(1e6 * alone.seconds)
+    jobs.write_text(text.replace('"all"', '"some"'))
+    told = 'jobs[1].layouts must be "data" or "all", not \'some\''
+    assert told in " ".join(run("plan", jobs).err.split())
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.strategies import option_of, parse_parallel
+from wavecast.frameworks.strategies import parse_parallel
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import cluster
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.processors import processors, update_rate
 from wavecast.parallel.offload import UPDATE, HostUpdate
 from wavecast.parallel.spreading import backward_end, spread
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.bounds import RankWork
 from wavecast.steps.op_times import ClusterPredictor, host_update
 from wavecast.steps.parallel_steps import ParallelSteps, predict_parallel

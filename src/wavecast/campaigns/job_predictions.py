@@ -9,14 +9,20 @@ from dataclasses import replace
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.step_source import StepSource, target_source, units_of
+from wavecast.frameworks.strategies import plan_of_target
 from wavecast.frameworks.targets import Target, resolve
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.devices import device
+from wavecast.hardware.kept_hosts import find_host
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingPlan
+from wavecast.planning.cost import TrainingPlan, training_cost
+from wavecast.planning.layouts import search_layouts
 from wavecast.planning.prices import price_book
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.selection import Candidate
+from wavecast.planning.strategies import Search
+from wavecast.steps.request import on_cluster
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Shows how many GPUs are done, under a name."""
@@ -59,7 +65,10 @@ class JobPredictor:
             devices = tuple(device(name) for name in gpus)
             with self._progress(f"predicting {spec.name}") as progress:
                 as_it_is = (StepSetting("", source.on),)
-                return find_candidates(devices, question, as_it_is, self._book, progress)
+                found = find_candidates(devices, question, as_it_is, self._book, progress)
+            if spec.layouts == "data":
+                return found
+            return [_best_layout(one, question, target, source) for one in found]
 
     def _source(self, spec: JobSpec) -> tuple[Target, StepSource]:
         options = ModelOptions.named(spec.options)
@@ -68,6 +77,45 @@ class JobPredictor:
             target = resolve(spec.target, spec.batch, spec.precision, options)
             self._sources[key] = target, self._make_source(target)
         return self._sources[key]
+
+
+def _best_layout(
+    found: Candidate, question: TrainingQuestion, target: Target, source: StepSource
+) -> Candidate:
+    """The GPUs of a candidate with the fastest of all strategies for them."""
+    samples, together = found.batch or source.on(found.device).samples, question.plan.global_batch
+    if found.gpus == 1 or not samples:
+        return found
+    machines = question.clusters.get(found.device.id)
+    predictor = on_cluster(found.device, Parallel(), machines=machines)
+    host = find_host(question.host, found.device, predictor.cluster)
+    search = Search(
+        gpus=found.gpus,
+        global_batch=together // question.each if together else samples * found.gpus,
+        micro_batches=_halves(samples) if target.trace is None else (samples,),
+        tensor_plan=plan_of_target(target.text, target.options),
+        best=1,
+    )
+    best, *_ = search_layouts(
+        search, lambda micro, _: source.on(found.device, micro), predictor, host
+    )
+    if best.prediction is None:
+        return found
+    plan = replace(question.plan, global_batch=search.global_batch * question.each)
+    cost = training_cost(best.prediction, plan)
+    if cost.seconds.value >= found.seconds.value:
+        return found
+    return Candidate(
+        found.device, found.gpus, best.micro_batch, best.strategy, memory=best.memory, cost=cost
+    )
+
+
+def _halves(samples: int) -> tuple[int, ...]:
+    """A batch, its half, and so on to one, as far as they are whole: micro-batches to try."""
+    sizes = [samples]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    return tuple(sizes)
 
 
 def _plan(spec: JobSpec, target: Target) -> TrainingPlan:

@@ -32,17 +32,6 @@ def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> P
     )
 
 
-def option_of(strategy: Parallel) -> str:
-    """A strategy as `--parallel` takes it: "data=8,shard=3,reshard=no"."""
-    words = []
-    for field in fields(Parallel):
-        value = getattr(strategy, field.name)
-        if field.name != "tensor_plan" and value != field.default:
-            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
-            words.append(f"{field.name}={text}")
-    return ",".join(words)
-
-
 def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str, str] | None:
     """The tensor plan that transformers has for a target; None if the rule is to find one."""
     if not target.startswith("hf:") or options.lora or options.qlora:

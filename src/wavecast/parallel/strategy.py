@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from wavecast.errors import InvalidInput
@@ -244,3 +244,14 @@ def _check_count(name: str, value: object) -> None:
 
 def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def option_of(strategy: Parallel) -> str:
+    """A strategy as `--parallel` takes it: "data=8,shard=3,reshard=no"."""
+    words = []
+    for field in fields(Parallel):
+        value = getattr(strategy, field.name)
+        if field.name != "tensor_plan" and value != field.default:
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+            words.append(f"{field.name}={text}")
+    return ",".join(words)

@@ -37,6 +37,18 @@ def whole(value: Any, where: str) -> int:
     return value
 
 
+def one_of(words: Sequence[str]) -> Callable[[Any, str], str]:
+    """A check of a text that is one of some words."""
+
+    def check(value: Any, where: str) -> str:
+        if value not in words:
+            listed = " or ".join(f'"{word}"' for word in words)
+            raise InvalidInput(f"{where} must be {listed}, not {value!r}")
+        return str(value)
+
+    return check
+
+
 def text(value: Any, where: str) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value.strip():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 
-from wavecast.frameworks.strategies import option_of
+from wavecast.parallel.strategy import option_of
 from wavecast.planning.failures import Interruptions
 from wavecast.planning.layouts import Layout
 from wavecast.planning.networks import NetworkPoint

@@ -6,8 +6,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.strategies import option_of
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Aim, Candidate, Limit, Selection
 from wavecast.report.costs import long_range, money_range

@@ -11,7 +11,7 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import toml_table
 from wavecast.planning.prices import price_book
 from wavecast.planning.schedule.fleet_files import fleet_of
-from wavecast.planning.schedule.job_files import JobSpec, jobs_of
+from wavecast.planning.schedule.job_files import LAYOUTS, JobSpec, jobs_of
 from wavecast.planning.schedule.job_options import make_jobs
 from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import cost_against_time, make_plan
@@ -95,3 +95,8 @@ def _refuse_many(specs: Sequence[JobSpec]) -> None:
     for number, spec in enumerate(specs, start=1):
         if max(spec.counts) > 64 or len(spec.counts) > 8:
             raise InvalidInput(f"jobs[{number}].counts: at most 8 counts up to 64 GPUs here")
+        if spec.layouts != LAYOUTS[0]:
+            raise InvalidInput(
+                f'jobs[{number}].layouts: "{LAYOUTS[0]}" only here, since others take long; all by '
+                "the command: wavecast plan"
+            )

@@ -32,9 +32,7 @@ def capacity(
     cluster: ClusterOption = None,
     promise: Annotated[
         float,
-        typer.Option(
-            "--promise", help="The share of jobs that are to end in time, in nine of ten draws."
-        ),
+        typer.Option("--promise", help="The share of jobs in time, in nine of ten draws."),
     ] = 0.95,
     wait: Annotated[
         str,

@@ -10,6 +10,7 @@ epochs = 90
 dataset_samples = 1281167
 gpus = ["h100-sxm-80gb", "l4"]      # of the cluster; all by default
 counts = [1, 2, 4]                  # how many of them to try
+layouts = "all"                     # tensor and pipeline ranks, too; "data" by default
 submit = "0h"
 deadline = "48h"                    # from the start of the plan
 priority = 2
@@ -32,6 +33,7 @@ from wavecast.hardware.fact_files import refuse_unknown
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.file_values import (
     number,
+    one_of,
     table_rows,
     text,
     texts,
@@ -43,6 +45,10 @@ from wavecast.planning.file_values import (
 
 LENGTHS = ("iterations", "samples", "tokens", "epochs")
 """The keys that say how long a training is."""
+
+LAYOUTS = ("data", "all")
+"""Replicas, with sharded weights where they need it; or every strategy of `wavecast parallelize`,
+of which the fastest is taken."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,8 @@ class JobSpec:
     """The GPUs that it may run on. Empty for all of the cluster."""
     counts: tuple[int, ...] = (1,)
     """The numbers of GPUs that it may run on."""
+    layouts: str = LAYOUTS[0]
+    """How its step may be spread over several GPUs: one of `LAYOUTS`."""
     submit_s: float = 0.0
     deadline_s: float | None = None
     """The deadline, from the start of the plan."""
@@ -157,6 +165,7 @@ _CHECKS: dict[str, Callable[[Any, str], Any]] = {
     "samples_per_s": _by_gpus,
     "gpus": texts,
     "counts": wholes,
+    "layouts": one_of(LAYOUTS),
     "submit": time_s,
     "deadline": time_s,
     "due_in": time_s,

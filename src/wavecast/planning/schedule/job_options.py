@@ -10,7 +10,7 @@ from wavecast.errors import InvalidInput, prefixed
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import option_of
 from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.job_files import JobSpec, counted_gpus
 from wavecast.planning.schedule.jobs import HOUR_S, Fleet, Job, Pool, RunOption
@@ -139,17 +139,8 @@ def _predicted(
             continue
         for pool in pools:
             if pool.gpu == one.device.id:
-                layout = "" if one.strategy is None else _layout(one.strategy)
+                layout = "" if one.strategy is None else option_of(one.strategy)
                 yield _option(pool, one.gpus, one.cost.seconds, layout)
-
-
-def _layout(strategy: Parallel) -> str:
-    """The strategy as `--parallel` takes it: `data=8,shard=3`."""
-    given = {"data": strategy.data, "shard": strategy.shard, "microbatches": strategy.microbatches}
-    usual = {"data": 1, "shard": 0, "microbatches": 1}
-    words = [f"{name}={n}" for name, n in given.items() if n != usual[name]]
-    words += [f"offload={strategy.offload}"] if strategy.offload != "none" else []
-    return ",".join(words)
 
 
 def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:
