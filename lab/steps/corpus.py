@@ -136,7 +136,6 @@ PYPI = (
     _public(f"{_IGNITE}/mnist/mnist_with_tensorboard.py", data=made.digits),
     _public(f"{_IGNITE}/reinforcement_learning/reinforce.py"),
     _public(f"{_OPACUS}/mnist.py", "--data-root .", made.digits),
-    _public(f"{_OPACUS}/dcgan.py", "--data-root .", made.digits),
     _public(f"{_OPACUS}/char-lstm-classification.py", "--data-root data/names", made.names),
     _public(f"{_OPACUS}/tensor_parallelism_toy.py", options="--ranks 2"),
     _public(f"{_OPACUS}/fsdp_example.py", "", made.digits, "--ranks 2"),
