@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -99,6 +100,13 @@ def test_steps_that_vary_suggest_to_run_more(script: MakeScript) -> None:
     run = wavecast.run_script(path, steps=21)
     assert "--steps" not in run.choice
     assert rows_of(run) == {4 + 8 * 11}
+
+
+def test_a_larger_step_among_equal_ones_is_told(script: MakeScript) -> None:
+    path = script("i = 0\nwhile True:\n    update(640 if i == 2 else 64)\n    i += 1\n")
+    run = wavecast.run_script(path)
+    assert rows_of(run) == {64}
+    assert re.search(r"one of them with \d\S* times the FLOPs; .*--steps 100$", run.choice)
 
 
 def test_lbfgs_takes_all_of_its_iterations(script: MakeScript) -> None:

@@ -175,8 +175,13 @@ def choose(steps: Candidates) -> Choice:
         for ops in equal
         if adds_to(ops, chosen)
     )
-    if not left_out and varies and not steps.asked and not steps.may_be_short:
-        reason += _MORE
+    if not left_out:
+        times_larger = max(work.values())[0] / work[chosen][0] if work[chosen][0] else 1.0
+        if times_larger > _VARIED:
+            reason += f", one of them with {times_larger:.3g} times the FLOPs"
+        # Shorter batches are expected; to run more steps would not tell more of them.
+        if varies and not steps.asked and (times_larger > _VARIED or not steps.may_be_short):
+            reason += _MORE
     return Choice(equal[chosen][-1], numbers, reason, left_out)
 
 
