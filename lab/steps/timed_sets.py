@@ -11,6 +11,7 @@ SETS = {
     "blind_3": ("lab.steps.blind_3", "BLIND_3"),
     "blind_4": ("lab.steps.blind_4", "BLIND_4"),
     "blind_5": ("lab.steps.blind_5", "BLIND_5"),
+    "blind_6": ("lab.steps.blind_6", "BLIND_6"),
 }
 """The module and the name of each set."""
 NAMES = tuple(SETS)
