@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 from shell import run
 
 import wavecast
+from lab.places import DOCS
 from lab.steps.scripts import CASES, ScriptCase, prepare
 
 GPU = "a100-sxm-80gb"
@@ -31,6 +33,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_there_are_at_least_twenty() -> None:
     assert len(CASES) == len({case.name for case in CASES}) >= 20
     assert all(case.script.is_file() for case in CASES)
+
+
+def test_the_tests_that_the_page_of_the_corpus_names_exist() -> None:
+    page = (DOCS / "appendix" / "scripts.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    code = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py"))
+    assert named <= set(re.findall(r"def (test_\w+)", code))
+    assert named
 
 
 @pytest.mark.slow
