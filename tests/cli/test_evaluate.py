@@ -39,6 +39,8 @@ def test_pairs_are_shown_as_text_json_and_a_page(elsewhere: Path, tmp_path: Path
     text = page.read_text(encoding="utf-8")
     assert text.count('class="bar"') > 20
     assert "2 pairs" in text
+    pairs = text[text.index('id="pairs"') : text.index('id="steps"')]
+    assert pairs.count('class="bar"') == 2 * len(origins)  # measured and predicted
 
 
 def test_tables_fit_every_terminal(elsewhere: Path) -> None:

@@ -11,7 +11,7 @@ from wavecast.report.html.colors import key
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
 from wavecast.report.tables import Column
-from wavecast.report.units import percent
+from wavecast.report.units import duration, percent
 from wavecast.steps.evaluation import MeanError, PairEvaluation
 
 _COLORS = dict(zip(texts.METHODS.values(), ("c0", "c2", "c4", "c7"), strict=True))
@@ -98,6 +98,23 @@ def _ops(evaluation: PairEvaluation) -> Section:
 
 
 def _pairs(evaluation: PairEvaluation) -> Section:
-    shown = table(columns(evaluation.pairs), caption="Each model from one GPU to another")
-    lead = "Errors are (predicted - measured) / measured: below 0 is too short."
+    """Bars of what was measured and what is predicted, as in Habitat's figure 3."""
+    rows = evaluation.pairs
+    colors = {"measured": "c9", "predicted": "c0"}
+
+    def drawn(column: Column, row: int) -> Html | None:
+        if column.name not in colors:
+            return None
+        one = rows[row]
+        seconds = one.measured_s if column.name == "measured" else one.scaled_s
+        if seconds is None:
+            return None
+        share = seconds / max(one.measured_s, one.scaled_s or 0.0)
+        return bar([(share, colors[column.name], duration(seconds))], "")
+
+    shown = table(columns(rows), caption="Each model from one GPU to another", drawn=drawn)
+    lead = (
+        "The two bars of a row have one scale. Errors are (predicted - measured) / measured: "
+        "below 0 is too short."
+    )
     return Section("pairs", "Each model from one GPU to another", shown, lead, "pairs")
