@@ -276,12 +276,15 @@ def test_all_offers_are_compared_within_a_budget(client: TestClient) -> None:
     place = f"/api/results/{answer['id']}/choices"
     choice = post(client, place, {"budget_usd": 500.0, "deadline_h": 48.0, "most_gpus": 2})
     assert "$" in choice["verdict"]
-    assert "2 x l4" in "".join(choice["sections"])
+    told = "".join(choice["sections"])
+    assert "2 x l4" in told
+    assert f"wavecast predict {QUESTION['model']} --batch " in told  # not TARGET
+    assert f"--precision {QUESTION['precision']} --gpu" in told
     poor = post(client, place, {"budget_usd": 0.001})
     assert choice["verdict"] != poor["verdict"]
     unasked = post(client, "/api/predictions", QUESTION)
-    told = post(client, f"/api/results/{unasked['id']}/choices", {}, 422)
-    assert "how long the training is" in told["error"]["message"]
+    refused = post(client, f"/api/results/{unasked['id']}/choices", {}, 422)
+    assert "how long the training is" in refused["error"]["message"]
 
 
 def test_changes_are_advised_for_a_model_and_for_a_trace(

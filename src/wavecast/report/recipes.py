@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from wavecast.frameworks.pytorch.huggingface.configs import config_of
+from wavecast.frameworks.step_source import units_of
+from wavecast.frameworks.targets import Target
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Aim, Candidate, Limit, Selection
@@ -65,6 +68,42 @@ class AskedStep:
 
 
 ANY_STEP = AskedStep()
+
+
+def asked_step(
+    target: Target, text: str, options: Sequence[str], precision: str | None
+) -> AskedStep:
+    """A step as it was asked for.
+
+    Args:
+        target: the step.
+        text: how it was named; empty for an uploaded trace.
+        options: its options as they are typed, without batch and precision.
+        precision: the precision that was asked for.
+    """
+    chosen = target.options
+    has = {
+        "checkpointing": chosen.checkpointing,
+        "compile": bool(target.compiled),
+        "lora": chosen.lora is not None,
+        "qlora": chosen.qlora,
+        target.precision or "": target.precision is not None,
+    }
+    return AskedStep(
+        shlex.quote(text) if text else ANY_STEP.target,
+        tuple(options),
+        precision,
+        frozenset(name for name, given in has.items() if given),
+        _has_trainer(text),
+        target.trace is None and target.script is None,
+        units_of(target) if target.unit == "tokens" else None,
+    )
+
+
+def _has_trainer(text: str) -> bool:
+    """Whether a target is a model of transformers, and not of diffusers."""
+    name = text.removeprefix("hf:")
+    return name != text and config_of(name).diffusion_class is None
 
 
 def recipe(selection: Selection, asked: AskedStep) -> list[str]:

@@ -21,6 +21,7 @@ from wavecast.planning.selection import Aim, select
 from wavecast.report.html.advice_reports import advice_report
 from wavecast.report.html.choice_reports import choice_report
 from wavecast.report.html.documents import Report
+from wavecast.report.recipes import asked_step
 from wavecast.server.questions import ChoiceQuestion, PredictionQuestion
 
 _HOUR_S = 3600.0
@@ -54,9 +55,10 @@ def chosen_gpus(
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
     selection = select(found, Aim.MONEY, *bounds)
-    return report_parts(
-        "offers", choice_report(target.name, selection, plan, source.on().unit, bounds)
-    )
+    options = [*target.options.words(), *(["--compile"] if target.compiled else [])]
+    asked = asked_step(target, target.text, options, target.precision)
+    report = choice_report(target.name, selection, plan, source.on().unit, bounds, asked)
+    return report_parts("offers", report)
 
 
 def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:

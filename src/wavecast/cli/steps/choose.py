@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -37,7 +36,6 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.huggingface.configs import config_of
 from wavecast.frameworks.step_source import StepSource, units_of
 from wavecast.frameworks.targets import Target
 from wavecast.hardware.device import Device
@@ -49,7 +47,7 @@ from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report import selections as report
 from wavecast.report.html.choice_reports import choice_report
-from wavecast.report.recipes import AskedStep
+from wavecast.report.recipes import AskedStep, asked_step
 
 _MILLION = 1e6
 _Limits = tuple[float | None, float | None]
@@ -157,29 +155,8 @@ def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], Step
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
     """The step as it was asked for, for the recipe."""
     options = replace(step, batch=None, precision=None)
-    chosen = target.options
-    has = {
-        "checkpointing": chosen.checkpointing,
-        "compile": bool(target.compiled),
-        "lora": chosen.lora is not None,
-        "qlora": chosen.qlora,
-        target.precision or "": target.precision is not None,
-    }
-    return AskedStep(
-        shlex.quote(text),
-        (*options.words(), *(["--compile"] if step.compile else [])),
-        step.precision,
-        frozenset(name for name, given in has.items() if given),
-        _has_trainer(text),
-        target.trace is None and target.script is None,
-        units_of(target) if target.unit == "tokens" else None,
-    )
-
-
-def _has_trainer(text: str) -> bool:
-    """Whether a target is a model of transformers, and not of diffusers."""
-    name = text.removeprefix("hf:")
-    return name != text and config_of(name).diffusion_class is None
+    words = (*options.words(), *(["--compile"] if step.compile else []))
+    return asked_step(target, text, words, step.precision)
 
 
 def _selected(

@@ -90,6 +90,16 @@ class ModelOptions:
             "--" + name.replace("_", "-") for name, value, default in values if value != default
         )
 
+    def words(self) -> list[str]:
+        """The options that differ from their defaults, as they are typed with their values."""
+        words: list[str] = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                option = "--" + field.name.replace("_", "-")
+                words += [option] if value is True else [option, str(value)]
+        return words
+
     def sizes(self) -> dict[str, int]:
         """The given sizes of a decoder, by name."""
         named = {name: getattr(self, name) for name in (*SIZES, *MIXTURE_SIZES)}
