@@ -155,12 +155,13 @@ def test_joined_calls_hand_on_what_they_return_and_are_given_each_array_once() -
     assert joined.donated == [True, False]
     expected = np.arange(8.0) * 1.5 + np.arange(8.0)
     taken, kept = joined.arguments()
-    assert np.array_equal(joined.step()([np.asarray(one) for one in taken], kept)[1][0], expected)
+    assert np.array_equal(joined.step()(jax.tree.map(np.asarray, taken), kept)[1][0], expected)
 
 
 def test_a_step_of_two_functions_needs_the_memory_of_one_state(tmp_path: Path) -> None:
     done = _run(tmp_path, TWO)
     weights = 512 * 512 * 4
+    assert "params.w" in [value.parameter for value in done.trace.values]
     large = [one for one in done.trace.allocations if one.nbytes == weights]
     assert len(large) == 3  # parameters, gradients, new parameters
     assert [one.born is None for one in large].count(True) == 1

@@ -6,7 +6,8 @@ memory they need together.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,6 +27,8 @@ class JoinedCalls:
     calls: Sequence[JittedCall]
     given: list[Any] = field(default_factory=list)
     """The arrays, each once."""
+    names: list[str] = field(default_factory=list)
+    """Where each of them is in the arguments: "state.params.Dense_0.kernel"."""
     donated: list[bool] = field(default_factory=list)
     """Whether a call takes over the memory of each of them."""
     counts: list[int] = field(default_factory=list)
@@ -35,7 +38,9 @@ class JoinedCalls:
         made: set[int] = set()
         places: dict[int, int] = {}
         for call in self.calls:
-            arrays = [leaf for leaf in releases.leaves(_inputs(call)) if releases.is_array(leaf)]
+            rows = releases.named_leaves(call.function.jitted, *_inputs(call))
+            arrays = [leaf for _, leaf in rows if releases.is_array(leaf)]
+            names = {id(leaf): name for name, leaf in rows}
             taken = releases.donated_leaves(call.function.jitted, call.arguments, call.named)
             self.counts.append(len(arrays))
             for leaf in arrays:
@@ -44,6 +49,7 @@ class JoinedCalls:
                 if id(leaf) not in places:
                     places[id(leaf)] = len(self.given)
                     self.given.append(leaf)
+                    self.names.append(f"{names[id(leaf)]}#{len(self.names)}")
                     self.donated.append(False)
                 self.donated[places[id(leaf)]] |= id(leaf) in taken
             made |= {id(leaf) for leaf in call.returned}
@@ -52,11 +58,10 @@ class JoinedCalls:
         """The function, jitted; it takes the arrays that are donated, and the others."""
         import jax
 
-        def joined(taken: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
-            rows = iter(taken), iter(kept)
+        def joined(taken: Mapping[str, Any], kept: Mapping[str, Any]) -> list[Any]:
             known = {
-                id(leaf): next(rows[0] if is_taken else rows[1])
-                for leaf, is_taken in zip(self.given, self.donated, strict=True)
+                id(leaf): taken[name] if name in taken else kept[name]
+                for name, leaf in zip(self.names, self.given, strict=True)
             }
 
             def handed_on(leaf: Any) -> Any:
@@ -74,10 +79,10 @@ class JoinedCalls:
 
         return jax.jit(joined, donate_argnums=0)
 
-    def arguments(self) -> tuple[list[Any], list[Any]]:
-        """What `step` is called with."""
-        rows = list(zip(self.given, self.donated, strict=True))
-        return [leaf for leaf, is_taken in rows if is_taken], [a for a, taken in rows if not taken]
+    def arguments(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What `step` is called with, by name."""
+        rows = list(zip(self.names, self.given, self.donated, strict=True))
+        return {n: a for n, a, taken in rows if taken}, {n: a for n, a, taken in rows if not taken}
 
     def with_dispatches(self, trace: Trace) -> Trace:
         """The trace of `step` with the host's work of each call: they are issued one by one."""
@@ -85,7 +90,17 @@ class JoinedCalls:
         gpu = str(first.op.attr("gpu", ""))
         marks = [Op(XLA_CALL, (), (), (("inputs", n), ("gpu", gpu))) for n in self.counts]
         later = (Call(mark, Phase.FORWARD) for mark in marks[1:])
-        return replace(trace, calls=(replace(first, op=marks[0]), *rest, *later))
+        return replace(
+            trace,
+            calls=(replace(first, op=marks[0]), *rest, *later),
+            allocations=tuple(replace(a, module=_own(a.module)) for a in trace.allocations),
+            values=tuple(replace(v, parameter=_own(v.parameter)) for v in trace.values),
+        )
+
+
+def _own(name: str) -> str:
+    """The name of an argument in the script, from that of `step`."""
+    return re.sub(r"^(taken|kept)(\.|$)|#\d+$", "", name)
 
 
 def _inputs(call: JittedCall) -> tuple[tuple[Any, ...], dict[str, Any]]:

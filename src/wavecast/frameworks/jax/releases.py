@@ -7,6 +7,7 @@ Tried with jax 0.9.2, 0.10.2 and 0.12.0.1, each with its compiler, and 0.10.2 wi
 
 from __future__ import annotations
 
+import inspect
 import io
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -187,6 +188,31 @@ def leaves(tree: Any) -> list[Any]:
     import jax
 
     return list(jax.tree.leaves(tree))
+
+
+def named_leaves(
+    jitted: Any, arguments: Sequence[Any], named: Mapping[str, Any]
+) -> list[tuple[str, Any]]:
+    """The leaves of a call's arguments with their dotted paths: "state.params.w"."""
+    import jax
+
+    try:
+        known = list(inspect.signature(jitted).parameters)
+    except (TypeError, ValueError):
+        known = []
+    names = [*known, *(f"arguments.{n}" for n in range(len(known), len(arguments)))]
+    rows: dict[str, Any] = dict(zip(names, arguments, strict=False)) | dict(named)
+    return [
+        (".".join([name, *(_part(key) for key in path)]), leaf)
+        for name, tree in rows.items()
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]
+    ]
+
+
+def _part(key: Any) -> str:
+    """One key of a path: of a mapping, a sequence or an object's field."""
+    known = (getattr(key, name, None) for name in ("name", "key", "idx"))
+    return str(next((part for part in known if part is not None), key))
 
 
 def donated_leaves(jitted: Any, arguments: Sequence[Any], named: Mapping[str, Any]) -> set[int]:
