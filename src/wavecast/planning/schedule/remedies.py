@@ -41,18 +41,24 @@ class _Trial:
     """Looks whether all jobs run in time on another cluster."""
 
     def __init__(self, jobs: Sequence[Job], robust: bool, effort: Effort) -> None:
-        look_s = min(_MOST_S, max(_LEAST_S, effort.limit_s * _SHARE)) if effort.limit_s else 0.0
-        self._jobs, self._robust, self._effort = jobs, robust, replace(effort, limit_s=look_s)
+        self._jobs, self._robust, self._effort = jobs, robust, effort
+        self._look_s = min(_MOST_S, max(_LEAST_S, effort.limit_s * _SHARE))
         self._until = time.perf_counter() + max(_WHOLE_S, effort.limit_s)
 
     def plan(self, fleet: Fleet) -> tuple[PlannedRun, ...]:
-        """The runs of a plan that is in time. Nothing if none was found, or time is up."""
+        """The runs of a plan that is in time. Nothing if none was found, or time is up.
+
+        Simple rules are tried first, since they often do where there is room.
+        """
         if time.perf_counter() > self._until:
             return ()
+        found = self._planned(fleet, 0.0)
+        return found or self._planned(fleet, self._look_s) if self._effort.limit_s else found
+
+    def _planned(self, fleet: Fleet, limit_s: float) -> tuple[PlannedRun, ...]:
+        aims, effort = Aims(tardiness=1.0), replace(self._effort, limit_s=limit_s)
         try:
-            found = make_schedule(
-                fleet, self._jobs, Aims(tardiness=1.0), robust=self._robust, effort=self._effort
-            )
+            found = make_schedule(fleet, self._jobs, aims, robust=self._robust, effort=effort)
         except NoRoom:
             return ()
         return () if found.late else found.runs
@@ -127,12 +133,11 @@ def _more(fleet: Fleet, trial: _Trial) -> Iterator[str]:
 
 def _fewest(most: int, helps: Callable[[int], bool]) -> int:
     """The least number from 1 to most that helps, as larger ones do. 0 if none does."""
-    if most < 1 or not helps(most):
-        return 0
-    low, high = 0, 1
-    while high < most and not helps(high):
-        low, high = high, high * 2
-    high = min(high, most)
+    low, high = 0, max(0, min(1, most))
+    while high and not helps(high):
+        if high == most:
+            return 0
+        low, high = high, min(2 * high, most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if helps(middle) else (middle, high)
