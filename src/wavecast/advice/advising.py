@@ -119,7 +119,7 @@ def advise_on(
     if book is not None:
         progress("other GPUs")
         elsewhere = other_gpus(search.before, book, host)
-    loader = loader_advice(variants.loading, search.before.seconds, cores)
+    loader = loader_advice(variants.loading, search.before, cores)
     others = tuple(elsewhere)
     return StepAdvice(variants.name, search.before, singles, together, offer, others, loader)
 

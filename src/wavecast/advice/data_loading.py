@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from wavecast.showing import Shown
+from wavecast.steps.prediction import Prediction
 from wavecast.traces.script import Loading
 
 
@@ -17,6 +18,8 @@ class LoaderAdvice(Shown):
     """The time of a step for which the data are ready."""
     data_s: float
     """The data of a step are ready as often as this."""
+    iteration_s: float
+    """The time from one step to the next, with the loading of its data."""
     cpu_s: float
     """The CPU time of the data of a step."""
     workers: int
@@ -27,7 +30,7 @@ class LoaderAdvice(Shown):
     @property
     def waits(self) -> float:
         """The share of the iteration in which the GPU waits for data."""
-        return max(0.0, 1 - self.step_s / self.data_s)
+        return 1 - self.step_s / self.iteration_s
 
     @property
     def needed(self) -> int:
@@ -44,25 +47,22 @@ class LoaderAdvice(Shown):
 
 
 def loader_advice(
-    loading: Loading | None, step_s: float, cores: int | None = None
+    loading: Loading | None, step: Prediction, cores: int | None = None
 ) -> LoaderAdvice | None:
     """The loader of a script beside its step; None if the script has none.
 
     Args:
         loading: what is known of the loader.
-        step_s: the predicted time of the step.
-        cores: the cores of the machine with the GPU. None for those of this one, if the loader
-            was timed with its workers.
+        step: the predicted step.
+        cores: the cores of the machine with the GPU, if the loader was timed with its workers.
+            None for those of this one.
     """
     if loading is None or not loading.batches:
         return None
-    timed = loading.timed
-    if timed is None:
-        cpu_s = loading.seconds * loading.batches
-        at_once = min(max(loading.workers, 1), cores or max(loading.workers, 1))
-        return LoaderAdvice(step_s, cpu_s / at_once, cpu_s, loading.workers, cores)
-    seconds = timed.seconds if cores is None else timed.on_cores(cores)
-    batches = loading.batches
-    return LoaderAdvice(
-        step_s, seconds * batches, timed.cpu_s * batches, timed.workers, cores or timed.cores
-    )
+    there = loading if cores is None else loading.on_cores(cores)
+    timed = there.timed
+    cpu_s = there.batches * (there.seconds if timed is None else timed.cpu_s)
+    waits = bool(step.trace.arrays.syncs)
+    iteration_s = there.iteration_s(step.seconds, step.host_s, waits=waits)
+    on = None if timed is None else timed.cores
+    return LoaderAdvice(step.seconds, there.step_s, iteration_s, cpu_s, there.workers, on)

@@ -261,7 +261,7 @@ def _remarks(config: CheckConfig, predicted: Predicted, baseline: Baseline) -> t
     remarks = []
     if changed := version_changes(baseline.software, predicted.software):
         remarks.append(f"versions since the baseline: {', '.join(changed)}")
-    if baseline.host != config.host:
+    if baseline.host not in ("", config.host):  # an old step that failed has none
         remarks.append(f"the host of the baseline was {baseline.host}, now it is {config.host}")
     named = {(target.name, gpu) for target in config.targets for gpu in target.gpus}
     stale = [

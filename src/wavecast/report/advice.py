@@ -103,6 +103,7 @@ describe(
     LoaderAdvice,
     Field("step_s", title="step"),
     Field("data_s", title="data of a step every"),
+    Field("iteration_s", title="iteration"),
     Field("cpu_s", title="CPU time"),
     Field("workers", title="workers"),
     Field("cores", title="cores"),
