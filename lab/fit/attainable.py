@@ -3,7 +3,8 @@
     python -m lab fit attainable --data FOLDER
 
 Needs pandas and the public tables neusight, kernels and deepbench (docs/sources.md), and the steps
-measured on our H200 (the campaign `steps`). Writes src/wavecast/data/models/attainable.toml.
+measured on our H200 (the campaign `steps`, and copies from the host). Writes
+src/wavecast/data/models/attainable.toml.
 
 Ops are grouped by kind and by what limits them (`group_of`). For each group the fit finds the floor
 and the share s in (0, 1] that minimise the error of seconds = floor + bound / s; every GPU has the
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,18 +27,20 @@ from numpy.typing import NDArray
 from lab import needs
 from lab.measured import campaigns
 from lab.measured.public_ops import sampled_rows
-from lab.places import MODELS
+from lab.places import H200, MODELS
 from wavecast import device, ops
 from wavecast.predictors.attainable import group_of
 from wavecast.predictors.roofline import bound
 from wavecast.traces import overlap
-from wavecast.traces.step import Op
+from wavecast.traces.step import Op, TensorSpec
 
 STEPS = "steps"
 """The campaign whose ops are fitted."""
 CARD = MODELS / "attainable.toml"
 OUR_GPU = "h200-sxm"
 LEAST_OPS = 4
+LEAST_COPY = 1 << 20
+"""Bytes of the smallest copy from the host that is fitted."""
 SHARES = np.geomspace(0.02, 1.0, 120)
 FLOORS = np.geomspace(0.5e-6, 30e-6, 40)
 # Some groups were measured on one GPU only, so no range is narrower than this.
@@ -69,6 +72,8 @@ def observations(folder: Path | None) -> dict[str, Observed]:
             groups[group_of(op, least)].append(row)
             groups["other"].append(row)
 
+    for op, seconds in host_copies():
+        add(op, OUR_GPU, seconds)
     for trace in campaigns.traces(STEPS).values():
         for call in trace:
             add(call.op, OUR_GPU, overlap.busy_s(call.kernels))
@@ -80,6 +85,16 @@ def observations(folder: Path | None) -> dict[str, Observed]:
         for name, group in groups.items()
         if len(group) >= LEAST_OPS
     }
+
+
+def host_copies() -> Iterator[tuple[Op, float]]:
+    """Copies from the host that the GPU and not the call takes long for, and their times."""
+    document = json.loads((H200 / "host_copies.json").read_text(encoding="utf-8"))
+    for row in document["copies"]:
+        if row["nbytes"] >= LEAST_COPY and row["non_blocking"]:
+            shape, attrs = (row["nbytes"],), (("pin_memory", True),) if row["pinned"] else ()
+            source, copy = (TensorSpec(shape, "uint8", device=place) for place in ("cpu", "cuda"))
+            yield Op("aten._to_copy", (source,), (copy,), attrs), row["seconds"]
 
 
 def fit(observed: Observed, floors: NDArray[np.float64] = FLOORS) -> tuple[float, float]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.fit.chip_rows import telling_rows, with_rows_of_a_chip
+from lab.fit.chip_rows import SHARES, telling_rows, with_rows_of_a_chip
 from lab.fit.op_fit import fit
 from lab.fit.op_table import OpTable, tables
 from lab.measured.op_data import OF_A_CHIP, all_rows, rows_of_a_chip
@@ -370,10 +370,8 @@ def main(given: Sequence[str] = ()) -> None:
     if not args.score:
         models, seen = restored(stored(models), FITTED), list(rows)
         for campaign in OF_A_CHIP:
-            more = rows_of_a_chip(campaign)
-            if campaign == "newer":
-                more = telling_rows(more)
-            models = with_rows_of_a_chip(models, seen, more)
+            more = telling_rows(campaign, rows_of_a_chip(campaign))
+            models = with_rows_of_a_chip(models, seen, more, SHARES.get(campaign, 1.0))
             seen += more
         arrays: dict[str, Any] = stored(models)
         np.savez_compressed(MODELS / "learned.npz", **arrays)

@@ -260,12 +260,16 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
 
 
 def further_trees(
-    table: OpTable, new: NDArray[np.bool_], model: OpModel, others: Mapping[str, OpModel]
+    table: OpTable,
+    new: NDArray[np.bool_],
+    model: OpModel,
+    others: Mapping[str, OpModel],
+    share: float = 1.0,
 ) -> dict[str, Forest]:
     """The trees of chips, and more trees on the errors that remain with new rows.
 
-    The new rows of a chip weigh as much as all its others together. The others keep the trees from
-    changing elsewhere.
+    The new rows of a chip weigh `share` of what all its others do together. The others keep the
+    trees from changing elsewhere.
     """
     forests = dict(model.chips)
     chips = _chip_of_rows(table, model.name)
@@ -274,7 +278,7 @@ def further_trees(
         here, is_new = table.where(rows), new[rows]
         part = here.parts[model.name]
         weight = weights(here)
-        weight[is_new] *= weight[~is_new].sum() / weight[is_new].sum()
+        weight[is_new] *= share * weight[~is_new].sum() / weight[is_new].sum()
         features = FEATURES[model.name](part.columns, here.facts(model.name))
         left = _chip_errors(here, model, others)[part.row]
         depth = model.chips[chip].feature.shape[1]

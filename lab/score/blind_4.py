@@ -9,9 +9,11 @@ docs/appendix/accuracy-blind.md.
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from lab import needs
@@ -19,31 +21,34 @@ from lab.places import H200
 from lab.score import pages
 from lab.score.blind_3 import BlindStep, predicted, table
 
-FOLDER = H200 / "blind_4"
-MARK = "fourth test"
 
-
-def measured() -> dict[str, Any]:
+def measured(folder: Path) -> dict[str, Any]:
     """What was measured of each step, by its name."""
-    with gzip.open(FOLDER / "rows.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(folder / "rows.jsonl.gz", "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return {row["step"]: row for row in rows if "step" in row}
 
 
-def steps() -> Iterator[BlindStep]:
+def steps(folder: Path) -> Iterator[BlindStep]:
     """The steps that were measured."""
-    found = measured()
-    for name, told in predicted(FOLDER).items():
+    found = measured(folder)
+    for name, told in predicted(folder).items():
         if name in found:
             yield BlindStep.of(name, told, found[name], found[name].get("peak_bytes"))
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
+def tell(
+    folders: Sequence[Path], mark: str, parser: argparse.ArgumentParser, given: Sequence[str]
+) -> None:
+    """Print the tables of a test, and write them below its mark in the page if asked."""
     parser.add_argument("--write", action="store_true", help="write them into the page")
     args = parser.parse_args(given)
-    text = "\n".join(table(list(steps())))
+    text = "\n".join(table([step for folder in folders for step in steps(folder)]))
     print(text)
     if args.write:
-        pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
+        pages.write(pages.APPENDIX / "accuracy-blind.md", mark, text)
+
+
+def main(given: Sequence[str] = ()) -> None:
+    """Print the tables, and write them into the page if asked."""
+    tell([H200 / "blind_4"], "fourth test", needs.parser(__doc__), given)

@@ -11,6 +11,8 @@ from wavecast.traces.editing import Edit
 from wavecast.traces.step import Allocation, Call, Op, Role, TensorSpec, Trace
 
 _READS = ("aten._local_scalar_dense", "aten.item")
+_ASYNC = (("non_blocking", True), ("pin_memory", True))
+"""How a copy is recorded whose source is pinned, and for which the host does not wait."""
 _MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.linear")
 _ALIGNED = 8
 """Tensor cores read 16 bytes at once: eight values of 16 bits."""
@@ -56,12 +58,14 @@ def without_reads(trace: Trace) -> Trace | None:
 
 
 def with_async_copies(trace: Trace) -> Trace | None:
-    """The step with copies to the GPU that do not make the host wait."""
+    """The step with copies from pinned memory, which do not make the host wait."""
     edit, changed = Edit(trace), False
     for position, call in enumerate(trace.calls):
         if is_copy_to_gpu(call):
             changed = True
-            edit.replace(position, replace(call, syncs=False))
+            kept = (pair for pair in call.op.attrs if pair[0] not in dict(_ASYNC))
+            op = replace(call.op, attrs=(*kept, *_ASYNC))
+            edit.replace(position, replace(call, op=op, syncs=False))
     return edit.trace() if changed else None
 
 

@@ -12,6 +12,7 @@ from wavecast.ops.costs import (
     launches,
     totals,
 )
+from wavecast.ops.movement import copies_pinned
 from wavecast.ops.registry import Cost, Kind, cost
 from wavecast.ops.units import Unit, fallbacks, unit
 
@@ -20,6 +21,7 @@ __all__ = [
     "Kind",
     "Totals",
     "Unit",
+    "copies_pinned",
     "cost",
     "cost_of",
     "executed_flops",

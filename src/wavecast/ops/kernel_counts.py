@@ -37,6 +37,8 @@ def kernel_count(op: Op) -> int:
         return COUNTED.get(op.base, 1) + SORTING
     if op.attr("training") is False:
         return 1
+    if op.base == "aten.im2col" and len(op.inputs[0].shape) == 4:  # one for each image (Im2Col.cu)
+        return max(op.inputs[0].shape[0], 1)
     # With channels last, one kernel more was measured.
     more = "batch_norm" in op.base and "cudnn" not in op.base and _channels_last(op)
     return COUNTED.get(op.base, 1) + more

@@ -93,3 +93,14 @@ declare(
         linalg_matrix_exp linalg_qr lu_unpack ormqr triangular_solve
     """),
 )
+
+
+def copies_pinned(op: Op) -> bool:
+    """Whether a copy between host and GPU is of pinned memory, which the GPU can reach itself.
+
+    "pin_memory" is recorded where the source is pinned. torch pins what it copies to the host
+    without blocking (TensorConversions.cpp).
+    """
+    to_host = bool(op.outputs) and op.outputs[0].device == "cpu" and op.base == "aten._to_copy"
+    free = bool(op.attr("non_blocking", False))
+    return bool(op.attr("pin_memory", False)) or (to_host and free)

@@ -16,10 +16,12 @@ from functools import cache
 
 from wavecast.files import shipped_toml
 from wavecast.hardware.device import Device
-from wavecast.ops import is_depthwise
 from wavecast.predictors.base import Estimate, Predictor
-from wavecast.predictors.roofline import Bound, demand, limits
+from wavecast.predictors.roofline import Bound, Demand, demand, limits
 from wavecast.traces.step import Op
+
+CROSSING = "crossing/memory"
+"""The group of copies between the host's memory and the GPU's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class Attainable(Predictor):
             return None
         seconds, attained = 0.0, self.shares["other"]
         for limit in bounds:
-            share = self._share(_group(work.depthwise, limit))
+            share = self._share(_group(work, limit))
             needed = share.floor_s * work.kernels + limit.seconds / share.share
             if needed > seconds:
                 seconds, attained = needed, share
@@ -85,11 +87,15 @@ class Attainable(Predictor):
 
 def group_of(op: Op, least: Bound) -> str:
     """The group of an op: its kind and the limit that sets its bound."""
-    return _group(is_depthwise(op), least)
+    work = demand(op)
+    assert work is not None  # it has a bound
+    return _group(work, least)
 
 
-def _group(depthwise: bool, limit: Bound) -> str:
-    kind = "depthwise" if depthwise else limit.kind
+def _group(work: Demand, limit: Bound) -> str:
+    if work.crossing_bytes:
+        return CROSSING
+    kind = "depthwise" if work.depthwise else limit.kind
     if limit.unit is None:
         return f"{kind}/memory"
     return f"{kind}/tensor" if limit.unit.endswith("_tensor") else f"{kind}/cores"

@@ -12,6 +12,11 @@ from wavecast.ops import Kind, Unit
 from wavecast.predictors.base import Estimate, Predictor
 from wavecast.traces.step import Op
 
+PAGEABLE_BYTES_PER_S = 1.8e10
+"""The fastest copy between the GPU and memory that is not pinned: the driver copies it once more.
+Copies of 4 to 64 MB ran at 12 to 16 GB/s on our H200, and at 54 GB/s from pinned memory
+(measurements/h200/host_copies.json)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Demand:
@@ -26,6 +31,8 @@ class Demand:
     """Bytes that are read and written."""
     crossing_bytes: int
     """Bytes that are copied between the host's memory and the GPU's."""
+    pinned: bool
+    """Whether these are copied from pinned memory."""
     kernels: int
     """Kernels that the op launches."""
     depthwise: bool
@@ -54,6 +61,7 @@ def demand(op: Op) -> Demand | None:
         flops=flops,
         nbytes=cost.bytes,
         crossing_bytes=_crossing_bytes(op),
+        pinned=ops.copies_pinned(op),
         kernels=ops.kernels(op),
         depthwise=ops.is_depthwise(op),
     )
@@ -79,7 +87,9 @@ def limits(op: Op, device: Device) -> tuple[Bound, ...]:
     if work.crossing_bytes:
         if device.pcie_bytes_per_s is None:
             return ()
-        return (Bound(work.crossing_bytes / device.pcie_bytes_per_s, work.kind, None),)
+        link = device.pcie_bytes_per_s
+        link = link if work.pinned else min(link, PAGEABLE_BYTES_PER_S)
+        return (Bound(work.crossing_bytes / link, work.kind, None),)
     memory = Bound(work.nbytes / device.memory_bytes_per_s, work.kind, None)
     if not work.flops:
         return (memory,)

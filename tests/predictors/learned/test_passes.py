@@ -15,7 +15,7 @@ from wavecast.predictors.learned.physics.columns import (
     StreamRow,
     columns_of,
 )
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.physics.parts import is_masked, parts_of
 from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
@@ -132,3 +132,59 @@ def test_gradients_of_embeddings_are_made_contiguous_first() -> None:
     copy, whole = parts_of(backward(transposed))
     assert (whole,) == parts_of(backward(plain))
     assert copy.row == stream_row(Op("aten.clone", (transposed,), (plain,)))
+
+
+def resized(name: str, large: TensorSpec, small: TensorSpec) -> Op:
+    """The gradient of an enlarged image."""
+    return Op(f"aten.{name}_backward", (large,), (small,))
+
+
+def test_sixteen_bit_additions_to_one_place_wait_for_each_other() -> None:
+    half = {"dtype": "float16"}
+    twice, eightfold = (
+        stream_row(resized("upsample_bilinear2d", tensor(4, 8, 64, 64, **half), small))
+        for small in (tensor(4, 8, 32, 32, **half), tensor(4, 8, 8, 8, **half))
+    )
+    assert eightfold.atomic_adds == pytest.approx(8 * twice.atomic_adds)
+    single = stream_row(resized("upsample_bilinear2d", tensor(4, 8, 64, 64), tensor(4, 8, 8, 8)))
+    assert single.atomic_adds == twice.atomic_adds
+
+
+def test_states_of_a_scan_follow_each_other() -> None:
+    short, long = (
+        stream_row(Op("aten._ctc_loss.Tensor", (tensor(steps, 8, 32), tensor(8, 40)), (tensor(8),)))
+        for steps in (100, 1500)
+    )
+    assert long.serial_elements == 15 * short.serial_elements > 0
+
+
+def test_bicubic_interpolation_loops_over_planes() -> None:
+    image, out = tensor(2, 16, 32, 32), tensor(2, 16, 64, 64)
+    forward = stream_row(Op("aten.upsample_bicubic2d", (image,), (out,)))
+    backward = stream_row(resized("upsample_bicubic2d", out, image))
+    assert 0 < forward.serial_elements < backward.serial_elements
+    half = resized("upsample_bicubic2d", *(tensor(*t.shape, dtype="float16") for t in (out, image)))
+    assert stream_row(half).serial_elements > 4 * backward.serial_elements
+
+
+def test_unfolding_launches_a_kernel_for_each_image() -> None:
+    columns = tensor(96, 512, 256)
+    assert stream_row(Op("aten.im2col", (tensor(96, 128, 32, 32),), (columns,))).kernels == 96
+    folded = Op("aten.col2im", (columns,), (tensor(96, 128, 32, 32),))
+    assert stream_row(folded).elements > 2 * columns.numel
+
+
+def attention(*masks: TensorSpec, backward: bool = False) -> Op:
+    q = tensor(4, 8, 64, 64, dtype="bfloat16")
+    if not backward:
+        return Op("aten._scaled_dot_product_cudnn_attention", (q, q, q, *masks), (q,))
+    sums, seed = tensor(4, 8, 64, 1), tensor(dtype="int64")
+    given = (q, q, q, q, q, sums, seed, seed, *masks)
+    return Op("aten._scaled_dot_product_cudnn_attention_backward", given, (q, q, q))
+
+
+def test_a_mask_is_seen_in_both_passes() -> None:
+    mask = tensor(4, 1, 64, 64, dtype="bfloat16")
+    for backward in (False, True):
+        assert is_masked(attention(mask, backward=backward))
+        assert not is_masked(attention(backward=backward))

@@ -103,6 +103,7 @@ def attention(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["efficient"],
         columns["cudnn"],
         columns["biased"],
+        columns["masked"],
     )
 
 

@@ -20,7 +20,7 @@ from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
     DEPTHWISE_PARAMETERS,
     TUNED_DEPTHWISE_PARAMETERS,
-    convolution_s,
+    convolution_limits,
     depthwise_limits,
     tuned_depthwise_s,
 )
@@ -60,7 +60,7 @@ PHYSICS: Mapping[str, tuple[Physics, Mapping[str, Bounds]]] = {
     "stream": (stream_limits, STREAM_PARAMETERS),
     "concatenation": (concatenation_limits, CONCATENATION_PARAMETERS),
     "product": (_alone(product_s), PRODUCT_PARAMETERS),
-    "convolution": (_alone(convolution_s), CONVOLUTION_PARAMETERS),
+    "convolution": (convolution_limits, CONVOLUTION_PARAMETERS),
     "depthwise": (depthwise_limits, DEPTHWISE_PARAMETERS),
     "attention": (_alone(attention_s), ATTENTION_PARAMETERS),
     "recurrent": (_alone(recurrent_s), RECURRENT_PARAMETERS),

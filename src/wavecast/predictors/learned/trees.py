@@ -52,10 +52,11 @@ class Forest:
 
         Outside of a feature's range in the fit, trees answer as at its edge, halved for each unit
         of distance (most features are logarithms to base 2): the farther away, the less of what
-        was measured applies.
+        was measured applies. Features that came after the fit are the last; they are not looked at.
         """
         if not len(self.feature) or not len(features):
             return np.zeros(len(features))
+        features = features[:, : len(self.low)]
         columns = np.ascontiguousarray(features.T)
         leaf = np.zeros((len(self.feature), len(features)), np.uint16)
         for level, feature in enumerate(self.feature.T):
@@ -67,11 +68,17 @@ class Forest:
         return damped
 
     def and_then(self, more: Forest) -> Forest:
-        """This forest with more trees of the same depth, which were grown on the same rows."""
+        """This forest with more trees of the same depth, grown on the same rows and others.
+
+        Ranges of features stay, so that ops far from what this forest saw are answered as before.
+        """
         if not len(more.feature) or not len(self.feature):
             return more if len(more.feature) else self
+        known = len(self.low)
         return replace(
             self,
+            low=np.concatenate([self.low, more.low[known:]]),
+            high=np.concatenate([self.high, more.high[known:]]),
             feature=np.concatenate([self.feature, more.feature]),
             threshold=np.concatenate([self.threshold, more.threshold]),
             answer=np.concatenate([self.answer, more.answer]),

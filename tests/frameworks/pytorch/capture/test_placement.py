@@ -139,7 +139,28 @@ def test_copies_to_the_gpu_are_recorded_with_what_they_copy() -> None:
     assert copy.op.name == "aten._to_copy"
     assert copy.op.inputs == (TensorSpec((4, 8), "float32", device="cpu"),)
     assert copy.op.outputs == (TensorSpec((4, 8), "float32"),)
+    assert copy.op.attr("pin_memory")
     assert not copy.syncs
+
+
+def test_a_copy_of_memory_that_is_not_pinned_waits_even_if_it_should_not() -> None:
+    def make_step() -> Step:
+        model, batch = mlp().cuda(), torch.randn(4, 8)
+        return lambda: model(batch.cuda(non_blocking=True)).sum().backward()
+
+    copy = capture(make_step).calls[0]
+    assert not copy.op.attr("pin_memory")
+    assert copy.syncs
+
+
+def test_a_copy_to_the_host_need_not_wait() -> None:
+    def make_step() -> Step:
+        model, batch = mlp().cuda(), torch.randn(4, 8, device="cuda")
+        return lambda: model(batch).to("cpu", non_blocking=True)
+
+    *_, last = capture(make_step).calls
+    assert last.op.outputs[0].device == "cpu"
+    assert not last.syncs
 
 
 def test_a_blocking_copy_waits() -> None:

@@ -303,6 +303,7 @@ class Placement(TorchDispatchMode):
         if device is not None:
             if func is _aten._to_copy.default:
                 del kwargs["device"]  # with device="cpu", torch would not copy it
+                kwargs.pop("pin_memory", None)  # says that the source is pinned (`_Mover`)
             else:
                 kwargs["device"] = CPU
             if is_gpu(device) or is_meta(device):

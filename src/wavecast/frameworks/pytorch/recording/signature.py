@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from wavecast.ops import copies_pinned
 from wavecast.traces.step import Op, Scalar
 
 # Queries about a tensor, and autograd's bookkeeping. They reach a dispatch mode but do no work.
@@ -104,7 +105,14 @@ def bind(
             attribute = attribute_of(value)
             if attribute is not None:
                 attrs.append((name, attribute))
+    if signature.name in _BETWEEN and "pin_memory" not in dict(attrs) and _is_pinned(inputs[-1]):
+        attrs.append(("pin_memory", True))
     return inputs, written, attrs
+
+
+def _is_pinned(tensor: Any) -> bool:
+    """Whether a tensor is in memory of the host that the GPU can reach itself."""
+    return tensor.device.type == "cpu" and bool(tensor.is_pinned())
 
 
 def on_host(op: Op) -> bool:
@@ -145,13 +153,16 @@ def waits(op: Op) -> bool:
         return True
     if op.base in ("aten.index", "aten.index_put", "aten.index_put_"):
         return any(t.dtype in ("bool", "uint8") and t.device == "cuda" for t in op.inputs[1:])
-    if op.base in ("aten._to_copy", "aten.copy_") and not op.attr("non_blocking", False):
+    if op.base in _BETWEEN and op.outputs:
         source = op.inputs[-1 if op.base == "aten.copy_" else 0]
-        return bool(op.outputs) and source.device != op.outputs[0].device
+        free = op.attr("non_blocking", False) and copies_pinned(op)
+        return source.device != op.outputs[0].device and not free
     return False
 
 
-_COPIES = {"aten.lift_fresh", "aten._to_copy", "aten.copy_"}
+_BETWEEN = {"aten._to_copy", "aten.copy_"}
+"""Copies that may be between the host and the GPU."""
+_COPIES = {"aten.lift_fresh", *_BETWEEN}
 _MATMULS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.addmv", "aten.mv"}
 _CONVOLUTIONS = {"aten.convolution", "aten.convolution_backward"}
 _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}

@@ -128,7 +128,10 @@ class AttentionRow(NamedTuple):
     cudnn: float
     """Whether cuDNN's kernels run."""
     biased: float
-    """Whether a mask is read from memory."""
+    """Whether a mask is read from memory in the forward pass; 1 in the backward pass, where the
+    shared trees were fitted so."""
+    masked: float
+    """Whether a mask is read from memory, in either pass."""
 
 
 class RecurrentRow(NamedTuple):

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.ops import Unit
+from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT, Columns
 from wavecast.predictors.learned.physics.tiles import (
     Bounds,
@@ -58,14 +59,23 @@ TUNED_DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
     "matmuls.2": (0.03, 0.005, 0.3),  # share of the plain cores' rate where there is no kernel
     "matmuls.4": (0.02, 0.005, 0.3),
 }
+LONG = 48.0
+"""Points of a filter from which cuDNN may compute 16-bit convolutions in groups one group after the
+other, on plain cores. Which ones was read off 224 passes over sequences on our H200, cuDNN 9.19."""
+FORWARD_CLOCKS = 257.0
+"""Clocks for each term of an output's sum: few blocks work, each on sums of its own."""
+IMAGE_CLOCKS = {"bf16": 39.0, "fp16": 2.6}
+"""Clocks of an SM for each point of the images and term of its sum, in the image's gradient."""
+FORWARD_ROWS, IMAGE_ROWS = 8400.0, {"bf16": 20_000.0, "fp16": 12_500.0}
+"""Points of all images from which tensor cores are used in each of these passes."""
 MOST_TAPS = 49.0
 """cuDNN's own depthwise kernels have filters of up to 7 x 7 points."""
 MOST_TAPS_FLOAT32_WEIGHT = 9.0
 """That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
 
 
-def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of convolutions that are computed as matmuls."""
+def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
+    """The limits of convolutions: matmuls on the chip, or groups that follow each other."""
     unit = columns["unit"].astype(np.int64)
     tensor, computes = gpu.on_tensor_cores(unit), columns["computes"]
     rate = sustained(gpu.rate(unit), gpu, picked(theta, tensor, "picojoules"))
@@ -84,7 +94,29 @@ def convolution_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
     seconds: Floats = floor_s + direct + np.where(converted > 0, convert_s, 0.0)
-    return seconds
+    apart_s = _group_by_group(columns, gpu)
+    return TimeLimits(apart_s, 0.0, np.where(apart_s > 0, 0.0, seconds))
+
+
+def _group_by_group(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of convolutions with long filters whose groups follow each other; 0 for others.
+
+    Speech networks give positions by such convolutions (wav2vec 2.0, HuBERT).
+    """
+    computes, n, m = columns["computes"], columns["n"], columns["m"]
+    long = (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["taps"] >= LONG)
+    odd = long & ((n > 64) | ((n > 32) & (n < 64)))
+    forward = odd & (computes == FORWARD) & (m < FORWARD_ROWS)
+    forward &= (n > 64) | (columns["taps"] >= 2 * LONG)
+    forward &= columns["taps"] <= columns["out_points"]
+    bf16 = columns["unit"] == CODES[Unit.BF16_TENSOR]
+    image = long & (computes == OF_IMAGE)
+    image &= m < np.where(bf16, IMAGE_ROWS["bf16"], IMAGE_ROWS["fp16"])
+    image &= (n > 64) | ((n == 64) & bf16 & (columns["groups"] <= 8))
+    terms = columns["groups"] * columns["k"]
+    clocks = np.where(bf16, IMAGE_CLOCKS["bf16"], IMAGE_CLOCKS["fp16"])
+    seconds: Floats = np.where(forward, terms * FORWARD_CLOCKS / gpu.clock_hz, 0.0)
+    return np.where(image, terms * m * clocks / (gpu.sm * gpu.clock_hz), seconds)
 
 
 def _fill(channels: Floats) -> Floats:

@@ -292,14 +292,25 @@ def _attention(op: Op, cost: Cost) -> Part:
         efficient="efficient" in op.base,
         cudnn="cudnn" in op.base,
         biased=_has_bias(op),
+        masked=is_masked(op),
     )
     return Part("attention", row)
 
 
 def _has_bias(op: Op) -> bool:
-    """Whether a mask is read: a tensor with a row for each query and a column for each key."""
+    """Whether the tensor after the values is a mask, or the output in the backward pass."""
     first = int("backward" in op.base)
     return any(len(t.shape) == 4 for t in op.inputs[first + 3 : first + 4])
+
+
+def is_masked(op: Op) -> bool:
+    """Whether a mask is read: one more tensor with a row for each query.
+
+    Others are queries, keys and values and, in the backward pass, the output and its gradient;
+    sums of exponentials have rows of one element.
+    """
+    others = 5 if "backward" in op.base else 3
+    return sum(len(t.shape) == 4 and t.shape[3] > 1 for t in op.inputs) > others
 
 
 def _recurrent(op: Op, cost: Cost) -> tuple[Part, ...]:
