@@ -202,6 +202,21 @@ while True:
     assert linears(wavecast.run_script(path, assume={"train.py:15": 1})) == 1
 
 
+def test_losses_are_assumed_to_be_finite(script: MakeScript) -> None:
+    body = """
+while True:
+    loss = model(torch.randn(4, 32).cuda()).sum()
+    if not torch.isfinite(loss) or not loss.isfinite() or torch.isnan(loss) or loss.isinf():
+        continue  # the update would be left out
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+    run = wavecast.run_script(script(body))
+    assert linears(run) == 1
+    assert any("train.py:14; True was assumed" in note for note in run.trace.notes)
+
+
 def test_the_reason_of_an_exit_is_told(script: MakeScript) -> None:
     body = """
 try:
@@ -323,6 +338,24 @@ running.GraphRun._result = lambda *_: {}["buf7"]
     assert ("not compiled" not in run.holds) == is_followed
     notes = [note for note in run.trace.notes if "could not be followed (KeyError: 'buf7')" in note]
     assert len(notes) == (not is_followed)
+
+
+def test_a_whole_module_may_be_asked_to_be_one_graph(script: MakeScript) -> None:
+    body = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(32, 8)
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.where(torch.isfinite(y) & y.isfinite(), y, 0.0)
+net = Net().cuda()
+model = torch.compile(net, fullgraph=True)
+optimizer = torch.optim.Adam(net.parameters())
+"""
+    run = wavecast.run_script(script(body + UPDATES))
+    assert "not compiled" not in run.holds
+    assert not any("graph break" in note for note in run.trace.notes)
 
 
 def test_a_script_that_only_has_the_word_compile_gets_no_note_about_it(script: MakeScript) -> None:

@@ -78,6 +78,8 @@ def cuda_machine(
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
         replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
         replace(torch.jit, script=torchscript.script, trace=torchscript.trace)
+        for owner in (torch, torch.Tensor):
+            replace(owner, isfinite=_assumed_finite(owner.isfinite, assumptions))
         for owner, functions in (*refused_functions(is_ranked), *sparse_functions()):
             replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
@@ -269,6 +271,17 @@ def _unchecked_step(assumptions: Assumptions) -> Any:
         return optimizer.step(*args, **kwargs)
 
     return step
+
+
+def _assumed_finite(isfinite: Any, assumptions: Assumptions) -> Any:
+    """`torch.isfinite`, whose result is assumed to be true where the step reads it."""
+
+    def is_finite(tensor: Any) -> Any:
+        out = isfinite(tensor)
+        assumptions.assume_true(out)
+        return out
+
+    return is_finite
 
 
 def _from_data(make: Any, outside: OutsideTensors) -> Any:

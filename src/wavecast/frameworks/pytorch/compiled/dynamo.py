@@ -59,7 +59,11 @@ _PLAIN = {
 
 _PLAIN_METHODS = tuple(
     (owner, name, getattr(owner, name))
-    for owner, name in ((torch.nn.Module, "__call__"), (torch.nn.TransformerEncoder, "forward"))
+    for owner, name in (
+        (torch.nn.Module, "__call__"),
+        (torch.nn.TransformerEncoder, "forward"),
+        (torch.Tensor, "isfinite"),
+    )
 )
 """Methods that a trace replaces. Dynamo leaves code of the trace out of its graphs."""
 
@@ -100,6 +104,8 @@ def frames_compiled(
             replace(_python_dispatch, **{_FLAGS[-1]: False})
             getattr(guards, _SET_FLAG)(False)
             stack.callback(getattr(guards, _SET_FLAG), True)
+        optimized = torch._dynamo.eval_frame.OptimizedModule
+        replace(optimized, _initialize=_of_plain_methods(optimized._initialize))
         graph = output_graph.OutputGraph
         replace(graph, call_user_compiler=_with_fake_inputs(graph.call_user_compiler))
         stack.enter_context(_own_code_skipped())
@@ -150,10 +156,25 @@ def without_traces() -> Iterator[None]:
         now = vars(torch)
         replace(torch, **{name: f for name, f in _PLAIN.items() if now.get(name) is not f})
         replace(torch._subclasses, FakeTensor=FakeTensor)
-        for owner, name, method in _PLAIN_METHODS:
-            if getattr(owner, name) is not method:
-                replace(owner, **{name: method})
+        _put_back_methods(replace)
         yield
+
+
+def _put_back_methods(replace: Callable[..., None]) -> None:
+    for owner, name, method in _PLAIN_METHODS:
+        if getattr(owner, name) is not method:
+            replace(owner, **{name: method})
+
+
+def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
+    """The start of a compiled module, which keeps the method of the module that it calls later."""
+
+    def call(module: Any) -> None:
+        with ExitStack() as stack:
+            _put_back_methods(replacing(stack))
+            initialize(module)
+
+    return call
 
 
 def _without_torch(init: Callable[..., None]) -> Callable[..., None]:

@@ -26,7 +26,7 @@ REQUIRED = tuple(
     torch._dynamo.convert_frame:CatchErrorsWrapper
     torch._dynamo.device_interface:CudaInterface
     torch._dynamo.device_interface:caching_worker_device_properties
-    torch._dynamo.eval_frame:OptimizedModule
+    torch._dynamo.eval_frame:OptimizedModule._initialize
     torch._dynamo.external_utils:wrap_inline
     torch._dynamo.guards:CheckFunctionManager
     torch._dynamo.output_graph:OutputGraph.call_user_compiler
