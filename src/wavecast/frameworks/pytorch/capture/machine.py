@@ -78,9 +78,8 @@ def cuda_machine(
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
         replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
         replace(torch.jit, script=torchscript.script, trace=torchscript.trace)
-        for owner in (torch, torch.Tensor):
-            replace(owner, isfinite=_assumed_finite(owner.isfinite, assumptions))
-        for owner, functions in (*refused_functions(is_ranked), *sparse_functions()):
+        checks = _assumed_finite(assumptions)
+        for owner, functions in (*checks, *refused_functions(is_ranked), *sparse_functions()):
             replace(owner, **functions)
         replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
         replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
@@ -273,15 +272,16 @@ def _unchecked_step(assumptions: Assumptions) -> Any:
     return step
 
 
-def _assumed_finite(isfinite: Any, assumptions: Assumptions) -> Any:
+def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:
     """`torch.isfinite`, whose result is assumed to be true where the step reads it."""
+    isfinite = torch.isfinite
 
     def is_finite(tensor: Any) -> Any:
         out = isfinite(tensor)
         assumptions.assume_true(out)
         return out
 
-    return is_finite
+    yield from ((owner, {"isfinite": is_finite}) for owner in (torch, torch.Tensor))
 
 
 def _from_data(make: Any, outside: OutsideTensors) -> Any:
