@@ -30,6 +30,8 @@ class Query:
     four_d: bool
     mask_strided: bool = False
     """Whether the mask's last dimension has another stride than 1, as an expanded one has."""
+    uneven: bool = False
+    """Whether keys have fewer heads than queries without being told so, and are expanded."""
 
 
 def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str] = BACKENDS) -> str:
@@ -45,7 +47,8 @@ def supports(backend: str, query: Query, capability: tuple[int, int]) -> bool:
     if backend == MATH:
         return True
     # `check_last_dim_stride_equals_1_dense`, for all kernels
-    return not query.mask_strided and _SUPPORTS[backend](query, capability)
+    # and `check_batch_size_and_num_heads_dense`
+    return not (query.mask_strided or query.uneven) and _SUPPORTS[backend](query, capability)
 
 
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:

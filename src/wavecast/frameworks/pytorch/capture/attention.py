@@ -92,6 +92,7 @@ def _facts(
         grouped=gqa and query.dim() == 4 and query.shape[1] != key.shape[1],
         four_d=query.dim() == key.dim() == value.dim() == 4,
         mask_strided=mask is not None and mask.stride(-1) != 1,
+        uneven=not gqa and not query.shape[:-2] == key.shape[:-2] == value.shape[:-2],
     )
 
 
