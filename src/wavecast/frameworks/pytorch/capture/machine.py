@@ -276,8 +276,8 @@ def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, A
     """`torch.isfinite`, whose result is assumed to be true where the step reads it."""
     isfinite = torch.isfinite
 
-    def is_finite(tensor: Any) -> Any:
-        out = isfinite(tensor)
+    def is_finite(input: Any) -> Any:
+        out = isfinite(input)
         assumptions.assume_true(out)
         return out
 
