@@ -18,6 +18,7 @@ from wavecast.parallel.strategy import Parallel, RankAxis
         ({"shard": 4}, "shard is 4; it is a ZeRO stage"),
         ({"data": 8, "shard": 3, "shard_group": 3}, "possible sizes are 1, 2, 4, 8"),
         ({"data": 8, "shard_group": 2}, "needs shard=1, 2 or 3"),
+        ({"data": 8, "shard": 1, "shard_group": 1}, "shards nothing among data=8 ranks"),
         ({"sequence": True}, "needs tensor above 1"),
         ({"virtual": 2}, "needs pipeline above 1"),
         ({"pipeline": 4, "virtual": 2, "microbatches": 6}, "a multiple of pipeline=4, not 6"),

@@ -173,6 +173,11 @@ class Parallel(Shown):
         group = self.shard_group
         if group is not None and not self.shard:
             raise InvalidInput(f"shard_group={group} needs shard=1, 2 or 3")
+        if group == 1 and self.data > 1:
+            raise InvalidInput(
+                f"shard_group=1 shards nothing among data={self.data} ranks; leave out shard and "
+                "shard_group"
+            )
         if group is not None and self.data % group:
             fitting = ", ".join(map(str, _divisors(self.data)))
             raise InvalidInput(
