@@ -192,8 +192,8 @@ def test_without_samples_there_is_no_throughput_but_a_hint() -> None:
 
 
 def test_a_range_says_how_many_measured_steps_lay_in_such_ranges() -> None:
-    learned = predict(step(), "l4", host="reference")
-    known = predict(step(), "h200-sxm", host="reference")
+    learned = predict(PARTS, "l4", host="reference")
+    known = predict(PARTS, "h200-sxm", host="reference")
     assert learned.held is not None
     assert known.held is not None
     out = shown(report.predictions("s", [learned], 200))
