@@ -82,7 +82,7 @@ class KeptApart:
     def predictor(self, case: Case, familiarity: Familiarity) -> Learned | Aged:
         """The predictor of a case that knows its GPU this well, and nothing from its source."""
         hidden = hidden_for(case, familiarity)
-        base = self._fitted(hidden, chips=familiarity is Familiarity.PARTLY)
+        base = self.ops(hidden, chips=familiarity is Familiarity.PARTLY)
         terms = self._constants(hidden, base)
         learned = with_steps(base, terms)
         return Aged.of(learned, terms) if case.old else learned
@@ -96,8 +96,13 @@ class KeptApart:
         """The GPUs and sources of the ops that are fitted."""
         return {(row.gpu, row.source) for row in rows_of(self._data)}
 
-    def _fitted(self, hidden: Hidden, *, chips: bool) -> Learned:
-        """The op models; those of equal data are fitted once."""
+    def ops(self, hidden: Hidden, *, chips: bool) -> Learned:
+        """The op models without constants of generations; those of equal data are fitted once.
+
+        Args:
+            hidden: what they must not see.
+            chips: whether they know single chips.
+        """
         kept = frozenset(
             (gpu, source)
             for gpu, source in self._measured

@@ -54,11 +54,11 @@ from lab.markdown import heading
 from lab.measured.figures import percent
 from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
-from lab.score.range_widths import ALPHA, Widths, fit, interval_score, weights_of
+from lab.score.range_widths import ALPHA, LEAST_WIDTH, Widths, fit, interval_score, weights_of
 from lab.score.ranged_steps import OffStep
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
-from wavecast.steps.ranges import FILE, least_modelled
+from wavecast.steps.ranges import FILE, ScaledTo, least_modelled
 
 BEFORE = {
     "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
@@ -73,8 +73,10 @@ LEAST = 19
 CLASSES = (
     *(("gpu", str(known)) for known in Familiarity),
     *(("host", known) for known in ("known", "unknown")),
+    *(("scaled", str(how)) for how in ScaledTo),
 )
-"""The part and the name of each class."""
+"""The part and the name of each class. The last two are of `lab.score.scaled_ranges`."""
+PARTS = tuple(dict.fromkeys(part for part, _ in CLASSES))
 MARK = "begin: python -m lab score ranges"
 Key = tuple[str, str]
 """Part and class."""
@@ -90,6 +92,9 @@ class WidthTree:
     def _widths(self, part: str, known: str = "") -> Widths:
         """The widths of a class, shrunk towards all steps; "" stands for these."""
         own = [step for step in self._steps if step.part == part and known in ("", step.known)]
+        if part == "scaled":  # too few to tell more than how far all reach, which is the factor
+            one = (LEAST_WIDTH,) * (len(KINDS) + 1)
+            return Widths(one, one)
         if not known:
             return fit(own)
         parent = self.widths(part)
@@ -139,7 +144,7 @@ def judged(steps: Sequence[OffStep]) -> list[JudgedRange]:
     Steps that no other GPU and source can judge are left out.
     """
     every = []
-    for part in BEFORE:
+    for part in PARTS:
         own = [step for step in steps if step.part == part]
         trees: dict[tuple[str, str], WidthTree | None] = {}
         for step, weight in zip(own, weights_of(own).tolist(), strict=True):
@@ -158,7 +163,7 @@ def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
     """The steps that had a range before, with that range."""
     every = []
     for step in steps:
-        powers = BEFORE[step.part].get(step.known)
+        powers = BEFORE.get(step.part, {}).get(step.known)
         if powers is not None:
             logs = (-math.log(step.spread[0]), math.log(step.spread[1]))
             below, above = powers
@@ -210,7 +215,8 @@ class Ranges:
                 wider[key] = max(widening(same), widening(ships))
         kept = [one.times(wider[one.key]) for one in apart if one.key in wider]
         # Where only some of the steps were predicted, others that gave ranges before still count.
-        modelled = min(least_modelled(), *(step.modelled for step in steps))
+        traced = (step.modelled for step in steps if step.part in BEFORE)
+        modelled = min([least_modelled(), *traced])
         return cls(tree, wider, kept, modelled)
 
     def widths(self, part: str, known: str) -> Widths:
@@ -249,6 +255,9 @@ class Ranges:
         same = [one for one in self.judged if one.key == (part, known)]
         sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
         least, most = min(sets), max(sets)
+        if known == ScaledTo.OTHER:
+            modelled = min(one.step.modelled for one in same)
+            yield f"modelled = {math.floor(1000 * modelled) / 1000:.3f}"
         yield f"steps = {len(same)}"
         for name, value in (("held", share(same)), ("least", least), ("most", most)):
             yield f"{name} = {math.floor(value * 1000 + 1e-6) / 1000:.3f}"
@@ -256,7 +265,7 @@ class Ranges:
 
 def _kept(part: str, known: str) -> list[str]:
     """The lines of a class in the file that ships, for a class of which no steps were predicted."""
-    row: Mapping[str, Any] = shipped_toml(FILE)[part].get(known, {})
+    row: Mapping[str, Any] = shipped_toml(FILE).get(part, {}).get(known, {})
     return [f"{name} = {_inline(value)}" for name, value in row.items()]
 
 
@@ -343,7 +352,7 @@ def widths_table(made: Ranges) -> str:
         ends = [f"-{below:.2f} +{above:.2f}" for below, above in pairs]
         row = tomllib.loads("\n".join(made.row(part, known)))
         held = f"{row['held']:.0%} | {row['least']:.0%} to {row['most']:.0%}"
-        cells = ends if part == "gpu" else ["", "", "", f"(host) {ends[0]}"]
+        cells = ends if part != "host" else ["", "", "", f"(host) {ends[0]}"]
         title = f"{part.replace('gpu', 'GPU')}: {known}"
         lines.append(f"| {title} | {' | '.join(cells)} | {row['steps']} | {held} |")
     return "\n".join(lines)

@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import call, mm, relu, trace
 
+from lab.measured import campaigns
 from lab.places import DOCS
+from lab.score import scaled_ranges
 from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
 from lab.score.ranged_steps import OffStep, read_file, write
 from lab.score.ranges import (
     CLASSES,
     LEAST,
+    PARTS,
     JudgedRange,
     Ranges,
     WidthTree,
@@ -33,9 +36,19 @@ from lab.score.ranges import (
 )
 from lab.score.ranges import given as given_width
 from wavecast.files import shipped_toml
+from wavecast.hardware.devices import device
 from wavecast.predictors.base import Familiarity
+from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.wave import WaveScaling
 from wavecast.steps import ranges
-from wavecast.steps.ranges import Makeup, gpu_factors, held, host_factors
+from wavecast.steps.ranges import (
+    Makeup,
+    ScaledTo,
+    gpu_factors,
+    held,
+    host_factors,
+    scaling_of,
+)
 from wavecast.steps.request import predict
 
 MATMUL = Makeup(matmul=1, convolution=0, recurrent=0, memory=0)
@@ -181,7 +194,7 @@ def every_class() -> list[OffStep]:
 def test_the_file_has_the_widths_and_what_they_held() -> None:
     made = Ranges.of(every_class())
     tables = tomllib.loads(made.to_toml())
-    assert [(part, name) for part in ("gpu", "host") for name in tables[part]] == list(CLASSES)
+    assert [(part, name) for part in PARTS for name in tables[part]] == list(CLASSES)
     unseen = tables["gpu"]["unseen"]
     below = made.widths("gpu", "unseen").below
     assert unseen["below"]["matmul"] == pytest.approx(below[0], abs=1e-3)
@@ -296,3 +309,71 @@ def test_a_prediction_says_how_many_steps_such_ranges_held() -> None:
     assert both is not None
     assert both.share == min(row["held"] for row in rows)
     assert predict(trace(call(mm())), "h200-sxm", graphed=True).held is None
+
+
+# Measured steps, and how they are scaled.
+
+
+def test_a_step_of_our_gpu_has_a_range_on_others() -> None:
+    measured = campaigns.traces("habitat")["resnet50-b32"]
+    for gpu in ("a100-sxm-80gb", "h100-sxm-80gb", "l4"):
+        prediction = predict(measured, gpu)
+        assert prediction.scaling == ScaledTo.OTHER
+        assert prediction.bound_by == "gpu"
+        assert prediction.low_s is not None
+        assert prediction.high_s is not None
+        assert prediction.low_s < prediction.seconds < prediction.high_s
+        assert prediction.held == held(ScaledTo.OTHER, known=False, bound_by="gpu")
+
+
+def test_a_step_has_a_narrow_range_on_the_gpu_of_the_measurement() -> None:
+    measured = campaigns.traces("habitat")["resnet50-b32"]
+    itself, other = predict(measured, "h200-sxm"), predict(measured, "a100-sxm-80gb")
+    assert itself.scaling == ScaledTo.SAME
+    widths = []
+    for one in (itself, other):
+        assert one.low_s is not None
+        assert one.high_s is not None
+        widths.append(math.log(one.high_s / one.low_s))
+    assert widths[0] < 0.1 < widths[1]
+
+
+def test_one_of_the_gpus_is_as_well_known_as_ours() -> None:
+    a100, h100, l4, mi300x = map(device, ("a100-sxm-80gb", "h100-sxm-80gb", "l4", "mi300x"))
+    scaler = Habitat.shipped()
+    assert scaling_of(scaler, h100, a100) is scaling_of(scaler, a100, h100) is ScaledTo.OTHER
+    assert scaling_of(scaler, h100, h100) is ScaledTo.SAME
+    for origin, target in ((a100, l4), (a100, a100), (h100, mi300x)):
+        assert scaling_of(scaler, origin, target) is None
+    assert scaling_of(WaveScaling(), h100, a100) is None
+
+
+def test_matmuls_without_shapes_have_no_range() -> None:
+    measured = campaigns.traces("habitat")["resnet50-b32"]
+    calls = tuple(replace(one, op=replace(one.op, inputs=(), outputs=())) for one in measured.calls)
+    bare = predict(replace(measured, calls=calls), "a100-sxm-80gb")
+    assert bare.scaling == ScaledTo.OTHER
+    assert bare.modelled < 0.8
+    assert bare.low_s is None
+
+
+def test_steps_timed_again_are_judged_by_what_they_wait_for() -> None:
+    again = list(scaled_ranges.timed_again())
+    busy = list(scaled_ranges.same(again))
+    inside, count = scaled_ranges.waiting(again)
+    assert {step.owner for step in busy} == {"same", "suite-again"}
+    assert max(abs(step.off) for step in busy) < 0.05
+    assert shipped_toml(ranges.FILE)["scaled"]["same"]["steps"] == len(busy)
+    page = (DOCS / "appendix" / "accuracy-ranges.md").read_text(encoding="utf-8")
+    assert f"Of {count} steps that wait for the host" in page
+    assert f"{inside} lie in the range of a calibrated host" in page
+
+
+def test_the_pages_have_the_shares_of_scaled_steps() -> None:
+    page = (DOCS / "appendix" / "accuracy-ranges.md").read_text(encoding="utf-8")
+    widths = (DOCS / "concepts" / "estimates.md").read_text(encoding="utf-8")
+    tables = shipped_toml(ranges.FILE)
+    for name, row in tables["scaled"].items():
+        assert f"| {name} | **all** | {row['steps']} | {row['held']:.0%} |" in page
+        below, above = row["below"]["matmul"], row["above"]["matmul"]
+        assert f"| scaled: {name} | -{below:.2f} +{above:.2f} |" in widths

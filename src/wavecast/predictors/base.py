@@ -114,3 +114,11 @@ class Scaler(Protocol):
     ) -> Sequence[Estimate | None]:
         """The time of each call on the target: the same answers as `scale_call`."""
         return [self.scale_call(call, origin, target) for call in calls]
+
+    def familiarity(self, device: Device) -> Familiarity | None:
+        """How well the scaler knows a GPU.
+
+        None if steps that it scaled were never compared with measured ones. Then a scaled step has
+        no range.
+        """
+        return None

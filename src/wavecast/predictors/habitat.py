@@ -15,7 +15,7 @@ from functools import cache
 from wavecast import ops
 from wavecast.hardware.device import Device
 from wavecast.ops import Kind
-from wavecast.predictors.base import Estimate, Predictor, Scaler
+from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.wave import WaveScaling
@@ -68,6 +68,10 @@ class Habitat(Scaler):
             else self._scaled(call, waved, ratio)
             for call, waved, ratio in rows
         ]
+
+    def familiarity(self, device: Device) -> Familiarity | None:
+        """As well as the predictor whose ratios are used."""
+        return self.learned.familiarity(device)
 
     def _by_links(self, call: Call, origin: Device, target: Device) -> Estimate | None:
         """A collective, which takes as much longer as the links of the usual machines need."""

@@ -10,6 +10,7 @@ from wavecast.report.shares import counted_ops
 from wavecast.report.tables import by_gpu, listed
 from wavecast.report.units import memory, percent
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.ranges import ScaledTo
 from wavecast.steps.unpredicted import TOO_MUCH
 
 _SOURCES = {
@@ -67,7 +68,8 @@ def range_meanings(rows: Sequence[Prediction]) -> list[str]:
 
 def _is_known(row: Prediction) -> bool:
     """Whether steps of this very GPU or host made the range."""
-    return row.familiarity is Familiarity.MEASURED or row.host.known
+    on_itself = row.scaling is ScaledTo.SAME
+    return on_itself or row.familiarity is Familiarity.MEASURED or row.host.known
 
 
 def _held(rows: Sequence[Prediction]) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.showing import Shown
 from wavecast.soundness import refuse_impossible
+from wavecast.steps import ranges
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.optimizer_step import (
@@ -31,15 +32,6 @@ from wavecast.steps.optimizer_step import (
 )
 from wavecast.steps.pace import Pace
 from wavecast.steps.player import StepTime
-from wavecast.steps.ranges import (
-    Coverage,
-    Makeup,
-    held,
-    makeup_of,
-    range_on_one_gpu,
-    range_on_several_gpus,
-    spread_of,
-)
 from wavecast.steps.shares import Share, shares_by
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.steps.timetable import Timetable
@@ -81,6 +73,8 @@ class Prediction(Shown):
     familiarity: Familiarity | None = None
     """How well the predictor knows the GPU. None if its steps were never compared with measured
     ones, for a measured step that is scaled, and on several GPUs."""
+    scaling: ranges.ScaledTo | None = None
+    """How a measured step came to this GPU. None for others, and where nothing tells its error."""
     notes: tuple[str, ...] = ()
     """Caveats and assumptions, beside those of the trace (`Trace.notes`)."""
     ranks: Ranks | None = field(default=None, repr=False)
@@ -185,11 +179,12 @@ class Prediction(Shown):
         return self._range and self._range[1]
 
     @property
-    def held(self) -> Coverage | None:
+    def held(self) -> ranges.Coverage | None:
         """How many measured steps lay in ranges like this one; None where nobody counted them."""
-        if self._range is None or self.familiarity is None:
+        basis = self.familiarity or self.scaling
+        if self._range is None or basis is None:
             return None
-        return held(self.familiarity, known=self.host.known, bound_by=self.bound_by)
+        return ranges.held(basis, known=ranges.is_known(self.host, basis), bound_by=self.bound_by)
 
     @property
     def bound_by(self) -> str:
@@ -324,7 +319,9 @@ class Prediction(Shown):
 
     @cached_property
     def modelled(self) -> float:
-        """The share of the GPU time for which fitted op models answered; 0 if nobody answered."""
+        """The share of the GPU time from fitted op models, or scaled by the method of its kind."""
+        if self.scaling is not None:
+            return ranges.share_by_kind(self._lasts)
         own_s = sum(share.gpu_s for share in self.sources() if share.name.startswith(MODELLED))
         return own_s / self.gpu_s if self.gpu_s else 0.0
 
@@ -384,17 +381,20 @@ class Prediction(Shown):
     @cached_property
     def gpu_spread(self) -> tuple[float, float]:
         """Low and high end of the GPU time, relative to it, from the ranges of the ops alone."""
-        return spread_of(self._lasts)
+        return ranges.spread_of(self._lasts)
 
     @cached_property
-    def makeup(self) -> Makeup:
+    def makeup(self) -> ranges.Makeup:
         """What the GPU time is made of, on which the width of its range depends."""
-        return makeup_of(self._lasts)
+        return ranges.makeup_of(self._lasts)
 
     @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
-            return range_on_several_gpus(self.ranks, self.seconds, self.host_s, self.gpu_spread)
+            return ranges.range_on_several_gpus(
+                self.ranks, self.seconds, self.host_s, self.gpu_spread
+            )
         [(timed, _)] = self.runs
-        return range_on_one_gpu(timed, self.familiarity, self.makeup, self.modelled)
+        basis = self.familiarity or self.scaling
+        return ranges.range_on_one_gpu(timed, basis, self.makeup, self.modelled)

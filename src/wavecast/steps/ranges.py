@@ -9,6 +9,9 @@ class by one factor, with which ranges made without the GPU and the source of a 
 ten (split conformal prediction: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
 World", 2005). A class that is not in the file has no range.
 
+A measured step that is scaled to its GPU has a range of the same form, by its own classes
+(`ScaledTo`), each with one width for all kinds.
+
 A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
 the combined range of its ops is widened as much as published steps need
 (`lab/fit/parallel_ranges.py`).
@@ -19,15 +22,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from wavecast.files import shipped_toml
-from wavecast.hardware.hosts import GraphedHost
+from wavecast.hardware.device import Device
+from wavecast.hardware.hosts import GraphedHost, HostModel, RecordedHost
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.base import Familiarity
+from wavecast.predictors.base import Familiarity, Scaler
+from wavecast.predictors.wave.kernel import CONTRACTIONS
+from wavecast.predictors.wave.scaler import SOURCE as BY_WAVES
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.arrays import encode
@@ -74,6 +81,49 @@ def makeup_of(steps: Sequence[TimedTrace]) -> Makeup:
     if not total:
         return Makeup(matmul=0.0, convolution=0.0, recurrent=0.0, memory=1.0)
     return Makeup(**{name: spent_s / total for name, spent_s in parts.items()})
+
+
+class ScaledTo(StrEnum):
+    """How a measured step came to its GPU, on which the width of its range depends."""
+
+    SAME = "same"
+    """It is predicted for the GPU that it was measured on."""
+    OTHER = "other"
+    """It is scaled to another GPU of a vendor whose ops were measured."""
+
+
+def scaling_of(scaler: Scaler, origin: Device, target: Device) -> ScaledTo | None:
+    """How a scaler takes a measured step to its GPU; None if no steps tell how far off it is.
+
+    One of the GPUs must be `measured`, as our H200 is, on which all these steps were recorded.
+    """
+    ways = [scaler.familiarity(gpu) for gpu in (origin, target)]
+    if None in ways:
+        return None
+    if Familiarity.MEASURED not in ways or Familiarity.FOREIGN in ways:
+        return None
+    if origin == target:
+        return ScaledTo.SAME
+    return ScaledTo.OTHER
+
+
+def share_by_kind(steps: Sequence[TimedTrace]) -> float:
+    """The share of a scaled step's GPU time that was scaled by the method of its kind of op.
+
+    The rest are ops of no known kind, and matmuls, convolutions and the like whose shapes are not
+    known, so that waves scaled them.
+    """
+    own_s = all_s = 0.0
+    for timed in steps:
+        seconds = (timed.op_s[:, 0] * timed.arrays.counts).tolist()
+        for kind, answer, spent_s in zip(
+            timed.work.kind_names, timed.answers, seconds, strict=True
+        ):
+            by_waves = answer is not None and answer.source == BY_WAVES
+            all_s += spent_s
+            if kind != str(None) and not (by_waves and kind in CONTRACTIONS):
+                own_s += spent_s
+    return own_s / all_s if all_s else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,22 +236,24 @@ def range_on_several_gpus(
 
 
 def range_on_one_gpu(
-    timed: TimedTrace, familiarity: Familiarity | None, makeup: Makeup, modelled: float
+    timed: TimedTrace, known: Familiarity | ScaledTo | None, makeup: Makeup, modelled: float
 ) -> tuple[float, float] | None:
     """The range of a step on one GPU; None where no measured steps gave one.
 
-    No step that gave ranges was scaled from a measurement or ran as a CUDA graph.
+    No step that gave ranges ran as a CUDA graph.
 
     Args:
         timed: the step.
-        familiarity: how well the op models know the GPU. None if they were never compared.
+        known: how well the op models know the GPU, or how a measured step came to it. None if such
+            steps were never compared with measured ones.
         makeup: what the GPU time is made of.
-        modelled: the share of the GPU time for which op models answered.
+        modelled: the share of the GPU time for which op models answered; of a scaled step the
+            share that was scaled by the method of its kind.
     """
-    measured = timed.pace is not None or isinstance(timed.host, GraphedHost)
-    if familiarity is None or measured or modelled < least_modelled():
+    if known is None or isinstance(timed.host, GraphedHost) or modelled < least_modelled(known):
         return None
-    gpu, host = gpu_factors(familiarity, makeup), host_factors(known=timed.host.known)
+    gpu = gpu_factors(known, makeup)
+    host = host_factors(known=is_known(timed.host, known))
     if gpu is None or host is None:
         return None
     if any(call.op.name == XLA_CALL for call in timed.arrays.calls[:1]):
@@ -211,18 +263,32 @@ def range_on_one_gpu(
     return low.seconds, high.seconds
 
 
-def least_modelled() -> float:
+def is_known(host: HostModel, known: Familiarity | ScaledTo) -> bool:
+    """Whether a host was calibrated, or is the one on which the very step was measured."""
+    return host.known or (isinstance(host, RecordedHost) and known is ScaledTo.SAME)
+
+
+def least_modelled(known: Familiarity | ScaledTo = Familiarity.MEASURED) -> float:
     """The least share of a step's GPU time from op models, of the steps that gave ranges."""
-    return float(_shipped()["modelled"])
+    if not isinstance(known, ScaledTo):
+        return float(_shipped()["modelled"])
+    return float((_gpu_row(known) or {}).get("modelled", 0.0))
 
 
-def gpu_factors(familiarity: Familiarity, makeup: Makeup) -> Factors | None:
-    """The range of the GPU time, relative to it, on a GPU that the op models know this well.
+def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Factors | None:
+    """The range of the GPU time, relative to it.
 
-    None if nothing gave it.
+    Args:
+        known: how well the op models know the GPU, or how a measured step came to it.
+        makeup: what the GPU time is made of.
+
+    Returns:
+        None if nothing gave it.
     """
-    row = _row("gpu", familiarity)
-    return None if row is None else _factors(row, makeup)
+    row = _gpu_row(known)
+    if row is None:
+        return None
+    return _factors(row, makeup)
 
 
 def host_factors(*, known: bool) -> Factors | None:
@@ -235,18 +301,18 @@ def host_factors(*, known: bool) -> Factors | None:
     return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
 
-def held(familiarity: Familiarity, *, known: bool, bound_by: str) -> Coverage | None:
+def held(gpu_known: Familiarity | ScaledTo, *, known: bool, bound_by: str) -> Coverage | None:
     """How many measured steps lay in their ranges, of steps like this one.
 
     Args:
-        familiarity: how well the op models know the GPU.
+        gpu_known: how well the op models know the GPU, or how a measured step came to it.
         known: whether the host was calibrated.
         bound_by: "gpu", "host" or "both". For both, the figures of the one that held fewer.
 
     Returns:
         None if there are no such ranges.
     """
-    gpu, host = _row("gpu", familiarity), _row("host", _host(known))
+    gpu, host = _gpu_row(gpu_known), _row("host", _host(known))
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
@@ -266,8 +332,12 @@ def _host(known: bool) -> str:
     return "known" if known else "unknown"
 
 
+def _gpu_row(known: Familiarity | ScaledTo) -> Mapping[str, Any] | None:
+    return _row("scaled" if isinstance(known, ScaledTo) else "gpu", known)
+
+
 def _row(part: str, name: str) -> Mapping[str, Any] | None:
-    row: Mapping[str, Any] | None = _shipped()[part].get(name)
+    row: Mapping[str, Any] | None = _shipped().get(part, {}).get(name)
     return row
 
 

@@ -34,6 +34,7 @@ from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.parallel_steps import predict_parallel
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.ranges import scaling_of
 from wavecast.steps.sound_steps import checked_step
 from wavecast.steps.timed_trace import issue_times
 from wavecast.traces.arrays import StepArrays
@@ -150,7 +151,7 @@ def _on_one_gpu(
 ) -> Prediction:
     host, host_factor, graphed = hosting
     issuing: Host | RecordedHost = find_host(host, target)
-    pace, familiarity = None, None
+    pace, familiarity, scaling = None, None, None
     if isinstance(predictor, Predictor) or (predictor is None and trace.measurement is None):
         refuse_origin(trace, predictor, origin)
         op_predictor = predictor or default_predictor()
@@ -159,14 +160,16 @@ def _on_one_gpu(
         notes = (*notes, *op_predictor.assumptions(target))
     else:
         measured = measurement_of(trace)
-        answers = scale_ops(trace, target, predictor or default_scaler(), origin_of(trace, origin))
+        scaler, start = predictor or default_scaler(), origin_of(trace, origin)
+        answers = scale_ops(trace, target, scaler, start)
+        scaling = scaling_of(scaler, start, target)
         pace = _pace(trace.arrays, measured.host_s is not None, measured.seconds)
         if host is None and not graphed:
             issuing = _host_of(pace, measured.host_s is not None)
     if host_factor != 1:
         issuing = issuing.scaled(host_factor)
     model = _graphed(trace, issuing) if graphed else issuing
-    return Prediction(trace, target, answers, model, pace, familiarity, notes)
+    return Prediction(trace, target, answers, model, pace, familiarity, scaling, notes)
 
 
 def _graphed(trace: Trace, host: Host | RecordedHost) -> HostModel:
