@@ -10,6 +10,7 @@ import _thread
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -146,6 +148,13 @@ def _fails(model: Any, x: Any, on_host: Any) -> None:
     _loss(model, batches.get()).backward()
 
 
+def _fails_unheard(model: Any, x: Any, on_host: Any) -> None:
+    """The first signal is lost, as one is that comes just before the step begins to wait."""
+    send = mock.Mock(wraps=signal.pthread_kill, side_effect=(None, mock.DEFAULT))
+    with mock.patch.object(signal, "pthread_kill", send):
+        _fails(model, x, on_host)
+
+
 def _fails_unasked(model: Any, x: Any, on_host: Any) -> None:
     _loss(model, x).backward()
     with ThreadPoolExecutor(1) as pool:
@@ -194,6 +203,7 @@ def _cases() -> dict[str, Train]:
         ).backward(),
         "autocast": _autocast,
         "fails": _fails,
+        "fails unheard": _fails_unheard,
         "fails unasked": _fails_unasked,
         "fails apart": _fails_apart,
         "nested": _nested,
@@ -276,7 +286,7 @@ def test_a_thread_has_an_autocast_of_its_own(results: dict[str, Any]) -> None:
     assert results["autocast"]["dtypes"] == ["float32"] * 2 + ["bfloat16"] * 2
 
 
-@pytest.mark.parametrize("name", ["fails", "fails unasked"])
+@pytest.mark.parametrize("name", ["fails", "fails unheard", "fails unasked"])
 def test_what_a_thread_cannot_do_is_an_error_of_the_trace(
     results: dict[str, Any], name: str
 ) -> None:

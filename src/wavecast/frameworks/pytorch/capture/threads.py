@@ -25,6 +25,8 @@ from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""
+_AGAIN_S = 1.0
+"""How long a failing thread waits before it interrupts the tracing thread again."""
 
 _ASKED = "_wavecast_asked"
 """The mark of a future whose result or error the step has asked for."""
@@ -117,6 +119,8 @@ class TracedThreads:
         self._tracer = threading.current_thread()
         self._work: list[threading.Thread | futures.Future[Any]] = []
         self._failure: BaseException | None = None
+        self._noticed = threading.Event()
+        """Set when the tracing thread was interrupted, which a failing thread waits for."""
         self._ended_mode = 0
 
     def traced(self) -> bool:
@@ -144,6 +148,7 @@ class TracedThreads:
             try:
                 yield
             except KeyboardInterrupt:
+                self._noticed.set()
                 self.raise_failure()  # a thread that fails interrupts the step
                 raise
 
@@ -278,8 +283,21 @@ class TracedThreads:
                 raise error
             first = self._failure is None
             self._failure = self._failure or error
-            if first and self._tracer is threading.main_thread() and _can_interrupt():
+        if first and self._tracer is threading.main_thread() and _can_interrupt():
+            self._wake_tracer()
+
+    def _wake_tracer(self) -> None:
+        """Interrupt the tracing thread until it notices.
+
+        A signal that comes just before that thread begins to wait for a lock does not end the wait.
+        """
+        noticed = False
+        while not noticed:
+            with self.lock:
+                if self.closed:
+                    return
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            noticed = self._noticed.wait(_AGAIN_S)
 
     def _submitting(self) -> Callable[..., Any]:
         """`ThreadPoolExecutor.submit`, for tasks of the step."""
