@@ -14,7 +14,7 @@ def make_step():
     def step():
         optimizer.zero_grad(set_to_none=True)
         for _ in range(4):
-            X, Y = x.to("cuda", non_blocking=True), y.to("cuda", non_blocking=True)
+            X, Y = (t.pin_memory().to("cuda", non_blocking=True) for t in (x, y))
             with torch.amp.autocast("cuda", dtype=torch.bfloat16):
                 _, loss = model(X, Y)
                 loss = loss / 4

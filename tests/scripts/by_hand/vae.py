@@ -5,7 +5,7 @@ from vae import VAE, loss_function
 def make_step():
     model = VAE().cuda()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    data = torch.rand(128, 1, 28, 28)
+    data = torch.rand(128, 1, 28, 28).pin_memory()
 
     def step():
         x = data.cuda()
