@@ -15,6 +15,9 @@ Generations of other vendors of which no step was measured get the mean of the v
 an MI300X used its matrix cores as well as NVIDIA's libraries do, it would come out nearly twice as
 fast as an H100, which nobody has seen.
 
+Depthwise convolutions have one more constant for each other vendor: how much longer its libraries
+take for them than NVIDIA's, of which ops were measured.
+
 A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
 more constant, the same for all networks and GPUs, corrects for that. Without it, the generations
 that were measured at that time would look too slow. Predictions are for today's libraries; `Aged`
@@ -48,13 +51,17 @@ from wavecast.hardware.devices import devices
 from wavecast.predictors.base import Familiarity, Predictor
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, gpu_of
+from wavecast.predictors.learned.physics.tiles import CLASSES
 from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
 from wavecast.steps.work import work_of
 from wavecast.traces.step import Op
 
-PULLS = {"compute": 5.0, "recurrent": 2.0, "old": 5.0}
+PULLS = {"compute": 5.0, "recurrent": 2.0, "depthwise": 0.5, "old": 5.0}
 """How strongly each kind of constant is pulled to zero, as a number of steps of mean weight. The
-pull on recurrent layers is weaker, because few steps have such layers."""
+pull on recurrent layers is weaker, because few steps have such layers, and that on depthwise
+convolutions weakest, because other vendors' libraries need not be like NVIDIA's at all."""
+OP_VENDOR = "NVIDIA"
+"""The vendor whose depthwise convolutions were measured, op by op."""
 NEAR = 0.2
 """Errors of the logarithm above this are weighted linearly, smaller ones quadratically."""
 ROUNDS = 12
@@ -124,7 +131,9 @@ def _keys(given: Sequence[Op], device: Device, learned: Learned) -> Iterator[Key
     assert gpu is not None
     batch = batch_of(given, learned.models["stream"].families)
     for main, unit in zip(batch.main, batch.unit.tolist(), strict=True):
-        if main in COMPUTING:
+        if main == "depthwise":
+            yield (COMPUTING[main], gpu.vendor) if gpu.vendor != OP_VENDOR else None
+        elif main in COMPUTING:
             units = "tensor" if gpu.tensor[unit] else "cores"
             yield COMPUTING[main], f"{units}.{gpu.generation}"
         else:
@@ -172,7 +181,8 @@ def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants
     out = chip_of(without) if without else None
     offsets: dict[str, dict[str, float]] = {kind: {} for kind in PULLS}
     for (kind, key), offset in fit([step for step in steps if step.chip != out]).items():
-        offsets[kind][key] = offset
+        names = [f"{units}.{key}" for units in CLASSES] if kind == "depthwise" else [key]
+        offsets[kind] |= dict.fromkeys(names, offset)
     offsets["compute"] |= _of_other_vendors(offsets["compute"])
     return offsets
 

@@ -40,6 +40,8 @@ TENSOR_FLOP = {
 }
 """FLOPs of an SM's tensor cores in one clock in float16, by compute capability (white papers).
 Cards for consumers reach half of it when they sum in float32, as all libraries do."""
+SMALLEST_CORES = 1024.0
+"""The same of the smallest tensor cores."""
 FULL_SHARE = {
     **{Unit.TF32_TENSOR: 0.5, Unit.FP16_TENSOR: 1.0, Unit.BF16_TENSOR: 1.0},
     Unit.FP8_TENSOR: 2.0,
@@ -52,6 +54,10 @@ count as 1.2 times as fast, up to 0.66 of the full rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
 """Architectures whose data sheets count two float32 instructions in a clock, which compilers can
 hardly ever pair."""
+OPERAND_SHARE = 0.26
+"""The power of a tensor core's size with which the energy of its FLOPs falls: larger cores take
+larger blocks, whose operands are fetched once. B200's matmuls run at two thirds of the peak at
+1,000 W, so a FLOP takes 0.6 times what it would in cores an eighth of the size."""
 USUAL_WATTS = 300.0
 """The power limit of a GPU whose limit is not known."""
 NODES = {
@@ -63,6 +69,11 @@ NODES = {
 chips, for which it holds. Both follow from the process: 28, 16, 12, and 7 or 8 nm."""
 LATEST_NODE = (0.4, 2.5e9)
 """The same for 4 and 5 nm."""
+LATEST_OPERANDS = 1.4
+"""By how much less tensor cores gained from that process than plain cores: most of their energy
+moves operands, through memory cells and wires that hardly shrank. With it, L40S needs no constant
+of its own, and our H200 just begins to slow down at 700 W, as it does without pauses between
+matmuls (measurements/h200/sustained.json)."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,14 @@ class GpuFacts:
     """The same as the data sheet states it."""
     tensor: NDArray[np.bool_]
     """Whether the unit is a tensor core, by unit code."""
+    flop_energy: Floats
+    """The energy of a FLOP by unit code, relative to plain cores in float32, or to the smallest
+    tensor cores in float16."""
+
+    def energy(self, unit: NDArray[np.int64]) -> Floats:
+        """The relative energy of a FLOP on each row's unit."""
+        energies: Floats = self._of_rows(self.flop_energy, unit)
+        return energies
 
     def rate(self, unit: NDArray[np.int64]) -> Floats:
         """FLOP/s of each row's unit."""
@@ -152,6 +171,7 @@ def gpu_of(device: Device) -> GpuFacts | None:
         rates=np.array(fed) * faster,
         nominal_rates=np.array(rates),
         tensor=tensor,
+        flop_energy=np.array([_flop_energy(unit, device) for unit in units]),
     )
 
 
@@ -184,6 +204,27 @@ def _fed(rate: float, unit: Unit | None, device: Device) -> float:
         return rate
     most = FED_SHARE * share * full * clock_hz * device.sm_count
     return max(rate, min(EASILY_FED * rate, most))
+
+
+def _flop_energy(unit: Unit | None, device: Device) -> float:
+    """The relative energy of a FLOP: a tensor core draws as much in each precision."""
+    share = FULL_SHARE.get(unit) if unit else None
+    if share is None:
+        return 1.0
+    gained = 1.0 if device.architecture in NODES else LATEST_OPERANDS
+    larger: float = (_core_flop(device) / SMALLEST_CORES) ** OPERAND_SHARE
+    return gained / (larger * share)
+
+
+def _core_flop(device: Device) -> float:
+    """FLOPs of an SM's tensor cores in one clock in float16."""
+    listed: float | None = TENSOR_FLOP.get(device.compute_capability or (0, 0))
+    rate, clock_hz = device.rate(Unit.FP16_TENSOR), device.boost_clock_hz
+    if listed is not None:
+        return listed
+    if rate is None or clock_hz is None or device.sm_count is None:
+        return SMALLEST_CORES
+    return max(float(rate / (device.sm_count * clock_hz)), SMALLEST_CORES)
 
 
 def _bytes_per_s(device: Device) -> float:

@@ -30,7 +30,8 @@ from wavecast.predictors.roofline import demand, limits
 from wavecast.traces.step import Op
 
 COMPUTING = dict.fromkeys(("product", "grouped", "convolution", "attention"), "compute") | {
-    "recurrent": "recurrent"
+    "recurrent": "recurrent",
+    "depthwise": "depthwise",
 }
 """The models that have terms by generation (`OpModel.steps`), and the set of terms of each."""
 UNSEEN = 1.5

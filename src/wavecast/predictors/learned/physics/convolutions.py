@@ -78,7 +78,7 @@ def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLim
     """The limits of convolutions: matmuls on the chip, or groups that follow each other."""
     unit = columns["unit"].astype(np.int64)
     tensor, computes = gpu.on_tensor_cores(unit), columns["computes"]
-    rate = sustained(gpu.rate(unit), gpu, picked(theta, tensor, "picojoules"))
+    rate = sustained(unit, gpu, picked(theta, tensor, "picojoules"))
     rate = rate * np.where(computes == OF_IMAGE, picked(theta, tensor, "of_image"), 1.0)
     rate = rate * np.where(computes == OF_WEIGHT, picked(theta, tensor, "of_weight"), 1.0)
     lost = columns["stride_area"] ** -picked(theta, tensor, "strided")

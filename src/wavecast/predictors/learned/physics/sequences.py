@@ -37,7 +37,7 @@ _ATTENTION: dict[str, Bounds] = {
 }
 ATTENTION_PARAMETERS: dict[str, Bounds] = {
     f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in _ATTENTION.items()
-} | {"cores.picojoules": (20.0, 0.01, 40.0), "tensor.picojoules": (2.0, 0.01, 6.0)}
+} | {"cores.picojoules": (20.0, 0.01, 40.0), "tensor.picojoules": (2.8, 0.01, 12.0)}
 
 RECURRENT_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "floor_us": (20.0, 1.0, 100.0),
@@ -58,7 +58,7 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     def pick(name: str) -> Floats:
         return picked(theta, tensor, name)
 
-    rate = sustained(gpu.rate(unit), gpu, pick("picojoules")) * pick("efficiency")
+    rate = sustained(unit, gpu, pick("picojoules")) * pick("efficiency")
     rate = rate * np.where(columns["backward"] > 0, pick("backward"), 1.0)
     rate = rate * np.where(columns["efficient"] > 0, pick("efficient"), 1.0)
     rate = rate * np.where(columns["cudnn"] > 0, pick("cudnn"), 1.0)

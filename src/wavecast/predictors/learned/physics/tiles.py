@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
@@ -41,7 +42,7 @@ _ONE: dict[str, Bounds] = {
     "resident": (0.3, 0.0, 1.0),  # share of L2 that holds operands from the previous call
     "floor_us": (2.5, 0.5, 12.0),  # microseconds of the smallest kernel
     "split_us": (2.0, 0.0, 12.0),  # a kernel or barrier that adds up what was split
-    "picojoules": (20.0, 0.01, 40.0),  # energy of a FLOP at 12 nm, on boards with enough power
+    "picojoules": (20.0, 0.01, 40.0),  # energy of a FLOP at 12 nm (`GpuFacts.flop_energy`)
 }
 """The constants of one unit class."""
 IDLE_WATTS = 25.0
@@ -56,7 +57,7 @@ CLASSES = ("cores", "tensor")
 def class_parameters(which: Mapping[str, Bounds] = _ONE) -> dict[str, Bounds]:
     """Bounds of each constant, once for plain cores and once for tensor cores."""
     both = {f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in which.items()}
-    return both | {"tensor.picojoules": (2.0, 0.01, 6.0)}
+    return both | {"tensor.picojoules": (2.8, 0.01, 12.0)}
 
 
 LOADS: Bounds = (5.0, 1.0, 32.0)
@@ -229,9 +230,11 @@ class TimeLimits(NamedTuple):
         return shares
 
 
-def sustained(rate: Floats, gpu: GpuFacts, picojoules: Any) -> Floats:
+def sustained(unit: NDArray[np.int64], gpu: GpuFacts, picojoules: Any) -> Floats:
     """The rate that the card's power allows: clocks fall with the square root of the overload."""
-    load = picojoules * 1e-12 * gpu.node * rate / np.maximum(gpu.watts - IDLE_WATTS, 20.0)
+    rate = gpu.rate(unit)
+    joules = picojoules * 1e-12 * gpu.node * gpu.energy(unit)
+    load = joules * rate / np.maximum(gpu.watts - IDLE_WATTS, 20.0)
     allowed: Floats = rate / np.sqrt(np.maximum(load, 1.0))
     return allowed
 
@@ -245,8 +248,8 @@ def from_memory(nbytes: Floats, gpu: GpuFacts, resident: Any) -> Floats:
 def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """Seconds of matmuls."""
     unit = columns["unit"].astype(np.int64)
-    rate, tensor = gpu.rate(unit), gpu.on_tensor_cores(unit)
-    rate = sustained(rate, gpu, picked(theta, tensor, "picojoules"))
+    tensor = gpu.on_tensor_cores(unit)
+    rate = sustained(unit, gpu, picked(theta, tensor, "picojoules"))
     dram = from_memory(columns["moved_bytes"], gpu, picked(theta, tensor, "resident"))
     per_load = np.minimum(columns["alignment"], VECTOR_BYTES / columns["item_bytes"])
     sizes = (columns["batch"], columns["m"], columns["n"], columns["k"])
