@@ -1,4 +1,4 @@
-"""Writes the tables of docs/accuracy.md, which have five figures for every set.
+"""Writes the tables of docs/accuracy.md, which have five figures for every set, and one before.
 
     python -m lab score summary            print the tables
     python -m lab score summary --write    put them into the page
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lab import needs
 from lab.markdown import heading
-from lab.measured.figures import Figures, percent, recorded
+from lab.measured.figures import BEFORE, Figures, percent, recorded
 from lab.places import DOCS
 from lab.score import pages
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
@@ -94,14 +94,17 @@ OPS = (
 TABLES = {"steps": PUBLIC, "our H200": OURS, "ops": OPS}
 
 
-def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
-    """Five figures for each set, in Markdown."""
-    shown = [*heading("set | n | mean error | bias | worst | in range")]
+def table(
+    lines: Sequence[ShownSet], sets: Mapping[str, Figures], before: Mapping[str, Figures]
+) -> str:
+    """Five figures for each set and the mean error before, in Markdown."""
+    shown = [*heading("set | n | mean error | before | bias | worst | in range")]
     for line in lines:
-        scores = sets[line.key]
+        scores, old = sets[line.key], before.get(line.key)
         cells = (
             f"{scores.count:,}",
-            percent(scores.mean),
+            percent(scores.mean, 1),
+            percent(old.mean if old else None, 1),
             percent(scores.bias, signed=True),
             percent(scores.worst),
             percent(scores.in_range),
@@ -115,9 +118,9 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="write them into the page")
     args = parser.parse_args(given)
-    sets = recorded()
+    sets, before = recorded(), recorded(BEFORE)
     for name, lines in TABLES.items():
-        text = table(lines, sets)
+        text = table(lines, sets, before)
         print(text, end="\n\n")
         if args.write:
             pages.write(PAGE, f"{MARK}, {name}", text)
