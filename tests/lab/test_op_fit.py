@@ -59,6 +59,13 @@ def test_the_factor_on_the_chips_time_is_recovered(
     assert limits.seconds(0.0) == pytest.approx(apart_s + memory_s)
 
 
+def test_an_op_without_work_for_the_chip_tells_nothing_of_it() -> None:
+    """Groups of a convolution that follow each other count apart; one such row made a fit NaN."""
+    limits = TimeLimits(np.array([2e-3]), np.array([0.0]), np.array([0.0]))
+    assert limits.factor(np.array([3e-3]), 0.1) == 1.0
+    assert limits.share() == 0.0
+
+
 def test_memory_hides_what_one_chip_is_slow_at() -> None:
     """A kernel that uses the SMs badly slows a GPU with little bandwidth for each SM less."""
     shipped = Learned.shipped().models["stream"]

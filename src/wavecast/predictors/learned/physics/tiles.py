@@ -210,15 +210,22 @@ class TimeLimits(NamedTuple):
         return total_s
 
     def factor(self, seconds: Floats, least: float) -> Floats:
-        """The factor, at least `least`, with which the total is these seconds."""
+        """The factor, at least `least`, with which the total is these seconds.
+
+        1 where the chip has no work, since no factor would change the total.
+        """
         own = np.maximum(seconds - self.apart_s, 0.0) ** 4 - self.memory_s**4
-        factors: Floats = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25 / self.chip_s
+        chip_s = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25
+        factors: Floats = np.divide(
+            chip_s, self.chip_s, out=np.ones_like(chip_s), where=self.chip_s > 0
+        )
         return factors
 
     def share(self) -> Floats:
         """How much the total grows with the chip's time: the derivative of their logarithms."""
         together = overlapped(self.memory_s, self.chip_s)
-        shares: Floats = (self.chip_s / together) ** 4 * together / (self.apart_s + together)
+        chip = np.divide(self.chip_s, together, out=np.zeros_like(together), where=self.chip_s > 0)
+        shares: Floats = chip**4 * together / (self.apart_s + together)
         return shares
 
 
