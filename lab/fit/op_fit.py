@@ -361,17 +361,18 @@ def _families(table: OpTable, model: OpModel) -> dict[str, float]:
     """The offset of each op name: how much longer it takes than similar ops on the same GPU.
 
     It is the mean over GPUs, shrunk as if one more GPU showed no difference, because one GPU may be
-    special.
+    special. A row counts as far as the chip bounds it: launches say nothing about an op's kernels.
     """
     family = table.parts[model.name].family[_places(table, model.name)]
     left = np.clip(_missed(table, model, {}), -REACH, REACH)
+    share = _limits(table, model).share()
     offsets, weight = {}, _telling(table, model)
     for name in np.unique(family):
-        of_gpus, rows = [], 0
+        of_gpus, rows = [], 0.0
         for gpu in np.unique(table.gpu[family == name]):
             here = (family == name) & (table.gpu == gpu)
             of_gpus.append(middle(left[here], weight[here]))
-            rows += int(here.sum())
+            rows += float(share[here].sum())
         shrunk = sum(of_gpus) / (len(of_gpus) + 1) * rows / (rows + FAMILY_ROWS)
         if ops.kind_of(str(name)) is Kind.ELEMENTWISE:
             shrunk = min(max(shrunk, -MOST_ELEMENTWISE), MOST_ELEMENTWISE)

@@ -6,6 +6,7 @@ A table that is smaller than all rows fetched from it is read once and then cach
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
 
 from wavecast.ops.registry import (
     Cost,
@@ -90,13 +91,34 @@ def _place(op: Op, elements: int, *, adds: bool) -> Cost:
 
 @cost(*aten("index_put _unsafe_index_put _index_put_impl"), kind=Kind.INDEXING)
 def _index_put(op: Op) -> Cost:
-    """The indices are assumed to be of the leading dimensions; masks count with all elements."""
+    """Masks count with all elements; where nothing tells, indices are of the leading dimensions."""
     target, *indices, values = op.inputs
     masks = [t for t in indices if t.dtype == "bool"]
-    indexed = sum(len(t.shape) for t in masks) + len(indices) - len(masks)
+    count = sum(len(t.shape) for t in masks) + len(indices) - len(masks)
+    indexed = indexed_dims(op) or slice(0, count)
     picked = max((t.numel for t in indices), default=1)
-    elements = max(values.numel, picked * math.prod(target.shape[indexed:]))
+    others = math.prod((*target.shape[: indexed.start], *target.shape[indexed.stop :]))
+    elements = max(values.numel, picked * others)
     return _place(op, elements, adds=bool(op.attr("accumulate", False)))
+
+
+def indexed_dims(op: Op) -> slice | None:
+    """The dimensions of its target that the indices of an `index_put` are of.
+
+    A trace does not have them, but the shape of the values tells: it is that of the target, with
+    the shape of the indices in place of these dimensions. None if no place fits, if the indices
+    are masks, or if there are none.
+    """
+    target, *indices, values = op.inputs
+    if not indices or any("int" not in t.dtype for t in indices):
+        return None
+    sizes = zip_longest(*(reversed(t.shape) for t in indices), fillvalue=1)
+    shape, count = tuple(map(max, sizes))[::-1], len(indices)
+    for first in range(len(target.shape) - count + 1):
+        indexed = slice(first, first + count)
+        if values.shape == (*target.shape[:first], *shape, *target.shape[indexed.stop :]):
+            return indexed
+    return None
 
 
 @cost("aten.index_fill", kind=Kind.INDEXING)

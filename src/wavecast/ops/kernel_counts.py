@@ -29,11 +29,11 @@ def kernel_count(op: Op) -> int:
     """
     if kind_of(op.name) is Kind.RNN:
         return 2 * rnn.cell_steps(op)
-    if op.base in ("aten.index_put", "aten.index_put_"):
+    if "index_put" in op.base:
         return SORTING if op.attr("accumulate", False) else 1
-    if op.base == "aten.embedding_dense_backward" and _index_count(op) > UNSORTED_LOOKUPS:
+    if op.base == "aten.embedding_dense_backward" and index_count(op) > UNSORTED_LOOKUPS:
         return SORTING
-    if "embedding_bag" in op.base and op.base.endswith("backward") and _index_count(op) > ONE_TILE:
+    if "embedding_bag" in op.base and op.base.endswith("backward") and index_count(op) > ONE_TILE:
         return COUNTED.get(op.base, 1) + SORTING
     if op.attr("training") is False:
         return 1
@@ -49,6 +49,6 @@ def _channels_last(op: Op) -> bool:
     return bool(tensors) and max(tensors, key=lambda t: t.numel).channels_last
 
 
-def _index_count(op: Op) -> int:
+def index_count(op: Op) -> int:
     """The number of indices of an op."""
     return max((t.numel for t in op.inputs if "int" in t.dtype), default=0)

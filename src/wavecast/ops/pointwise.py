@@ -75,12 +75,19 @@ for _flops, _names in _ELEMENTWISE.items():
 for _flops, _names in _REDUCTIONS.items():
     streaming(Kind.REDUCTION, _names, flops=_flops)
 
-streaming(Kind.SOFTMAX, "_softmax _log_softmax _safe_softmax _masked_softmax", flops=12)
+streaming(Kind.SOFTMAX, "_softmax _log_softmax _masked_softmax", flops=12)
 streaming(
     Kind.SOFTMAX,
     "_softmax_backward_data _log_softmax_backward_data _masked_softmax_backward",
     flops=4,
 )
+
+
+@cost("aten._safe_softmax", kind=Kind.SOFTMAX)
+def _safe_softmax(op: Op) -> Cost:
+    """A softmax, the rows whose scores are all hidden (two kernels), and the choice of 0 there."""
+    scores, out, flags = read(op.inputs[:1]), written(op.outputs), largest(op)
+    return Cost(15 * flags, 2 * scores + out + flags, 2 * out + flags)
 
 
 @cost("aten.allclose", kind=Kind.REDUCTION)

@@ -148,6 +148,9 @@ def stream(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["kind"],
         columns["backward"],
         columns["access"],
+        _log(columns["kernels"]),
+        _log(columns["blocks"] / gpu.sm),
+        _log(columns["serial_elements"]),
     )
 
 

@@ -204,6 +204,8 @@ class StreamRow(NamedTuple):
     """Elements that one thread computes one after the other."""
     kernels: float
     """Kernels that the op launches."""
+    blocks: float
+    """Thread blocks that do so little that launching them takes longer."""
 
 
 class ConcatenationRow(NamedTuple):

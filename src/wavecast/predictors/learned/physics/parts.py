@@ -59,13 +59,37 @@ def parts_of(op: Op) -> tuple[Part, ...]:
             return (Part(fusions.model_of(op), fusions.row_of(op, cost)),)
         case Kind.COLLECTIVE | Kind.FFT | Kind.LINEAR_ALGEBRA | Kind.SORT:
             return ()
+    return _over_memory(op, cost)
+
+
+def _over_memory(op: Op, cost: Cost) -> tuple[Part, ...]:
+    """The passes of an op over memory; those that torch makes before or after it are parts."""
     if op.base == "aten.cat" and (together := concatenations.row_of(op, cost)) is not None:
         return (Part("concatenation", together),)
+    if op.base == "aten._safe_softmax":
+        return tuple(Part("stream", passes.row_of(*costed)) for costed in _safe_softmax(op))
     whole = Part("stream", passes.row_of(op, cost))
     if op.base == "aten.embedding_dense_backward" and op.inputs[0].strides is not None:
         # torch first makes the gradient contiguous (embedding_dense_backward_cuda)
         return (_copy(op.inputs[0], None), whole)
     return (whole,)
+
+
+def _safe_softmax(op: Op) -> Iterator[tuple[Op, Cost]]:
+    """The ops that torch runs for a softmax whose rows may be hidden as a whole (SoftMax.cpp)."""
+    scores, out = op.inputs[0], op.outputs[0]
+    hidden = TensorSpec(scores.shape, "bool")
+    rows = TensorSpec((*scores.shape[:-1], 1), "bool")
+    for name, read, written in (
+        ("aten._softmax", (scores,), out),
+        ("aten.eq.Tensor", (scores,), hidden),
+        ("aten.all.dim", (hidden,), rows),
+        ("aten.where.self", (rows, out), out),
+    ):
+        part = Op(name, read, (written,))
+        cost = ops.cost_of(part)
+        assert cost is not None
+        yield part, cost
 
 
 def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:

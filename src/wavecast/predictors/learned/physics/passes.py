@@ -9,6 +9,7 @@ from wavecast.ops import Kind
 from wavecast.ops.kernel_counts import COUNTED
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.ops.spatial import window
+from wavecast.predictors.learned.physics import lookups
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
@@ -22,6 +23,8 @@ column by comparing it with a threshold."""
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _PLACES = ("backward", "scatter", "index_put", "index_add")
 _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
+_MOST_NORM_BLOCKS = 256 * 1024
+"""Blocks of torch's own batch norm, which then takes several images in each (Normalization.cuh)."""
 """Ops that add with atomic operations. Other ops that add into places sort first."""
 _SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
 """Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
@@ -32,6 +35,9 @@ CROWDING = 1.5
 of images enlarged 4 and 8 times take 2 and 8 times as long per point as those of 2."""
 FOLDED = 5
 """Elementwise elements that folding one takes (24 ps for a point of one column on our H200)."""
+LINE_BYTES, HIT = 128, 0.12
+"""Bytes of a line of L1, and what an element costs that is in the line of the one before, relative
+to one that is not. On our H200, planes of one point take 60 ns, those of 50 and more 340 ns."""
 _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
 """Elements for each time of ops that go through time step by step. A step of the forward pass takes
 0.54 us on our H200, one of the backward pass 0.95 us."""
@@ -67,6 +73,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         rows=_rows(op, whole, kind),
         serial_elements=_serial_elements(op),
         kernels=_kernels(op),
+        blocks=_blocks(op, whole),
     )
 
 
@@ -93,6 +100,7 @@ def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow
         rows=0,
         serial_elements=0,
         kernels=1,
+        blocks=0,
     )
 
 
@@ -129,7 +137,7 @@ def _adds_up(op: Op) -> bool:
     return _looks_up(op) and any(name in op.base for name in _PLACES)
 
 
-def _atomic_adds(op: Op) -> int:
+def _atomic_adds(op: Op) -> float:
     """How many elements are added into places, one atomic operation each."""
     if ops.kind(op) is Kind.RESAMPLING and "backward" in op.base:
         near = next((n for name, n in _NEIGHBOURS.items() if name in op.base), 0)
@@ -137,7 +145,8 @@ def _atomic_adds(op: Op) -> int:
     if not any(name in op.base for name in _ATOMIC):
         return 0
     place = op.outputs[0].shape if op.outputs else ()
-    return max((t.numel for t in op.inputs if t.shape != place and "int" not in t.dtype), default=0)
+    added = (t.numel for t in op.inputs if t.shape != place and "int" not in t.dtype)
+    return max(added, default=0) * lookups.atomic_operations(op)
 
 
 def _crowding(op: Op) -> float:
@@ -176,12 +185,18 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
     """Elements to handle.
 
     In pooling, an element counts once for each window that contains it. Of a tensor of which an op
-    writes some slices in place, only these count. Columns are folded by divisions of integers.
+    writes some slices in place, only these count. Columns are folded by divisions of integers. Of
+    lists, all tensors count.
     """
+    if _tensors(op) > 1:
+        return max(sum(t.numel for t in op.outputs), whole.numel)
     if op.base == "aten.col2im":
         return FOLDED * sum(t.numel for t in (op.inputs[0], op.outputs[0]))
     if op.base in _SLICES_IN_PLACE:
         return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
+    looked_up = lookups.elements(op)
+    if looked_up is not None:
+        return looked_up
     if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
         return whole.numel
     pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
@@ -228,6 +243,8 @@ def _fastest(t: TensorSpec) -> int:
 
 def _access(op: Op, kind: Kind | None, outputs: list[TensorSpec]) -> float:
     """How a kernel reaches its operands; only elementwise ops and copies differ here."""
+    if _is_own_norm(op) and _trains(op) and outputs and outputs[0].channels_last:
+        return CASTS  # torch's own kernels convert each element, and its statistics are float32
     if kind not in (Kind.ELEMENTWISE, Kind.COPY) or not outputs:
         return VECTORS
     out = outputs[0]
@@ -265,13 +282,38 @@ def _kernels(op: Op) -> int:
     return COUNTED.get(op.base, 1) if "embedding_bag" in op.base else ops.kernels(op)
 
 
-def _serial_elements(op: Op) -> int:
+def _is_own_norm(op: Op) -> bool:
+    """Whether an op is a batch norm in torch's own kernels, not in those of cuDNN."""
+    return "native_batch_norm" in op.base
+
+
+def _trains(op: Op) -> bool:
+    """Whether a norm computes its statistics, as in training."""
+    return bool(op.attr("training", True) and op.attr("train", True))
+
+
+def _blocks(op: Op, whole: TensorSpec) -> int:
+    """Thread blocks that do so little that launching them takes longer.
+
+    A batch norm that only applies its statistics has a block for each channel of each image.
+    """
+    norm = "batch_norm" in op.base and "backward" not in op.base and not _trains(op)
+    if not norm or whole.channels_last or len(whole.shape) < 3:
+        return lookups.blocks(op)
+    planes = whole.shape[0] * whole.shape[1]
+    return min(planes, _MOST_NORM_BLOCKS) if _is_own_norm(op) else planes
+
+
+def _serial_elements(op: Op) -> float:
     """Elements that one thread computes one after the other.
 
     Interpolation has one thread for each point of an image; it loops over images and channels
-    (UpSampleBilinear2d.cu). The states of connectionist temporal classification follow from those
-    of the time before (LossCTC.cu).
+    (UpSampleBilinear2d.cu), whose points are in one line of memory if the image is small. The
+    states of connectionist temporal classification follow from those of the time before
+    (LossCTC.cu).
     """
+    if _adds_up(op):
+        return lookups.serial_elements(op)
     if op.base in _SCANS:
         times = max((t.shape[0] for t in op.inputs if len(t.shape) == 3), default=0)
         return times * _SCANS[op.base]
@@ -282,7 +324,10 @@ def _serial_elements(op: Op) -> int:
     if "bicubic" in op.base:
         return planes * _bicubic_elements(op)
     smooth = "linear" in op.base and "backward" not in op.base
-    return planes if smooth and not image.channels_last else 0
+    if not smooth or image.channels_last:
+        return 0
+    lines = math.prod(image.shape[2:]) * item_bytes(image) / LINE_BYTES
+    return planes * min(HIT + 2 * lines, 1.0)
 
 
 def _bicubic_elements(op: Op) -> int:

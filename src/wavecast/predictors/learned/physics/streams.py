@@ -18,6 +18,7 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "per_clock": (32.0, 8.0, 256.0),  # elements that an SM handles in a clock
     "strided_per_clock": (1.3, 0.5, 8.0),  # the same where operands are stored in different ways
     "cast_per_clock": (0.95, 0.3, 8.0),  # the same for operands of different types
+    "listed_per_clock": (4.0, 0.5, 64.0),  # the same for lists of tensors
     "odd_per_clock": (4.0, 0.5, 64.0),  # the same for random numbers, windows and lookups
     "flops": (0.3, 0.2, 1.0),  # share of the plain cores' rate
     "again": (0.5, 0.0, 1.5),  # cost of a second read that misses L2, relative to the first
@@ -28,6 +29,7 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "block_elements": (2.0, 0.5, 8.0),  # elements that a block reads or writes in a clock
     "atomic": (0.6, 0.05, 8.0),  # atomic additions of an SM in a clock
     "row_clocks": (400.0, 50.0, 2000.0),  # clocks of an SM for a row that has a block to itself
+    "block_clocks": (1.2, 0.3, 8.0),  # clocks of the GPU to launch a block of threads
     "serial_clocks": (330.0, 50.0, 1000.0),  # clocks of a thread for one element
 }
 
@@ -36,8 +38,8 @@ SLOW_KINDS = [
     for kind in (Kind.RANDOM, Kind.POOLING, Kind.RESAMPLING, Kind.INDEXING, Kind.EMBEDDING)
 ]
 """Kinds that do more for an element than read, compute and write it."""
-BLOCKS = 2.0
-"""Blocks of 512 threads or more that an SM runs at a time."""
+BLOCKS, BLOCKS_BACKWARD = 2.0, 4.0
+"""Blocks of 512 threads that an SM runs at a time: those of a backward pass have few registers."""
 
 
 def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
@@ -63,13 +65,15 @@ def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     )
     per_clock = np.where(columns["access"] == STRIDES, theta["strided_per_clock"], per_clock)
     per_clock = np.where(columns["access"] == CASTS, theta["cast_per_clock"], per_clock)
+    per_clock = np.where(columns["tensors"] > 1, theta["listed_per_clock"], per_clock)
     issue_s = columns["elements"] / (gpu.sm * gpu.clock_hz * per_clock)
     flop_s = columns["flops"] / (gpu.fp32 * theta["flops"])
     block_s = _blocks_s(columns, gpu, theta)
     atomic_s = columns["atomic_adds"] / (gpu.sm * gpu.clock_hz * theta["atomic"])
     row_s = columns["rows"] * theta["row_clocks"] / (gpu.sm * gpu.clock_hz)
     serial_s = columns["serial_elements"] * theta["serial_clocks"] / gpu.clock_hz
-    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s)
+    started_s = columns["blocks"] * theta["block_clocks"] / gpu.clock_hz
+    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s)
     lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
     launch_s = columns["kernels"] * theta["floor_us"] * 1e-6
     return TimeLimits(launch_s + lists_s, memory_s, chip_s)
@@ -80,7 +84,8 @@ def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     blocks = np.maximum(columns["channel_blocks"], 1.0)
     nbytes = columns["read_bytes"] + columns["written_bytes"] + columns["reread_bytes"]
     accesses = nbytes / columns["item_bytes"] / blocks
-    waves = np.ceil(blocks / (gpu.sm * BLOCKS))
+    together = np.where(columns["backward"] > 0, BLOCKS_BACKWARD, BLOCKS)
+    waves = np.ceil(blocks / (gpu.sm * together))
     block_s = waves * accesses / (gpu.clock_hz * theta["block_elements"])
     seconds: Floats = np.where(columns["channel_blocks"] > 0, block_s, 0.0)
     return seconds
