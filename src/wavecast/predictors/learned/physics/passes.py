@@ -38,6 +38,13 @@ FOLDED = 5
 LINE_BYTES, HIT = 128, 0.12
 """Bytes of a line of L1, and what an element costs that is in the line of the one before, relative
 to one that is not. On our H200, planes of one point take 60 ns, those of 50 and more 340 ns."""
+MANY_ROWS, NARROW_ROW = 64 * 1024, 2048
+"""More rows than this, of no more elements, are divided among blocks for the gradient of a weight;
+the width is 32 for every second SM of a large GPU."""
+DIVIDED = 0.6
+"""What a row costs then (1.0 to 1.3 ns on our H200), relative to one of the forward pass."""
+ROLLED = 2
+"""Elements that finding the place of one takes, in each kernel of a roll (1.3 ns for each SM)."""
 _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
 """Elements for each time of ops that go through time step by step. A step of the forward pass takes
 0.54 us on our H200, one of the backward pass 0.95 us."""
@@ -192,6 +199,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
         return max(sum(t.numel for t in op.outputs), whole.numel)
     if op.base == "aten.col2im":
         return FOLDED * sum(t.numel for t in (op.inputs[0], op.outputs[0]))
+    if op.base == "aten.roll":
+        return ROLLED * max(len(integers(op, "shifts")), 1) * whole.numel
     if op.base in _SLICES_IN_PLACE:
         return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
     looked_up = lookups.elements(op)
@@ -247,6 +256,8 @@ def _access(op: Op, kind: Kind | None, outputs: list[TensorSpec]) -> float:
         return CASTS  # torch's own kernels convert each element, and its statistics are float32
     if kind not in (Kind.ELEMENTWISE, Kind.COPY) or not outputs:
         return VECTORS
+    if op.base == "aten.roll":
+        return STRIDES
     out = outputs[0]
     operands = [t for t in op.inputs if t.device != "cpu"]
     types = {t.dtype for t in operands if t.dtype in FLOATS}
@@ -267,10 +278,19 @@ def _strides(t: TensorSpec) -> tuple[int, ...]:
 
 
 def _rows(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
-    """Rows that take a block each, counted once for each kernel that goes row by row."""
+    """Rows that take a block each, counted once for each kernel that goes row by row.
+
+    In the backward pass one kernel goes through the rows for the input, and one for the weight.
+    Many rows are divided among blocks for the weight, which then takes no time of its own; what is
+    left costs less than a row of the forward pass (layer_norm_kernel.cu).
+    """
     if kind is not Kind.NORM or not ("layer_norm" in op.base or "rms_norm" in op.base):
         return 0
-    return whole.numel / max(_row_width(op, whole, kind), 1) * (2 if "backward" in op.base else 1)
+    width = max(_row_width(op, whole, kind), 1)
+    rows = whole.numel / width
+    if "backward" not in op.base:
+        return rows
+    return rows * (DIVIDED if rows > MANY_ROWS and width <= NARROW_ROW else 2)
 
 
 def _kernels(op: Op) -> int:
