@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.ops import Cost, Kind, Unit, cost_of, executed_flops, kind, unit
+from wavecast.ops.indexing import indexed_dims
 from wavecast.ops.registry import formula_of
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec, Trace
 
@@ -918,3 +919,22 @@ def test_nothing_is_launched_for_views_waits_the_host_or_no_elements() -> None:
     assert not ops.launches(Op("cuda.synchronize", (), ()))
     assert not ops.launches(op("add.Tensor", [f32(4, device="cpu")], [f32(4, device="cpu")]))
     assert not ops.launches(op("add.Tensor", [f32(0)], [f32(0)]))
+
+
+@pytest.mark.parametrize(
+    ("target", "indices", "values", "dims"),
+    [
+        ((8, 2048), [(4096,)], (4096, 2048), slice(0, 1)),
+        ((4, 196), [(49, 196)], (4, 49, 196), slice(1, 2)),
+        ((512, 27, 27), [(351,), (351,)], (512, 351), slice(1, 3)),
+        ((100, 8), [(3,)], (), None),
+    ],
+)
+def test_values_tell_the_dimensions_of_indices(
+    target: tuple[int, ...],
+    indices: list[tuple[int, ...]],
+    values: tuple[int, ...],
+    dims: slice | None,
+) -> None:
+    given = [f32(*target), *(i64(*shape) for shape in indices), f32(*values)]
+    assert indexed_dims(op("index_put", given, [f32(*target)])) == dims

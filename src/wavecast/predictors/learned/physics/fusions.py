@@ -31,6 +31,7 @@ FUSED_PARAMETERS: dict[str, Bounds] = {
     "points": (2.5, 0.5, 32.0),  # points of an SM in a clock
     "terms": (6.0, 0.5, 32.0),  # terms of sums of an SM in a clock
     "loads": (32.0, 4.0, 128.0),  # loads of an SM in a clock
+    "scattered_loads": (16.0, 1.0, 128.0),  # the same where a kernel looks places up
     "flops": (0.3, 0.05, 1.0),  # share of the plain cores' rate
     "random": (60.0, 5.0, 600.0),  # operations of one random number
     "atomic": (1.0, 0.05, 8.0),  # atomic additions of an SM in a clock
@@ -118,7 +119,11 @@ def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
     work = columns["points"] * columns["reduction"]
     issue_s = work / (clocks * np.where(summing, theta["terms"], theta["points"]))
-    load_s = columns["loads"] / (clocks * theta["loads"])
+    # A thread takes several neighbours at once, but not where their places are looked up.
+    looks_up = columns["indirect_bytes"] > 0
+    load_s = columns["loads"] / (
+        clocks * np.where(looks_up, theta["scattered_loads"], theta["loads"])
+    )
     operations = (
         columns["flops"]
         + columns["random"] * theta["random"]
