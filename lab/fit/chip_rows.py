@@ -9,8 +9,10 @@ import numpy as np
 
 from lab.fit.op_fit import further_trees
 from lab.fit.op_table import tables
+from lab.measured.op_data import OF_A_CHIP, rows_of_a_chip
 from lab.measured.op_row import OpRow
 from wavecast.ops.registry import integer
+from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics.parts import is_masked
 from wavecast.traces.step import Op
@@ -41,6 +43,22 @@ def with_rows_of_a_chip(
         chips = further_trees(both[name], new, models[name], others, share)
         grown[name] = replace(models[name], chips=chips)
     return grown
+
+
+def with_later_rows(
+    models: Mapping[str, OpModel], rows: Sequence[OpRow], only: Sequence[str]
+) -> tuple[dict[str, OpModel], Sequence[OpRow]]:
+    """The models with our chip's trees grown on its later campaigns, and all rows that they saw.
+
+    Models that are not in `only` stay as they are.
+    """
+    grown, seen = restored(stored(models), list(models)), list(rows)
+    for campaign in OF_A_CHIP:
+        more = telling_rows(campaign, rows_of_a_chip(campaign))
+        further = with_rows_of_a_chip(grown, seen, more, SHARES.get(campaign, 1.0))
+        grown |= {name: further[name] for name in only}
+        seen += more
+    return grown, seen
 
 
 def telling_rows(campaign: str, more: Sequence[OpRow]) -> Sequence[OpRow]:

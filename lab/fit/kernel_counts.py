@@ -23,7 +23,7 @@ from wavecast.ops.kernel_counts import COUNTED
 OUT = shipped("models/kernel_counts.toml")
 OWN_COSTS = {Kind.RNN, Kind.CONVOLUTION, Kind.OPTIMIZER}
 """Kinds whose number of kernels does not follow from the op's name."""
-OWN_RULES = {"aten.index_put", "aten.index_put_"}
+OWN_RULES = {"aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
 """Ops that launch many kernels or one, by their arguments (wavecast.ops.kernel_counts)."""
 FEWEST_CALLS = 3
 

@@ -3,6 +3,7 @@
     python -m lab fit learned --data FOLDER            fit, and write the model and its card
     python -m lab fit learned --data FOLDER --score    print the table, write nothing
     python -m lab fit learned --data FOLDER --quick    fit only, and keep the old ranges
+    python -m lab fit learned --data FOLDER --only stream   fit this model; the others stay
 
 Needs pandas, the public tables neusight, kernels and deepbench (docs/sources.md), and our own
 measurements. Writes src/wavecast/data/models/learned.npz and learned.toml.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import json
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,20 +26,25 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.fit.chip_rows import SHARES, telling_rows, with_rows_of_a_chip
+from lab.fit.chip_rows import with_later_rows
+from lab.fit.group_lines import old_lines, renewed
 from lab.fit.op_fit import fit
 from lab.fit.op_table import OpTable, tables
-from lab.measured.op_data import OF_A_CHIP, all_rows, rows_of_a_chip
+from lab.measured.op_data import all_rows
 from lab.measured.op_row import OpRow, digest
 from lab.places import MODELS
+from wavecast import ops
 from wavecast.hardware.devices import device
+from wavecast.ops import Kind
 from wavecast.predictors.attainable import Attainable
 from wavecast.predictors.learned.batch import batch_of, group_of
 from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.gpus import Floats, chip_name, gpu_of
 from wavecast.predictors.learned.model import PHYSICS, OpModel
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.roofline import Roofline
+from wavecast.traces.step import Op
 
 VENDOR = "NVIDIA"
 """The vendor of the GPUs whose ops are fitted."""
@@ -73,15 +78,32 @@ class ScoredOps:
 
 @functools.lru_cache(maxsize=1)
 def rows_of(data: Path) -> Sequence[OpRow]:
-    """All ops that are fitted. AMD's are left out: they are few, and the libraries differ."""
-    return [row for row in all_rows(data) if device(row.gpu).vendor == VENDOR]
+    """All ops that are fitted. AMD's are left out: they are few, and the libraries differ.
+
+    So is attention with few queries, which counts as a pass over memory: what was measured of it is
+    mostly the launch of its kernels, and would be taken for that of an elementwise op.
+    """
+    rows = [row for row in all_rows(data) if device(row.gpu).vendor == VENDOR]
+    return [row for row in rows if not is_short(row.ops[0])]
 
 
-def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str, OpModel]:
-    """A model for each name in `FITTED`. One without measurements keeps its physical guesses."""
+def is_short(op: Op) -> bool:
+    """Whether an op is attention with so few queries that it counts as a pass over memory."""
+    return ops.kind(op) is Kind.ATTENTION and any(p.model == "stream" for p in parts_of(op))
+
+
+def fit_all(
+    measured: Mapping[str, OpTable], *, chips: bool = True, only: Sequence[str] = FITTED
+) -> dict[str, OpModel]:
+    """A model for each name in `FITTED`. One without measurements keeps its physical guesses.
+
+    Those that are not in `only` are the shipped ones.
+    """
     models: dict[str, OpModel] = {}
     for name in FITTED:
-        if name in measured:
+        if name not in only:
+            models[name] = Learned.shipped().models[name]
+        elif name in measured:
             models[name] = fit(name, measured[name], models, chips=chips)
         else:
             models[name] = OpModel(
@@ -90,10 +112,12 @@ def fit_all(measured: Mapping[str, OpTable], *, chips: bool = True) -> dict[str,
     return models
 
 
-def left_out(measured: Mapping[str, OpTable], full: Mapping[str, OpModel]) -> dict[str, ScoredOps]:
+def left_out(
+    measured: Mapping[str, OpTable], full: Mapping[str, OpModel], names: Sequence[str] = FITTED
+) -> dict[str, ScoredOps]:
     """The rows of each model, predicted by models that were fitted without the GPU's chip."""
     scores = {}
-    for name in FITTED:
+    for name in names:
         table = measured[name]
         predicted_s = np.full(len(table), np.nan)
         gpus, counts = np.unique(table.gpu, return_counts=True)
@@ -342,37 +366,26 @@ def group_lines(scores: Mapping[str, ScoredOps]) -> list[str]:
     return [*lines, f'"other" = {{ low = {WIDEST[0]}, high = {WIDEST[1]} }}']
 
 
-def old_lines() -> list[str]:
-    """The lines of the groups on the card that ships today."""
-    path = MODELS / "learned.toml"
-    if not path.exists():
-        return ['"other" = { low = 0.5, high = 2.0 }']
-    assert tomllib.loads(path.read_text())["groups"]
-    groups = path.read_text().partition("[groups]\n")[2].partition("\n\n")[0]
-    return groups.strip().split("\n")
-
-
 def main(given: Sequence[str] = ()) -> None:
     """Fit, score with GPUs left out, and write the model and its card."""
     parser = needs.parser(__doc__)
     needs.add_data(parser, *needs.SINGLE_OPS)
     parser.add_argument("--score", action="store_true", help="print the table, write nothing")
     parser.add_argument("--quick", action="store_true", help="leave no GPU out")
+    parser.add_argument("--only", nargs="+", choices=FITTED, default=FITTED, help="fit these alone")
     args = parser.parse_args(given)
     rows = rows_of(args.data)
     measured = tables(rows)
-    models = fit_all(measured)
+    models = fit_all(measured, only=args.only)
     lines = old_lines()
     if not args.quick:
-        scores = left_out(measured, models)
+        scores = left_out(measured, models, args.only)
         print(table_of(scores))
-        lines = group_lines(scores)
+        lines = (
+            group_lines(scores) if len(args.only) == len(FITTED) else renewed(group_lines(scores))
+        )
     if not args.score:
-        models, seen = restored(stored(models), FITTED), list(rows)
-        for campaign in OF_A_CHIP:
-            more = telling_rows(campaign, rows_of_a_chip(campaign))
-            models = with_rows_of_a_chip(models, seen, more, SHARES.get(campaign, 1.0))
-            seen += more
+        models, seen = with_later_rows(models, rows, args.only)
         arrays: dict[str, Any] = stored(models)
         np.savez_compressed(MODELS / "learned.npz", **arrays)
         (MODELS / "learned.toml").write_text(card(seen, models, lines))

@@ -12,7 +12,8 @@ from made import relu, tensor
 
 from lab.fit.boosting import grow
 from lab.fit.chip_rows import with_rows_of_a_chip
-from lab.fit.learned import covered, spread
+from lab.fit.group_lines import old_lines, renewed
+from lab.fit.learned import covered, is_short, spread
 from lab.fit.op_fit import shared_trees, trusted
 from lab.measured.op_row import OpRow
 from wavecast.hardware.devices import device
@@ -25,7 +26,7 @@ from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import TimeLimits
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.learned.trees import Forest
-from wavecast.traces.step import Op, Scalar
+from wavecast.traces.step import Op, Scalar, TensorSpec
 
 times = st.floats(1e-7, 1.0)
 
@@ -220,3 +221,20 @@ def test_new_rows_of_a_chip_teach_their_layout_and_leave_the_other() -> None:
     assert np.median(seconds(last, grown) / seconds(last, models)) < 0.8
     assert np.median(seconds(first, grown) / seconds(first, models)) == pytest.approx(1.0, abs=0.05)
     assert all(grown[name] is models[name] for name in models if name != "convolution")
+
+
+def test_a_model_fitted_alone_renews_its_own_groups_only() -> None:
+    before = old_lines()
+    group = before[0].partition(" = ")[0]
+    after = renewed([f"{group} = {{ low = 0.9 }}", '"other" = { low = 0.2, high = 5.0 }'])
+    assert after[-1].startswith('"other"')
+    assert [line for line in after if line not in before] == [f"{group} = {{ low = 0.9 }}"]
+    assert len(after) == len(before)
+
+
+def test_attention_with_few_queries_is_in_no_fit() -> None:
+    one, cached = (TensorSpec((8, 32, length, 128), "bfloat16") for length in (1, 4096))
+    decode = Op("aten._scaled_dot_product_flash_attention", (one, cached, cached), (one,))
+    prefill = Op(decode.name, (cached, cached, cached), (cached,))
+    assert is_short(decode)
+    assert not is_short(prefill)

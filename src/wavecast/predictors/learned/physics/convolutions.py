@@ -74,6 +74,15 @@ MOST_TAPS_FLOAT32_WEIGHT = 9.0
 """That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
 
 
+OUTPUT_CLOCKS, TAP_CLOCKS = 9.7, 0.31
+"""Clocks of an SM for each output, and for each of its taps, of a depthwise convolution in
+channels-last for which cuDNN has no fast kernel. Read off 60 convolutions on our H200."""
+IMAGE_TAP_CLOCKS = 0.37
+"""The same for each tap of the image's gradient, which has a kernel of its own."""
+WEIGHT_CLOCKS = 13.0
+"""The same for each output of the filters' gradient: both images are padded to groups of eight."""
+
+
 def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     """The limits of convolutions: matmuls on the chip, or groups that follow each other."""
     unit = columns["unit"].astype(np.int64)
@@ -198,8 +207,23 @@ def depthwise_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimit
     share = np.where(computes == OF_WEIGHT, theta["of_weight"], share)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
-    compute_s = flops / (gpu.fp32 * share)
+    compute_s = np.maximum(flops / (gpu.fp32 * share), _direct_s(columns, gpu))
     return TimeLimits(theta["floor_us"] * 1e-6 + 0.0 * memory_s, memory_s, compute_s)
+
+
+def _direct_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of depthwise convolutions in channels-last without a fast kernel; 0 for others.
+
+    Fast ones are for filters of odd sides, of up to 7 x 7 points, that are not dilated.
+    """
+    computes, taps = columns["computes"], columns["taps"]
+    outputs = columns["groups"] * columns["filters"] * columns["images"] * columns["out_points"]
+    clocks = np.where(computes == OF_IMAGE, IMAGE_TAP_CLOCKS * taps, WEIGHT_CLOCKS)
+    clocks = np.where(computes == FORWARD, OUTPUT_CLOCKS + TAP_CLOCKS * taps, clocks)
+    odd = (columns["dilated"] > 0) | (taps > MOST_TAPS) | (taps % 2 == 0)
+    seconds = outputs * clocks / (gpu.sm * gpu.clock_hz)
+    direct: Floats = np.where(odd & (columns["channels_last"] > 0), seconds, 0.0)
+    return direct
 
 
 def has_depthwise_kernel(computes: Any, item_bytes: Any, taps: Any) -> Any:

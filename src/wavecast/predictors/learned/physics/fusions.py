@@ -119,11 +119,11 @@ def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
     work = columns["points"] * columns["reduction"]
     issue_s = work / (clocks * np.where(summing, theta["terms"], theta["points"]))
-    # A thread takes several neighbours at once, but not where their places are looked up.
-    looks_up = columns["indirect_bytes"] > 0
-    load_s = columns["loads"] / (
-        clocks * np.where(looks_up, theta["scattered_loads"], theta["loads"])
-    )
+    # A thread takes several neighbours at once, but not where their places are looked up. XLA's
+    # kernels were fitted without that difference.
+    scattered = theta.get("scattered_loads", theta["loads"])
+    per_clock = np.where(columns["indirect_bytes"] > 0, scattered, theta["loads"])
+    load_s = columns["loads"] / (clocks * per_clock)
     operations = (
         columns["flops"]
         + columns["random"] * theta["random"]
