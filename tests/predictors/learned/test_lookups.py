@@ -86,7 +86,7 @@ def test_indices_of_later_dimensions_do_not_crowd() -> None:
     biases, indices = tensor(4, 196), index(196, 196)
     attrs: tuple[tuple[str, Scalar], ...] = (("accumulate", True),)
     op = Op("aten.index_put", (biases, indices, tensor(4, 196, 196)), (biases,), attrs)
-    assert row_of(op).serial_elements == 0
+    assert row_of(op).queued_clocks == 0
 
 
 def test_the_largest_takes_more_additions_than_the_sum() -> None:

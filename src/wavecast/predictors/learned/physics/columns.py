@@ -206,6 +206,8 @@ class StreamRow(NamedTuple):
     """Kernels that the op launches."""
     blocks: float
     """Thread blocks that do so little that launching them takes longer."""
+    queued_clocks: float
+    """Clocks in which one place takes rows that are added to it, one after the other."""
 
 
 class ConcatenationRow(NamedTuple):

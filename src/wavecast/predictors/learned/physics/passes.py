@@ -81,6 +81,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         serial_elements=_serial_elements(op),
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
+        queued_clocks=lookups.queued_clocks(op),
     )
 
 
@@ -108,6 +109,7 @@ def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow
         serial_elements=0,
         kernels=1,
         blocks=0,
+        queued_clocks=0,
     )
 
 
@@ -332,8 +334,8 @@ def _serial_elements(op: Op) -> float:
     states of connectionist temporal classification follow from those of the time before
     (LossCTC.cu).
     """
-    if _adds_up(op):
-        return lookups.serial_elements(op)
+    if op.base == "aten.embedding_dense_backward":
+        return lookups.scanned(op)
     if op.base in _SCANS:
         times = max((t.shape[0] for t in op.inputs if len(t.shape) == 3), default=0)
         return times * _SCANS[op.base]

@@ -76,7 +76,8 @@ def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s)
     lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
     launch_s = columns["kernels"] * theta["floor_us"] * 1e-6
-    return TimeLimits(launch_s + lists_s, memory_s, chip_s)
+    queued_s = columns["queued_clocks"] / gpu.clock_hz
+    return TimeLimits(launch_s + lists_s + queued_s, memory_s, chip_s)
 
 
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
