@@ -58,11 +58,11 @@ where no autograd records it. Under no_grad, `linear` of three dimensions takes 
 of its views than the matmul alone (CPU, torch 2.13), where an op from Python takes 2.5 us; the
 reference host takes 3.15 us for that op. With autograd these views are in the fitted costs."""
 
-RECOMPUTED = 3.1
+RECOMPUTED = 2.0
 """What checkpointing adds for an op that is computed again, as a number of forward ops issued from
 Python: hooks for the tensors that autograd keeps, in both passes, and the state of random numbers.
-The median of 14 pairs of steps with and without it (measurements/h200/checkpointed.json and
-host_steps): their host takes 1.5 to 2.5 times as long, and ops alone would make it 1.3."""
+The median over five machines of the median over their steps (`python -m lab fit recomputed`): on
+one of them 3.8, on the others 1.5 to 2.4."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,8 @@ class Host:
     """Whether this host was calibrated (`wavecast calibrate`). Ranges are narrower then."""
     hooks: float = RECOMPUTED
     """What checkpointing adds for an op that is computed again, as a number of forward ops."""
+    source: str = ""
+    """Where its costs come from."""
 
     @property
     def trip_s(self) -> float:
@@ -260,7 +262,11 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 _REFERENCE = shipped_toml("hosts/reference.toml")
 
-REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
+REFERENCE_HOST = Host(
+    name="reference (a cloud VM)",
+    source="fitted on steps that waited for their host, on virtual machines with an H200",
+    **_REFERENCE["costs"],
+)
 """The host that predictions assume by default; its file says how its costs were fitted."""
 
 COMPILED: dict[str, float] = shipped_toml("hosts/compiled.toml")["forward_ops"]
