@@ -2,11 +2,13 @@
 
 Each lease of our GPU came with another host. The machines are those of `lab.measured.timed`
 (iterations of the suite and of the first blind test), and those on which later steps were timed:
-small eager and compiled steps, four blind tests, and decoders with and without checkpointing.
+small eager and compiled steps, four blind tests, decoders with and without checkpointing, and steps
+before and after changes that advice proposes.
 """
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import statistics
@@ -26,6 +28,7 @@ from lab.measured import campaigns
 from lab.measured.timed import BLIND, all_machines, unseen_machines
 from lab.measured.timed_traces import GPU, file_name
 from lab.places import H200
+from lab.steps.advice import PAIRS
 from wavecast import Trace
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 
@@ -33,6 +36,9 @@ LATER = ("host_steps", "blind_3/again", "blind_4/rows", "blind_5/rows", "blind_6
 """Files of steps that were timed with the host's parts, one for each machine."""
 RECORDED = ("host-steps", "third", "fourth", "blind")
 """Campaigns with traces of such steps."""
+SIDES = ("before", "after")
+OF_THE_HOST = ("fused_optimizer", "fewer_waits", "checkpointing")
+"""The changes of `lab.steps.advice` to steps that wait for the host."""
 PROFILED = ("first", "second")
 """Machines of the blind test that have steps with checkpointing. A profiler had run on them."""
 
@@ -52,12 +58,12 @@ class IssuedStep:
     reference_s: float
     """The time that the reference host takes, without what checkpointing adds."""
     again_s: float
-    """What it adds if each op that is computed again costs the host one more forward op."""
+    """What it adds if each block that is computed again costs the host one more forward op."""
     trace: Trace
     """A trace of the step; of the suite's, at another batch."""
 
     def predicted_s(self, hooks: float) -> float:
-        """The reference host's time if checkpointing adds this many forward ops for each op."""
+        """The reference host's time if checkpointing adds this many forward ops for a block."""
         return self.reference_s + hooks * self.again_s
 
 
@@ -122,6 +128,22 @@ def decoders() -> Iterator[IssuedStep]:
                     yield IssuedStep("decoders", name, size, seconds, *_times(trace), trace)
 
 
+def advised() -> Iterator[IssuedStep]:
+    """The steps before and after changes that advice proposes, traced on this machine.
+
+    The GPU's part of them was not measured: those are left out whose predicted GPU time is long.
+    """
+    with (H200 / "advice.csv").open(encoding="utf-8") as file:
+        rows = {row["name"]: row for row in csv.DictReader(file)}
+    for pair in (pair for pair in PAIRS if pair.change in OF_THE_HOST):
+        for side, make, samples in zip(SIDES, (pair.before, pair.after), pair.samples, strict=True):
+            trace = wavecast.trace(make, gpu=GPU)
+            seconds = float(rows[pair.name][f"{side}_s"]) * samples
+            if wavecast.predict(trace, GPU).gpu_s < HOST_BOUND * seconds:
+                where = "advice", f"{pair.name} {side}", pair.name
+                yield IssuedStep(*where, seconds, *_times(trace), trace)
+
+
 def recorded(name: str) -> Trace | None:
     """The trace of a step that a campaign has."""
     found = (campaigns.traces(campaign).get(name) for campaign in RECORDED)
@@ -137,7 +159,7 @@ def _issuing_s(row: dict[str, Any], trace: Trace) -> float | None:
 
 
 def _times(trace: Trace) -> tuple[float, float]:
-    """The reference host's time without hooks, and what one op for each recomputed op adds."""
+    """The reference host's time without checkpointing, and what one op for each block adds."""
     bare, once = (
         float((demands(trace.calls, hooks=hooks) @ _COSTS_S).sum()) for hooks in (0.0, 1.0)
     )

@@ -1,9 +1,9 @@
-"""Fit what checkpointing costs the host for each op that is computed again.
+"""Fit what checkpointing costs the host for each block that is computed again.
 
     python -m lab fit recomputed
 
-Needs torch and measurements/h200. Prints how many forward ops each checkpointed step says that an
-op costs more than itself, and `wavecast.hardware.hosts.RECOMPUTED`: the median over machines of the
+Needs torch and measurements/h200. Prints how many forward ops a block costs beside its own ops, by
+each checkpointed step, and `wavecast.hardware.hosts.RECOMPUTED`: the median over machines of the
 median over their steps, so that a machine with many steps counts once. Then the errors of these
 steps with the machine left out.
 
@@ -21,6 +21,7 @@ from statistics import mean
 from lab import needs
 from lab.fit.issued_steps import (
     IssuedStep,
+    advised,
     by_iterations,
     decoders,
     later,
@@ -40,7 +41,7 @@ class CheckpointedStep:
 
     @property
     def needed(self) -> float:
-        """How many forward ops an op that is computed again costs beside itself."""
+        """How many forward ops a block that is computed again costs beside its own."""
         return (self.step.seconds / self.factor - self.step.reference_s) / self.step.again_s
 
     def error(self, hooks: float) -> float:
@@ -50,7 +51,8 @@ class CheckpointedStep:
 
 def read() -> list[CheckpointedStep]:
     """The checkpointed steps that were measured, in the order of machines."""
-    return list(checkpointed((*by_iterations(), *of_blind_test(), *later(), *decoders())))
+    steps = (*by_iterations(), *of_blind_test(), *later(), *decoders(), *advised())
+    return list(checkpointed(steps))
 
 
 def checkpointed(steps: Iterable[IssuedStep]) -> Iterator[CheckpointedStep]:
@@ -89,11 +91,11 @@ def _by_machine(steps: Iterable[CheckpointedStep]) -> Mapping[str, list[Checkpoi
 
 def table(steps: Sequence[CheckpointedStep]) -> Iterator[str]:
     """A line for each step."""
-    yield from heading("step | machine | factor | host | forward ops for an op | error")
+    yield from heading("step | machine | factor | host | forward ops for a block | error")
     for one in steps:
         yield (
             f"| {one.step.name} | {one.step.machine} | {one.factor:.2f} "
-            f"| {one.step.seconds * 1e3:.1f} ms | {one.needed:.1f} | {one.error(RECOMPUTED):+.0%} |"
+            f"| {one.step.seconds * 1e3:.1f} ms | {one.needed:.0f} | {one.error(RECOMPUTED):+.0%} |"
         )
 
 
@@ -102,7 +104,7 @@ def main(given: Sequence[str] = ()) -> None:
     needs.parser(__doc__).parse_args(given)
     steps = read()
     print("\n".join(table(steps)), "\n")
-    print(f"fitted: {fit(steps):.2f}; shipped: {RECOMPUTED}")
+    print(f"fitted: {fit(steps):.1f}; shipped: {RECOMPUTED}")
     by_machine = left_out(steps).values()
     for title, errors in (
         ("shipped", [[s.error(RECOMPUTED) for s in o] for o in _by_machine(steps).values()]),

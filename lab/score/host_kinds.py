@@ -23,6 +23,7 @@ import numpy as np
 from lab import needs
 from lab.fit.issued_steps import (
     IssuedStep,
+    advised,
     by_iterations,
     decoders,
     later,
@@ -134,7 +135,7 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--cache", type=Path, help="folder that keeps traces")
     parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
     args = parser.parse_args(given)
-    steps = (*by_iterations(), *of_blind_test(), *later(args.cache), *decoders())
+    steps = (*by_iterations(), *of_blind_test(), *later(args.cache), *decoders(), *advised())
     text = "\n".join(table(list(errors(steps))))
     print(text)
     if args.write:
