@@ -219,7 +219,12 @@ ONE = describe(
         blank=True,
         meaning="Where the costs of that host come from.",
     ),
-    Field("covered_hosts", lambda row: covered_by(row.step), kind=CoveredHosts | None),
+    Field(
+        "covered_hosts",
+        lambda row: covered_by(row.step),
+        kind=CoveredHosts | None,
+        meaning="The hosts that the range covers. None if the host was calibrated.",
+    ),
     Field("notes", "step.notes"),
     Field("training", optional=True),
     unit="step.trace.unit",
