@@ -87,6 +87,7 @@ def test_json_has_the_documented_keys(saved: Path) -> None:
         assert set(prediction) == {
             *("gpu", "seconds", "low_s", "high_s", "gpu_s", "host_s", "bound_by", "unit"),
             *("throughput_per_s", "usd_per_hour", "price", "throughput_per_usd", "host"),
+            *("host_source", "covered_hosts"),
             *("peak_bytes", "needed_bytes", "fits", "gpus", "cluster", "strategy", "stages"),
             *("efficiency", "exposed_s", "idle_s", "waiting_s"),
             *("by_phase_s", "by_op", "by_module"),

@@ -72,5 +72,7 @@ def test_usual_hosts_are_found_by_name_and_scaled_by_the_speed_of_a_thread() -> 
     assert found.forward_s == pytest.approx(REFERENCE_HOST.forward_s * hosts["dgx-a100"].factor)
     assert "EPYC 7742" in found.name
     assert not found.known
+    assert "scaled to the speed of one thread; it keeps 100% of its highest clock" in found.source
+    assert "(assumed" in find_host("desktop").source
     with pytest.raises(UnknownName, match="workstation"):
         find_host("no-such-host")

@@ -11,6 +11,7 @@ from made import call, mm, relu, step, tensor, trace, unknown
 from shell import WIDTHS, shown
 
 import wavecast
+from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate
 from wavecast.predictors.roofline import Roofline
 from wavecast.report import predictions as report
@@ -204,6 +205,26 @@ def test_a_range_says_how_many_measured_steps_lay_in_such_ranges() -> None:
     assert ", each judged without its source\n" in shown(report.predictions("s", [known], 200))
     both = shown(report.predictions("s", [known, learned], 200))
     assert "judged without its GPU and source (h200-sxm: without its source)\n" in both
+
+
+def test_a_usual_host_says_where_its_costs_come_from_and_what_the_range_covers() -> None:
+    out = shown(report.predictions("s", [predict(PARTS, "l4", host="desktop")], 300))
+    assert "host: desktop (as Intel Core i9-13900K: reference x0.71)\nits costs: those of" in out
+    [line] = [line for line in out.splitlines() if line.startswith("range covers hosts that take")]
+    assert " times as long as the reference: desktop, workstation, " in line
+    assert "dgx-1" not in line
+    plain = shown(report.predictions("s", [predict(PARTS, "l4", host="reference")], 300))
+    assert "its costs" not in plain
+
+
+def test_a_range_says_what_it_covers_where_the_host_limits_the_step() -> None:
+    waiting = predict(PARTS, "h200-sxm", host="reference")
+    assert waiting.bound_by == "host"
+    assert waiting.low_s is not None
+    assert "range covers hosts that take" in shown(report.predictions("s", [waiting], 300))
+    ours = dataclasses.replace(REFERENCE_HOST, known=True)
+    calibrated = predict(PARTS, "h200-sxm", host=ours)
+    assert "range covers" not in shown(report.predictions("s", [calibrated], 300))
 
 
 def test_a_range_is_not_printed_where_nothing_calibrated_it() -> None:

@@ -37,6 +37,7 @@ from lab.score.ranges import (
 from lab.score.ranges import given as given_width
 from wavecast.files import shipped_toml
 from wavecast.hardware.devices import device
+from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Familiarity
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
@@ -44,6 +45,7 @@ from wavecast.steps import ranges
 from wavecast.steps.ranges import (
     Makeup,
     ScaledTo,
+    covered_hosts,
     gpu_factors,
     held,
     host_factors,
@@ -73,6 +75,26 @@ def steps(
 
 
 # The interval score, and the widths that minimise it.
+
+
+def test_a_range_covers_the_hosts_around_the_one_that_it_assumes() -> None:
+    around = covered_hosts(REFERENCE_HOST)
+    slower = covered_hosts(REFERENCE_HOST.scaled(2))
+    assert around is not None
+    assert slower is not None
+    factors = host_factors(known=False)
+    assert factors is not None
+    assert (around.low, around.high) == pytest.approx((factors.low, factors.high))
+    assert slower.low == pytest.approx(2 * around.low)
+    assert "cloud-vm" in around.names
+    assert "cloud-vm" not in slower.names
+    assert "dgx-1" in slower.names
+
+
+def test_a_calibrated_host_and_none_at_all_cover_no_others() -> None:
+    assert covered_hosts(replace(REFERENCE_HOST, known=True)) is None
+    assert covered_hosts(REFERENCE_HOST.scaled(0)) is None
+    assert covered_hosts(REFERENCE_HOST.graphed()) is None
 
 
 def test_the_score_is_the_width_and_twenty_times_the_distance_outside() -> None:

@@ -64,7 +64,7 @@ class HostFile:
     def host(self) -> Host:
         """The host, for predictions."""
         name = f"{self.name}, calibrated {self.date.isoformat()}"
-        return Host(name=name, known=True, **self.costs)
+        return Host(name=name, known=True, source=self.source, **self.costs)
 
     @property
     def factor(self) -> float:

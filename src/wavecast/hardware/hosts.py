@@ -18,7 +18,7 @@ from wavecast.ops import Kind, fused
 from wavecast.ops.registry import integer
 from wavecast.traces.composites import inner_views
 from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, XLA_CALL, CompiledGraph, graphs_of
-from wavecast.traces.recomputed import recomputed
+from wavecast.traces.recomputed import blocks, recomputed
 from wavecast.traces.step import Call, Op, Phase
 
 Seconds = NDArray[np.float64]
@@ -58,11 +58,15 @@ where no autograd records it. Under no_grad, `linear` of three dimensions takes 
 of its views than the matmul alone (CPU, torch 2.13), where an op from Python takes 2.5 us; the
 reference host takes 3.15 us for that op. With autograd these views are in the fitted costs."""
 
-RECOMPUTED = 3.1
-"""What checkpointing adds for an op that is computed again, as a number of forward ops issued from
-Python: hooks for the tensors that autograd keeps, in both passes, and the state of random numbers.
-The median of 14 pairs of steps with and without it (measurements/h200/checkpointed.json and
-host_steps): their host takes 1.5 to 2.5 times as long, and ops alone would make it 1.3."""
+RECOMPUTED = 127.0
+"""What checkpointing adds for a block that is computed again, as a number of forward ops issued
+from Python: the function itself, hooks for the tensors that autograd keeps, in both passes, and the
+state of random numbers. The median over six machines of the median over their steps, which is 97 to
+148 (`python -m lab fit recomputed`)."""
+
+MEASURED_BLOCKS = (36, 80)
+"""The calls of the smallest and the largest block that was measured. Beyond them, blocks are taken
+to cost in proportion, since they keep fewer or more tensors."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,9 @@ class Host:
     known: bool = False
     """Whether this host was calibrated (`wavecast calibrate`). Ranges are narrower then."""
     hooks: float = RECOMPUTED
-    """What checkpointing adds for an op that is computed again, as a number of forward ops."""
+    """What checkpointing adds for a block that is computed again, as a number of forward ops."""
+    source: str = ""
+    """Where its costs come from."""
 
     @property
     def trip_s(self) -> float:
@@ -154,8 +160,8 @@ def demands(
     """The number of times that each call incurs each cost: a row per call, a column per cost.
 
     Activations that are computed again in the backward pass (activation checkpointing) are issued
-    by Python and recorded by autograd, as in the forward pass, with the hooks of checkpointing
-    around what they keep. Synchronisations are not in it; the player adds them.
+    by Python and recorded by autograd, as in the forward pass, with what checkpointing adds at the
+    beginning of each block. Synchronisations are not in it; the player adds them.
     """
     column = {name: index for index, name in enumerate(COSTS)}
     graphs = graphs_of(calls)
@@ -187,7 +193,9 @@ def demands(
             [phase is Phase.FORWARD and not i for phase, i in zip(phases, issuers, strict=True)]
         )
         counts[forward, column["autograd_s"]] = counts[forward, column["forward_s"]]
-        counts[by_python, column["forward_s"]] += hooks
+        for block in blocks(by_python):
+            usual = float(np.clip(len(block), *MEASURED_BLOCKS))
+            counts[block[0], column["forward_s"]] += hooks * len(block) / usual
         counts[0, column["step_s"]] = calls[0].op.name != XLA_CALL
         trained = [c.op.name == CALL and c.phase in _BY_PHASE for c in calls]
         # What weights cost that are trained, compiled or not, is in the optimizer's tensor_s.
@@ -260,7 +268,11 @@ _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
 
 _REFERENCE = shipped_toml("hosts/reference.toml")
 
-REFERENCE_HOST = Host(name="reference (a cloud VM)", **_REFERENCE["costs"])
+REFERENCE_HOST = Host(
+    name="reference (a cloud VM)",
+    source="fitted on steps that waited for their host, on virtual machines with an H200",
+    **_REFERENCE["costs"],
+)
 """The host that predictions assume by default; its file says how its costs were fitted."""
 
 COMPILED: dict[str, float] = shipped_toml("hosts/compiled.toml")["forward_ops"]

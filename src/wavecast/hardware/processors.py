@@ -56,6 +56,9 @@ def reference_processor() -> Processor:
     return processors()[shipped_toml("processors.toml")["reference"]["value"]]
 
 
+_SCALED = "those of the reference host, scaled to the speed of one thread"
+
+
 @dataclass(frozen=True, slots=True)
 class UsualHost:
     """A host of a usual kind, which stands for machines that nobody has calibrated."""
@@ -77,7 +80,9 @@ class UsualHost:
     def host(self) -> Host:
         """The host, for predictions."""
         name = f"{self.name} (as {self.processor.name}: reference x{self.factor:.2f})"
-        return replace(REFERENCE_HOST.scaled(self.factor), name=name)
+        kept = f"it keeps {self.sustained:.0%} of its highest clock ({self.source})"
+        source = f"{_SCALED}; {kept}"
+        return replace(REFERENCE_HOST.scaled(self.factor), name=name, source=source)
 
 
 @functools.cache
@@ -114,7 +119,7 @@ def host_of(cluster: Cluster) -> Host:
         return REFERENCE_HOST
     factor = reference_processor().speed / processor.speed
     name = f"reference, scaled to {processor.name} (x{factor:.2f})"
-    return replace(REFERENCE_HOST.scaled(factor), name=name)
+    return replace(REFERENCE_HOST.scaled(factor), name=name, source=_SCALED)
 
 
 def update_rate(cluster: Cluster) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from wavecast.hardware.hosts import REFERENCE_HOST, Host
 from wavecast.planning.listing_order import comparable
 from wavecast.predictors.base import Familiarity
 from wavecast.report.shares import counted_ops
 from wavecast.report.tables import by_gpu, listed
-from wavecast.report.units import memory, percent
+from wavecast.report.units import memory, percent, three_digits
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.ranges import ScaledTo
+from wavecast.steps.ranges import CoveredHosts, ScaledTo, covered_hosts
 from wavecast.steps.unpredicted import TOO_MUCH
 
 _SOURCES = {
@@ -30,12 +31,41 @@ def cautions(rows: Sequence[Prediction]) -> list[str]:
 
 def methods(rows: Sequence[Prediction]) -> list[str]:
     """How predictions were made: the predictors, the host, and what the ranges mean."""
-    return [*predictor_lines(by_predictors(rows)), host_line(rows), *range_meanings(rows)]
+    return [*predictor_lines(by_predictors(rows)), *host_lines(rows), *range_meanings(rows)]
 
 
-def host_line(rows: Sequence[Prediction]) -> str:
-    """The host that issues the ops, on each GPU."""
-    return f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}"
+def host_lines(rows: Sequence[Prediction]) -> list[str]:
+    """The host that issues the ops on each GPU, and where costs that nobody measured come from."""
+    lines = [f"host: {by_gpu((row.device.id, row.host.name) for row in rows)}"]
+    sources = [
+        (row.device.id, row.host.source)
+        for row in rows
+        if isinstance(row.host, Host) and _is_scaled(row)
+    ]
+    return [*lines, f"its costs: {by_gpu(sources)}"] if sources else lines
+
+
+def _coverages(rows: Sequence[Prediction]) -> list[str]:
+    """Which hosts the ranges cover, where a usual host was asked for or the host matters."""
+    told = [row for row in rows if _is_scaled(row) or row.bound_by in ("host", "both")]
+    texts = [(row.device.id, _hosts(covered)) for row in told if (covered := covered_by(row))]
+    return [f"range covers hosts that take {by_gpu(texts)}"] if texts else []
+
+
+def covered_by(row: Prediction) -> CoveredHosts | None:
+    """The hosts that the range covers; None without a range, or if the host was calibrated."""
+    return None if row.low_s is None else covered_hosts(row.host)
+
+
+def _is_scaled(row: Prediction) -> bool:
+    """Whether the host is the reference host, scaled to another machine."""
+    return covered_by(row) is not None and row.host != REFERENCE_HOST
+
+
+def _hosts(covered: CoveredHosts) -> str:
+    """The hosts that a range covers: `0.67 to 1.58 times as long as the reference: desktop`."""
+    ends = f"{three_digits(covered.low)} to {three_digits(covered.high)}"
+    return f"{ends} times as long as the reference: {', '.join(covered.names) or 'no usual host'}"
 
 
 def _too_small(rows: Sequence[Prediction]) -> list[str]:
@@ -63,7 +93,7 @@ def range_meanings(rows: Sequence[Prediction]) -> list[str]:
     share, by_set = _held(ranged)
     held = f"holds {share} of measured steps{by_set}, each judged without {without}"
     rest = [f"no range on {listed(none)}: {why}"] if none else []
-    return [f"range: {held}", *rest]
+    return [f"range: {held}", *rest, *_coverages(ranged)]
 
 
 def _is_known(row: Prediction) -> bool:

@@ -30,7 +30,7 @@ from wavecast.report.units import (
     three_digits,
 )
 from wavecast.steps.learning import Learning
-from wavecast.steps.ranges import host_factors
+from wavecast.steps.ranges import covered_hosts
 
 _COSTS = {
     "forward_s": "an op of the forward pass",
@@ -237,16 +237,15 @@ def kept_hosts(hosts: Sequence[KeptHost], width: int) -> RenderableType:
 
 def _usual() -> RenderableType:
     """The usual hosts, and which of them the range of a host that was not calibrated covers."""
-    factors = host_factors(known=False)
-    assert factors is not None
+    covered = covered_hosts(REFERENCE_HOST)
+    assert covered is not None
     rows = [
         (usual.name, usual.about, usual.processor.name, three_digits(usual.factor))
         for usual in usual_hosts().values()
     ]
-    covered = [u.name for u in usual_hosts().values() if factors.low <= u.factor <= factors.high]
     lines = [
-        f"a range with the reference host covers hosts that take {three_digits(factors.low)} to "
-        f"{three_digits(factors.high)} times as long: {', '.join(covered)}",
+        f"a range with the reference host covers hosts that take {three_digits(covered.low)} to "
+        f"{three_digits(covered.high)} times as long: {', '.join(covered.names)}",
         "--host NAME takes another; its range covers hosts around that one",
     ]
     named = table(from_rows(rows, "<usual host", "<what it is", "<processor", "/ reference"))

@@ -12,7 +12,7 @@ from wavecast.predictors.published import published_setup
 from wavecast.report.caveats import (
     by_predictors,
     cautions,
-    host_line,
+    host_lines,
     marks_of,
     predictor_lines,
     range_meanings,
@@ -118,7 +118,7 @@ def _footnotes(
     lines += [
         *([] if setup is None else [_setup(setup, rows)]),
         *predictor_lines(groups),
-        host_line(rows),
+        *host_lines(rows),
         *(range_meanings(rows) if "range" in shown or not has_ranges else ()),
     ]
     return [*warnings(cautions(rows)), *remarks(lines)]

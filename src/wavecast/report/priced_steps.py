@@ -11,6 +11,7 @@ from wavecast.footprint.memory import Memory
 from wavecast.planning.cost import TrainingCost
 from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import Price, PriceBook, price_book
+from wavecast.report.caveats import covered_by
 from wavecast.report.fields import ABSENT, Described, Field, describe, output, some
 from wavecast.report.prices import hourly, seen
 from wavecast.report.tables import notes_by_gpu
@@ -25,6 +26,7 @@ from wavecast.report.units import (
 )
 from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.ranges import CoveredHosts
 from wavecast.steps.shares import Share, shares_by_line
 from wavecast.steps.unpredicted import WORTH_A_WORD
 from wavecast.traces.step import Trace
@@ -210,6 +212,19 @@ ONE = describe(
     Field("unpredicted_share", "step.unpredicted_share"),
     Field("comparable", "is_comparable"),
     Field("host", "step.host.name", meaning="The host that issues the ops."),
+    Field(
+        "host_source",
+        lambda row: getattr(row.step.host, "source", ""),
+        kind=str,
+        blank=True,
+        meaning="Where the costs of that host come from.",
+    ),
+    Field(
+        "covered_hosts",
+        lambda row: covered_by(row.step),
+        kind=CoveredHosts | None,
+        meaning="The hosts that the range covers. None if the host was calibrated.",
+    ),
     Field("notes", "step.notes"),
     Field("training", optional=True),
     unit="step.trace.unit",

@@ -30,7 +30,14 @@ import numpy as np
 
 from wavecast.files import shipped_toml
 from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import GraphedHost, HostModel, RecordedHost
+from wavecast.hardware.hosts import (
+    REFERENCE_HOST,
+    GraphedHost,
+    Host,
+    HostModel,
+    RecordedHost,
+)
+from wavecast.hardware.processors import usual_hosts
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Familiarity, Scaler
 from wavecast.predictors.wave.kernel import CONTRACTIONS
@@ -132,6 +139,18 @@ class Factors:
 
     low: float
     high: float
+
+
+@dataclass(frozen=True, slots=True)
+class CoveredHosts:
+    """The hosts that a range covers."""
+
+    low: float
+    """The time that the fastest of them takes, relative to the reference host's."""
+    high: float
+    """The same of the slowest of them."""
+    names: tuple[str, ...]
+    """The usual hosts among them (`wavecast calibrate --list`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +318,26 @@ def host_factors(*, known: bool) -> Factors | None:
     """
     row = _row("host", _host(known))
     return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
+
+
+def covered_hosts(host: HostModel) -> CoveredHosts | None:
+    """The hosts that a range with this host covers.
+
+    None for a host that was calibrated or measured, whose range is that of its own noise.
+
+    >>> from wavecast.hardware.hosts import REFERENCE_HOST
+    >>> "dgx-1" in covered_hosts(REFERENCE_HOST).names
+    False
+    """
+    factors = host_factors(known=False)
+    if not isinstance(host, Host) or host.known or factors is None:
+        return None
+    own = host.forward_s / REFERENCE_HOST.forward_s
+    if not own:  # of a host that costs nothing
+        return None
+    low, high = own * factors.low, own * factors.high
+    names = (usual.name for usual in usual_hosts().values() if low <= usual.factor <= high)
+    return CoveredHosts(low, high, tuple(names))
 
 
 def held(gpu_known: Familiarity | ScaledTo, *, known: bool, bound_by: str) -> Coverage | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from wavecast.traces.step import Call, Phase
 
 _LOSS_GRADIENT = "aten.ones_like"
+_NEAR = 5
+"""Calls of one block are at most this far apart: a few of them may not be recognised."""
 
 
 def recomputed(calls: Sequence[Call]) -> set[int]:
@@ -58,6 +60,23 @@ def recomputed(calls: Sequence[Call]) -> set[int]:
         return {p for name in whole | in_order for p in repeated[name]}
     apart = {name for name in whole if any(calls[p].op.base in derived for p in repeated[name])}
     return {p for name in whole & in_order | apart for p in repeated[name]}
+
+
+def blocks(positions: Iterable[int]) -> list[list[int]]:
+    """The blocks that are computed again one by one, from the positions of their calls.
+
+    Between two of them are the gradients of the first.
+
+    >>> blocks([7, 8, 10, 40, 41])
+    [[7, 8, 10], [40, 41]]
+    """
+    found: list[list[int]] = []
+    for position in sorted(positions):
+        if found and position - found[-1][-1] <= _NEAR:
+            found[-1].append(position)
+        else:
+            found.append([position])
+    return found
 
 
 def _neighbours(first: dict[int, int]) -> set[int]:
