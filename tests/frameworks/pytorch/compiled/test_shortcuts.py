@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils import _pytree
 from torch.utils._ordered_set import OrderedSet
 
-from wavecast.frameworks.pytorch.compiled.shortcuts import Shortcut, Taken, allowed, taken
+from wavecast.frameworks.pytorch.compiled.shortcuts import Shortcut, StandIn, allowed, taken
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Trace
@@ -126,10 +126,10 @@ def test_functions_are_put_back_also_where_they_were_imported(
 
 
 @pytest.fixture
-def named(shortcuts: tuple[Shortcut, ...]) -> Callable[[str], Taken]:
+def named(shortcuts: tuple[Shortcut, ...]) -> Callable[[str], StandIn]:
     """Finds the shortcut for a function of torch's."""
 
-    def find(name: str) -> Taken:
+    def find(name: str) -> StandIn:
         found = [each for each in allowed(shortcuts) if each.name == name]
         if not found:
             pytest.skip("this torch has another function")
@@ -158,7 +158,7 @@ def structure(draw: random.Random, depth: int = 3) -> Any:
 
 @pytest.mark.parametrize("is_leaf", [None, lambda value: isinstance(value, dict)])
 def test_structures_are_taken_apart_as_torch_does(
-    is_leaf: Any, named: Callable[[str], Taken]
+    is_leaf: Any, named: Callable[[str], StandIn]
 ) -> None:
     flatten, iterate, transform = map(named, ("tree_flatten", "tree_iter", "tree_map"))
     draw = random.Random(0)
@@ -170,7 +170,7 @@ def test_structures_are_taken_apart_as_torch_does(
         assert transform.function(Pair, [1, 2], [3, 4]) == [(1, 3), (2, 4)]
 
 
-def test_sets_are_in_the_same_order(named: Callable[[str], Taken]) -> None:
+def test_sets_are_in_the_same_order(named: Callable[[str], StandIn]) -> None:
     draw = random.Random(0)
     for _ in range(300):
         sets = [OrderedSet(draw.sample(range(9), draw.randrange(9))) for _ in range(2)]
@@ -179,7 +179,7 @@ def test_sets_are_in_the_same_order(named: Callable[[str], Taken]) -> None:
             assert list(operator.function(*sets)) == list(operator.original(*sets))
 
 
-def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], Taken]) -> None:
+def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], StandIn]) -> None:
     from torch._inductor import ir
     from torch._inductor.sizevars import SizeVarAllocator
     from torch._inductor.virtualized import V
@@ -198,7 +198,7 @@ def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], Taken])
 
 
 @pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
-def test_switches_have_the_same_values(named: Callable[[str], Taken]) -> None:
+def test_switches_have_the_same_values(named: Callable[[str], StandIn]) -> None:
     from torch._inductor import config
 
     read = named("__getattr__")

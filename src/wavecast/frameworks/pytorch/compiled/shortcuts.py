@@ -37,18 +37,18 @@ class Shortcut:
     make: Callable[[Any], Function]
     """Makes the quicker function; it is given torch's, for what it leaves to it."""
 
-    def made(self) -> Taken | None:
+    def made(self) -> StandIn | None:
         """The function for the installed torch; None if torch has another text or other helpers."""
         try:
             owner = pkgutil.resolve_name(self.owner)
             original = vars(owner)[self.name]
             is_known = digest_of(original) == self.digest
-            return Taken(owner, self.name, original, self.make(original)) if is_known else None
+            return StandIn(owner, self.name, original, self.make(original)) if is_known else None
         except (ImportError, AttributeError, KeyError):
             return None
 
 
-class Taken(NamedTuple):
+class StandIn(NamedTuple):
     """A shortcut that the installed torch allows."""
 
     owner: Any
@@ -72,7 +72,7 @@ def in_place_of(owner: str, name: str, digest: str) -> Callable[[Callable[[Any],
 
 
 @cache
-def allowed(shortcuts: tuple[Shortcut, ...]) -> tuple[Taken, ...]:
+def allowed(shortcuts: tuple[Shortcut, ...]) -> tuple[StandIn, ...]:
     """The shortcuts that the installed torch allows."""
     return tuple(made for shortcut in shortcuts if (made := shortcut.made()) is not None)
 
@@ -88,7 +88,7 @@ def taken(shortcuts: tuple[Shortcut, ...]) -> Iterator[None]:
         yield
 
 
-def _places(shortcut: Taken) -> Iterator[Any]:
+def _places(shortcut: StandIn) -> Iterator[Any]:
     """The owner of a function, and the modules of torch that have imported it by its name."""
     yield shortcut.owner
     if isinstance(shortcut.owner, ModuleType):
