@@ -17,7 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from wavecast.errors import WavecastError
 from wavecast.frameworks.pytorch.capture.places import compiling
 from wavecast.frameworks.pytorch.capture.replacements import replacing
-from wavecast.frameworks.pytorch.compiled import dynamo, inductor
+from wavecast.frameworks.pytorch.compiled import (
+    dynamo,
+    inductor,
+    quick_graphs,
+    quick_sizes,
+    quick_structures,
+    shortcuts,
+)
 from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
 from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
@@ -32,6 +39,9 @@ from wavecast.frameworks.pytorch.recording.user_lines import failing_line, user_
 from wavecast.frameworks.stages import stage
 from wavecast.traces.graphs import GUARDS
 from wavecast.traces.step import Phase
+
+SHORTCUTS = (*quick_structures.SHORTCUTS, *quick_sizes.SHORTCUTS, *quick_graphs.SHORTCUTS)
+"""What makes the work on a graph quicker, with equal results."""
 
 _OPTIMIZERS = "/torch/optim/"
 """The folder of torch's optimizers: a graph whose code is all from there is an update."""
@@ -211,10 +221,10 @@ class _Session:
         options, is_tuned = inductor.untuned(options)
         if is_tuned:
             self.notes.setdefault(_AUTOTUNED)
+        compile_inner = partial(self._compile_inner, root, roots)
         try:
-            compiled = inductor.inductor(
-                gm, inputs, partial(self._compile_inner, root, roots), **options
-            )
+            with shortcuts.taken(SHORTCUTS):
+                compiled = inductor.inductor(gm, inputs, compile_inner, **options)
         except WavecastError:
             raise
         except Exception as error:

@@ -5,6 +5,7 @@ They have the names, inputs and attributes that the same calls have in a step th
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections import Counter
@@ -146,9 +147,10 @@ def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[
     """Where most of a kernel's graph nodes come from: the module, the innermost line of code, and
     the innermost line outside of torch."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
+    folder = str(Path.cwd())
     for node in origins:
         modules[_module(node.meta, roots)] += 1
-        line, source = _lines(node.meta.get("stack_trace"))
+        line, source = _lines(node.meta.get("stack_trace"), folder)
         lines[line] += 1
         sources[source] += 1
     return _most(modules), _most(lines), _most(sources)
@@ -171,8 +173,12 @@ def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
     return path.strip(".")
 
 
-def _lines(stack: str | None) -> tuple[str, str]:
-    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12"."""
+@functools.lru_cache(1 << 14)
+def _lines(stack: str | None, _folder: str) -> tuple[str, str]:
+    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12".
+
+    The second is relative to the present folder.
+    """
     last = source = ""
     for row in (stack or "").splitlines():
         row = row.strip()

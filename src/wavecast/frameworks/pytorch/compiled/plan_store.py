@@ -152,14 +152,26 @@ def _last_used(path: Path) -> float:
 
 def _plain(value: Any) -> Any:
     """A value of a plan as lists: records as their fields, in order."""
-    if dataclasses.is_dataclass(value):
-        fields = dataclasses.fields(value)
-        return [_plain(getattr(value, field.name)) for field in fields if field.init]
+    kind: Any = type(value)
+    if kind in _SCALARS:
+        return value
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
         return [[key, _plain(item)] for key, item in value.items()]
-    return value
+    names = _names(kind)
+    return value if names is None else [_plain(getattr(value, name)) for name in names]
+
+
+_SCALARS = (str, int, float, bool, type(None))
+
+
+@functools.cache
+def _names(kind: Any) -> tuple[str, ...] | None:
+    """The names of a record's fields, in order; None for what is no record."""
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)
 
 
 def _typed(kind: Any, value: Any) -> Any:

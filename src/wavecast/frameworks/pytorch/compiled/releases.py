@@ -2,7 +2,7 @@
 
 Tracing compiled code needs private interfaces of torch, and these change from release to release.
 They are used in `dynamo.py`, `inductor.py` and `buffer_plan.py` only, and all of them are listed
-here.
+here. The functions that `quick_*.py` stands in for need not be there (`shortcuts.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ TRIED = "torch 2.9 to 2.13 and 2.15"
 REQUIRED = tuple(
     """
     torch._C._dynamo:guards
+    torch._dispatch.python:enable_python_dispatcher
     torch._dynamo:exc.RestartAnalysis
     torch._dynamo:exc.Unsupported
     torch._dynamo:exc.UserError
@@ -63,8 +64,11 @@ REQUIRED = tuple(
     torch._inductor.fx_passes.post_grad:lazy_init
     torch._inductor.fx_passes.reinplace:_inplace_generalized_scatter
     torch._inductor.fx_passes.reinplace:inplaceable_ops
+    torch._inductor.fx_utils
     torch._inductor.graph:GraphLowering._update_scheduler
     torch._inductor.graph:GraphLowering.init_wrapper_code
+    torch._inductor.ir
+    torch._inductor.pattern_matcher
     torch._inductor.runtime.hints:DeviceProperties.create
     torch._inductor.scheduler:Scheduler.compute_last_usage
     torch._inductor.scheduler:has_triton
@@ -75,8 +79,10 @@ REQUIRED = tuple(
     torch._subclasses.fake_tensor:FakeTensorMode.dispatch
     torch._subclasses.fake_tensor:unset_fake_temporarily
     torch.fx.passes.fake_tensor_prop:FakeTensorProp
+    torch.utils:_config_module
     torch.utils:_pytree
     torch.utils._mode_utils:no_dispatch
+    torch.utils._ordered_set:OrderedSet
     torch.utils._python_dispatch:_disable_current_modes
     """.split()
 )

@@ -1,0 +1,174 @@
+"""Shortcuts for the passes over a graph: what they look for, and what they do again."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor import config as inductor_config
+from torch._inductor import fx_utils, ir, pattern_matcher
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._ordered_set import OrderedSet
+
+from wavecast.frameworks.pytorch.compiled.quick_structures import leaves_of
+from wavecast.frameworks.pytorch.compiled.shortcuts import in_place_of
+
+_MATCHER = "torch._inductor.pattern_matcher"
+_STAGES = "torch._functorch._aot_autograd.graph_compile"
+_USUAL = frozenset(
+    {torch.float32, torch.bfloat16, torch.float16, torch.bool, torch.int64, torch.int32}
+)
+"""Types for which Inductor has all kernels."""
+
+
+@in_place_of(f"{_MATCHER}:PatternExpr", "match", "343a4ebb4c5f")
+def match_pattern(original: Any) -> Any:
+    """Whether a pattern matches a node: mostly the ops of its neighbours say that it does not."""
+    no_match = pattern_matcher.FailedMatch("function_mismatch")
+    cannot_match = _excluding()
+
+    def match(self: Any, node: Any) -> Any:
+        return no_match if cannot_match(self, node, True) else original(self, node)
+
+    return match
+
+
+def _excluding() -> Callable[[Any, Any, bool], bool]:
+    """Tells whether ops, numbers of arguments or numbers of users rule out a match."""
+    call, several = pattern_matcher._TargetArgsExpr, pattern_matcher.MULTIPLE
+    usual, simple = call._match, call.simple_flatten
+
+    def cannot_match(pattern: Any, node: Any, is_root: bool) -> bool:
+        if type(pattern)._match is not usual:
+            return False
+        if not isinstance(node, torch.fx.Node) or node.op != pattern.op:
+            return True
+        if node.op == "call_module":
+            return False
+        arguments = node.args
+        if node.target not in pattern.fns_set or len(arguments) != len(pattern.args):
+            return True
+        if not (is_root or pattern.users is several or len(node.users) == pattern.users):
+            return True
+        if pattern.flatten is not simple or len(node.kwargs) < len(pattern.kwargs):
+            return False
+        return any(
+            isinstance(inner, call) and cannot_match(inner, argument, False)
+            for inner, argument in zip(pattern.args, arguments, strict=True)
+        )
+
+    return lambda pattern, node, is_root: (
+        isinstance(pattern, call) and cannot_match(pattern, node, is_root)
+    )
+
+
+@in_place_of(_MATCHER, "_should_debug_node", "e15b54c4849f")
+def report_nothing(_original: Any) -> Any:
+    """Whether to report what was tried at a node. A trace is silent."""
+    return lambda _name: False
+
+
+@in_place_of("torch._inductor.lowering", "fallback_node_due_to_unsupported_type", "e239b0aeb63c")
+def check_types(original: Any) -> Any:
+    """Whether Inductor has no kernels for the types of a node's tensors."""
+
+    def is_unsupported(node: Any, allow_cpu_inputs: bool = True) -> bool:
+        values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+        if not inductor_config.disable_cpp_codegen and all(map(_is_usual, values)):
+            return False
+        return bool(original(node, allow_cpu_inputs))
+
+    return is_unsupported
+
+
+def _is_usual(value: Any) -> bool:
+    if not isinstance(value, FakeTensor):
+        return value is None
+    return value.dtype in _USUAL and value.layout is torch.strided and not value.is_meta
+
+
+@in_place_of("torch._inductor.fx_utils:FakeTensorUpdater", "incremental_update", "9f2e167a3633")
+def update_values(original: Any) -> Any:
+    """Renew the values of the nodes that have changed, and say how many there are."""
+
+    def incremental_update(self: Any) -> int:
+        if self.subgraph_updaters:
+            return int(original(self))
+        nodes, before = list(self.gm.graph.nodes), self.processed_hashes
+        hashes = [self.hash_node(node) for node in nodes]
+        self.processed_hashes = OrderedSet(hashes)
+        if all(each in before for each in hashes):
+            return 0
+        storages = Counter(filter(None, map(fx_utils.get_node_storage, nodes)))
+        renewed, users = 0, set[Any]()
+        for node, each in zip(nodes, hashes, strict=True):
+            if (node in users or each not in before) and _renew(self.gm, node, storages):
+                renewed += 1
+                users.update(node.users)
+        return renewed
+
+    return incremental_update
+
+
+def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
+    """Compute the value of a node again; whether it differs from the one before."""
+    is_known, args, kwargs = fx_utils.get_fake_args_kwargs(node, gm)
+    is_op = callable(node.target) and not hasattr(node.target, "_inductor_lowering_function")
+    if not is_known or not is_op:
+        return False
+    with V.fake_mode, enable_python_dispatcher():
+        value = node.target(*args, **kwargs)
+    before = node.meta.get("val")
+    if "val" in node.meta and fx_utils._is_fake_tensor_same(value, before, storages, node=node):
+        return False
+    shapes = V.fake_mode.shape_env
+    fx_utils.rebind_unbacked(shapes, node, value)
+    node.meta["val"] = value
+    bindings = fx_utils.compute_unbacked_bindings(shapes, value) if shapes else None
+    if bindings:
+        node.meta["unbacked_bindings"] = bindings
+    storage = fx_utils.get_node_storage(node)
+    if storage:
+        storages[storage] += 1
+    return True
+
+
+@in_place_of("torch._inductor.utils", "gather_origins", "0bc69e87e146")
+def collect_origins(_original: Any) -> Any:
+    """The nodes whose values are not yet computed, and become part of what reads them."""
+    realized = ir.ComputedBuffer, ir.InputsKernel, ir.InputBuffer, ir.TemplateBuffer
+
+    def is_unrealized(value: Any) -> bool:
+        while isinstance(value, ir.TensorBox | ir.StorageBox):
+            value = value.data
+        return isinstance(value, ir.IRNode) and not isinstance(value, realized)
+
+    def gather_origins(args: Any, kwargs: Any) -> Any:
+        leaves = filter(is_unrealized, itertools.chain(leaves_of(args), leaves_of(kwargs)))
+        return OrderedSet(itertools.chain.from_iterable(leaf.origins for leaf in leaves))
+
+    return gather_origins
+
+
+@in_place_of(_STAGES, "_log_joint_graph", "b6cc3aa71cbb")
+def leave_out_joint_text(_original: Any) -> Any:
+    """The text of the joint graph, which nobody reads."""
+    return lambda *_, **__: None
+
+
+@in_place_of(_STAGES, "_log_fw_bw_graphs", "685f255abe25")
+def leave_out_texts(_original: Any) -> Any:
+    """The texts of the forward and the backward graph, which nobody reads."""
+    return lambda *_, **__: (None, None)
+
+
+SHORTCUTS = (
+    *(match_pattern, report_nothing, check_types),
+    *(update_values, collect_origins),
+    *(leave_out_joint_text, leave_out_texts),
+)

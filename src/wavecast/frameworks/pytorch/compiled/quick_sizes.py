@@ -1,0 +1,82 @@
+"""Shortcuts for questions about sizes and strides, which are mostly plain numbers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import sympy
+from torch._inductor.virtualized import V
+
+from wavecast.frameworks.pytorch.compiled.shortcuts import in_place_of
+
+_LOADED = ("indirect", "tmp")
+"""How the names of symbols begin that stand for indices which a kernel reads."""
+
+
+def _is_number(size: Any) -> bool:
+    return type(size) is int or isinstance(size, sympy.Integer)
+
+
+@in_place_of("torch._inductor.sizevars:SizeVarAllocator", "statically_known_equals", "427b22ef099a")
+def compare(original: Any) -> Any:
+    """Whether two sizes are known to be equal."""
+
+    def are_equal(self: Any, left: Any, right: Any) -> bool:
+        if _is_number(left) and _is_number(right):
+            return bool(left == right)
+        return bool(original(self, left, right))
+
+    return are_equal
+
+
+@in_place_of("torch._inductor.ir:Layout", "is_stride_ordered", "c6ec34b31460")
+def check_order(original: Any) -> Any:
+    """Whether strides ascend in an order of the dimensions."""
+
+    def is_stride_ordered(self: Any, order: Any) -> bool:
+        if len(self.stride) != len(order) or not all(map(_is_number, (*self.size, *self.stride))):
+            return bool(original(self, order))
+        wide = [i for i, size in enumerate(self.size) if size != 1]
+        ascending = [int(self.stride[i]) for i in sorted(wide, key=lambda i: order[i])]
+        return all(
+            left == right or (not _is_above(left, right) and _is_above(right, left))
+            for left, right in pairwise(ascending)
+        )
+
+    return is_stride_ordered
+
+
+def _is_above(left: int, right: int) -> bool:
+    """Torch's order of strides: one of zero is below all others."""
+    if right == 0 or left == 0:
+        return right == 0
+    return left >= right or left % right == 0
+
+
+@in_place_of("torch._inductor.dependencies:_RecordLoadStoreInner", "canonicalize", "a6889ea92374")
+def simplify(original: Any) -> Any:
+    """An index in its simplest form, with the loops that it depends on. Equal layers ask again."""
+
+    def canonicalize(self: Any, index: Any) -> Any:
+        known = vars(V.graph.sizevars).setdefault("_canonical_indices", {})
+        key = type(index), index, self._should_normalize, *self._var_ranges.items()
+        result = known.get(key)
+        if result is None:
+            result = original(self, index)
+            if _is_static(index, self._var_ranges):
+                known[key] = result
+        return result
+
+    return canonicalize
+
+
+def _is_static(index: Any, ranges: Any) -> bool:
+    """Whether no size is a symbol, of which more may be known later."""
+    symbols = getattr(index, "free_symbols", ())
+    return all(map(_is_number, ranges.values())) and all(
+        symbol in ranges or symbol.name.startswith(_LOADED) for symbol in symbols
+    )
+
+
+SHORTCUTS = (compare, check_order, simplify)

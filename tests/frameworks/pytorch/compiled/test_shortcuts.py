@@ -1,0 +1,214 @@
+"""Shortcuts through torch's compiler: they change no trace, and no answer of what they replace."""
+
+from __future__ import annotations
+
+import collections
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree
+from torch.utils._ordered_set import OrderedSet
+
+from wavecast.frameworks.pytorch.compiled.shortcuts import Shortcut, StandIn, allowed, taken
+from wavecast.frameworks.pytorch.compiled.tracing import capture
+from wavecast.hardware.devices import device
+from wavecast.traces.step import Trace
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
+
+_TRIED = torch.__version__.startswith("2.13.")
+
+
+@pytest.fixture
+def shortcuts() -> tuple[Shortcut, ...]:
+    """All shortcuts. Importing them loads torch's compiler, which warns of parts of its own."""
+    from wavecast.frameworks.pytorch.compiled.compiling import SHORTCUTS
+
+    return SHORTCUTS
+
+
+class Block(nn.Module):
+    """A layer of a transformer, with dropout; a graph ends in the middle if asked."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        self.norm, self.mix = nn.LayerNorm(64), nn.Linear(64, 192)
+        self.drop, self.out, self.breaks = nn.Dropout(0.1), nn.Linear(64, 64), breaks
+
+    def forward(self, x: Any) -> Any:
+        """Attention over the sequence."""
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        heads = [t.unflatten(-1, (4, 16)).transpose(1, 2) for t in (q, k, v)]
+        y = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + self.drop(self.out(y.transpose(1, 2).flatten(2)))
+
+
+def transformer(breaks: bool = False) -> Any:
+    """A step of two equal layers under autocast."""
+    model = nn.Sequential(nn.Embedding(101, 64), Block(breaks), Block(breaks)).cuda()
+    head = nn.Linear(64, 101).cuda()
+    tokens = torch.randint(0, 101, (4, 128), device="cuda")
+    compiled = torch.compile(lambda x: head(model(x)).flatten(0, 1))
+
+    def step() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(compiled(tokens), tokens.flatten())
+        loss.backward()
+
+    return step
+
+
+def images() -> Any:
+    """A step of convolutions and batch norm in channels-last."""
+    layers = (
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 8, 3),
+    )
+    model = nn.Sequential(*layers).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(4, 3, 32, 32, device="cuda").to(memory_format=torch.channels_last)
+    compiled = torch.compile(lambda x: model(x).float().var())
+    return lambda: compiled(x).backward()
+
+
+def traced(make_step: Callable[[], Any], cache: Path, monkeypatch: pytest.MonkeyPatch) -> Trace:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))  # else the second trace lowers nothing
+    return capture(make_step, gpu=device("h100-sxm-80gb"))
+
+
+@pytest.mark.parametrize(
+    "make_step",
+    [transformer, lambda: transformer(breaks=True), images],
+    ids=["equal", "broken", "conv"],
+)
+def test_traces_are_equal_without_shortcuts(
+    make_step: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quick = traced(make_step, tmp_path / "quick", monkeypatch)
+    monkeypatch.setattr("wavecast.frameworks.pytorch.compiled.compiling.SHORTCUTS", ())
+    assert traced(make_step, tmp_path / "slow", monkeypatch) == quick
+    assert any(call.op.name.startswith("inductor.") for call in quick)
+
+
+@pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
+def test_all_shortcuts_are_for_the_torch_that_was_tried(shortcuts: tuple[Shortcut, ...]) -> None:
+    assert len(allowed(shortcuts)) == len(shortcuts)
+
+
+def test_other_functions_are_left_alone(shortcuts: tuple[Shortcut, ...]) -> None:
+    shortcut = shortcuts[0]
+    absent = replace(shortcut, name="no_such_function"), replace(shortcut, owner="torch.no_such")
+    assert allowed((replace(shortcut, digest="another"), *absent)) == ()
+    assert replace(shortcut, make=lambda _original: torch.no_such).made() is None
+
+
+def test_functions_are_put_back_also_where_they_were_imported(
+    shortcuts: tuple[Shortcut, ...],
+) -> None:
+    from torch._inductor import fx_utils
+
+    before = _pytree.tree_map
+    with taken(shortcuts):
+        assert fx_utils.tree_map is _pytree.tree_map
+        assert (_pytree.tree_map is before) is not _TRIED
+    assert fx_utils.tree_map is _pytree.tree_map is before
+
+
+@pytest.fixture
+def named(shortcuts: tuple[Shortcut, ...]) -> Callable[[str], StandIn]:
+    """Finds the shortcut for a function of torch's."""
+
+    def find(name: str) -> StandIn:
+        found = [each for each in allowed(shortcuts) if each.name == name]
+        if not found:
+            pytest.skip("this torch has another function")
+        return found[0]
+
+    return find
+
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+def structure(draw: random.Random, depth: int = 3) -> Any:
+    """A nested structure with numbers at its leaves."""
+    if not depth or draw.random() < 0.2:
+        return draw.choice((draw.randrange(9), None, torch.Size((1, 2))))
+    parts = [structure(draw, depth - 1) for _ in range(draw.randrange(4))]
+    kinds: tuple[Callable[[], Any], ...] = (
+        lambda: parts,
+        lambda: tuple(parts),
+        lambda: {f"{number}": part for number, part in enumerate(parts)},
+        lambda: Pair(parts, 3),
+        lambda: collections.OrderedDict(enumerate(parts)),
+    )
+    return draw.choice(kinds)()
+
+
+@pytest.mark.parametrize("is_leaf", [None, lambda value: isinstance(value, dict)])
+def test_structures_are_taken_apart_as_torch_does(
+    is_leaf: Any, named: Callable[[str], StandIn]
+) -> None:
+    flatten, iterate, transform = map(named, ("tree_flatten", "tree_iter", "tree_map"))
+    draw = random.Random(0)
+    for tree in (structure(draw) for _ in range(300)):
+        assert flatten.function(tree, is_leaf) == flatten.original(tree, is_leaf)
+        assert list(iterate.function(tree, is_leaf)) == list(iterate.original(tree, is_leaf))
+        renamed = transform.function(str, tree, is_leaf=is_leaf)
+        assert repr(renamed) == repr(transform.original(str, tree, is_leaf=is_leaf))
+        assert transform.function(Pair, [1, 2], [3, 4]) == [(1, 3), (2, 4)]
+
+
+def test_sets_are_in_the_same_order(named: Callable[[str], StandIn]) -> None:
+    draw = random.Random(0)
+    for _ in range(300):
+        sets = [OrderedSet(draw.sample(range(9), draw.randrange(9))) for _ in range(2)]
+        for name in ("__or__", "__and__"):
+            operator = named(name)
+            assert list(operator.function(*sets)) == list(operator.original(*sets))
+
+
+def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], StandIn]) -> None:
+    from torch._inductor import ir
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor.virtualized import V
+
+    ordered, equal = named("is_stride_ordered"), named("statically_known_equals")
+    draw, sizes, found = random.Random(0), SizeVarAllocator(), set()
+    with V.set_graph_handler(SimpleNamespace(sizevars=sizes)):
+        for _ in range(300):
+            shape, strides = ([draw.choice((1, 2, 3, 0, 8)) for _ in range(3)] for _ in range(2))
+            layout = ir.FixedLayout(torch.device("cpu"), torch.float32, shape, strides)
+            order = draw.sample(range(3), 3)
+            found.add(ordered.original(layout, order))
+            assert ordered.function(layout, order) == ordered.original(layout, order)
+            assert equal.function(sizes, *shape[:2]) == equal.original(sizes, *shape[:2])
+    assert found == {True, False}
+
+
+@pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
+def test_switches_have_the_same_values(named: Callable[[str], StandIn]) -> None:
+    from torch._inductor import config
+
+    read = named("__getattr__")
+    with config.patch(max_autotune=True):
+        for name in config._config:
+            try:
+                before = read.original(config, name)
+            except AttributeError:
+                with pytest.raises(AttributeError):
+                    read.function(config, name)
+            else:
+                assert read.function(config, name) == before
+    assert config.max_autotune is False
