@@ -182,6 +182,7 @@ _HOMES = {
         "devices": "hardware.device hardware.host_files hardware.kept_hosts",
         "doctor": "doctor",
         "evaluations": "steps.evaluation",
+        "generation": "steps.generation",
         "larger_batches": "steps.larger_batch",
         "layers": "regression.layers.per_layer",
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
