@@ -7,7 +7,16 @@ import math
 import pytest
 from made import mm
 
-from lab.fit.generations import OLD, PULLS, Aged, PublishedStep, constants, digest, fit
+from lab.fit.generations import (
+    OLD,
+    PULLS,
+    Aged,
+    Constants,
+    PublishedStep,
+    constants,
+    digest,
+    fit,
+)
 from wavecast import device
 from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
 from wavecast.traces.step import Op, TensorSpec
@@ -109,11 +118,13 @@ def test_the_hash_is_of_the_measurements_and_not_of_their_order() -> None:
 
 
 def test_constants_reach_the_models_they_are_for() -> None:
-    learned = with_steps(
-        Learned.shipped(), {"compute": {"cores.7": 0.3}, "recurrent": {"cores.7": -0.2}}
-    )
+    wanted = {
+        "compute": {"cores.7": 0.3},
+        "recurrent": {"cores.7": -0.2},
+        "depthwise": {"cores.AMD": 1.5},
+    }
+    learned = with_steps(Learned.shipped(), wanted)
     for name, model in learned.models.items():
-        wanted = {"compute": {"cores.7": 0.3}, "recurrent": {"cores.7": -0.2}}
         assert model.steps == (wanted[COMPUTING[name]] if name in COMPUTING else {})
 
 
@@ -121,12 +132,12 @@ def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
     generations = {
         str((gpu.compute_capability or (gpu.architecture,))[0]) for gpu in map(device, IDS)
     } | {"AMD"}
-    for model in Learned.shipped().models.values():
+    for name, model in Learned.shipped().models.items():
         for key, offset in model.steps.items():
             units, _, generation = key.partition(".")
             assert units in ("cores", "tensor")
             assert generation in generations
-            assert abs(offset) < 0.5
+            assert abs(offset) < (0.5 if name != "depthwise" else 2.0)
 
 
 IDS = ("gtx-1080-ti", "titan-rtx", "a100-sxm-80gb", "h200-sxm", "mi100", "rx-6800", "rx-7700s")
@@ -146,9 +157,10 @@ def test_generations_of_another_vendor_without_steps_get_the_mean_of_the_others(
 
 
 def test_a_vendors_constant_counts_where_its_generation_has_none() -> None:
+    others: Constants = {"recurrent": {}, "depthwise": {}}
     terms = {"tensor.AMD": 0.3, "tensor.RDNA 3": 0.1, "cores.7": 0.2}
-    learned = with_steps(Learned.shipped(), {"compute": terms, "recurrent": {}})
-    bare = with_steps(Learned.shipped(), {"compute": {}, "recurrent": {}})
+    learned = with_steps(Learned.shipped(), {"compute": terms, **others})
+    bare = with_steps(Learned.shipped(), {"compute": {}, **others})
     wanted = {"mi300x": 0.3, "rx-7900-xtx": 0.1, "rtx-4090": 0.0}
     half = mm(4096, 4096, 4096, dtype="float16")
     for gpu, term in wanted.items():
@@ -156,3 +168,12 @@ def test_a_vendors_constant_counts_where_its_generation_has_none() -> None:
         assert with_term is not None
         assert without is not None
         assert math.log(with_term.seconds / without.seconds) == pytest.approx(term, abs=0.01)
+
+
+def test_another_vendors_depthwise_convolutions_have_one_constant_for_all_units() -> None:
+    steps = [step(5.0, 0.9, key=("depthwise", "AMD"))] * 20
+    offsets = constants(steps)["depthwise"]
+    assert set(offsets) == {"cores.AMD", "tensor.AMD"}
+    assert len(set(offsets.values())) == 1
+    assert offsets["cores.AMD"] == pytest.approx(math.log(5.0), abs=0.1)
+    assert constants([step(1.0, 0.5)] * 20)["depthwise"] == {}

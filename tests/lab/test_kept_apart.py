@@ -80,7 +80,7 @@ def test_equal_data_are_fitted_once_without_what_is_hidden(
 
     def constants(steps: list[PublishedStep]) -> dict[str, dict[str, float]]:
         seen.append({step.source for step in steps})
-        return {"compute": {}, "recurrent": {}, "old": {"tensor": 0.1}}
+        return {"compute": {}, "recurrent": {}, "depthwise": {}, "old": {"tensor": 0.1}}
 
     steps = [
         PublishedStep(("Ampere", 82), "timm train", 1.0, 1.0, {}),

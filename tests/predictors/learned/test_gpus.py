@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 from over_all import over
 
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, devices
 from wavecast.ops import Unit
 from wavecast.predictors.learned.gpus import CODES, LATER_BOOST, gpu_of
+from wavecast.predictors.learned.physics.tiles import sustained
 
 FP32 = CODES[Unit.FP32]
 
@@ -47,3 +49,38 @@ def test_amds_matrix_cores_take_float32_and_pairs_of_instructions_do_not_count()
     assert rdna2.rates[FP32] == device("rx-6800").fp32_flops
     for facts in (mi100, rdna3, rdna2):  # TF32 is NVIDIA's
         assert facts.rates[CODES[Unit.TF32_TENSOR]] == facts.rates[FP32]
+
+
+def test_tensor_cores_draw_as_much_in_each_precision() -> None:
+    facts = gpu_of(device("h100-sxm-80gb"))
+    assert facts is not None
+    half, tf32, fp8 = (
+        facts.flop_energy[CODES[unit]]
+        for unit in (Unit.BF16_TENSOR, Unit.TF32_TENSOR, Unit.FP8_TENSOR)
+    )
+    assert tf32 == 2 * half == 4 * fp8
+    assert facts.flop_energy[FP32] == 1.0
+
+
+def test_larger_tensor_cores_draw_less() -> None:
+    energy = {}
+    for name in ("quadro-rtx-8000", "a100-sxm-80gb", "l40s", "h100-sxm-80gb", "b200-sxm", "mi300x"):
+        facts = gpu_of(device(name))
+        assert facts is not None
+        energy[name] = facts.flop_energy[CODES[Unit.FP16_TENSOR]]
+    assert energy["quadro-rtx-8000"] == 1.0  # the smallest cores, before the newest process
+    assert energy["a100-sxm-80gb"] < energy["quadro-rtx-8000"]
+    assert energy["b200-sxm"] < energy["h100-sxm-80gb"] < energy["mi300x"] < energy["l40s"]
+
+
+def test_a_board_with_little_power_does_not_keep_its_clock_in_matmuls() -> None:
+    """The L4 has the tensor cores of the L40S and 72 W."""
+    slowed = {}
+    for name in ("l4", "l40s", "h100-sxm-80gb"):
+        facts = gpu_of(device(name))
+        assert facts is not None
+        unit = np.array([CODES[Unit.BF16_TENSOR]])
+        slowed[name] = float((facts.rate(unit) / sustained(unit, facts, 2.8))[0])
+    assert 1.5 < slowed["l4"] < 1.8
+    assert 1.2 < slowed["l40s"] < 1.5
+    assert slowed["h100-sxm-80gb"] < 1.05

@@ -106,8 +106,9 @@ class OpModel:
         learned = self.forest(features) + added
         learned = learned + _looked_up(self.generations, _joined(classes, gpu.architecture))
         factor = np.exp(np.clip(learned, -REACH, REACH))
-        seconds = physics(columns, gpu, self.theta).seconds(factor)
-        corrected: Floats = seconds * np.exp(self.chip(features, classes, gpu))
+        limits = physics(columns, gpu, self.theta)
+        own = np.where(limits.chip_s > 0, self.chip(features, classes, gpu), 0.0)
+        corrected: Floats = limits.seconds(factor) * np.exp(own)
         return corrected
 
     def chip(self, features: Floats, classes: Strings, gpu: GpuFacts) -> Floats:
