@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sympy  # type: ignore[import-untyped]
+import sympy
 
 from wavecast import ops
 from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of, list_kernel
