@@ -1,79 +1,111 @@
-"""Ranges of steps on several GPUs, widened until they hold nine in ten published ones."""
+"""Ranges of steps on several GPUs, fitted to published ones and judged without their source."""
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.fit.parallel_ranges import APART, LEAST, NARROW, RangedStep, fit, read_steps, table
-from wavecast.parallel.strategy import Parallel
-from wavecast.steps.ranges import shipped_widening, widened
+from lab.score.distributed import COLUMNS
+from lab.score.parallel_ranges import (
+    APART,
+    PARTS,
+    OffStep,
+    WidthTree,
+    factors_of,
+    judged,
+    read_steps,
+    to_toml,
+)
+from wavecast.steps.parallel_ranges import CLASSES, RangeParts, Spending
+from wavecast.steps.ranges import Factors
 
-END = math.log(1.2)
+ALONE = Factors(1 / 1.1, 1.1)
+NO_HOST = Factors(1.0, 1.0)
 
 
-def _source(*measured: float) -> list[RangedStep]:
-    return [RangedStep(math.log(one), -END, END) for one in measured]
+def _step(measured: float, owner: str = "one", communication: float = 0.0) -> OffStep:
+    spending = Spending(1 - communication, communication, 0.0, 0.0, 0.0)
+    return OffStep(owner, math.log(measured), RangeParts("machine", spending, ALONE, NO_HOST))
 
 
-def test_steps_in_the_range_leave_it_as_it_is() -> None:
-    assert fit({"one": _source(0.9, 1.0, 1.1)}) == NARROW
+def _source(owner: str, measured: float, count: int = 40) -> list[OffStep]:
+    """Steps whose time is as predicted on average, up to a factor either way."""
+    powers = [2 * at / (count - 1) - 1 for at in range(count)]
+    return [_step(measured**power, owner) for power in powers]
 
 
-def test_each_end_is_widened_by_the_steps_beyond_it() -> None:
-    widening = fit({"one": _source(1.0, 1.43)})
-    assert widening.below == 1.0
-    assert widening.above == pytest.approx(2.0)
-    assert _source(1.43)[0].lies_in(widening)
-    assert not _source(1.43)[0].lies_in(NARROW)
+def test_steps_within_the_range_of_one_gpu_need_no_factor() -> None:
+    widths = WidthTree(_source("one", 1.05)).widths("machine")
+    assert _step(1.09).factor(widths) == _step(0.92).factor(widths) == 0
+    assert _step(1.5).factor(widths) > 0
+
+
+def test_a_factor_just_holds_a_step() -> None:
+    widths = WidthTree(_source("one", 1.5)).widths("machine")
+    for measured in (1.7, 0.5):
+        step = _step(measured)
+        below, above = step.reach(widths.times(step.factor(widths)))
+        assert max(-step.off - below, step.off - above) == pytest.approx(0, abs=1e-9)
+
+
+def test_steps_that_lie_further_out_give_wider_ranges() -> None:
+    near, far = (WidthTree(_source("one", of)).widths("machine") for of in (1.2, 2.0))
+    assert far.above[0] > near.above[0]
+    assert far.below[0] > near.below[0]
+
+
+def test_communication_has_a_width_of_its_own() -> None:
+    calm = _source("one", 1.1, 200)
+    noisy = [replace(s, parts=_step(1, "one", 0.5).parts) for s in _source("one", 3.0, 200)]
+    widths = WidthTree(calm + noisy).widths("machine")
+    assert widths.above[PARTS.index("communication")] > 2 * widths.above[0]
 
 
 def test_a_source_is_judged_by_the_others() -> None:
-    steps = {"one": _source(*[1.43] * 9), "other": _source(*[1.0] * 9)}
-    assert fit(steps, left_out="one") == NARROW
-    lines = table(steps)
-    assert "| one | 9 | 0% | 1.00, 1.00; 1.00, 1.00 | 0% |" in lines
-    assert "| other | 9 | 100% | 1.00, 2.00; 1.00, 2.00 | 100% |" in lines
-    assert lines[-1] == "| **all but those apart** | 18 | 50% | | 50% |"
+    steps = _source("calm", 1.05, 60) + _source("wild", 3.0, 60) + _source("other", 1.2, 60)
+    reach = {one.step.owner: one.above for one in judged(steps)}
+    assert reach["calm"] > reach["wild"]
+
+
+def test_factors_hold_nine_in_ten_of_a_class() -> None:
+    steps = _source("one", 1.6, 60) + _source("other", 1.3, 60)
+    tree = WidthTree(steps)
+    factor = factors_of(steps, lambda owner: tree)["machine"]
+    widths = tree.widths("machine").times(factor)
+    held = [-low <= s.off <= high for s in steps for low, high in [s.reach(widths)]]
+    assert sum(held) >= 0.9 * len(steps)
+
+
+def test_hosts_that_set_the_pace_widen_a_range() -> None:
+    [step] = _source("one", 1.0, 2)[:1]
+    slow = replace(step, parts=replace(step.parts, hosts=Factors(0.7, 1.5)))
+    widths = WidthTree(_source("one", 1.05)).widths("machine")
+    assert slow.waits
+    assert slow.reach(widths)[1] == pytest.approx(math.log(1.5))
 
 
 def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    head = "row_id,source,strategy,predicted_s,ops_low_s,ops_high_s,measured_s,flags"
-    rows = [
-        "a,one,DP,1,0.9,1.2,1.1,",
-        "b,one,DP,1,0.9,1.2,9,far_below_best_of_same_size",
-        "c,one,EP,1,0.9,1.2,5,",
-    ]
-    path.write_text("\n".join([head, *rows]))
+    ends = {"alone_low": 0.9, "alone_high": 1.1, "hosts_low": 1, "hosts_high": 1}
+    parts = {"computing": 1, **dict.fromkeys(PARTS[1:], 0)}
+    row = {"source": "one", "stated": "yes", "predicted_s": 1, "measured_s": 1.1, "flags": ""}
+    row |= {"known": CLASSES[0], **ends, **parts}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for name, flags in (("a", ""), ("b", "far_below_best_of_same_size"), ("c", "")):
+            writer.writerow({**row, "row_id": name, "flags": flags})
     facts = [{"row_id": name, "n_experts": None, "task": "pretrain"} for name in "ab"]
     steps = read_steps([path], [*facts, {"row_id": "c", "n_experts": 8, "task": "pretrain"}])
-    assert {name: len(own) for name, own in steps.items()} == {"one": 1, APART: 1}
-    assert fit(steps) == NARROW
+    assert [step.owner for step in steps] == ["one", APART]
+    assert steps[0].off == pytest.approx(math.log(1.1))
 
 
-def test_layered_steps_have_exponents_of_their_own_if_they_are_enough() -> None:
-    layered = [replace(step, layered=True) for step in _source(*[1.43] * LEAST)]
-    steps = {"one": [*_source(*[1.0] * 400), *layered]}
-    assert fit(steps) == NARROW
-    assert fit(steps, layered=True).above == pytest.approx(2.0)
-    few = {"one": [*_source(*[1.0] * 400), *layered[1:]]}
-    assert fit(few, layered=True) == NARROW
-
-
-@pytest.mark.parametrize("layered", [False, True])
-def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops(layered: bool) -> None:
-    low, high = shipped_widening(layered).widened(0.8, 1.2)
-    assert low <= 0.8
-    assert high >= 1.2
-
-
-def test_stated_habits_make_ranges_of_layered_steps_narrower() -> None:
-    plain, stated = (Parallel(tensor=2, pipeline=2, triton_functions=on) for on in (False, True))
-    ends = (0.9, 1.1)
-    assert widened(1.0, ends, stated)[1] < widened(1.0, ends, plain)[1]
-    alone = replace(stated, pipeline=1)
-    assert widened(1.0, ends, alone) == widened(1.0, ends, replace(plain, pipeline=1))
+def test_the_file_has_the_widths_of_all_parts() -> None:
+    text = to_toml(_source("one", 1.5) + _source("other", 1.4))
+    assert "[machine]" in text
+    assert all(f"{name} = " in text for name in PARTS)
