@@ -345,24 +345,24 @@ def _range_columns(parts: RangeParts | None) -> dict[str, Any]:
 
 
 DRAWN = {
-    "vtrain": ("vTrain,calculon", 150),
-    "eager": ("llm-foundry,torchtitan,InternEvo,fms-fsdp,bigscience", 40),
-    "nanotron": ("nanotron", 70),
-    "dgxc": ("dgxc", 80),
-    "tuned": ("NeMo,Megatron-Bridge", 20),
-    "mlperf": ("training_results", None),
+    "vtrain": "--source vTrain,calculon --rows 60",
+    "eager": "--source llm-foundry,torchtitan,InternEvo,fms-fsdp --rows 40",
+    "bigscience": "--source bigscience --rows 15",
+    "nanotron": "--source nanotron --rows 70",
+    "dgxc": "--source dgxc --kind dense --rows 15",
+    "tuned": "--source NeMo,Megatron-Bridge --kind dense --rows 8",
+    "mlperf": "--source training_results --kind dense",
 }
-"""The sources and the number of rows drawn of each, as docs/parallel.md has them."""
+"""The rows of each source whose ranges are judged, as docs/parallel.md has them."""
 
 
 def scored(data: Path, cache: Path) -> list[Path]:
     """The files of predicted rows of all sources; those that the cache lacks are made."""
     files = []
-    for name, (sources, rows) in DRAWN.items():
+    for name, options in DRAWN.items():
         file = cache / f"distributed-{name}.csv"
         if not file.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            drawn = [] if rows is None else ["--rows", str(rows)]
-            main(["--data", str(data), "--source", sources, "--save", str(file), *drawn])
+            main(["--data", str(data), "--save", str(file), *options.split()])
         files.append(file)
     return files
