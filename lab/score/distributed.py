@@ -15,7 +15,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST, Host
 from wavecast.hardware.processors import host_of
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_ranges import RangeParts, Spending, parts_of
+from wavecast.steps.parallel_ranges import RangeParts, parts_of
 from wavecast.steps.parallel_steps import ParallelSteps
 from wavecast.steps.request import default_predictor
 
@@ -326,9 +326,8 @@ def save(path: Path, scored: Sequence[ScoredStep], plain: Sequence[ScoredStep]) 
 
 
 COLUMNS = (
-    *("row_id", "source", "stated", "predicted_s", "measured_s", "flags", "known"),
-    *("alone_low", "alone_high", "hosts_low", "hosts_high"),
-    *(field.name for field in fields(Spending)),
+    *("row_id", "source", "stated", "predicted_s", "measured_s", "flags"),
+    *("known", "computing", "weight", "alone_low", "alone_high", "hosts_low", "hosts_high"),
 )
 """The columns of a file of scored steps."""
 
@@ -341,7 +340,7 @@ def _range_columns(parts: RangeParts | None) -> dict[str, Any]:
         for name in ("alone", "hosts")
         for end in ("low", "high")
     }
-    return {"known": parts.known, **ends, **asdict(parts.spending)}
+    return {"known": parts.known, "computing": parts.computing, "weight": parts.weight, **ends}
 
 
 DRAWN = {

@@ -4,11 +4,12 @@
     python -m lab score parallel_ranges FILE... --data FOLDER [--write]
 
 Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
-range of a step reaches as far as that of one such GPU while it computes, and beyond it by widths of
-what else it is spent on (`wavecast.steps.parallel_ranges`). Here these widths are fitted by the
-interval score (`lab.score.range_widths`), those of a class pulled to those of all steps. Each step
-is judged by a range that is made without its source. All widths of a class are then multiplied by
-one factor, with which nine in ten of its steps lie in such ranges.
+range of a step reaches as far as that of one such GPU while it computes, and beyond it by a width
+(`wavecast.steps.parallel_ranges`). There is one to each side for steps of which options say how the
+framework runs them, and one for others. It is the one beyond which one in twenty steps of the class
+lie, which has the least interval score. Then both widths of a class are multiplied by one factor,
+with which ranges that know nothing of the source of a step hold nine in ten. The figures are of
+such ranges, of which neither width nor factor knows the source.
 
 Each row is there as it was rebuilt, and, where options say how its framework runs the step, once
 more without them, so that widths are known for those who do not state them. Rows that their source
@@ -25,10 +26,10 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -38,33 +39,24 @@ from lab import needs
 from lab.markdown import heading
 from lab.measured.figures import percent
 from lab.measured.tables import read_rows
-from lab.score.range_widths import (
-    ALPHA,
-    LEAST_WIDTH,
-    Floats,
-    Widths,
-    descended,
-    interval_score,
-    weights_of,
-)
+from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
-from wavecast.steps.parallel_ranges import CLASSES, FILE, RangeParts, Spending
+from wavecast.steps.parallel_ranges import CLASSES, FILE, RangeParts
 from wavecast.steps.ranges import Factors
 
 APART = "mixtures of experts, adapters"
-PARTS = tuple(field.name for field in fields(Spending))
-PULL = 100.0
-"""How strongly the widths of a class are pulled to those of all steps, as a number of steps."""
-ROOT_PULL = 25.0
-"""The same for the widths of all steps, which are pulled to one for all shares and none on top."""
+LEAST = 19
+"""The fewest steps that give a class a width: fewer cannot show one in twenty."""
 HOST_SETS = 1.1
 """A step waits for its host if the slowest hosts make it so many times as long."""
-WIDEST = 8.0
-"""The largest factor for the widths of a class."""
+LEAST_FACTOR = 0.5
+"""No width is made narrower than this by its factor."""
+Width = tuple[float, float]
+"""How far ranges reach down and up beyond those of one GPU, in logarithms."""
 
 
 @dataclass(frozen=True)
-class OffStep:
+class RangedStep:
     """How far a step's measured time is from its predicted time, and what its range is made of."""
 
     owner: str
@@ -72,46 +64,40 @@ class OffStep:
     off: float
     """The logarithm of the measured over the predicted time."""
     parts: RangeParts
-    stated: bool = True
-    """Whether it is predicted as its row was rebuilt."""
-
-    @property
-    def shares(self) -> tuple[float, ...]:
-        """What the widths are multiplied by."""
-        return tuple(getattr(self.parts.spending, name) for name in PARTS)
+    rebuilt: bool = True
+    """Whether it is predicted as its row was rebuilt, and not once more without options."""
 
     @property
     def waits(self) -> bool:
         """Whether the host sets its pace."""
         return self.parts.hosts.high > HOST_SETS
 
-    @property
-    def alone(self) -> tuple[float, float]:
-        """How far down and up the range of one GPU reaches while it computes."""
-        share, ends = self.parts.spending.computing, self.parts.alone
-        return -share * math.log(ends.low), share * math.log(ends.high)
-
-    def reach(self, widths: Widths) -> tuple[float, float]:
+    def reach(self, width: Width) -> tuple[float, float]:
         """How far down and up its range reaches."""
-        low, high = self.parts.ends(*widths.reach(self))
+        low, high = self.parts.ends(*width)
         return -math.log(low), math.log(high)
 
-    def factor(self, widths: Widths) -> float:
-        """The factor on all widths with which its range just holds it. 0 if it needs none."""
-        none = Widths((0.0,) * len(PARTS), (0.0,) * len(PARTS))
-        below, above = self.reach(none)
+    @property
+    def out(self) -> Width:
+        """The widths to both sides with which its range just holds it. Below 0 if it needs none."""
+        low, high = (math.log(end) for end in (self.parts.alone.low, self.parts.alone.high))
+        share, weight = self.parts.computing, self.parts.weight
+        return (share * low - self.off) / weight, (self.off - share * high) / weight
+
+    def factor(self, width: Width) -> float:
+        """The factor on a width with which its range just holds it. 0 if it needs none."""
+        below, above = self.reach((0.0, 0.0))
         if -below <= self.off <= above:
             return 0.0
         side = int(self.off > 0)
-        return (abs(self.off) - self.alone[side]) / widths.reach(self)[side]
+        return self.out[side] / width[side]
 
 
 @dataclass(frozen=True)
-class JudgedStep:
+class JudgedParallelStep:
     """A step, and how far the range reaches that was made without its source."""
 
-    step: OffStep
-    weight: float
+    step: RangedStep
     below: float
     above: float
 
@@ -126,7 +112,7 @@ class JudgedStep:
         return interval_score(self.step.off, self.below, self.above)
 
 
-def read_steps(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> list[OffStep]:
+def read_steps(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> list[RangedStep]:
     """The steps in files that `lab.score.distributed --save` wrote, without flagged ones."""
     apart = {str(row["row_id"]) for row in table if _is_apart(row)}
     steps = []
@@ -136,17 +122,16 @@ def read_steps(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> lis
                 if "far_below_best" not in row["flags"] and row["known"]:
                     owner = APART if row["row_id"] in apart else _source(row["source"])
                     off = math.log(float(row["measured_s"]) / float(row["predicted_s"]))
-                    steps.append(OffStep(owner, off, _parts(row), row["stated"] == "yes"))
+                    steps.append(RangedStep(owner, off, _parts(row), row["stated"] == "yes"))
     return steps
 
 
 def _parts(row: Mapping[str, str]) -> RangeParts:
     alone, hosts = (
-        Factors(float(row[f"{name}_low"]), float(row[f"{name}_high"]))
+        Factors(*(float(row[f"{name}_{end}"]) for end in ("low", "high")))
         for name in ("alone", "hosts")
     )
-    spending = Spending(*(float(row[name]) for name in PARTS))
-    return RangeParts(row["known"], spending, alone, hosts)
+    return RangeParts(row["known"], float(row["computing"]), float(row["weight"]), alone, hosts)
 
 
 def _source(name: str) -> str:
@@ -157,110 +142,83 @@ def _is_apart(row: Mapping[str, Any]) -> bool:
     return (row["n_experts"] or 1) > 1 or row["task"] == "lora"
 
 
-class WidthTree:
-    """The widths of all classes that some steps give."""
+@dataclass(frozen=True)
+class FittedWidths:
+    """The widths that some steps give."""
 
-    def __init__(self, steps: Sequence[OffStep]) -> None:
-        self._steps = [step for step in steps if not step.waits and step.owner != APART]
-        self.widths = cache(self._widths)
+    steps: tuple[RangedStep, ...]
 
-    def _widths(self, known: str) -> Widths:
-        """The widths of a class, pulled to those of all steps."""
-        own = [step for step in self._steps if step.parts.known == known]
-        root = self._root
-        return fit(own, root, PULL) if own else root
+    def width(self, known: str) -> Width:
+        """The width of a class; of all steps where the class has too few."""
+        free = [step for step in self.steps if not step.waits]
+        same = [step for step in free if step.parts.known == known]
+        chosen = same if len(same) >= LEAST else free
+        below, above = (
+            max(float(np.quantile([s.out[side] for s in chosen], 1 - ALPHA / 2)), LEAST_WIDTH)
+            for side in (0, 1)
+        )
+        return below, above
 
-    @property
-    def _root(self) -> Widths:
-        sides = []
-        for side in (0, 1):
-            usual = max(float(np.quantile(_out(self._steps, side), 1 - ALPHA / 2)), LEAST_WIDTH)
-            sides.append((usual, usual, usual, LEAST_WIDTH, LEAST_WIDTH))
-        return fit(self._steps, Widths(*sides), ROOT_PULL)
+    def without(self, owner: str) -> FittedWidths:
+        """The widths that the steps of other sources give."""
+        return FittedWidths(tuple(step for step in self.steps if step.owner != owner))
 
+    def widened(self, known: str) -> Width:
+        """The width of a class, times the factor that holds nine in ten when judged apart."""
+        below, above = self.width(known)
+        factor = self._factors.get(known, 1.0)
+        return factor * below, factor * above
 
-def fit(steps: Sequence[OffStep], parent: Widths, pull: float) -> Widths:
-    """The widths with the least interval score, pulled to those of a parent."""
-    shares, weights = np.array([step.shares for step in steps]), weights_of(steps)
-    below, above = (
-        tuple(map(float, descended(shares, _out(steps, side), weights, np.array(from_), pull)))
-        for side, from_ in enumerate((parent.below, parent.above))
-    )
-    return Widths(below, above)
-
-
-def _out(steps: Sequence[OffStep], side: int) -> Floats:
-    """How far steps lie out on a side (0 below, 1 above), beyond the range of one GPU."""
-    sign = 1 if side else -1
-    return np.array([sign * step.off - step.alone[side] for step in steps])
-
-
-def factors_of(steps: Sequence[OffStep], make: Callable[[str], WidthTree]) -> dict[str, float]:
-    """For each class the factor on widths, made without a source, that holds nine in ten of it.
-
-    Nine in ten hold whether every step has the same weight or a source's weight grows with the
-    square root of its number of steps.
-    """
-    found = {}
-    for known in CLASSES:
-        own = [s for s in steps if s.parts.known == known and s.owner != APART]
-        if not own:
-            continue
-        needed = [step.factor(make(step.owner).widths(known)) for step in own]
-        weights = weights_of(own).tolist()
-        both = (_quantile(needed, by) for by in (weights, [1.0] * len(own)))
-        found[known] = math.ceil(100 * min(max(both), WIDEST)) / 100
-    return found
+    @cached_property
+    def _factors(self) -> dict[str, float]:
+        needed: dict[str, list[float]] = {}
+        for owner in {step.owner for step in self.steps}:
+            others = self.without(owner)
+            widths = {known: others.width(known) for known in CLASSES if others.steps}
+            for step in self.steps:
+                if step.owner == owner and widths:
+                    factor = step.factor(widths[step.parts.known])
+                    needed.setdefault(step.parts.known, []).append(factor)
+        return {
+            known: max(float(np.quantile(own, 1 - ALPHA, method="higher")), LEAST_FACTOR)
+            for known, own in needed.items()
+        }
 
 
-def _quantile(values: Sequence[float], weights: Sequence[float]) -> float:
-    """The smallest value that nine in ten of the weights do not exceed."""
-    ordered = sorted(zip(values, weights, strict=True))
-    total = np.cumsum([weight for _, weight in ordered])
-    at = int(np.searchsorted(total, (1 - ALPHA) * total[-1] - 1e-9))
-    return ordered[min(at, len(ordered) - 1)][0]
+def fitted(steps: Sequence[RangedStep]) -> FittedWidths:
+    """The widths that steps give, mixtures of experts and adapters left out."""
+    return FittedWidths(tuple(step for step in steps if step.owner != APART))
 
 
-def judged(steps: Sequence[OffStep]) -> list[JudgedStep]:
-    """Each step with a range of which its source knows nothing, neither widths nor factor."""
-    owners = {step.owner for step in steps}
-    without = {o: [step for step in steps if step.owner != o] for o in owners}
-
-    @cache
-    def tree(*left_out: str) -> WidthTree:
-        return WidthTree([step for step in steps if step.owner not in left_out])
-
+def judged(steps: Sequence[RangedStep]) -> list[JudgedParallelStep]:
+    """Each step with a range of which its source knows nothing, neither width nor factor."""
     every = []
-    for owner in sorted(owners):
-        factors = factors_of(without[owner], lambda other, own=owner: tree(*sorted({own, other})))
-        own = [step for step in steps if step.owner == owner]
-        for step, weight in zip(own, weights_of(own).tolist(), strict=True):
-            known = step.parts.known
-            widths = tree(owner).widths(known).times(factors.get(known, 1.0))
-            every.append(JudgedStep(step, weight, *step.reach(widths)))
+    for owner in sorted({step.owner for step in steps}):
+        others = fitted(steps).without(owner)
+        widths = {known: others.widened(known) for known in CLASSES}
+        for step in steps:
+            if step.owner == owner:
+                reach = step.reach(widths[step.parts.known])
+                every.append(JudgedParallelStep(step, *reach))
     return every
 
 
-COLUMNS = "steps | in range | given / needed | score"
-
-
-def table(every: Sequence[JudgedStep]) -> Iterator[str]:
-    """The figures by source and class, of rows as they were rebuilt; then by class, of all."""
-    yield from heading(f"source left out | class | {COLUMNS}", "ll")
-    stated = [one for one in every if one.step.stated]
-    keys = sorted({(one.step.owner, one.step.parts.known) for one in stated})
-    for key in keys:
-        own = [one for one in stated if (one.step.owner, one.step.parts.known) == key]
-        yield f"| {' | '.join(key)} | {_cells(own)} |"
-    fitted = [one for one in every if one.step.owner != APART]
+def table(every: Sequence[JudgedParallelStep]) -> Iterator[str]:
+    """The figures by source, of rows as they were rebuilt; then by class, of all."""
+    yield from heading("source left out | class | steps | in range | given / needed | score", "ll")
+    keys = sorted({(o.step.owner, o.step.parts.known) for o in every if o.step.rebuilt})
+    for owner, known in keys:
+        own = [one for one in every if one.step.owner == owner and one.step.rebuilt]
+        yield f"| {owner} | {known} | {_cells([o for o in own if o.step.parts.known == known])} |"
+    dense = [one for one in every if one.step.owner != APART]
+    yield f"| **all, as rebuilt** | | {_cells([one for one in dense if one.step.rebuilt])} |"
     for known in CLASSES:
-        for name, said in (("habits as stated", True), ("habits not stated", False)):
-            own = [o for o in fitted if o.step.parts.known == known and o.step.stated is said]
-            if own:
-                yield f"| **all, {name}** | {known} | {_cells(own)} |"
+        own = [one for one in dense if one.step.parts.known == known]
+        if own:
+            yield f"| **all, as rebuilt and without options** | {known} | {_cells(own)} |"
 
 
-def _cells(own: Sequence[JudgedStep]) -> str:
+def _cells(own: Sequence[JudgedParallelStep]) -> str:
     width = float(np.mean([one.below + one.above for one in own]))
     factor = float(np.quantile([one.needed for one in own], 1 - ALPHA, method="higher"))
     inside = percent(float(np.mean([one.needed <= 1 for one in own])))
@@ -269,28 +227,20 @@ def _cells(own: Sequence[JudgedStep]) -> str:
     return f"{len(own)} | {inside} | {ends} | {score:.2f}"
 
 
-def to_toml(steps: Sequence[OffStep]) -> str:
+def to_toml(steps: Sequence[RangedStep]) -> str:
     """The content of the shipped file: the widths that all sources give."""
-    fitted = [step for step in steps if step.owner != APART]
-    tree = WidthTree(fitted)
-
-    @cache
-    def without(owner: str) -> WidthTree:
-        return WidthTree([step for step in fitted if step.owner != owner])
-
-    rows, sources = sum(s.stated for s in fitted), len({s.owner for s in fitted})
+    made = fitted(steps)
+    rows = sum(step.rebuilt for step in made.steps)
+    sources = len({step.owner for step in made.steps})
     lines = [
         "# Written by python -m lab score parallel_ranges: how far the ranges of steps on several",
         "# GPUs reach beyond those of one GPU, in logarithms (wavecast.steps.parallel_ranges).",
         f"# From {rows} published steps of {sources} sources.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
-    for known, factor in factors_of(fitted, without).items():
-        widths = tree.widths(known).times(factor)
-        lines += ["", f"[{known}]"]
-        for side, values in (("below", widths.below), ("above", widths.above)):
-            named = ", ".join(f"{n} = {x:.3f}" for n, x in zip(PARTS, values, strict=True))
-            lines.append(f"{side} = {{ {named} }}")
+    for known in CLASSES:
+        below, above = made.widened(known)
+        lines += ["", f"[{known}]", f"below = {below:.3f}", f"above = {above:.3f}"]
     return "\n".join(lines) + "\n"
 
 

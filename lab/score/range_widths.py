@@ -99,19 +99,11 @@ def _side(shares: Floats, off: Floats, weights: Floats, parent: Floats | None) -
         usual = max(float(np.quantile(off, 1 - ALPHA / 2)), LEAST_WIDTH)
         parent = np.full(count, usual)
 
-    return tuple(map(float, descended(shares, off, weights, parent, pull)))
+    return tuple(map(float, _descended(shares, off, weights, parent, pull)))
 
 
-def descended(shares: Floats, off: Floats, weights: Floats, parent: Floats, pull: float) -> Floats:
-    """The widths of one side with the least score and pull, by Newton's method within bounds.
-
-    Args:
-        shares: what the widths are multiplied by; a row for each step.
-        off: how far each step lies out on this side.
-        weights: how much each step counts.
-        parent: the widths to which they are pulled.
-        pull: how strongly, as a number of steps.
-    """
+def _descended(shares: Floats, off: Floats, weights: Floats, parent: Floats, pull: float) -> Floats:
+    """The widths with the least score and pull, by Newton's method within bounds."""
     stiff = 2 * pull * float(parent.mean()) / len(parent) / parent**2
     widths = np.maximum(parent, LEAST_WIDTH)
     for smooth in SMOOTH:

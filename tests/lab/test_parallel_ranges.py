@@ -12,88 +12,101 @@ import pytest
 from lab.score.distributed import COLUMNS
 from lab.score.parallel_ranges import (
     APART,
-    PARTS,
-    OffStep,
-    WidthTree,
-    factors_of,
+    LEAST,
+    RangedStep,
+    fitted,
     judged,
     read_steps,
+    table,
     to_toml,
 )
-from wavecast.steps.parallel_ranges import CLASSES, RangeParts, Spending
+from wavecast.steps.parallel_ranges import CLASSES, RangeParts
 from wavecast.steps.ranges import Factors
 
 ALONE = Factors(1 / 1.1, 1.1)
 NO_HOST = Factors(1.0, 1.0)
 
 
-def _step(measured: float, owner: str = "one", communication: float = 0.0) -> OffStep:
-    spending = Spending(1 - communication, communication, 0.0, 0.0, 0.0)
-    return OffStep(owner, math.log(measured), RangeParts("machine", spending, ALONE, NO_HOST))
+def _step(measured: float, owner: str = "one", known: str = "stated") -> RangedStep:
+    parts = RangeParts(known, 1.0, 1.0, ALONE, NO_HOST)
+    return RangedStep(owner, math.log(measured), parts)
 
 
-def _source(owner: str, measured: float, count: int = 40) -> list[OffStep]:
+def _source(
+    owner: str, measured: float, count: int = 60, known: str = "stated"
+) -> list[RangedStep]:
     """Steps whose time is as predicted on average, up to a factor either way."""
     powers = [2 * at / (count - 1) - 1 for at in range(count)]
-    return [_step(measured**power, owner) for power in powers]
+    return [_step(measured**power, owner, known) for power in powers]
 
 
 def test_steps_within_the_range_of_one_gpu_need_no_factor() -> None:
-    widths = WidthTree(_source("one", 1.05)).widths("machine")
-    assert _step(1.09).factor(widths) == _step(0.92).factor(widths) == 0
-    assert _step(1.5).factor(widths) > 0
+    width = fitted(_source("one", 1.5)).width("stated")
+    assert _step(1.09).factor(width) == _step(0.92).factor(width) == 0
+    assert _step(1.5).factor(width) > 0
 
 
 def test_a_factor_just_holds_a_step() -> None:
-    widths = WidthTree(_source("one", 1.5)).widths("machine")
+    width = fitted(_source("one", 1.5)).width("stated")
     for measured in (1.7, 0.5):
         step = _step(measured)
-        below, above = step.reach(widths.times(step.factor(widths)))
+        factor = step.factor(width)
+        below, above = step.reach((factor * width[0], factor * width[1]))
         assert max(-step.off - below, step.off - above) == pytest.approx(0, abs=1e-9)
 
 
-def test_steps_that_lie_further_out_give_wider_ranges() -> None:
-    near, far = (WidthTree(_source("one", of)).widths("machine") for of in (1.2, 2.0))
-    assert far.above[0] > near.above[0]
-    assert far.below[0] > near.below[0]
+def test_one_in_twenty_lie_beyond_each_end() -> None:
+    steps = _source("one", 1.8, 200)
+    width = fitted(steps).width("stated")
+    ends = [step.reach(width) for step in steps]
+    assert sum(s.off > high for s, (_, high) in zip(steps, ends, strict=True)) == 10
+    assert sum(s.off < -low for s, (low, _) in zip(steps, ends, strict=True)) == 10
 
 
-def test_communication_has_a_width_of_its_own() -> None:
-    calm = _source("one", 1.1, 200)
-    noisy = [replace(s, parts=_step(1, "one", 0.5).parts) for s in _source("one", 3.0, 200)]
-    widths = WidthTree(calm + noisy).widths("machine")
-    assert widths.above[PARTS.index("communication")] > 2 * widths.above[0]
+def test_a_class_has_its_own_width_if_its_steps_are_enough() -> None:
+    calm, wild = _source("one", 1.2, known="stated"), _source("two", 3.0, LEAST, "unstated")
+    made = fitted(calm + wild)
+    assert made.width("unstated")[1] > 2 * made.width("stated")[1]
+    few = fitted(calm + wild[1:])
+    assert few.width("unstated") != made.width("unstated")
 
 
 def test_a_source_is_judged_by_the_others() -> None:
-    steps = _source("calm", 1.05, 60) + _source("wild", 3.0, 60) + _source("other", 1.2, 60)
+    steps = _source("calm", 1.05) + _source("wild", 3.0) + _source("other", 1.2)
     reach = {one.step.owner: one.above for one in judged(steps)}
     assert reach["calm"] > reach["wild"]
 
 
-def test_factors_hold_nine_in_ten_of_a_class() -> None:
-    steps = _source("one", 1.6, 60) + _source("other", 1.3, 60)
-    tree = WidthTree(steps)
-    factor = factors_of(steps, lambda owner: tree)["machine"]
-    widths = tree.widths("machine").times(factor)
-    held = [-low <= s.off <= high for s in steps for low, high in [s.reach(widths)]]
+def test_ranges_made_apart_hold_nine_in_ten() -> None:
+    steps = _source("one", 1.6) + _source("other", 1.3) + _source("third", 1.4)
+    made = fitted(steps)
+    width = made.widened("stated")
+    assert width > made.without("one").width("stated")
+    held = [-low <= s.off <= high for s in steps for low, high in [s.reach(width)]]
     assert sum(held) >= 0.9 * len(steps)
 
 
-def test_hosts_that_set_the_pace_widen_a_range() -> None:
-    [step] = _source("one", 1.0, 2)[:1]
-    slow = replace(step, parts=replace(step.parts, hosts=Factors(0.7, 1.5)))
-    widths = WidthTree(_source("one", 1.05)).widths("machine")
+def test_hosts_that_set_the_pace_widen_a_range_and_are_in_no_width() -> None:
+    step = _step(1.0)
+    slow = replace(step, parts=replace(step.parts, hosts=Factors(0.7, 1.5)), off=math.log(1.45))
     assert slow.waits
-    assert slow.reach(widths)[1] == pytest.approx(math.log(1.5))
+    assert slow.reach((0.0, 0.0)) == pytest.approx((-math.log(0.7), math.log(1.5)))
+    steps = _source("one", 1.3)
+    assert fitted([*steps, *[slow] * 50]).width("stated") == fitted(steps).width("stated")
+
+
+def test_what_communicates_more_reaches_further() -> None:
+    step = _step(1.0)
+    more = replace(step, parts=replace(step.parts, weight=1.5))
+    width = 0.1, 0.2
+    assert more.reach(width)[1] == pytest.approx(step.reach(width)[1] + 0.1)
 
 
 def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     ends = {"alone_low": 0.9, "alone_high": 1.1, "hosts_low": 1, "hosts_high": 1}
-    parts = {"computing": 1, **dict.fromkeys(PARTS[1:], 0)}
     row = {"source": "one", "stated": "yes", "predicted_s": 1, "measured_s": 1.1, "flags": ""}
-    row |= {"known": CLASSES[0], **ends, **parts}
+    row |= {"known": CLASSES[0], "computing": 1, "weight": 1, **ends}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -105,7 +118,9 @@ def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> N
     assert steps[0].off == pytest.approx(math.log(1.1))
 
 
-def test_the_file_has_the_widths_of_all_parts() -> None:
-    text = to_toml(_source("one", 1.5) + _source("other", 1.4))
-    assert "[machine]" in text
-    assert all(f"{name} = " in text for name in PARTS)
+def test_the_file_and_the_table_have_both_classes() -> None:
+    steps = _source("one", 1.5) + _source("other", 1.4, known="unstated") + _source("third", 1.3)
+    text = to_toml(steps)
+    assert all(f"[{known}]" in text for known in CLASSES)
+    lines = list(table(judged(steps)))
+    assert any(line.startswith("| other | unstated | 60 |") for line in lines)

@@ -16,7 +16,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.planning.listing_order import comparable
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
-from wavecast.steps.parallel_ranges import Spending
+from wavecast.steps.parallel_ranges import COMMUNICATION, LAYERED, RangeParts, parts_of
 from wavecast.steps.profile import profile_predicted
 from wavecast.steps.ranges import gpu_factors, host_factors
 from wavecast.suite.decoders import gpt
@@ -200,12 +200,22 @@ def test_a_range_reaches_beyond_that_of_one_gpu() -> None:
     assert step.high_s > step.seconds * alone.high**computing
 
 
-def test_what_a_step_is_spent_on_adds_up_and_says_what_is_not_known() -> None:
-    spent = Spending.of(Parallel(tensor=2, pipeline=2), seconds=2.0, exposed_s=0.5, idle_s=1.0)
-    assert (spent.computing, spent.communication, spent.bubble) == (0.25, 0.25, 0.5)
-    assert spent.layered == spent.unstated == 1
-    assert Spending.of(Parallel(data=2), 1.0, 2.0, 0.0).computing == 0
-    assert Spending.of(Parallel(data=2, fp8=True), 1.0, 0.0, 0.0).unstated == 0
+def test_the_parts_of_a_range_say_what_the_step_is_spent_on() -> None:
+    plain, layered = _predicted(data=2), _predicted(data=2, tensor=2, pipeline=2, fp8=True)
+    parts = [_parts(step) for step in (plain, layered)]
+    assert [one.known for one in parts] == ["unstated", "stated"]
+    exposed = plain.exposed_s / plain.seconds
+    assert parts[0].weight == pytest.approx(1 + COMMUNICATION * exposed)
+    assert parts[0].computing == pytest.approx(1 - exposed)
+    assert parts[1].weight > 1 + LAYERED
+
+
+def _parts(step: Prediction) -> RangeParts:
+    assert step.ranks is not None
+    times = step.seconds, step.host_s, step.exposed_s, step.idle_s
+    parts = parts_of(step.ranks, step.makeup, *times)
+    assert parts is not None
+    return parts
 
 
 def test_a_predictor_whose_steps_were_never_compared_gives_no_range() -> None:

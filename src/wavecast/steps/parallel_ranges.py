@@ -1,13 +1,12 @@
 """The range of a step on several GPUs, by what its time is spent on and what is not known about it.
 
-How far it reaches, in logarithms, is a sum. While a rank computes, it is as uncertain as a step on
-one such GPU (`wavecast.steps.ranges`), and what no op shows comes on top: the framework, the state
-of the network. That has a width for each part of the step (`Spending`): computing, exposed
-communication, the bubble of a pipeline. Steps with both tensor and pipeline ranks, and steps of
-which no option says how the framework runs them, have a width more. There is one set of widths for
-one machine and one for several. `lab/score/parallel_ranges.py` fits them to published steps, as
-ranges on one GPU are: by the interval score, with the source of a step left out. Hosts have the
-range that they have on one GPU.
+While a rank computes, a step is as uncertain as one on one such GPU (`wavecast.steps.ranges`). What
+no op shows comes on top: the framework, the state of the network. That reaches as far as published
+steps need, in logarithms, and further for exposed communication and for steps with both tensor and
+pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side for steps of which
+options say how the framework runs them, and one for others. `lab/score/parallel_ranges.py` fits
+them, and judges each step by those of other sources. Hosts have the range that they have on one
+GPU.
 """
 
 from __future__ import annotations
@@ -19,55 +18,17 @@ from functools import cache
 from typing import Any
 
 from wavecast.files import shipped_toml
-from wavecast.hardware.cluster import Cluster
-from wavecast.parallel.strategy import Parallel
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.ranges import Factors, Makeup, gpu_factors, host_factors
 
 FILE = "models/parallel_ranges.toml"
 """The shipped file, below `data/`."""
-CLASSES = ("machine", "machines")
-"""The classes: all ranks in one machine, or in several."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spending:
-    """What the time of a step on several GPUs is spent on, and what is not known about it.
-
-    The width of its range is a sum over these: each share, or 1 for what holds, times a width.
-    """
-
-    computing: float
-    """The share in which the busiest rank computes, or waits for its host."""
-    communication: float
-    """The share in which a rank only communicates."""
-    bubble: float
-    """The share in which the busiest stage of a pipeline waits for others."""
-    layered: float
-    """1 if both layers and the model are divided (tensor and pipeline ranks). What frameworks do
-    beside the model then differs most."""
-    unstated: float
-    """1 if no option says how the framework runs the step."""
-
-    @classmethod
-    def of(cls, strategy: Parallel, seconds: float, exposed_s: float, idle_s: float) -> Spending:
-        """What a step is spent on.
-
-        Args:
-            strategy: how it is spread.
-            seconds: its time.
-            exposed_s: the time in which a rank only communicates.
-            idle_s: the time in which the busiest stage of a pipeline waits for others.
-        """
-        bubble = min(idle_s / seconds, 1.0)
-        communication = min(exposed_s / seconds, 1.0 - bubble)
-        return cls(
-            computing=1.0 - bubble - communication,
-            communication=communication,
-            bubble=bubble,
-            layered=float(strategy.tensor > 1 and strategy.pipeline > 1),
-            unstated=float(not strategy.habits),
-        )
+CLASSES = ("stated", "unstated")
+"""The classes: whether options say how the framework runs the step."""
+COMMUNICATION, LAYERED = 1.0, 1 / 3
+"""How much further a range reaches for a step that only communicates, and for one of which both the
+layers and the model are divided. Assumed: widths that were fitted to them described the sources,
+and were worse for sources left out (docs/adr/0042)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +37,24 @@ class RangeParts:
 
     known: str
     """Its class, one of `CLASSES`."""
-    spending: Spending
+    computing: float
+    """The share in which the busiest rank computes, or waits for its host."""
+    weight: float
+    """How much further than others it reaches beyond the range of one GPU."""
     alone: Factors
     """The range of such work on one GPU."""
     hosts: Factors
     """The step's time with the fastest and the slowest hosts."""
 
     def ends(self, below: float, above: float) -> tuple[float, float]:
-        """Low and high end, where they reach so far, in logarithms, beyond those of one GPU.
+        """Low and high end, where others reach so far, in logarithms, beyond those of one GPU.
 
         >>> alone, hosts = Factors(0.5, 2.0), Factors(0.9, 3.0)
-        >>> RangeParts("machine", Spending(1, 0, 0, 0, 0), alone, hosts).ends(0.0, 0.0)
+        >>> RangeParts("stated", 1.0, 1.0, alone, hosts).ends(0.0, 0.0)
         (0.5, 3.0)
         """
-        low = self.alone.low**self.spending.computing * math.exp(-below)
-        high = self.alone.high**self.spending.computing * math.exp(above)
+        low = self.alone.low**self.computing * math.exp(-self.weight * below)
+        high = self.alone.high**self.computing * math.exp(self.weight * above)
         return min(low, self.hosts.low), max(high, self.hosts.high)
 
 
@@ -111,7 +75,7 @@ def range_on_several_gpus(
     if parts is None:
         return None
     row = _shipped()[parts.known]
-    low, high = parts.ends(*(_reach(row[side], parts.spending) for side in ("below", "above")))
+    low, high = parts.ends(row["below"], row["above"])
     return seconds * low, seconds * high
 
 
@@ -134,18 +98,15 @@ def parts_of(
         factors = Factors(
             (fast.ranks_s + fast.waiting_s) / seconds, (slow.ranks_s + slow.waiting_s) / seconds
         )
-    spending = Spending.of(strategy, seconds, exposed_s, idle_s)
-    return RangeParts(class_of(strategy, predictor.cluster), spending, alone, factors)
-
-
-def class_of(strategy: Parallel, cluster: Cluster) -> str:
-    """The class of a step: whether all its ranks are in one machine, or in one NVLink domain."""
-    one, several = CLASSES
-    return one if strategy.gpus <= cluster.domain_gpus else several
-
-
-def _reach(widths: Mapping[str, float], spending: Spending) -> float:
-    return sum(width * float(getattr(spending, name)) for name, width in widths.items())
+    lost = min(exposed_s / seconds, 1.0)
+    layered = strategy.tensor > 1 and strategy.pipeline > 1
+    return RangeParts(
+        known="stated" if strategy.habits else "unstated",
+        computing=max(1.0 - lost - idle_s / seconds, 0.0),
+        weight=1.0 + COMMUNICATION * lost + LAYERED * layered,
+        alone=alone,
+        hosts=factors,
+    )
 
 
 @cache
