@@ -327,7 +327,7 @@ def save(path: Path, scored: Sequence[ScoredStep], plain: Sequence[ScoredStep]) 
 
 COLUMNS = (
     *("row_id", "source", "stated", "predicted_s", "measured_s", "flags"),
-    *("known", "computing", "weight", "alone_low", "alone_high", "hosts_low", "hosts_high"),
+    *("computing", "weight", "alone_low", "alone_high", "hosts_low", "hosts_high"),
 )
 """The columns of a file of scored steps."""
 
@@ -340,16 +340,16 @@ def _range_columns(parts: RangeParts | None) -> dict[str, Any]:
         for name in ("alone", "hosts")
         for end in ("low", "high")
     }
-    return {"known": parts.known, "computing": parts.computing, "weight": parts.weight, **ends}
+    return {"computing": parts.computing, "weight": parts.weight, **ends}
 
 
 DRAWN = {
     "vtrain": "--source vTrain,calculon --rows 60",
     "eager": "--source llm-foundry,torchtitan,InternEvo,fms-fsdp --rows 40",
-    "bigscience": "--source bigscience --rows 15",
+    "bigscience": "--source bigscience --rows 10",
     "nanotron": "--source nanotron --rows 70",
-    "dgxc": "--source dgxc --kind dense --rows 15",
-    "tuned": "--source NeMo,Megatron-Bridge --kind dense --rows 8",
+    "dgxc": "--source dgxc --kind dense --rows 8",
+    "tuned": "--source NeMo,Megatron-Bridge --kind dense --rows 5",
     "mlperf": "--source training_results --kind dense",
 }
 """The rows of each source whose ranges are judged, as docs/parallel.md has them."""

@@ -1,21 +1,20 @@
-"""How wide must the range of a step on several GPUs be? Fits the widths, and scores them.
+"""How wide must the range of a step on several GPUs be? Fits the width, and scores it.
 
     python -m lab score distributed --data FOLDER --source NAMES --save FILE
     python -m lab score parallel_ranges FILE... --data FOLDER [--write]
 
 Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
 range of a step reaches as far as that of one such GPU while it computes, and beyond it by a width
-(`wavecast.steps.parallel_ranges`). There is one to each side for steps of which options say how the
-framework runs them, and one for others. It is the one beyond which one in twenty steps of the class
-lie, which has the least interval score. Then both widths of a class are multiplied by one factor,
-with which ranges that know nothing of the source of a step hold nine in ten. The figures are of
-such ranges, of which neither width nor factor knows the source.
+(`wavecast.steps.parallel_ranges`). It is the one beyond which one in twenty steps lie, which has
+the least interval score. Then both sides are multiplied by one factor, with which ranges that know
+nothing of the source of a step hold nine in ten. The figures are of such ranges, of which neither
+width nor factor knows the source.
 
 Each row is there as it was rebuilt, and, where options say how its framework runs the step, once
-more without them, so that widths are known for those who do not state them. Rows that their source
+more without them, as by users who do not state them. Rows that their source
 flags as far below the best ones are left out. Mixtures of experts and adapters are judged but are
 no part of the fit, since the rows leave out much that they depend on. Steps whose hosts set the
-pace have the range of hosts, and are no part of the fit of widths, but of that factor.
+pace have the range of hosts, and are no part of the fit of the width, but of that factor.
 
 Prints, for each source, the share of steps in their ranges, the ratio of high and low end (given,
 and needed to hold nine in ten) and the mean interval score. `--write` writes the shipped
@@ -41,12 +40,10 @@ from lab.measured.figures import percent
 from lab.measured.tables import read_rows
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
-from wavecast.steps.parallel_ranges import CLASSES, FILE, RangeParts
+from wavecast.steps.parallel_ranges import FILE, RangeParts
 from wavecast.steps.ranges import Factors
 
 APART = "mixtures of experts, adapters"
-LEAST = 19
-"""The fewest steps that give a class a width: fewer cannot show one in twenty."""
 HOST_SETS = 1.1
 """A step waits for its host if the slowest hosts make it so many times as long."""
 LEAST_FACTOR = 0.5
@@ -119,7 +116,7 @@ def read_steps(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> lis
     for path in paths:
         with path.open(newline="") as file:
             for row in csv.DictReader(file):
-                if "far_below_best" not in row["flags"] and row["known"]:
+                if "far_below_best" not in row["flags"] and row["weight"]:
                     owner = APART if row["row_id"] in apart else _source(row["source"])
                     off = math.log(float(row["measured_s"]) / float(row["predicted_s"]))
                     steps.append(RangedStep(owner, off, _parts(row), row["stated"] == "yes"))
@@ -131,7 +128,7 @@ def _parts(row: Mapping[str, str]) -> RangeParts:
         Factors(*(float(row[f"{name}_{end}"]) for end in ("low", "high")))
         for name in ("alone", "hosts")
     )
-    return RangeParts(row["known"], float(row["computing"]), float(row["weight"]), alone, hosts)
+    return RangeParts(float(row["computing"]), float(row["weight"]), alone, hosts)
 
 
 def _source(name: str) -> str:
@@ -143,79 +140,64 @@ def _is_apart(row: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class FittedWidths:
-    """The widths that some steps give."""
+class FittedWidth:
+    """The width that some steps give."""
 
     steps: tuple[RangedStep, ...]
 
-    def width(self, known: str) -> Width:
-        """The width of a class; of all steps where the class has too few."""
+    @cached_property
+    def width(self) -> Width:
+        """The width beyond which one in twenty lie on each side."""
         free = [step for step in self.steps if not step.waits]
-        same = [step for step in free if step.parts.known == known]
-        chosen = same if len(same) >= LEAST else free
         below, above = (
-            max(float(np.quantile([s.out[side] for s in chosen], 1 - ALPHA / 2)), LEAST_WIDTH)
+            max(float(np.quantile([s.out[side] for s in free], 1 - ALPHA / 2)), LEAST_WIDTH)
             for side in (0, 1)
         )
         return below, above
 
-    def without(self, owner: str) -> FittedWidths:
-        """The widths that the steps of other sources give."""
-        return FittedWidths(tuple(step for step in self.steps if step.owner != owner))
-
-    def widened(self, known: str) -> Width:
-        """The width of a class, times the factor that holds nine in ten when judged apart."""
-        below, above = self.width(known)
-        factor = self._factors.get(known, 1.0)
-        return factor * below, factor * above
+    def without(self, owner: str) -> FittedWidth:
+        """The width that the steps of other sources give."""
+        return FittedWidth(tuple(step for step in self.steps if step.owner != owner))
 
     @cached_property
-    def _factors(self) -> dict[str, float]:
-        needed: dict[str, list[float]] = {}
+    def widened(self) -> Width:
+        """The width, times the factor that holds nine in ten when judged apart."""
+        needed = []
         for owner in {step.owner for step in self.steps}:
             others = self.without(owner)
-            widths = {known: others.width(known) for known in CLASSES if others.steps}
-            for step in self.steps:
-                if step.owner == owner and widths:
-                    factor = step.factor(widths[step.parts.known])
-                    needed.setdefault(step.parts.known, []).append(factor)
-        return {
-            known: max(float(np.quantile(own, 1 - ALPHA, method="higher")), LEAST_FACTOR)
-            for known, own in needed.items()
-        }
+            if others.steps:
+                own = (step for step in self.steps if step.owner == owner)
+                needed += [step.factor(others.width) for step in own]
+        factor = float(np.quantile(needed or [1.0], 1 - ALPHA, method="higher"))
+        below, above = (max(factor, LEAST_FACTOR) * side for side in self.width)
+        return below, above
 
 
-def fitted(steps: Sequence[RangedStep]) -> FittedWidths:
-    """The widths that steps give, mixtures of experts and adapters left out."""
-    return FittedWidths(tuple(step for step in steps if step.owner != APART))
+def fitted(steps: Sequence[RangedStep]) -> FittedWidth:
+    """The width that steps give, mixtures of experts and adapters left out."""
+    return FittedWidth(tuple(step for step in steps if step.owner != APART))
 
 
 def judged(steps: Sequence[RangedStep]) -> list[JudgedParallelStep]:
     """Each step with a range of which its source knows nothing, neither width nor factor."""
     every = []
     for owner in sorted({step.owner for step in steps}):
-        others = fitted(steps).without(owner)
-        widths = {known: others.widened(known) for known in CLASSES}
-        for step in steps:
-            if step.owner == owner:
-                reach = step.reach(widths[step.parts.known])
-                every.append(JudgedParallelStep(step, *reach))
+        width = fitted(steps).without(owner).widened
+        own = (step for step in steps if step.owner == owner)
+        every += [JudgedParallelStep(step, *step.reach(width)) for step in own]
     return every
 
 
 def table(every: Sequence[JudgedParallelStep]) -> Iterator[str]:
-    """The figures by source, of rows as they were rebuilt; then by class, of all."""
-    yield from heading("source left out | class | steps | in range | given / needed | score", "ll")
-    keys = sorted({(o.step.owner, o.step.parts.known) for o in every if o.step.rebuilt})
-    for owner, known in keys:
-        own = [one for one in every if one.step.owner == owner and one.step.rebuilt]
-        yield f"| {owner} | {known} | {_cells([o for o in own if o.step.parts.known == known])} |"
-    dense = [one for one in every if one.step.owner != APART]
-    yield f"| **all, as rebuilt** | | {_cells([one for one in dense if one.step.rebuilt])} |"
-    for known in CLASSES:
-        own = [one for one in dense if one.step.parts.known == known]
+    """The figures by source, of rows as they were rebuilt, and of all."""
+    yield from heading("source left out | steps | in range | given / needed | score")
+    rebuilt = [one for one in every if one.step.rebuilt]
+    for owner in sorted({one.step.owner for one in rebuilt}):
+        yield f"| {owner} | {_cells([one for one in rebuilt if one.step.owner == owner])} |"
+    for name, said in (("as rebuilt", True), ("once more without options", False)):
+        own = [o for o in every if o.step.owner != APART and o.step.rebuilt is said]
         if own:
-            yield f"| **all, as rebuilt and without options** | {known} | {_cells(own)} |"
+            yield f"| **all, {name}** | {_cells(own)} |"
 
 
 def _cells(own: Sequence[JudgedParallelStep]) -> str:
@@ -228,7 +210,7 @@ def _cells(own: Sequence[JudgedParallelStep]) -> str:
 
 
 def to_toml(steps: Sequence[RangedStep]) -> str:
-    """The content of the shipped file: the widths that all sources give."""
+    """The content of the shipped file: the width that all sources give."""
     made = fitted(steps)
     rows = sum(step.rebuilt for step in made.steps)
     sources = len({step.owner for step in made.steps})
@@ -238,14 +220,12 @@ def to_toml(steps: Sequence[RangedStep]) -> str:
         f"# From {rows} published steps of {sources} sources.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
-    for known in CLASSES:
-        below, above = made.widened(known)
-        lines += ["", f"[{known}]", f"below = {below:.3f}", f"above = {above:.3f}"]
-    return "\n".join(lines) + "\n"
+    below, above = made.widened
+    return "\n".join([*lines, f"below = {below:.3f}", f"above = {above:.3f}"]) + "\n"
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write the widths of all sources."""
+    """Print the table, and write the width of all sources."""
     parser = needs.parser(__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="files that --save wrote")
     parser.add_argument("--write", action="store_true", help="write the shipped file")

@@ -12,7 +12,6 @@ import pytest
 from lab.score.distributed import COLUMNS
 from lab.score.parallel_ranges import (
     APART,
-    LEAST,
     RangedStep,
     fitted,
     judged,
@@ -20,34 +19,31 @@ from lab.score.parallel_ranges import (
     table,
     to_toml,
 )
-from wavecast.steps.parallel_ranges import CLASSES, RangeParts
+from wavecast.steps.parallel_ranges import RangeParts
 from wavecast.steps.ranges import Factors
 
 ALONE = Factors(1 / 1.1, 1.1)
 NO_HOST = Factors(1.0, 1.0)
 
 
-def _step(measured: float, owner: str = "one", known: str = "stated") -> RangedStep:
-    parts = RangeParts(known, 1.0, 1.0, ALONE, NO_HOST)
-    return RangedStep(owner, math.log(measured), parts)
+def _step(measured: float, owner: str = "one") -> RangedStep:
+    return RangedStep(owner, math.log(measured), RangeParts(1.0, 1.0, ALONE, NO_HOST))
 
 
-def _source(
-    owner: str, measured: float, count: int = 60, known: str = "stated"
-) -> list[RangedStep]:
+def _source(owner: str, measured: float, count: int = 60) -> list[RangedStep]:
     """Steps whose time is as predicted on average, up to a factor either way."""
     powers = [2 * at / (count - 1) - 1 for at in range(count)]
-    return [_step(measured**power, owner, known) for power in powers]
+    return [_step(measured**power, owner) for power in powers]
 
 
 def test_steps_within_the_range_of_one_gpu_need_no_factor() -> None:
-    width = fitted(_source("one", 1.5)).width("stated")
+    width = fitted(_source("one", 1.5)).width
     assert _step(1.09).factor(width) == _step(0.92).factor(width) == 0
     assert _step(1.5).factor(width) > 0
 
 
 def test_a_factor_just_holds_a_step() -> None:
-    width = fitted(_source("one", 1.5)).width("stated")
+    width = fitted(_source("one", 1.5)).width
     for measured in (1.7, 0.5):
         step = _step(measured)
         factor = step.factor(width)
@@ -57,18 +53,10 @@ def test_a_factor_just_holds_a_step() -> None:
 
 def test_one_in_twenty_lie_beyond_each_end() -> None:
     steps = _source("one", 1.8, 200)
-    width = fitted(steps).width("stated")
+    width = fitted(steps).width
     ends = [step.reach(width) for step in steps]
     assert sum(s.off > high for s, (_, high) in zip(steps, ends, strict=True)) == 10
     assert sum(s.off < -low for s, (low, _) in zip(steps, ends, strict=True)) == 10
-
-
-def test_a_class_has_its_own_width_if_its_steps_are_enough() -> None:
-    calm, wild = _source("one", 1.2, known="stated"), _source("two", 3.0, LEAST, "unstated")
-    made = fitted(calm + wild)
-    assert made.width("unstated")[1] > 2 * made.width("stated")[1]
-    few = fitted(calm + wild[1:])
-    assert few.width("unstated") != made.width("unstated")
 
 
 def test_a_source_is_judged_by_the_others() -> None:
@@ -80,8 +68,8 @@ def test_a_source_is_judged_by_the_others() -> None:
 def test_ranges_made_apart_hold_nine_in_ten() -> None:
     steps = _source("one", 1.6) + _source("other", 1.3) + _source("third", 1.4)
     made = fitted(steps)
-    width = made.widened("stated")
-    assert width > made.without("one").width("stated")
+    width = made.widened
+    assert width > made.without("one").width
     held = [-low <= s.off <= high for s in steps for low, high in [s.reach(width)]]
     assert sum(held) >= 0.9 * len(steps)
 
@@ -92,7 +80,7 @@ def test_hosts_that_set_the_pace_widen_a_range_and_are_in_no_width() -> None:
     assert slow.waits
     assert slow.reach((0.0, 0.0)) == pytest.approx((-math.log(0.7), math.log(1.5)))
     steps = _source("one", 1.3)
-    assert fitted([*steps, *[slow] * 50]).width("stated") == fitted(steps).width("stated")
+    assert fitted([*steps, *[slow] * 50]).width == fitted(steps).width
 
 
 def test_what_communicates_more_reaches_further() -> None:
@@ -106,7 +94,7 @@ def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> N
     path = tmp_path / "rows.csv"
     ends = {"alone_low": 0.9, "alone_high": 1.1, "hosts_low": 1, "hosts_high": 1}
     row = {"source": "one", "stated": "yes", "predicted_s": 1, "measured_s": 1.1, "flags": ""}
-    row |= {"known": CLASSES[0], "computing": 1, "weight": 1, **ends}
+    row |= {"computing": 1, "weight": 1, **ends}
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
@@ -118,9 +106,10 @@ def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> N
     assert steps[0].off == pytest.approx(math.log(1.1))
 
 
-def test_the_file_and_the_table_have_both_classes() -> None:
-    steps = _source("one", 1.5) + _source("other", 1.4, known="unstated") + _source("third", 1.3)
-    text = to_toml(steps)
-    assert all(f"[{known}]" in text for known in CLASSES)
-    lines = list(table(judged(steps)))
-    assert any(line.startswith("| other | unstated | 60 |") for line in lines)
+def test_rows_without_options_are_judged_apart() -> None:
+    steps = _source("one", 1.5) + _source("other", 1.4) + _source("third", 1.3)
+    plain = [replace(step, rebuilt=False) for step in _source("one", 1.6, 20)]
+    lines = list(table(judged([*steps, *plain])))
+    assert any(line.startswith("| other | 60 |") for line in lines)
+    assert lines[-1].startswith("| **all, once more without options** | 20 |")
+    assert "# From 180 published steps of 3 sources." in to_toml([*steps, *plain])

@@ -3,19 +3,16 @@
 While a rank computes, a step is as uncertain as one on one such GPU (`wavecast.steps.ranges`). What
 no op shows comes on top: the framework, the state of the network. That reaches as far as published
 steps need, in logarithms, and further for exposed communication and for steps with both tensor and
-pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side for steps of which
-options say how the framework runs them, and one for others. `lab/score/parallel_ranges.py` fits
-them, and judges each step by those of other sources. Hosts have the range that they have on one
-GPU.
+pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side.
+`lab/score/parallel_ranges.py` fits it, and judges each step by that of other sources. Hosts have
+the range that they have on one GPU.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from wavecast.files import shipped_toml
 from wavecast.steps.optimizer_step import Ranks
@@ -23,8 +20,6 @@ from wavecast.steps.ranges import Factors, Makeup, gpu_factors, host_factors
 
 FILE = "models/parallel_ranges.toml"
 """The shipped file, below `data/`."""
-CLASSES = ("stated", "unstated")
-"""The classes: whether options say how the framework runs the step."""
 COMMUNICATION, LAYERED = 1.0, 1 / 3
 """How much further a range reaches for a step that only communicates, and for one of which both the
 layers and the model are divided. Assumed: widths that were fitted to them described the sources,
@@ -35,8 +30,6 @@ and were worse for sources left out (docs/adr/0042)."""
 class RangeParts:
     """What the range of a step on several GPUs is made of; all times are relative to the step's."""
 
-    known: str
-    """Its class, one of `CLASSES`."""
     computing: float
     """The share in which the busiest rank computes, or waits for its host."""
     weight: float
@@ -50,7 +43,7 @@ class RangeParts:
         """Low and high end, where others reach so far, in logarithms, beyond those of one GPU.
 
         >>> alone, hosts = Factors(0.5, 2.0), Factors(0.9, 3.0)
-        >>> RangeParts("stated", 1.0, 1.0, alone, hosts).ends(0.0, 0.0)
+        >>> RangeParts(1.0, 1.0, alone, hosts).ends(0.0, 0.0)
         (0.5, 3.0)
         """
         low = self.alone.low**self.computing * math.exp(-self.weight * below)
@@ -74,8 +67,7 @@ def range_on_several_gpus(
     parts = parts_of(ranks, makeup, seconds, host_s, exposed_s, idle_s)
     if parts is None:
         return None
-    row = _shipped()[parts.known]
-    low, high = parts.ends(row["below"], row["above"])
+    low, high = parts.ends(*_shipped())
     return seconds * low, seconds * high
 
 
@@ -101,7 +93,6 @@ def parts_of(
     lost = min(exposed_s / seconds, 1.0)
     layered = strategy.tensor > 1 and strategy.pipeline > 1
     return RangeParts(
-        known="stated" if strategy.habits else "unstated",
         computing=max(1.0 - lost - idle_s / seconds, 0.0),
         weight=1.0 + COMMUNICATION * lost + LAYERED * layered,
         alone=alone,
@@ -110,5 +101,6 @@ def parts_of(
 
 
 @cache
-def _shipped() -> Mapping[str, Any]:
-    return shipped_toml(FILE)
+def _shipped() -> tuple[float, float]:
+    table = shipped_toml(FILE)
+    return table["below"], table["above"]
