@@ -80,8 +80,7 @@ def _mlp(folders: Folders) -> None:
 
 
 def _parallel_ranges(folders: Folders) -> None:
-    from lab.fit import parallel_ranges
-    from lab.score import distributed
+    from lab.score import distributed, parallel_ranges
 
     files = distributed.scored(folders.data, folders.cache)
     parallel_ranges.main([*map(str, files), "--data", str(folders.data), "--write"])
@@ -177,18 +176,18 @@ FITS = (
         ("lambda",),
     ),
     ShippedFit(
-        "parallel_ranges",
-        "how wide the ranges of steps on several GPUs are",
-        _parallel_ranges,
-        ("models/parallel_ranges.toml",),
-        ("distributed",),
-    ),
-    ShippedFit(
         "ranges",
         "how wide the ranges of steps are",
         _ranges,
         ("models/ranges.toml",),
         OPS_AND_STEPS,
+    ),
+    ShippedFit(
+        "parallel_ranges",
+        "how wide the ranges of steps on several GPUs are",
+        _parallel_ranges,
+        ("models/parallel_ranges.toml",),
+        ("distributed",),
     ),
 )
 """In this order, because later fits use the files of earlier ones."""

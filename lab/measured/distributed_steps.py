@@ -27,18 +27,18 @@ from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.hardware.links import NetworkKind, NodeNetwork
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 from wavecast.traces.step import Trace
 
 NEVER_OVERLAPS = ("Megatron-DeepSpeed", "Megatron-LM")
 """Frameworks that reduce gradients only when the backward pass has ended."""
 _TRANSFORMER_ENGINE = ("NeMo", "Megatron-Bridge", "NVIDIA Release")
 """Words in the names of frameworks on NVIDIA's Transformer Engine."""
-_WHOLE = 10**12
-"""The size of a bucket that holds all gradients."""
 _GATED = re.compile(r"llama|internlm|mistral|qwen", re.IGNORECASE)
 _STORED = {"fp16": "fp16", "bf16": "bf16", "bf16-pure": "bf16", "bf16-amp": "bf16"}
-"""The precision of the weights that products read. FSDP gathers them so under autocast, too."""
+"""The precision of products."""
+_AUTOCAST = "bf16-amp"
+"""Weights in float32 under autocast. In other precisions weights are stored in that of products."""
 _HOOKED = ("LLM Foundry", "torchtitan", "fms-fsdp")
 """Frameworks that checkpoint with torch's own function, by how their names begin."""
 _EIGHT_BITS = ("fp8", "mxfp8", "fp8-rowwise")
@@ -76,6 +76,8 @@ class Sizes:
     seq: int
     micro_batch: int
     precision: str
+    weights: str
+    """The precision in which weights are stored."""
     recompute: str
     fused_attention: bool
     gpu: str
@@ -175,7 +177,7 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         multiple = 128 * tensor
         vocab = -(-vocab // multiple) * multiple
     options = decoder_options(row)
-    heads = int(row["heads"])
+    heads, precision = int(row["heads"]), _STORED.get(row["precision"], "bf16")
     return Sizes(
         gated=_is_gated(row),
         layers=int(row["layers"]),
@@ -186,7 +188,8 @@ def _sizes(row: Mapping[str, Any], gpu: Device) -> Sizes:
         vocab=vocab,
         seq=int(row["seq_len"]),
         micro_batch=int(row["micro_batch"]),
-        precision=_STORED.get(row["precision"], "bf16"),
+        precision=precision,
+        weights="fp32" if row["precision"] == _AUTOCAST else precision,
         recompute=_recompute(row),
         fused_attention=bool(row["flash_attention"]),
         gpu=gpu.id,
@@ -264,7 +267,7 @@ def _strategy(row: Mapping[str, Any], gpu: Device) -> Parallel:
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
         microbatches=int(row["grad_accum"]),
-        bucket_bytes=_WHOLE if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
+        bucket_bytes=ONE_BUFFER if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
         **_habits(row, gpu),
     )
 
@@ -302,7 +305,7 @@ def traced(sizes: Sizes) -> Trace:
         llama if sizes.gated else gpt,
         sizes.micro_batch,
         sizes.precision,
-        weights=sizes.precision,
+        weights=sizes.weights,
         layers=sizes.layers,
         hidden=sizes.hidden,
         heads=sizes.heads,

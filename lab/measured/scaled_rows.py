@@ -25,7 +25,7 @@ from lab.measured.tables import read_frame, version
 from wavecast.hardware.cluster import Cluster
 from wavecast.hardware.clusters import cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 
 PRECISIONS = {
     **{name: name for name in lambda_steps.PRECISIONS},
@@ -35,7 +35,6 @@ PRECISIONS = {
 STATED = ("nvlink_sxm", "nvlink_bridge_pairs", "pcie")
 """Lambda's interconnects that the source states."""
 CLOUDS = ("LambdaCloud", "Linode")
-ONE_BUCKET = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def dlperf_rows(folder: Path) -> Iterator[ScaledRow]:
             link=f"{row.n_nodes} x {int(row.n_gpu) // int(row.n_nodes)}",
             case=_dlperf_case(bert, size, precision),
             cluster=cluster("dlperf-v100"),
-            strategy=Parallel(data=int(row.n_gpu), bucket_bytes=ONE_BUCKET if bert else 25 << 20),
+            strategy=Parallel(data=int(row.n_gpu), bucket_bytes=ONE_BUFFER if bert else 25 << 20),
             efficiency=float(row.scaling_efficiency),
             is_flagged=isinstance(row.qc, str) or str(row.loader_workers) == "8",
         )

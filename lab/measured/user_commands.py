@@ -45,7 +45,7 @@ def _options(sizes: Sizes) -> list[str]:
     given: dict[str, Any] = {
         "batch": sizes.micro_batch,
         "precision": sizes.precision,
-        "weights": sizes.precision,
+        "weights": sizes.weights,
         "layers": sizes.layers,
         "hidden": sizes.hidden,
         "heads": sizes.heads,

@@ -15,7 +15,7 @@ import random
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST, Host
 from wavecast.hardware.processors import host_of
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.op_times import ClusterPredictor
+from wavecast.steps.parallel_ranges import RangeParts, parts_of
 from wavecast.steps.parallel_steps import ParallelSteps
 from wavecast.steps.request import default_predictor
 
@@ -45,9 +46,9 @@ class ScoredStep:
 
     step: MeasuredStep
     seconds: float
-    ops_range: tuple[float, float]
-    """The ends of the range of its ops, relative to `seconds`."""
     baseline_s: float | None
+    parts: RangeParts | None = None
+    """What its range is made of."""
 
     @property
     def ratio(self) -> float:
@@ -95,10 +96,25 @@ class PublishedSteps:
         rate = self._rates.get((str(row["gpu"]), str(row["precision"])))
         flops = step_flops(row)
         baseline = None if rate is None or flops is None else flops / rate
-        return ScoredStep(step, prediction.seconds, prediction.gpu_spread, baseline)
+        assert prediction.ranks is not None
+        times = prediction.seconds, prediction.host_s, prediction.exposed_s, prediction.idle_s
+        parts = parts_of(prediction.ranks, prediction.makeup, *times)
+        return ScoredStep(step, prediction.seconds, baseline, parts)
 
     def _host(self, cluster: Cluster) -> Host:
         return host_of(cluster) if self._factor is None else REFERENCE_HOST.scaled(self._factor)
+
+
+def unstated(step: MeasuredStep) -> MeasuredStep | None:
+    """The step as if nobody had said how its framework runs it; None if nothing was said.
+
+    That matmuls are in 8 bits stays: it is a precision.
+    """
+    habits = [name for name in step.strategy.habits if name != "fp8"]
+    if not habits:
+        return None
+    options: dict[str, Any] = dict.fromkeys(habits, False)
+    return replace(step, strategy=replace(step.strategy, **options))
 
 
 def step_flops(row: Mapping[str, Any]) -> float | None:
@@ -241,17 +257,20 @@ def main(given: Sequence[str] = ()) -> None:
     )
     chosen.sort(key=lambda row: (row["source"], str(row["model"]), row["micro_batch"] or 0))
     scored: list[ScoredStep] = []
+    plain: list[ScoredStep] = []
     reasons: dict[str, Counter[str]] = defaultdict(Counter)
     for index, row in enumerate(chosen):
         try:
             scored.append(steps.score(row))
+            if args.save and (without := unstated(scored[-1].step)):
+                plain.append(steps.score_step(without))
         except NotRebuilt as error:
             reasons[group_of(row)][str(error)] += 1
         if index % 20 == 0:
             print(f"{index}/{len(chosen)}", file=sys.stderr, flush=True)
     print_tables(chosen, scored, reasons)
     if args.save:
-        save(args.save, scored)
+        save(args.save, scored, plain)
 
 
 def print_tables(
@@ -279,47 +298,70 @@ def print_tables(
             print(f"| {name} | {reason} | {count} |")
 
 
-def save(path: Path, scored: Sequence[ScoredStep]) -> None:
-    """Write each row's times."""
+def save(path: Path, scored: Sequence[ScoredStep], plain: Sequence[ScoredStep]) -> None:
+    """Write each row's times, and what its range is made of.
+
+    Args:
+        path: the file, a table in CSV.
+        scored: the steps as they were rebuilt.
+        plain: the steps as if nobody had said how their frameworks run them.
+    """
     with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        names = "row_id source strategy predicted_s ops_low_s ops_high_s measured_s flags"
-        writer.writerow(names.split())
-        for one in scored:
-            step = one.step
-            writer.writerow(
-                (
-                    step.row["row_id"],
-                    step.source,
-                    step.strategy_name,
-                    one.seconds,
-                    one.seconds * one.ops_range[0],
-                    one.seconds * one.ops_range[1],
-                    step.seconds,
-                    step.row["qc"] or "",
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        for stated, steps in (("yes", scored), ("no", plain)):
+            for one in steps:
+                row = one.step.row
+                writer.writerow(
+                    {
+                        "row_id": row["row_id"],
+                        "source": one.step.source,
+                        "stated": stated,
+                        "predicted_s": one.seconds,
+                        "measured_s": one.step.seconds,
+                        "flags": row["qc"] or "",
+                        **_range_columns(one.parts),
+                    }
                 )
-            )
+
+
+COLUMNS = (
+    *("row_id", "source", "stated", "predicted_s", "measured_s", "flags"),
+    *("computing", "weight", "alone_low", "alone_high", "hosts_low", "hosts_high"),
+)
+"""The columns of a file of scored steps."""
+
+
+def _range_columns(parts: RangeParts | None) -> dict[str, Any]:
+    if parts is None:
+        return {}
+    ends = {
+        f"{name}_{end}": getattr(getattr(parts, name), end)
+        for name in ("alone", "hosts")
+        for end in ("low", "high")
+    }
+    return {"computing": parts.computing, "weight": parts.weight, **ends}
 
 
 DRAWN = {
-    "vtrain": ("vTrain,calculon", 40),
-    "eager": ("llm-foundry,torchtitan,InternEvo,fms-fsdp,bigscience", 40),
-    "nanotron": ("nanotron", 70),
-    "dgxc": ("dgxc", 80),
-    "tuned": ("NeMo,Megatron-Bridge", 20),
-    "mlperf": ("training_results", None),
+    "vtrain": "--source vTrain,calculon --rows 60",
+    "eager": "--source llm-foundry,torchtitan,InternEvo,fms-fsdp --rows 40",
+    "bigscience": "--source bigscience --rows 10",
+    "nanotron": "--source nanotron --rows 70",
+    "dgxc": "--source dgxc --kind dense --rows 8",
+    "tuned": "--source NeMo,Megatron-Bridge --kind dense --rows 5",
+    "mlperf": "--source training_results --kind dense",
 }
-"""The sources and the number of rows drawn of each, as docs/parallel.md has them."""
+"""The rows of each source whose ranges are judged, as docs/parallel.md has them."""
 
 
 def scored(data: Path, cache: Path) -> list[Path]:
     """The files of predicted rows of all sources; those that the cache lacks are made."""
     files = []
-    for name, (sources, rows) in DRAWN.items():
+    for name, options in DRAWN.items():
         file = cache / f"distributed-{name}.csv"
         if not file.exists():
             cache.mkdir(parents=True, exist_ok=True)
-            drawn = [] if rows is None else ["--rows", str(rows)]
-            main(["--data", str(data), "--source", sources, "--save", str(file), *drawn])
+            main(["--data", str(data), "--save", str(file), *options.split()])
         files.append(file)
     return files

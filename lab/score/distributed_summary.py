@@ -65,6 +65,8 @@ def read_judged(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> li
     for path in paths:
         with path.open(newline="") as file:
             for line in csv.DictReader(file):
+                if line.get("stated") == "no":
+                    continue
                 ratio = float(line["predicted_s"]) / float(line["measured_s"])
                 judged.append(JudgedStep(by_id[line["row_id"]], ratio))
     return judged

@@ -87,7 +87,7 @@ def test_ranking_is_told_with_and_without_flagged_rows() -> None:
     slow = {**row, "qc": "far_below_best_of_same_size"}
     rows = [(row, 1.0, 1.0), (row, 2.0, 2.0), (row, 3.0, 3.0), (slow, 0.5, 9.0)]
     scored = [
-        ScoredStep(rebuilt({**given, "step_s": measured}), predicted, (1.0, 1.0), None)
+        ScoredStep(rebuilt({**given, "step_s": measured}), predicted, None)
         for given, predicted, measured in rows
     ]
     lines = ranking(scored)

@@ -27,7 +27,8 @@ def test_a_predictor_is_fitted_before_what_is_built_on_it() -> None:
     assert order.index("attainable") < order.index("learned") < order.index("generations")
     assert order.index("attainable") < order.index("mlp")
     assert order[0] == "kernel_counts"  # every other fit reads how many kernels an op launches
-    assert order[-1] == "ranges"  # they are those of what all others predict
+    # They are those of what all others predict, and on several GPUs reach beyond those of one.
+    assert order[-2:] == ["ranges", "parallel_ranges"]
 
 
 def test_every_shipped_file_is_written_by_one_fit() -> None:

@@ -1,79 +1,115 @@
-"""Ranges of steps on several GPUs, widened until they hold nine in ten published ones."""
+"""Ranges of steps on several GPUs, fitted to published ones and judged without their source."""
 
 from __future__ import annotations
 
+import csv
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lab.fit.parallel_ranges import APART, LEAST, NARROW, RangedStep, fit, read_steps, table
-from wavecast.parallel.strategy import Parallel
-from wavecast.steps.ranges import shipped_widening, widened
+from lab.score.distributed import COLUMNS
+from lab.score.parallel_ranges import (
+    APART,
+    RangedStep,
+    fitted,
+    judged,
+    read_steps,
+    table,
+    to_toml,
+)
+from wavecast.steps.parallel_ranges import RangeParts
+from wavecast.steps.ranges import Factors
 
-END = math.log(1.2)
+ALONE = Factors(1 / 1.1, 1.1)
+NO_HOST = Factors(1.0, 1.0)
 
 
-def _source(*measured: float) -> list[RangedStep]:
-    return [RangedStep(math.log(one), -END, END) for one in measured]
+def _step(measured: float, owner: str = "one") -> RangedStep:
+    return RangedStep(owner, math.log(measured), RangeParts(1.0, 1.0, ALONE, NO_HOST))
 
 
-def test_steps_in_the_range_leave_it_as_it_is() -> None:
-    assert fit({"one": _source(0.9, 1.0, 1.1)}) == NARROW
+def _source(owner: str, measured: float, count: int = 60) -> list[RangedStep]:
+    """Steps whose time is as predicted on average, up to a factor either way."""
+    powers = [2 * at / (count - 1) - 1 for at in range(count)]
+    return [_step(measured**power, owner) for power in powers]
 
 
-def test_each_end_is_widened_by_the_steps_beyond_it() -> None:
-    widening = fit({"one": _source(1.0, 1.43)})
-    assert widening.below == 1.0
-    assert widening.above == pytest.approx(2.0)
-    assert _source(1.43)[0].lies_in(widening)
-    assert not _source(1.43)[0].lies_in(NARROW)
+def test_steps_within_the_range_of_one_gpu_need_no_factor() -> None:
+    width = fitted(_source("one", 1.5)).width
+    assert _step(1.09).factor(width) == _step(0.92).factor(width) == 0
+    assert _step(1.5).factor(width) > 0
+
+
+def test_a_factor_just_holds_a_step() -> None:
+    width = fitted(_source("one", 1.5)).width
+    for measured in (1.7, 0.5):
+        step = _step(measured)
+        factor = step.factor(width)
+        below, above = step.reach((factor * width[0], factor * width[1]))
+        assert max(-step.off - below, step.off - above) == pytest.approx(0, abs=1e-9)
+
+
+def test_one_in_twenty_lie_beyond_each_end() -> None:
+    steps = _source("one", 1.8, 200)
+    width = fitted(steps).width
+    ends = [step.reach(width) for step in steps]
+    assert sum(s.off > high for s, (_, high) in zip(steps, ends, strict=True)) == 10
+    assert sum(s.off < -low for s, (low, _) in zip(steps, ends, strict=True)) == 10
 
 
 def test_a_source_is_judged_by_the_others() -> None:
-    steps = {"one": _source(*[1.43] * 9), "other": _source(*[1.0] * 9)}
-    assert fit(steps, left_out="one") == NARROW
-    lines = table(steps)
-    assert "| one | 9 | 0% | 1.00, 1.00; 1.00, 1.00 | 0% |" in lines
-    assert "| other | 9 | 100% | 1.00, 2.00; 1.00, 2.00 | 100% |" in lines
-    assert lines[-1] == "| **all but those apart** | 18 | 50% | | 50% |"
+    steps = _source("calm", 1.05) + _source("wild", 3.0) + _source("other", 1.2)
+    reach = {one.step.owner: one.above for one in judged(steps)}
+    assert reach["calm"] > reach["wild"]
+
+
+def test_ranges_made_apart_hold_nine_in_ten() -> None:
+    steps = _source("one", 1.6) + _source("other", 1.3) + _source("third", 1.4)
+    made = fitted(steps)
+    width = made.widened
+    assert width > made.without("one").width
+    held = [-low <= s.off <= high for s in steps for low, high in [s.reach(width)]]
+    assert sum(held) >= 0.9 * len(steps)
+
+
+def test_hosts_that_set_the_pace_widen_a_range_and_are_in_no_width() -> None:
+    step = _step(1.0)
+    slow = replace(step, parts=replace(step.parts, hosts=Factors(0.7, 1.5)), off=math.log(1.45))
+    assert slow.waits
+    assert slow.reach((0.0, 0.0)) == pytest.approx((-math.log(0.7), math.log(1.5)))
+    steps = _source("one", 1.3)
+    assert fitted([*steps, *[slow] * 50]).width == fitted(steps).width
+
+
+def test_what_communicates_more_reaches_further() -> None:
+    step = _step(1.0)
+    more = replace(step, parts=replace(step.parts, weight=1.5))
+    width = 0.1, 0.2
+    assert more.reach(width)[1] == pytest.approx(step.reach(width)[1] + 0.1)
 
 
 def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    head = "row_id,source,strategy,predicted_s,ops_low_s,ops_high_s,measured_s,flags"
-    rows = [
-        "a,one,DP,1,0.9,1.2,1.1,",
-        "b,one,DP,1,0.9,1.2,9,far_below_best_of_same_size",
-        "c,one,EP,1,0.9,1.2,5,",
-    ]
-    path.write_text("\n".join([head, *rows]))
+    ends = {"alone_low": 0.9, "alone_high": 1.1, "hosts_low": 1, "hosts_high": 1}
+    row = {"source": "one", "stated": "yes", "predicted_s": 1, "measured_s": 1.1, "flags": ""}
+    row |= {"computing": 1, "weight": 1, **ends}
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for name, flags in (("a", ""), ("b", "far_below_best_of_same_size"), ("c", "")):
+            writer.writerow({**row, "row_id": name, "flags": flags})
     facts = [{"row_id": name, "n_experts": None, "task": "pretrain"} for name in "ab"]
     steps = read_steps([path], [*facts, {"row_id": "c", "n_experts": 8, "task": "pretrain"}])
-    assert {name: len(own) for name, own in steps.items()} == {"one": 1, APART: 1}
-    assert fit(steps) == NARROW
+    assert [step.owner for step in steps] == ["one", APART]
+    assert steps[0].off == pytest.approx(math.log(1.1))
 
 
-def test_layered_steps_have_exponents_of_their_own_if_they_are_enough() -> None:
-    layered = [replace(step, layered=True) for step in _source(*[1.43] * LEAST)]
-    steps = {"one": [*_source(*[1.0] * 400), *layered]}
-    assert fit(steps) == NARROW
-    assert fit(steps, layered=True).above == pytest.approx(2.0)
-    few = {"one": [*_source(*[1.0] * 400), *layered[1:]]}
-    assert fit(few, layered=True) == NARROW
-
-
-@pytest.mark.parametrize("layered", [False, True])
-def test_the_shipped_ranges_are_not_narrower_than_those_of_the_ops(layered: bool) -> None:
-    low, high = shipped_widening(layered).widened(0.8, 1.2)
-    assert low <= 0.8
-    assert high >= 1.2
-
-
-def test_stated_habits_make_ranges_of_layered_steps_narrower() -> None:
-    plain, stated = (Parallel(tensor=2, pipeline=2, triton_functions=on) for on in (False, True))
-    ends = (0.9, 1.1)
-    assert widened(1.0, ends, stated)[1] < widened(1.0, ends, plain)[1]
-    alone = replace(stated, pipeline=1)
-    assert widened(1.0, ends, alone) == widened(1.0, ends, replace(plain, pipeline=1))
+def test_rows_without_options_are_judged_apart() -> None:
+    steps = _source("one", 1.5) + _source("other", 1.4) + _source("third", 1.3)
+    plain = [replace(step, rebuilt=False) for step in _source("one", 1.6, 20)]
+    lines = list(table(judged([*steps, *plain])))
+    assert any(line.startswith("| other | 60 |") for line in lines)
+    assert lines[-1].startswith("| **all, once more without options** | 20 |")
+    assert "# From 180 published steps of 3 sources." in to_toml([*steps, *plain])

@@ -17,7 +17,7 @@ from wavecast.parallel.gradients import buckets, gradients, parameters
 from wavecast.parallel.rank_memory import memory_trace
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import spread
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
 
@@ -52,6 +52,18 @@ def test_ddp_reduces_every_gradient_once_in_torchs_buckets() -> None:
     torchs, _ = torch.distributed._compute_bucket_assignment_by_size(tensors, limits)
     expected = [sum(sizes[i] for i in bucket) * 4 for bucket in torchs]
     assert sorted(c.op.inputs[0].nbytes for c in reduced) == sorted(expected)
+
+
+def test_one_buffer_is_reduced_once_after_the_backward_pass() -> None:
+    trace = _step()
+    last = spread(trace, Parallel(data=8, bucket_bytes=ONE_BUFFER)).groups[0].parts[0].last
+    names = [call.op.name for call in last]
+    at = names.index("nccl.all_reduce")
+    assert names.count("nccl.all_reduce") == 1
+    assert last.calls[at].op.inputs[0].nbytes == _weights(trace)
+    assert Phase.BACKWARD not in {call.phase for call in last.calls[at + 3 :]}
+    in_buckets = spread(trace, Parallel(data=8)).groups[0].parts[0].last
+    assert len(in_buckets) > len(last) + len(gradients(trace))
 
 
 def test_reductions_are_issued_during_the_backward_pass() -> None:

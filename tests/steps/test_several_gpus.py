@@ -15,9 +15,10 @@ from wavecast.frameworks.pytorch.capture.tracing import capture
 from wavecast.hardware.device import Device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.planning.listing_order import comparable
-from wavecast.predictors.base import Estimate, Predictor
+from wavecast.predictors.base import Estimate, Familiarity, Predictor
+from wavecast.steps.parallel_ranges import COMMUNICATION, LAYERED, RangeParts, parts_of
 from wavecast.steps.profile import profile_predicted
-from wavecast.steps.ranges import host_factors, shipped_widening
+from wavecast.steps.ranges import gpu_factors, host_factors
 from wavecast.suite.decoders import gpt
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Op, Trace
@@ -184,6 +185,40 @@ def test_the_range_holds_faster_and_slower_hosts_where_they_set_the_pace() -> No
     assert slow.bound_by == "host"
     assert slow.low_s == pytest.approx(slow.seconds * factors.low, rel=0.1)
     assert slow.high_s == pytest.approx(slow.seconds * factors.high, rel=0.1)
-    low, high = shipped_widening(layered=False).widened(*quick.gpu_spread)
-    assert quick.low_s == pytest.approx(quick.seconds * low)
-    assert quick.high_s == pytest.approx(quick.seconds * high)
+    assert quick.low_s is not None
+    assert quick.low_s > quick.seconds * factors.low
+
+
+def test_a_range_reaches_beyond_that_of_one_gpu() -> None:
+    step = _predicted(host_factor=0.01, data=2)
+    alone = gpu_factors(Familiarity.MEASURED, step.makeup)
+    assert alone is not None
+    assert step.low_s is not None
+    assert step.high_s is not None
+    computing = 1 - step.exposed_s / step.seconds
+    assert step.low_s < step.seconds * alone.low**computing
+    assert step.high_s > step.seconds * alone.high**computing
+
+
+def test_the_parts_of_a_range_say_what_the_step_is_spent_on() -> None:
+    plain, layered = _predicted(data=2), _predicted(tensor=2, pipeline=2)
+    parts = [_parts(step) for step in (plain, layered)]
+    exposed = plain.exposed_s / plain.seconds
+    assert parts[0].weight == pytest.approx(1 + COMMUNICATION * exposed)
+    assert parts[0].computing == pytest.approx(1 - exposed)
+    assert parts[1].weight > 1 + LAYERED
+
+
+def _parts(step: Prediction) -> RangeParts:
+    assert step.ranks is not None
+    times = step.seconds, step.host_s, step.exposed_s, step.idle_s
+    parts = parts_of(step.ranks, step.makeup, *times)
+    assert parts is not None
+    return parts
+
+
+def test_a_predictor_whose_steps_were_never_compared_gives_no_range() -> None:
+    known = Knows(Estimate(1e-5, 1e-5, 1e-5, "me"), ("aten.mm", "aten.addmm"))
+    step = wavecast.predict(_step(), GPU, predictor=known, parallel=Parallel(data=2))
+    assert step.low_s is None
+    assert step.high_s is None

@@ -4,6 +4,9 @@ Each gradient is copied into its bucket when it is ready. A full bucket is reduc
 its own, beside the rest of the backward pass. At the end of the backward pass the compute stream
 waits for all reductions, and the gradients are copied back (torch's `c10d/reducer.cpp`). Compiled
 graphs are cut at buckets.
+
+Gradients in one buffer (`Parallel.has_one_buffer`) are reduced when the backward pass has ended.
+One kernel fills the buffer and one empties it, as in Apex (`flatten`, `multi_tensor_scale`).
 """
 
 from __future__ import annotations
@@ -35,6 +38,10 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
         return trace
     edit = Edit(trace)
     ready = gradients(trace)
+    if strategy.has_one_buffer:
+        for axis, members in holders.grouped(ready):
+            _reduce_buffer(edit, members, axis, end)
+        return edit.trace()
     for axis, members in holders.grouped(ready):
         for bucket in buckets(members, strategy.bucket_bytes):
             _reduce(edit, bucket, axis)
@@ -53,7 +60,7 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
     gradient completes a bucket.
     """
     holders = Holders.of(trace, strategy, "data")
-    if holders.alone or not has_graphs(trace):
+    if holders.alone or strategy.has_one_buffer or not has_graphs(trace):
         return trace
     first_use: dict[str, int] = {}
     for position, call in enumerate(trace):
@@ -65,6 +72,16 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
             last = bucket[-1]
             cuts += [last.ready + 1, first_use.get(last.module, 0)]
     return cut_graphs(trace, cuts)
+
+
+def _reduce_buffer(edit: Edit, members: Sequence[Gradient], axis: RankAxis, end: int) -> None:
+    """Reduce gradients that lie in one buffer after the backward pass."""
+    whole = flat(sum(gradient.nbytes for gradient in members), "float32")
+    copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, "")
+    there = wait(REDUCTIONS, COMPUTE, Phase.BACKWARD)
+    reduction = all_reduce(whole, axis, REDUCTIONS, Phase.BACKWARD)
+    edit.insert(end, [copy, there, reduction, wait(COMPUTE, REDUCTIONS, Phase.BACKWARD), copy])
+    edit.allocate(whole.nbytes, Role.GRADIENT)
 
 
 def _reduce(edit: Edit, bucket: Sequence[Gradient], axis: RankAxis) -> None:

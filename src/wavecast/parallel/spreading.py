@@ -264,7 +264,7 @@ def _compiled_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
             "compiled graphs end where a repeated block does, as FSDP's hooks and pipeline stages "
             "break them; kernels are those of the graphs as traced",
         )
-    if strategy.data > 1 and not strategy.shard:
+    if strategy.data > 1 and not strategy.shard and not strategy.has_one_buffer:
         return (
             "compiled graphs end where a bucket of gradients is complete, as Dynamo's DDPOptimizer "
             "cuts them; kernels are those of the graphs as traced",

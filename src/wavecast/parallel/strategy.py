@@ -30,6 +30,8 @@ HABITS = (
 
 MOST_GPUS = 1_000_000
 """More GPUs than any cluster has: a strategy with more was mistyped."""
+ONE_BUFFER = 10**12
+"""A `bucket_bytes` from which on all gradients lie in one buffer."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ class Parallel(Shown):
     """What is kept in the host's memory and done there: "optimizer" for the states and the update
     of the weights (ZeRO-Offload)."""
     bucket_bytes: int = 25 << 20
-    """The size of the buckets in which DDP reduces gradients."""
+    """The size of the buckets in which DDP reduces gradients. From 10**12 on all gradients lie in
+    one buffer, which is reduced when the backward pass has ended (Megatron without overlap, Apex
+    with `delay_allreduce`)."""
     tensor_plan: Mapping[str, str] | None = None
     """How modules are split, as in `{"layers.*.attention.q": "colwise"}`. None to find it."""
     fp8: bool = False
@@ -206,6 +210,11 @@ class Parallel(Shown):
     def habits(self) -> tuple[str, ...]:
         """The options of `HABITS` that are on."""
         return tuple(name for name in HABITS if getattr(self, name))
+
+    @property
+    def has_one_buffer(self) -> bool:
+        """Whether all gradients lie in one buffer that is reduced after the backward pass."""
+        return self.bucket_bytes >= ONE_BUFFER
 
     @property
     def gpus(self) -> int:

@@ -20,7 +20,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.showing import Shown
 from wavecast.soundness import refuse_impossible
-from wavecast.steps import ranges
+from wavecast.steps import parallel_ranges, ranges
 from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers
 from wavecast.steps.optimizer_step import (
@@ -386,15 +386,14 @@ class Prediction(Shown):
     @cached_property
     def makeup(self) -> ranges.Makeup:
         """What the GPU time is made of, on which the width of its range depends."""
-        return ranges.makeup_of(self._lasts)
+        return ranges.makeup_of(self.runs)
 
     @cached_property
     def _range(self) -> tuple[float, float] | None:
         """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
-            return ranges.range_on_several_gpus(
-                self.ranks, self.seconds, self.host_s, self.gpu_spread
-            )
+            times = self.seconds, self.host_s, self.exposed_s, self.idle_s
+            return parallel_ranges.range_on_several_gpus(self.ranks, self.makeup, *times)
         [(timed, _)] = self.runs
         basis = self.familiarity or self.scaling
         return ranges.range_on_one_gpu(timed, basis, self.makeup, self.modelled)

@@ -12,9 +12,7 @@ World", 2005). A class that is not in the file has no range.
 A measured step that is scaled to its GPU has a range of the same form, by its own classes
 (`ScaledTo`), each with one width for all kinds.
 
-A step on several GPUs also depends on what no op shows: the framework, the state of the network. So
-the combined range of its ops is widened as much as published steps need
-(`lab/fit/parallel_ranges.py`).
+`wavecast.steps.parallel_ranges` has the ranges of steps on several GPUs.
 """
 
 from __future__ import annotations
@@ -38,11 +36,10 @@ from wavecast.hardware.hosts import (
     RecordedHost,
 )
 from wavecast.hardware.processors import usual_hosts
-from wavecast.parallel.strategy import Parallel
+from wavecast.ops import Kind
 from wavecast.predictors.base import Familiarity, Scaler
 from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.predictors.wave.scaler import SOURCE as BY_WAVES
-from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.arrays import encode
 from wavecast.traces.graphs import XLA_CALL
@@ -77,13 +74,14 @@ _KINDS = {
 """The part of a makeup that each kind of op belongs to. All others wait for memory."""
 
 
-def makeup_of(steps: Sequence[TimedTrace]) -> Makeup:
-    """What the GPU time of some traces is made of."""
+def makeup_of(runs: Sequence[tuple[TimedTrace, int]]) -> Makeup:
+    """What the GPU time of some traces is made of, each run so many times, without collectives."""
     parts = dict.fromkeys(("matmul", "convolution", "recurrent", "memory"), 0.0)
-    for timed in steps:
-        seconds = timed.op_s[:, 0] * timed.arrays.counts
+    for timed, times in runs:
+        seconds = timed.op_s[:, 0] * timed.arrays.counts * times
         for kind, spent_s in zip(timed.work.kind_names, seconds.tolist(), strict=True):
-            parts[_KINDS.get(kind, "memory")] += spent_s
+            if kind != Kind.COLLECTIVE:
+                parts[_KINDS.get(kind, "memory")] += spent_s
     total = sum(parts.values())
     if not total:
         return Makeup(matmul=0.0, convolution=0.0, recurrent=0.0, memory=1.0)
@@ -167,7 +165,7 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True)
 class Widening:
-    """The exponents of the low and the high end of a range on several GPUs, relative to the time.
+    """The exponents of the low and the high end of a range, relative to the time.
 
     >>> Widening(below=2, above=1).widened(0.5, 1.25)
     (0.25, 1.25)
@@ -179,20 +177,6 @@ class Widening:
     def widened(self, low: float, high: float) -> tuple[float, float]:
         """The ends of the widened range, relative to the step's time."""
         return low**self.below, high**self.above
-
-
-@cache
-def shipped_widening(layered: bool, stated: bool = False) -> Widening:
-    """The exponents that were fitted to published steps.
-
-    Args:
-        layered: whether both layers and the model are divided (tensor and pipeline ranks). What
-            frameworks do beside the model then differs most.
-        stated: whether options say how the framework runs the step. Ranges are narrower then.
-    """
-    name = ("stated" if stated else "layered") if layered else "others"
-    table = shipped_toml("models/parallel_ranges.toml")[name]
-    return Widening(table["below"], table["above"])
 
 
 @cache
@@ -220,38 +204,6 @@ def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     )
     total = float(seconds.sum()) or 1.0
     return max(1 - below / total, 0.0), 1 + above / total
-
-
-def widened(seconds: float, spread: tuple[float, float], strategy: Parallel) -> tuple[float, float]:
-    """The range of a step on several GPUs, from the combined range of its ops."""
-    layered = strategy.tensor > 1 and strategy.pipeline > 1
-    low, high = shipped_widening(layered, bool(strategy.habits)).widened(*spread)
-    return seconds * low, seconds * high
-
-
-def range_on_several_gpus(
-    ranks: Ranks, seconds: float, host_s: float, spread: tuple[float, float]
-) -> tuple[float, float]:
-    """The range on several GPUs: that of the ops, or that of the hosts where they set the pace.
-
-    Hosts that have time to spare change nothing, so steps are only played with other hosts where
-    the slowest ones would come near to the step's time.
-
-    Args:
-        ranks: what the ranks run.
-        seconds: the time of the step.
-        host_s: the time that a host needs to issue it.
-        spread: the combined range of its ops, relative to the GPU time.
-    """
-    low_s, high_s = widened(seconds, spread, ranks.spread.strategy)
-    hosts = host_factors(known=ranks.alone.host.known)
-    if hosts is None or host_s * hosts.high < seconds / 2:
-        return low_s, high_s
-    fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
-    return (
-        min(low_s, fast.ranks_s + fast.waiting_s),
-        max(high_s, slow.ranks_s + slow.waiting_s),
-    )
 
 
 def range_on_one_gpu(

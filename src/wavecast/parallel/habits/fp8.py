@@ -96,12 +96,13 @@ def _is_activation(flow: Flow, position: int) -> bool:
 def _cast(edit: Edit, position: int, call: Call, factor: int) -> None:
     """Write an operand in 8 bits, and transposed, before the matmul that reads it first."""
     operand = call.op.inputs[factor]
-    copy = TensorSpec((2 * operand.numel,), _FORWARD)
-    op = Op("aten._to_copy", (TensorSpec((operand.numel,), operand.dtype),), (copy,))
-    memory = edit.allocate(copy.nbytes, Role.INTERMEDIATE, position, position + 1)
-    value = edit.add_value(Value(copy, memory))
+    copy = TensorSpec((operand.numel,), _FORWARD)
+    # Two results of the operand's size, so that it is predicted as a pass over memory.
+    op = Op("aten._to_copy", (TensorSpec((operand.numel,), operand.dtype),), (copy, copy))
+    both = [edit.allocate(copy.nbytes, Role.INTERMEDIATE, position, position + 1) for _ in range(2)]
+    writes = tuple(edit.add_value(Value(copy, memory)) for memory in both)
     reads = (call.reads[factor],)
-    edit.insert(position, [Call(op, call.phase, call.module, reads=reads, writes=(value,))])
+    edit.insert(position, [Call(op, call.phase, call.module, reads=reads, writes=writes)])
 
 
 def _scaled(call: Call, first: int, scale: int) -> Call:
