@@ -90,6 +90,8 @@ class ConvolutionRow(NamedTuple):
     """Points of one output image."""
     dilated: float
     """Whether the filter is dilated."""
+    of_sequences: float
+    """Whether its images have one dimension."""
     images: float
     """Images in the batch."""
     channels_last: float

@@ -114,6 +114,7 @@ def _group_by_group(columns: Columns, gpu: GpuFacts) -> Floats:
     """
     computes, n, m = columns["computes"], columns["n"], columns["m"]
     long = (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["taps"] >= LONG)
+    long &= columns["of_sequences"] > 0  # a filter of 7 x 7 points in groups runs as others do
     odd = long & ((n > 64) | ((n > 32) & (n < 64)))
     forward = odd & (computes == FORWARD) & (m < FORWARD_ROWS)
     forward &= (n > 64) | (columns["taps"] >= 2 * LONG)

@@ -274,6 +274,7 @@ def _convolution(
         filters=filters / groups,
         out_points=out_points,
         dilated=any(d > 1 for d in integers(op, "dilation")),
+        of_sequences=len(image.shape) == 3,
         images=images,
         channels_last=channels_last,
         benchmarked=bool(op.attr("benchmark", False)),
