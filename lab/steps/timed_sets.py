@@ -12,6 +12,7 @@ SETS = {
     "blind_4": ("lab.steps.blind_4", "BLIND_4"),
     "blind_5": ("lab.steps.blind_5", "BLIND_5"),
     "blind_6": ("lab.steps.blind_6", "BLIND_6"),
+    "blind_7": ("lab.steps.blind_7", "BLIND_7"),
     "revisited": ("lab.steps.revisited", "REVISITED"),
 }
 """The module and the name of each set."""
