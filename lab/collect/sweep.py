@@ -1,13 +1,13 @@
 """How long do single layers of many shapes take? Records them on this machine's GPU, op by op.
 
-    python -m lab collect sweep (newer | sounds | odd) OUT [--seconds N]
+    python -m lab collect sweep (newer | sounds | odd | memory) OUT [--seconds N]
 
 Needs a GPU and only torch. Layers of newer networks (`lab.steps.newer_layers`), of speech and
-segmentation (`lab.steps.sound_layers`) or of what blind tests showed (`lab.steps.odd_layers`) are
-drawn with a fixed seed: four precisions, mostly in channels-last. A chunk of layers runs once to
-warm up and is then recorded like a step. Writes one trace for each chunk into the tar file
-OUT/sweep.tar. The traces are the campaigns `newer`, `sounds` and `odd`, which
-`lab/measured/op_data.py` reads.
+segmentation (`lab.steps.sound_layers`), of what blind tests showed (`lab.steps.odd_layers`) or of
+passes over memory (`lab.steps.memory_layers`) are drawn with a fixed seed: four precisions, images
+mostly in channels-last. A chunk of layers runs once to warm up and is then recorded like a step.
+Writes one trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns
+`newer`, `sounds`, `odd` and `memory`, which `lab/measured/op_data.py` reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import torch
 
 from lab import needs
 from lab.steps.drawn_layers import Layer, ShapeDraw, TooLarge
+from lab.steps.lookup_layers import MEMORY
 from lab.steps.newer_layers import NEWER
 from lab.steps.odd_layers import ODD
 from lab.steps.sound_layers import SOUNDS
@@ -42,10 +43,10 @@ CHUNK = 60
 CHUNKS = 40
 TURNS = ("bf16", "fp16", "tf32", "bf16", "fp32", "fp16")
 """Precisions that take turns."""
-SETS = {"newer": NEWER, "sounds": SOUNDS, "odd": ODD}
+SETS = {"newer": NEWER, "sounds": SOUNDS, "odd": ODD, "memory": MEMORY}
 """Layers by the name of their campaign."""
-CHANNELS_LAST = 0.75
-"""The share of images in channels-last."""
+CHANNELS_LAST = {"memory": 0.5}
+"""The share of images in channels-last, by campaign; 0.75 in others."""
 
 
 def chunk(which: str, number: int) -> Iterator[Layer]:
@@ -58,7 +59,7 @@ def chunk(which: str, number: int) -> Iterator[Layer]:
     made = 0
     while made < CHUNK:
         make = pick.choices(kinds, weights)[0]
-        layout = "nhwc" if pick.random() < CHANNELS_LAST else "nchw"
+        layout = "nhwc" if pick.random() < CHANNELS_LAST.get(which, 0.75) else "nchw"
         try:
             layer = make(ShapeDraw(pick, precision, layout))
             layer()
