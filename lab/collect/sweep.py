@@ -1,13 +1,13 @@
 """How long do single layers of many shapes take? Records them on this machine's GPU, op by op.
 
-    python -m lab collect sweep (newer | sounds | odd | filters) OUT [--seconds N]
+    python -m lab collect sweep (newer | sounds | odd | filters | memory) OUT [--seconds N]
 
 Needs a GPU and only torch. Layers of newer networks (`lab.steps.newer_layers`), of speech and
-segmentation (`lab.steps.sound_layers`) or of what blind tests (`lab.steps.odd_layers`) and
-revisited steps (`lab.steps.filter_layers`) showed are drawn with a fixed seed: four precisions,
-mostly in channels-last. A chunk of layers runs once to warm up and is then recorded like a step.
-Writes one trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns
-`newer`, `sounds`, `odd` and `filters`, which `lab/measured/op_data.py` reads.
+segmentation (`lab.steps.sound_layers`), of what blind tests (`lab.steps.odd_layers`) and revisited
+steps (`lab.steps.filter_layers`) showed, or of passes over memory (`lab.steps.memory_layers`) are
+drawn with a fixed seed: four precisions, images mostly in channels-last. A chunk of layers runs
+once to warm up and is then recorded like a step. Writes one trace for each chunk into the tar file
+OUT/sweep.tar. The traces are the campaigns of these names, which `lab/measured/op_data.py` reads.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import torch
 from lab import needs
 from lab.steps.drawn_layers import Layer, ShapeDraw, TooLarge
 from lab.steps.filter_layers import FILTERS
+from lab.steps.lookup_layers import MEMORY
 from lab.steps.newer_layers import NEWER
 from lab.steps.odd_layers import ODD
 from lab.steps.sound_layers import SOUNDS
@@ -43,9 +44,9 @@ CHUNK = 60
 CHUNKS = 40
 TURNS = ("bf16", "fp16", "tf32", "bf16", "fp32", "fp16")
 """Precisions that take turns."""
-SETS = {"newer": NEWER, "sounds": SOUNDS, "odd": ODD, "filters": FILTERS}
+SETS = {"newer": NEWER, "sounds": SOUNDS, "odd": ODD, "filters": FILTERS, "memory": MEMORY}
 """Layers by the name of their campaign."""
-CHANNELS_LAST = {"filters": 0.55}
+CHANNELS_LAST = {"filters": 0.55, "memory": 0.5}
 """The share of images in channels-last by campaign; three quarters in others."""
 
 
