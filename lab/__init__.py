@@ -13,3 +13,6 @@ predict with the reference host, even on a machine whose own host was calibrated
 import os
 
 os.environ.setdefault("WAVECAST_HOST", "reference")
+# The matrices of fits are small: threads of BLAS only wait for each other, and a fit takes twice
+# as long. It must be set before numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
