@@ -199,19 +199,6 @@ def test_the_number_of_gpus_is_right() -> None:
         assert numbers == [str(shipped)], page
 
 
-def test_the_readme_repeats_the_accuracy_page() -> None:
-    accuracy = (ROOT / "docs" / "accuracy.md").read_text()
-    rows = re.findall(
-        r"\| ([^|]+): (\d+) steps \| (\d+%) \| (\d+%) \| (\d+%) \|",
-        (ROOT / "README.md").read_text(),
-    )
-    assert len(rows) >= 4
-    for name, steps, mean, worst, in_range in rows:
-        line = next(line for line in accuracy.splitlines() if line.startswith(f"| [{name}]"))
-        _, *cells = (cell.strip() for cell in line.strip("|").split("|"))
-        assert [steps, mean, worst, in_range] == [cells[n] for n in (0, 1, 3, 4)], name
-
-
 def test_the_site_has_every_page() -> None:
     """Decision records and appendices are linked from pages, and are not in the menu."""
 

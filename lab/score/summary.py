@@ -1,7 +1,7 @@
 """Writes the tables of docs/accuracy.md, which have five figures for every set, and one before.
 
     python -m lab score summary            print the tables
-    python -m lab score summary --write    put them into the page
+    python -m lab score summary --write    put them into the page, and a short one into the README
 
 The scoring commands recorded the figures in docs/appendix/accuracy.json. Each line of a table links
 to the page of the appendix that names the command which makes its figures.
@@ -15,12 +15,15 @@ from dataclasses import dataclass
 from lab import needs
 from lab.markdown import heading
 from lab.measured.figures import BEFORE, Figures, percent, recorded
-from lab.places import DOCS
+from lab.places import DOCS, ROOT
 from lab.score import pages
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
 
 PAGE = DOCS / "accuracy.md"
+README = ROOT / "README.md"
 MARK = "begin: python -m lab score summary"
+SHORT = "steps in short"
+"""The mark of the README's table."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ OPS = (
 )
 """Single ops, with every GPU of the same chip left out of the fit."""
 TABLES = {"steps": PUBLIC, "our H200": OURS, "ops": OPS}
+IN_SHORT = (
+    ("GPU left out of the fit", PUBLIC, ("lambda", "timm train", "torchcnn train", "h200 suite")),
+    ("a measured GPU (H200)", OURS, ("h200 GPU time, blind models",)),
+)
+"""The lines of the README's table: what is known of the GPU, and the keys of its sets."""
 
 
 def table(
@@ -113,10 +121,23 @@ def table(
     return "\n".join(shown)
 
 
+def in_short(sets: Mapping[str, Figures]) -> str:
+    """The README's table, in Markdown: three figures for the sets that tell most."""
+    shown = [*heading("step times | mean error | worst | in range")]
+    for known, lines, keys in IN_SHORT:
+        titles = {line.key: line.title for line in lines}
+        for key in keys:
+            scores = sets[key]
+            cells = map(percent, (scores.mean, scores.worst, scores.in_range))
+            name = f"{titles[key]} ({known}): {scores.count} steps"
+            shown.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(shown)
+
+
 def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
+    """Print the tables, and write them into the pages if asked."""
     parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write them into the page")
+    parser.add_argument("--write", action="store_true", help="write them into the pages")
     args = parser.parse_args(given)
     sets, before = recorded(), recorded(BEFORE)
     for name, lines in TABLES.items():
@@ -124,3 +145,5 @@ def main(given: Sequence[str] = ()) -> None:
         print(text, end="\n\n")
         if args.write:
             pages.write(PAGE, f"{MARK}, {name}", text)
+    if args.write:
+        pages.write(README, SHORT, in_short(sets))

@@ -64,6 +64,10 @@ def test_the_page_shows_the_figures_of_the_file(name: str) -> None:
     assert shown == summary.table(summary.TABLES[name], SETS, recorded(BEFORE))
 
 
+def test_the_readme_shows_the_figures_of_the_file() -> None:
+    assert pages.section(summary.README, summary.SHORT) == summary.in_short(SETS)
+
+
 def test_every_set_of_the_page_has_its_appendix() -> None:
     for lines in summary.TABLES.values():
         for line in lines:
