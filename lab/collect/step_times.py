@@ -9,7 +9,7 @@ take turns in `lab.collect.turns`. Writes OUT/rows.jsonl.gz (a line for each ste
 OUT/traces.tar (recorded eager steps) as steps are done, and OUT/about.json at the end. With --brief
 only times, memory and kernels are measured, and no traces. With --predict nothing is measured:
 every step is traced without the GPU, with the software of this machine, and predicted
-(OUT/predictions.json).
+(OUT/predictions.json; the traces stay beside it).
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def collect(
         }
         if predict:
             document["predictions"] = rows_in(folder)
+        for path in folder.glob("*.traced.json.gz"):
+            shutil.move(path, out / path.name)
         name = "predictions.json" if predict else "about.json"
         (out / name).write_text(json.dumps(document, indent=1), encoding="utf-8")
     finally:

@@ -22,11 +22,15 @@ from lab.score import pages
 from lab.score.blind_3 import BlindStep, predicted, table
 
 
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """All that `lab collect step_times` wrote: steps and rounds of the host benchmark."""
+    with gzip.open(folder / "rows.jsonl.gz", "rt", encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def measured(folder: Path) -> dict[str, Any]:
     """What was measured of each step, by its name."""
-    with gzip.open(folder / "rows.jsonl.gz", "rt", encoding="utf-8") as file:
-        rows = [json.loads(line) for line in file]
-    return {row["step"]: row for row in rows if "step" in row}
+    return {row["step"]: row for row in rows(folder) if "step" in row}
 
 
 def steps(folder: Path) -> Iterator[BlindStep]:
