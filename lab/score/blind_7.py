@@ -3,10 +3,11 @@
     python -m lab score blind_7 --predict FOLDER    predict traces, and write the predictions
     python -m lab score blind_7 [--write]           compare them with what was measured
 
-The sixth blind test. FOLDER has traces made by `lab collect step_times blind_7 FOLDER --predict`.
-How fast the host of a lease is cannot be known before, so each step is predicted with the reference
-host and with faster and slower ones. The host benchmark that ran between the measured steps then
-says which of these predictions stands for a calibrated host. `--write` puts the tables into
+The sixth blind test. FOLDER has traces made by `lab collect step_times blind_7 FOLDER --predict`;
+they are kept beside the predictions, so that later models can be compared on them. How fast the
+host of a lease is cannot be known before, so each step is predicted with the reference host and
+with faster and slower ones. The host benchmark that ran between the measured steps then says which
+of these predictions stands for a calibrated host. `--write` puts the tables into
 docs/appendix/accuracy-blind.md.
 """
 
@@ -23,16 +24,18 @@ import numpy as np
 
 import wavecast
 from lab import needs
+from lab.measured.traced_steps import read_traces, write_traces
 from lab.places import H200
 from lab.score import pages
-from lab.score.blind_3 import predicted, table
-from lab.score.blind_4 import measured, rows, steps
+from lab.score.blind_3 import BlindStep, predicted, table
+from lab.score.blind_4 import measured, rows
 from lab.steps.timed_sets import steps_of
+from wavecast import Trace
 from wavecast.hardware.calibration import factor_of, reference_times
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.traces.step import load_trace
 
 FOLDER = H200 / "blind_7"
+TRACED = "traced.tar"
 GPU = "h200-sxm"
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5)
 """How long the hosts take in multiples of the reference host. Our leases took 0.65 to 1.6."""
@@ -42,9 +45,8 @@ ABOUT = (
 )
 
 
-def told(path: Path, mode: str) -> dict[str, Any]:
+def told(trace: Trace, mode: str) -> dict[str, Any]:
     """What is predicted of a traced step, with the reference host and with others."""
-    trace = load_trace(path)
     prediction = wavecast.predict(trace, GPU, host=REFERENCE_HOST)
     hosts = {}
     for factor in FACTORS:
@@ -63,15 +65,18 @@ def told(path: Path, mode: str) -> dict[str, Any]:
     }
 
 
+def all_told(which: str, archive: Path) -> dict[str, Any]:
+    """What is predicted of each step of a set whose trace is in the archive, by name."""
+    traces = read_traces(archive)
+    return {s.name: told(traces[s.name], s.mode) for s in steps_of(which) if s.name in traces}
+
+
 def write_predictions(traces: Path) -> None:
-    """Predict the traces in a folder, and write the predictions beside the measurements."""
-    found = {
-        step.name: told(path, step.mode)
-        for step in steps_of("blind_7")
-        if (path := traces / f"{step.name}.traced.json.gz").exists()
-    }
+    """Keep the traces of a folder, and write what is predicted of them."""
     FOLDER.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"about": ABOUT, "predictions": found}, indent=1)
+    write_traces(FOLDER / TRACED, traces)
+    document = {"about": ABOUT, "predictions": all_told("blind_7", FOLDER / TRACED)}
+    text = json.dumps(document, indent=1)
     (FOLDER / "predictions.json").write_text(text + "\n", encoding="utf-8")
 
 
@@ -92,12 +97,22 @@ def calibrated(one: Mapping[str, Any], factor: float) -> tuple[float, float, flo
     return seconds, low_s, high_s
 
 
-def with_its_host() -> str:
+def compared(folder: Path, said: Mapping[str, Any]) -> list[BlindStep]:
+    """The steps that were measured, beside what was said of them."""
+    found = measured(folder)
+    return [
+        BlindStep.of(name, one, found[name], found[name].get("peak_bytes"))
+        for name, one in said.items()
+        if name in found
+    ]
+
+
+def with_its_host(folder: Path, said: Mapping[str, Any]) -> str:
     """A line that says how far off iterations are with the calibrated host of the lease."""
-    factor, found, all_told = host_factor(FOLDER), measured(FOLDER), predicted(FOLDER)
+    factor, found = host_factor(folder), measured(folder)
     errors, held = [], 0
-    for name in all_told.keys() & found.keys():
-        seconds, low_s, high_s = calibrated(all_told[name], factor)
+    for name in said.keys() & found.keys():
+        seconds, low_s, high_s = calibrated(said[name], factor)
         wall_s = found[name]["wall_s"]
         errors.append(abs(seconds / wall_s - 1))
         held += low_s <= wall_s <= high_s
@@ -106,6 +121,15 @@ def with_its_host() -> str:
         f"predictions for such a host, iterations are {mean(errors):.1%} off (median "
         f"{median(errors):.1%}), and {held} of {len(errors)} are in range."
     )
+
+
+def tables() -> str:
+    """The errors of each step as predicted before, and in one line those of today's models."""
+    said = predicted(FOLDER)
+    today = compared(FOLDER, all_told("blind_7", FOLDER / TRACED))
+    gpu = [abs(step.gpu_error) for step in today]
+    line = f"Today's models are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%})."
+    return "\n".join([*table(compared(FOLDER, said)), "", with_its_host(FOLDER, said), line])
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -117,7 +141,7 @@ def main(given: Sequence[str] = ()) -> None:
     if args.predict:
         write_predictions(args.predict)
         return
-    text = "\n".join([*table(list(steps(FOLDER))), "", with_its_host()])
+    text = tables()
     print(text)
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-blind.md", "sixth test", text)

@@ -17,7 +17,7 @@ from lab import needs
 from lab.markdown import heading
 from lab.measured import jax_steps
 from lab.places import H200, ROOT
-from lab.score import blind_3, blind_4, blind_5, jax, pages
+from lab.score import blind_3, blind_4, blind_5, blind_7, jax, pages
 
 README = ROOT / "README.md"
 MARK = "blind tests"
@@ -87,6 +87,8 @@ def tests() -> Iterator[BlindTest]:
     fourth, fifth = [H200 / "blind_4"], blind_5.HALVES
     for title, folders in (("torch, other families", fourth), ("torch, again others", fifth)):
         yield _of_torch(title, [step for folder in folders for step in blind_4.steps(folder)])
+    sixth = blind_7.compared(blind_7.FOLDER, blind_3.predicted(blind_7.FOLDER))
+    yield _of_torch("torch, others once more", sixth)
     yield from map(_of_jax, JAX)
 
 

@@ -9,7 +9,7 @@ from lab.measured.figures import percent, recorded
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
 from lab.places import DOCS, H200
-from lab.score import blind_3, blind_4, blind_5, blind_tests, pages
+from lab.score import blind_3, blind_4, blind_5, blind_7, blind_tests, pages, revisited
 from lab.score.blind import figures_of, rows, table
 from wavecast import ops
 from wavecast.ops import Kind
@@ -48,6 +48,12 @@ def test_the_page_shows_each_test_as_its_predictions_were_committed() -> None:
     }
     for mark, steps in found.items():
         assert pages.section(page, mark) == "\n".join(blind_3.table(steps))
+
+
+def test_the_page_shows_the_sixth_test_and_the_revisited_steps() -> None:
+    page = DOCS / "appendix" / "accuracy-blind.md"
+    assert pages.section(page, "sixth test") == blind_7.tables()
+    assert pages.section(page, "revisited") == revisited.tables()
 
 
 def test_the_readme_sums_up_all_blind_tests() -> None:

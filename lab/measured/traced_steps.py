@@ -1,0 +1,24 @@
+"""Traces of steps that were made without a GPU, before the steps were measured: one tar file."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from pathlib import Path
+
+from lab.measured.campaigns import loose_traces
+from wavecast import Trace
+
+
+def read_traces(archive: Path) -> dict[str, Trace]:
+    """The traces of an archive with one file NAME.json.gz for each step, by name."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+        return loose_traces(Path(folder))
+
+
+def write_traces(archive: Path, folder: Path) -> None:
+    """Put what `lab collect step_times SET FOLDER --predict` traced into an archive."""
+    with tarfile.open(archive, "w") as file:
+        for path in sorted(folder.glob("*.traced.json.gz")):
+            file.add(path, path.name.replace(".traced", ""))
