@@ -21,7 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from lab.measured.public_steps.case import Case
+from lab.measured.public_steps.case import Case, era_of
 from lab.measured.tables import read_rows, version
 
 LARGE_FAMILY = 8
@@ -55,6 +55,7 @@ def _cases(mode: str, rows: list[dict[str, Any]]) -> Iterator[Case]:
             make_step=partial(make, built, batch, image, row["layout"]),
             options=(("image", image), ("tuned", 1), *_switches(mode), *_renamed(model)),
             software=f"torch {row['torch']}",
+            era=era_of(version(str(row["torch"]))),
         )
 
 
