@@ -11,7 +11,7 @@ Single ops were measured on few chips, whole steps on more. The errors of the op
 steps show how fast the chips of a generation really are: on plain cores, on tensor cores, and in
 recurrent layers. Each of the three has one constant for each generation. All networks and GPUs of
 the generation share it, and it is shrunk towards zero. Chips with their own trees do not use it.
-Generations of other vendors of which no step was measured get the mean of the vendor's others. If
+Generations of other vendors of which no step was measured get what the vendor's others agree on. If
 an MI300X used its matrix cores as well as NVIDIA's libraries do, it would come out nearly twice as
 fast as an H100, which nobody has seen.
 
@@ -193,7 +193,7 @@ def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants
 
 
 def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
-    """The mean of each other vendor's generations, for those of which no step was measured.
+    """What each other vendor's generations agree on, for those of which no step was measured.
 
     NVIDIA's need none: where no step was measured, ops were.
     """
@@ -203,7 +203,12 @@ def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
         units, _, generation = key.partition(".")
         if generation in vendors:
             found[f"{units}.{vendors[generation]}"].append(offset)
-    return {key: round(statistics.mean(values), 3) for key, values in sorted(found.items())}
+    return {key: _agreed(values) for key, values in sorted(found.items())}
+
+
+def _agreed(values: Sequence[float]) -> float:
+    """The value nearest to zero; zero where signs differ, so that values contradict each other."""
+    return 0.0 if min(values) < 0 < max(values) else min(values, key=abs)
 
 
 @dataclass(frozen=True, eq=False)

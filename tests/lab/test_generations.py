@@ -148,16 +148,19 @@ def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
 IDS = ("gtx-1080-ti", "titan-rtx", "a100-sxm-80gb", "h200-sxm", "mi100", "rx-6800", "rx-7700s")
 
 
-def test_generations_of_another_vendor_without_steps_get_the_mean_of_the_others() -> None:
-    def steps(chip: str, key: str, slower: float) -> list[PublishedStep]:
-        parts = {("compute", key): 1.0}
-        return [PublishedStep((chip, 60), "a", slower, 0.0, parts) for _ in range(400)]
+@pytest.mark.parametrize(
+    ("slower", "agreed"), [((1.2, 1.5), 1.2), ((0.7, 0.8), 0.8), ((0.7, 1.5), 1)]
+)
+def test_generations_of_another_vendor_without_steps_get_what_the_others_agree_on(
+    slower: tuple[float, float], agreed: float
+) -> None:
+    def steps(chip: str, factor: float) -> list[PublishedStep]:
+        parts = {("compute", f"cores.{chip}"): 1.0}
+        return [PublishedStep((chip, 60), "a", factor, 0.0, parts) for _ in range(400)]
 
-    made = constants(
-        [*steps("RDNA 2", "cores.RDNA 2", 1.0), *steps("RDNA 3", "cores.RDNA 3", 1.5)]
-    )["compute"]
-    both = made["cores.RDNA 2"] + made["cores.RDNA 3"]
-    assert made["cores.AMD"] == pytest.approx(both / 2, abs=1e-3)
+    made = constants([*steps("RDNA 2", slower[0]), *steps("RDNA 3", slower[1])])["compute"]
+    assert made["cores.AMD"] == pytest.approx(math.log(agreed), abs=0.02)
+    assert made["cores.AMD"] in (0.0, made["cores.RDNA 2"], made["cores.RDNA 3"])
     assert "cores.NVIDIA" not in made
 
 
