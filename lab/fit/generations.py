@@ -11,17 +11,17 @@ Single ops were measured on few chips, whole steps on more. The errors of the op
 steps show how fast the chips of a generation really are: on plain cores, on tensor cores, and in
 recurrent layers. Each of the three has one constant for each generation. All networks and GPUs of
 the generation share it, and it is shrunk towards zero. Chips with their own trees do not use it.
-Generations of other vendors of which no step was measured get the mean of the vendor's others. If
+Generations of other vendors of which no step was measured get what the vendor's others agree on. If
 an MI300X used its matrix cores as well as NVIDIA's libraries do, it would come out nearly twice as
 fast as an H100, which nobody has seen.
 
 Depthwise convolutions have one more constant for each other vendor: how much longer its libraries
 take for them than NVIDIA's, of which ops were measured.
 
-A third of these steps ran with torch before 1.10, whose libraries used tensor cores less well. One
-more constant, the same for all networks and GPUs, corrects for that. Without it, the generations
-that were measured at that time would look too slow. Predictions are for today's libraries; `Aged`
-predicts the old steps.
+Most of these steps ran with torch before 2, whose libraries used tensor cores less well: one more
+constant for those before 1.13 and one for 1.13, the same for all networks and GPUs, correct for
+that. Without them, the generations that were measured at that time would look too slow. Predictions
+are for today's libraries; `Aged` predicts the old steps.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ ROUNDS = 12
 
 Key = tuple[str, str]
 """The kind of constant ("compute" or "recurrent"), and the class and generation ("cores.7")."""
-OLD: Key = ("old", "tensor")
-"""The constant of old libraries. It is added to the constant of the generation."""
+OLD = "old"
+"""The kind of the constants of eras of old libraries, each of which is a key ("old", era). They are
+added to the constant of the generation."""
 Constants = Mapping[str, Mapping[str, float]]
 
 
@@ -82,8 +83,8 @@ class PublishedStep:
     measured_s: float
     other_s: float
     parts_s: Mapping[Key, float]
-    old: bool = False
-    """Whether it ran with torch before 1.10."""
+    era: str = ""
+    """The era of its libraries; empty for those of today."""
 
 
 def published(data: Path, cache: Path) -> list[tuple[Case, Trace]]:
@@ -108,7 +109,7 @@ def steps_of(learned: Learned, traced: Iterable[tuple[Case, Trace]]) -> Iterator
                 measured_s=case.measured_s,
                 other_s=prediction.seconds - sum(parts_s.values()),
                 parts_s=parts_s,
-                old=case.old,
+                era=case.era,
             )
 
 
@@ -152,23 +153,27 @@ def fit(steps: Sequence[PublishedStep]) -> dict[Key, float]:
     """
     keys = sorted({key for step in steps for key in step.parts_s})
     parts = np.array([[step.parts_s.get(key, 0.0) for key in keys] for step in steps])
-    aged = np.outer([step.old for step in steps], [_is_tensor(key) for key in keys])
+    eras = sorted({step.era for step in steps if step.era})
+    of_era = np.array([[step.era == era for era in eras] for step in steps], dtype=float)
+    tensor = np.array([_is_tensor(key) for key in keys], dtype=float)
     other = np.array([step.other_s for step in steps])
     measured = np.log([step.measured_s for step in steps])
     counts = Counter(step.source for step in steps)
     weight = np.array([counts[step.source] ** -0.5 for step in steps])
     weight /= weight.mean()
-    pull = np.array([PULLS[kind] for kind, _ in (*keys, OLD)])
-    offsets = np.zeros(len(keys) + 1)
+    every = [*keys, *((OLD, era) for era in eras)]
+    pull = np.array([PULLS[kind] for kind, _ in every])
+    offsets = np.zeros(len(every))
     for _ in range(ROUNDS):
-        scaled = parts * np.exp(offsets[:-1] + aged * offsets[-1])
+        of_keys, of_eras = np.split(offsets, [len(keys)])
+        scaled = parts * np.exp(of_keys + np.outer(of_era @ of_eras, tensor))
         total = scaled.sum(axis=1) + other
         left: Floats = measured - np.log(total)
-        shares = np.column_stack([scaled, (scaled * aged).sum(axis=1)]) / total[:, None]
+        shares = np.column_stack([scaled, of_era * (scaled @ tensor)[:, None]]) / total[:, None]
         robust = shares * (weight / np.maximum(1.0, np.abs(left) / NEAR))[:, None]
         curve = robust.T @ shares + np.diag(pull)
         offsets = offsets + np.linalg.solve(curve, robust.T @ left - pull * offsets)
-    return {key: float(f"{value:.3f}") for key, value in zip((*keys, OLD), offsets, strict=True)}
+    return {key: float(f"{value:.3f}") for key, value in zip(every, offsets, strict=True)}
 
 
 def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants:
@@ -188,7 +193,7 @@ def constants(steps: Sequence[PublishedStep], *, without: str = "") -> Constants
 
 
 def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
-    """The mean of each other vendor's generations, for those of which no step was measured.
+    """What each other vendor's generations agree on, for those of which no step was measured.
 
     NVIDIA's need none: where no step was measured, ops were.
     """
@@ -198,7 +203,12 @@ def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
         units, _, generation = key.partition(".")
         if generation in vendors:
             found[f"{units}.{vendors[generation]}"].append(offset)
-    return {key: round(statistics.mean(values), 3) for key, values in sorted(found.items())}
+    return {key: _agreed(values) for key, values in sorted(found.items())}
+
+
+def _agreed(values: Sequence[float]) -> float:
+    """The value nearest to zero; zero where signs differ, so that values contradict each other."""
+    return 0.0 if min(values) < 0 < max(values) else min(values, key=abs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,15 +220,14 @@ class Aged(Predictor):
     """The factor on the time of ops on tensor cores."""
 
     @classmethod
-    def of(cls, learned: Learned, fitted: Constants) -> Aged:
-        """The predictor with the fitted constant of old libraries."""
-        kind, units = OLD
-        return cls(learned, math.exp(fitted[kind][units]))
+    def of(cls, learned: Learned, fitted: Constants, era: str) -> Aged:
+        """The predictor with the fitted constant of an era; without steps of it, as of today."""
+        return cls(learned, math.exp(fitted[OLD].get(era, 0.0)))
 
     @classmethod
-    def shipped(cls) -> Aged:
+    def shipped(cls, era: str) -> Aged:
         """The predictor with the fit that ships."""
-        return cls.of(Learned.shipped(), read_toml(MODELS / "generations.toml"))
+        return cls.of(Learned.shipped(), read_toml(MODELS / "generations.toml"), era)
 
     def familiarity(self, device: Device) -> Familiarity | None:
         """How well the fit knows a GPU."""
@@ -269,9 +278,9 @@ class LeftOut:
         """The predictor fitted without this GPU's chip."""
         return with_steps(self._base(gpu), self._constants(gpu))
 
-    def aged(self, gpu: str) -> Aged:
-        """The same predictor, for steps that ran with old libraries."""
-        return Aged.of(self(gpu), self._constants(gpu))
+    def aged(self, gpu: str, era: str) -> Aged:
+        """The same predictor, for steps of an era of old libraries."""
+        return Aged.of(self(gpu), self._constants(gpu), era)
 
     def _base(self, gpu: str) -> Learned:
         return fitted_without(gpu, self._data, self._cache)
@@ -294,8 +303,8 @@ def to_toml(steps: Sequence[PublishedStep], fitted: Constants) -> str:
     lines = [
         "# Terms that are added to the logarithm of an op's time, by generation (the major compute",
         "# capability, or the architecture), fitted on whole steps.",
-        "# [old]: terms for torch before 1.10, used only to compare predictions with published",
-        "# steps that ran on such versions. Written by lab/fit/generations.py.",
+        "# [old]: terms for tensor cores with old releases of torch, used only to compare",
+        "# predictions with published steps that ran on them. Written by lab/fit/generations.py.",
         f'fitted = "{datetime.now(UTC).date()}"',
         f"steps = {len(steps)}",
         f"chips = {len({step.chip for step in steps})}",
@@ -311,8 +320,8 @@ def _off(step: PublishedStep, offsets: Mapping[Key, float]) -> float:
     seconds = step.other_s
     for key, part_s in step.parts_s.items():
         offset = offsets.get(key, 0.0)
-        if step.old and _is_tensor(key):
-            offset += offsets.get(OLD, 0.0)
+        if _is_tensor(key):
+            offset += offsets.get((OLD, step.era), 0.0)
         seconds += part_s * math.exp(offset)
     return abs(seconds / step.measured_s - 1)
 

@@ -85,7 +85,7 @@ class KeptApart:
         base = self.ops(hidden, chips=familiarity is Familiarity.PARTLY)
         terms = self._constants(hidden, base)
         learned = with_steps(base, terms)
-        return Aged.of(learned, terms) if case.old else learned
+        return Aged.of(learned, terms, case.era) if case.era else learned
 
     @functools.cached_property
     def _traced(self) -> list[tuple[Case, Trace]]:

@@ -32,8 +32,9 @@ class Contender:
     fit: Fit
     leaves_out: str = ""
     """The field of a case whose value is passed to `fit`: "gpu", "family" or "set"."""
-    fit_old: Fit | None = None
-    """Like `fit`, for steps that ran with old libraries. None: `fit` is used for these, too."""
+    fit_aged: Callable[[str, str], Predictor | Scaler] | None = None
+    """Like `fit`, for steps of an era of old libraries, which is passed second. None: `fit` is used
+    for these, too."""
 
     def left_out(self, case: Case) -> str:
         """The value that the predictor of a case must not have seen in its fit."""
@@ -41,8 +42,9 @@ class Contender:
 
     def fitted(self, case: Case) -> Predictor | Scaler:
         """The predictor of a case."""
-        fit = self.fit_old if case.old and self.fit_old else self.fit
-        return fit(self.left_out(case))
+        if case.era and self.fit_aged:
+            return self.fit_aged(self.left_out(case), case.era)
+        return self.fit(self.left_out(case))
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,10 @@ def score(
         contenders: each is fitted once for each value that it leaves out.
         host: the host as in `wavecast.predict`. By default a measured trace has its own host.
     """
-    fitted: dict[tuple[str, str, bool], Predictor | Scaler] = {}
+    fitted: dict[tuple[str, str, str], Predictor | Scaler] = {}
     for case, trace in traced:
         for contender in contenders:
-            key = (contender.name, contender.left_out(case), case.old)
+            key = (contender.name, contender.left_out(case), case.era)
             if key not in fitted:
                 fitted[key] = contender.fitted(case)
             prediction = wavecast.predict(trace, case.gpu, predictor=fitted[key], host=host)

@@ -57,7 +57,7 @@ NETWORKS = Contender(step_tables.NETWORKS, lambda _: Backed(Mlp.shipped(), Learn
 CONTENDERS = [
     Contender("roofline", lambda _: Roofline()),
     Contender("attainable", lambda _: Attainable.shipped()),
-    Contender("learned", lambda _: Learned.shipped(), fit_old=lambda _: Aged.shipped()),
+    Contender("learned", lambda _: Learned.shipped(), fit_aged=lambda _, era: Aged.shipped(era)),
 ]
 """The predictors to compare. The tables show the figures of the last one."""
 LEFT_OUT = "GPU left out"
@@ -108,7 +108,7 @@ def main(given: Sequence[str] = ()) -> None:
     fit = None
     if args.data and args.cache:
         fit = LeftOut(args.data, args.cache)
-        CONTENDERS.append(Contender(LEFT_OUT, fit, leaves_out="gpu", fit_old=fit.aged))
+        CONTENDERS.append(Contender(LEFT_OUT, fit, leaves_out="gpu", fit_aged=fit.aged))
     with tempfile.TemporaryDirectory() as folder:
         traces = Traces(args.cache or Path(folder))
         every = [*own_steps.cases(), *(public_steps.cases(args.data) if args.data else ())]

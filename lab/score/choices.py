@@ -171,7 +171,7 @@ def main(given: Sequence[str] = ()) -> None:
     traces.make_missing(cases)
     fit, book, rows = LeftOut(args.data, args.cache), price_book(), []
     for case, trace in fastest(read(cases, traces)):
-        predictor = (fit.aged if case.old else fit)(case.gpu)
+        predictor = fit.aged(case.gpu, case.era) if case.era else fit(case.gpu)
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():

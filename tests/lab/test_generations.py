@@ -33,12 +33,12 @@ def step(
     chip: tuple[str, int] = TURING,
     key: tuple[str, str] = CORES,
     *,
-    old: bool = False,
+    era: str = "",
 ) -> PublishedStep:
     """A step predicted at one second, of which a share took `factor` times as long."""
     measured_s = share * factor + 1 - share
     return PublishedStep(
-        chip, "made up", measured_s, other_s=1 - share, parts_s={key: share}, old=old
+        chip, "made up", measured_s, other_s=1 - share, parts_s={key: share}, era=era
     )
 
 
@@ -53,7 +53,7 @@ def test_a_few_steps_move_a_constant_a_little() -> None:
 
 
 def test_steps_without_an_error_give_zero() -> None:
-    assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0, OLD: 0.0}
+    assert fit([step(1.0, 0.5)] * 50) == {CORES: 0.0}
 
 
 def test_one_step_far_off_does_not_outweigh_the_others() -> None:
@@ -70,21 +70,23 @@ def test_kinds_of_work_have_separate_constants() -> None:
 
 def test_old_libraries_and_generations_have_separate_constants() -> None:
     today = [step(1.1, 0.9, key=TENSOR)] * 300
-    old = [step(1.4, 0.9, PASCAL, key=TENSOR, old=True)] * 300
-    offsets = fit([*today, *old])
+    old = [step(1.4, 0.9, PASCAL, key=TENSOR, era="before 1.13")] * 300
+    later = [step(1.2, 0.9, PASCAL, key=TENSOR, era="1.13")] * 300
+    offsets = fit([*today, *old, *later])
     assert offsets[TENSOR] == pytest.approx(math.log(1.1), abs=0.02)
-    assert offsets[OLD] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
+    assert offsets[OLD, "before 1.13"] == pytest.approx(math.log(1.4 / 1.1), abs=0.02)
+    assert offsets[OLD, "1.13"] == pytest.approx(math.log(1.2 / 1.1), abs=0.02)
 
 
 def test_old_libraries_use_plain_cores_as_well_as_todays() -> None:
-    offsets = fit([step(1.4, 0.9, old=True)] * 300)
-    assert offsets[OLD] == 0.0
+    offsets = fit([step(1.4, 0.9, era="1.13")] * 300)
+    assert offsets[OLD, "1.13"] == 0.0
     assert offsets[CORES] == pytest.approx(math.log(1.4), abs=0.02)
 
 
 def test_old_libraries_slow_only_tensor_cores() -> None:
     learned = Learned.shipped()
-    aged = Aged.of(learned, {"old": {"tensor": math.log(1.25)}})
+    aged = Aged.of(learned, {"old": {"1.13": math.log(1.25)}}, "1.13")
     half, single = (TensorSpec((2048, 2048), dtype) for dtype in ("float16", "float32"))
     given = (
         Op("aten.mm", (half, half), (half,)),
@@ -96,11 +98,14 @@ def test_old_libraries_slow_only_tensor_cores() -> None:
     ratios = [b.seconds / a.seconds for a, b in zip(before, after, strict=True) if a and b]
     assert ratios == pytest.approx([1.25, 1.0, 1.0])
     assert aged.predict(given[0], gpu) == after[0]
+    unknown = Aged.of(learned, {"old": {"1.13": math.log(1.25)}}, "before 1.13")
+    assert unknown.predict_all(given, gpu) == before
 
 
 def test_the_shipped_file_has_a_constant_of_every_kind() -> None:
-    assert 1.0 < Aged.shipped().factor < 1.5
-    assert set(PULLS) == {*COMPUTING.values(), OLD[0]}
+    later, old = (Aged.shipped(era).factor for era in ("1.13", "before 1.13"))
+    assert 1.0 < later < old < 1.5
+    assert set(PULLS) == {*COMPUTING.values(), OLD}
 
 
 def test_a_gpu_is_left_out_with_its_chip() -> None:
@@ -143,16 +148,19 @@ def test_shipped_constants_are_small_and_of_generations_that_exist() -> None:
 IDS = ("gtx-1080-ti", "titan-rtx", "a100-sxm-80gb", "h200-sxm", "mi100", "rx-6800", "rx-7700s")
 
 
-def test_generations_of_another_vendor_without_steps_get_the_mean_of_the_others() -> None:
-    def steps(chip: str, key: str, slower: float) -> list[PublishedStep]:
-        parts = {("compute", key): 1.0}
-        return [PublishedStep((chip, 60), "a", slower, 0.0, parts) for _ in range(400)]
+@pytest.mark.parametrize(
+    ("slower", "agreed"), [((1.2, 1.5), 1.2), ((0.7, 0.8), 0.8), ((0.7, 1.5), 1)]
+)
+def test_generations_of_another_vendor_without_steps_get_what_the_others_agree_on(
+    slower: tuple[float, float], agreed: float
+) -> None:
+    def steps(chip: str, factor: float) -> list[PublishedStep]:
+        parts = {("compute", f"cores.{chip}"): 1.0}
+        return [PublishedStep((chip, 60), "a", factor, 0.0, parts) for _ in range(400)]
 
-    made = constants(
-        [*steps("RDNA 2", "cores.RDNA 2", 1.0), *steps("RDNA 3", "cores.RDNA 3", 1.5)]
-    )["compute"]
-    both = made["cores.RDNA 2"] + made["cores.RDNA 3"]
-    assert made["cores.AMD"] == pytest.approx(both / 2, abs=1e-3)
+    made = constants([*steps("RDNA 2", slower[0]), *steps("RDNA 3", slower[1])])["compute"]
+    assert made["cores.AMD"] == pytest.approx(math.log(agreed), abs=0.02)
+    assert made["cores.AMD"] in (0.0, made["cores.RDNA 2"], made["cores.RDNA 3"])
     assert "cores.NVIDIA" not in made
 
 

@@ -80,7 +80,7 @@ def test_equal_data_are_fitted_once_without_what_is_hidden(
 
     def constants(steps: list[PublishedStep]) -> dict[str, dict[str, float]]:
         seen.append({step.source for step in steps})
-        return {"compute": {}, "recurrent": {}, "depthwise": {}, "old": {"tensor": 0.1}}
+        return {"compute": {}, "recurrent": {}, "depthwise": {}, "old": {"1.13": 0.1}}
 
     steps = [
         PublishedStep(("Ampere", 82), "timm train", 1.0, 1.0, {}),
@@ -90,7 +90,7 @@ def test_equal_data_are_fitted_once_without_what_is_hidden(
     monkeypatch.setattr(kept_apart, "steps_of", lambda *_: steps)
     monkeypatch.setattr(kept_apart, "constants", constants)
     assert isinstance(apart.predictor(case("lambda", "rtx-3090"), Familiarity.UNSEEN), Learned)
-    old = case("lambda", "a100-sxm-80gb", old=True)
+    old = case("lambda", "a100-sxm-80gb", era="1.13")
     assert isinstance(apart.predictor(old, Familiarity.UNSEEN), Aged)
     apart.predictor(old, Familiarity.PARTLY)
     apart.predictor(case("neusight infer", "t4"), Familiarity.UNSEEN)

@@ -283,6 +283,7 @@ def test_lambda_takes_the_newest_torch_and_no_flagged_run(tmp_path: Path) -> Non
     assert {batch: case.measured_s for batch, case in by_batch.items()} == {100: 0.2, 50: 0.2}
     assert by_batch[100].newest
     assert not by_batch[50].newest
+    assert {batch: case.era for batch, case in by_batch.items()} == {100: "1.13", 50: "before 1.13"}
 
 
 def test_our_own_results_of_the_suite_are_cases(tmp_path: Path) -> None:
@@ -367,12 +368,12 @@ def test_a_predictor_is_fitted_once_for_each_thing_left_out(tmp_path: Path) -> N
 
 def test_steps_of_old_libraries_have_a_predictor_of_their_own(tmp_path: Path) -> None:
     traces = Traces(tmp_path)
-    today, old = a_case(make_linear), a_case(make_linear, old=True)
+    today, old = a_case(make_linear), a_case(make_linear, era="1.13")
     traces.make(today)
-    contender = Contender("roofline", lambda _: Roofline(), fit_old=lambda _: Doubled())
+    contender = Contender("roofline", lambda _: Roofline(), fit_aged=lambda _, era: Doubled())
     rows = list(score(read([today, old], traces), [contender]))
-    seconds = {row.case.old: row.gpu_s for row in rows}
-    assert seconds[True] == pytest.approx(2 * seconds[False])
+    seconds = {row.case.era: row.gpu_s for row in rows}
+    assert seconds["1.13"] == pytest.approx(2 * seconds[""])
     plain = Contender("roofline", lambda _: Roofline())
     assert len({row.gpu_s for row in score(read([today, old], traces), [plain])}) == 1
 

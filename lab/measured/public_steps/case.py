@@ -44,7 +44,9 @@ class Case:
     gpu_s: float | None = None
     """The GPU-busy time. None if it was not measured."""
     old: bool = False
-    """Whether it is known to have run with torch before 1.10, which used tensor cores less well."""
+    """Whether it is known to have run with torch before 1.10."""
+    era: str = ""
+    """The era of its libraries (`era_of`); empty for those of today, or where it is not known."""
     rebuilt: bool = True
     """Whether the rebuilt step does everything that was timed, as far as is known. Constants are
     fitted only on such steps."""
@@ -59,6 +61,11 @@ class Case:
     def throughput(self) -> float:
         """Measured samples per second."""
         return self.batch / self.measured_s
+
+
+def era_of(torch: tuple[int, ...]) -> str:
+    """The era of a release of torch, by how well its libraries used tensor cores."""
+    return "before 1.13" if torch < (1, 13) else "1.13" if torch < (2,) else ""
 
 
 def bert_options(sequence: int, *, old: bool, looped: bool = False) -> Options:

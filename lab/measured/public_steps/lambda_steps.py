@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab.measured.public_steps.case import Case, Options, bert_options
+from lab.measured.public_steps.case import Case, Options, bert_options, era_of
 from lab.measured.tables import read_rows, version
 
 GPUS = {
@@ -96,6 +96,7 @@ def _case(key: tuple[Any, ...], rows: list[dict[str, Any]], newest: bool) -> Cas
         software=f"torch {'.'.join(map(str, last))}, {rows[0]['data']} data",
         newest=newest,
         old=old,
+        era=era_of(last),
         rebuilt=task != "ssd",  # 1 ms an image is missing: probably decoding on the GPU
     )
 

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from lab.measured.public_steps.case import Case
+from lab.measured.public_steps.case import Case, era_of
 from lab.measured.tables import read_rows
 
 GPUS = {
@@ -62,6 +62,7 @@ def cases(folder: Path) -> Iterator[Case]:
             ),
             software=", ".join(sorted({f"{row['run']}" for row in rows})),
             old=not modern,  # from 2018 to January 2020
+            era="" if modern else era_of((1, 4)),
         )
 
 
