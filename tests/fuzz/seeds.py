@@ -276,8 +276,11 @@ gpu = "l4"
 date = 2026-11-18
 steps = 2
 ops = [
-    ["matmul/bf16_tensor", "aten.mm", [23.1, 15.2, 12.0, 12.5, 12.1], 0.12, 0.6],
-    ["elementwise/fp32", "aten.add", [12.0, 15.2, 12.0, 12.0, 12.0], -0.05, 0.01],
+    ["loss/fp32", "aten.mse_loss", "", [], 2e-5, 0.12],
+    ["other/fp32", "aten.add", "concatenation", [1.0, 12.5, 0.5], 3e-6, -0.05],
+]
+swept = [
+    ["concatenation/fp32", "aten.cat", "concatenation", [2.0, 12.0, 0.5], 4e-5, 0.3],
 ]
 """
 
