@@ -276,12 +276,10 @@ gpu = "l4"
 date = 2026-11-18
 steps = 2
 ops = [
-    ["loss/fp32", "aten.mse_loss", "", [], 2e-5, 0.12],
-    ["other/fp32", "aten.add", "concatenation", [1.0, 12.5, 0.5], 3e-6, -0.05],
+    "0.12 2e-05 loss/fp32 - - aten.mse_loss",
+    "-0.05 3e-06 other/fp32 concatenation 1,12.5,0.5 aten.cat",
 ]
-swept = [
-    ["concatenation/fp32", "aten.cat", "concatenation", [2.0, 12.0, 0.5], 4e-5, 0.3],
-]
+swept = ["0.3 4e-05 other/fp32 concatenation 2,12,0.5 aten.cat"]
 """
 
 

@@ -92,7 +92,7 @@ def test_swept_layers_count_like_steps_and_beside_them() -> None:
 
 
 def test_a_long_sweep_is_thinned_always_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corrected, "MOST_SWEPT", 5)
+    monkeypatch.setattr(corrected, "MOST_ROWS", 5)
     sweep = [step(*((mm(64 * n, 64, 64), 1.3) for n in range(1, 20)))]
     kept = learn([], T4, OneSecond(), swept=sweep).swept
     assert len(set(kept)) == 5
@@ -191,8 +191,8 @@ def test_a_file_keeps_steps_and_a_sweep(tmp_path: Path) -> None:
         ("steps = 1", "steps = -1", "at least 0"),
         ("gpu = ", "card = ", "not a key of corrections"),
         ("date = 20", "date = '20", "TOML"),
-        ('"aten.mm"', "7", "a row of ops is"),
-        ('"product"', '"attention"', "learn from the steps again"),
+        ("1.0 matmul", "nan matmul", "a row is"),
+        (" product ", " attention ", "measure and learn again"),
     ],
     ids=["steps", "key", "date", "row", "features"],
 )

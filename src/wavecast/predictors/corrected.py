@@ -31,10 +31,13 @@ VARIABLE = "WAVECAST_CORRECTIONS"
 """The environment variable that names further files, such as those that a team shares."""
 MOST_OPS = 150
 """The ops of a step that are kept: those that are predicted to take longest."""
-MOST_SWEPT = 5000
-"""The ops of a sweep that are kept. Learning takes the cube of their number."""
+MOST_ROWS = 5000
+"""The ops of all steps, and of a sweep, that are kept: learning takes the cube of their number."""
 _FAVOURED_S = 2e-6, 50e-6
-"""Swept ops are kept with chances in proportion to their predicted times between these."""
+"""They are kept with chances in proportion to their predicted times between these."""
+NONE = "-"
+"""What a file says for an op without a model, and without features."""
+_MOST_BYTES = 1 << 22
 _KEYS = ("gpu", "date", "steps", "ops", "swept")
 
 
@@ -112,7 +115,7 @@ def learn(
     """
     steps = [row for trace in traces for row in _longest(_errors(trace, device, predictor))]
     layers = [row for trace in swept for _, row in _errors(trace, device, predictor)]
-    return Corrections(device.id, date.today(), len(traces), tuple(steps), _sample(layers))
+    return Corrections(device.id, date.today(), len(traces), _sample(steps), _sample(layers))
 
 
 def _longest(errors: Sequence[tuple[float, OpOff]]) -> list[OpOff]:
@@ -120,11 +123,11 @@ def _longest(errors: Sequence[tuple[float, OpOff]]) -> list[OpOff]:
 
 
 def _sample(rows: Sequence[OpOff]) -> tuple[OpOff, ...]:
-    """The swept ops that are kept; the same for the same sweep."""
+    """The ops that are kept; the same for the same measurements."""
     draw, (short_s, long_s) = random.Random(0), _FAVOURED_S
     chances = [min(max(row.place.seconds, short_s), long_s) for row in rows]
     turns = [draw.expovariate(1.0) / chance for chance in chances]
-    first = sorted(range(len(rows)), key=turns.__getitem__)[:MOST_SWEPT]
+    first = sorted(range(len(rows)), key=turns.__getitem__)[:MOST_ROWS]
     return tuple(rows[n] for n in sorted(first))
 
 
@@ -218,7 +221,7 @@ def read(path: Path) -> Corrections:
         InvalidInput: the file cannot be read, or has no corrections; says which key and why.
     """
     with prefixed(f"{path}: "):
-        table = read_toml(path)
+        table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
         day, steps = table.get("date"), table.get("steps")
         if not isinstance(day, date):
@@ -233,37 +236,43 @@ def read(path: Path) -> Corrections:
 
 def _rows(table: Mapping[str, Any], key: str) -> tuple[OpOff, ...]:
     rows = table.get(key, [])
-    if not isinstance(rows, list):
-        raise InvalidInput(f"{key} must be a list of rows")
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        raise InvalidInput(f"{key} must be a list of at most {MOST_ROWS} rows")
     return tuple(map(_row, rows))
 
 
-def _written(row: OpOff) -> list[object]:
+def _written(row: OpOff) -> str:
     at = row.place
-    return [at.kind, at.name, at.model, list(at.features), at.seconds, row.off]
+    features = ",".join(f"{feature:.10g}" for feature in at.features)
+    return f"{row.off} {at.seconds} {at.kind} {at.model or NONE} {features or NONE} {at.name}"
 
 
 def _row(row: Any) -> OpOff:
     """One op of a file."""
-    match row:
-        case [str(kind), str(name), str(model), list(features), seconds, off]:
-            numbers = all(map(_is_number, (*features, seconds, off)))
-            if numbers and _is_known(model, len(features)) and seconds > 0 and abs(off) <= MOST_OFF:
-                place = OpPlace(kind, name, model, tuple(map(float, features)), float(seconds))
-                return OpOff(place, float(off))
+    match row.split(" ", 5) if isinstance(row, str) else ():
+        case [off, seconds, kind, model, features, name]:
+            model = "" if model == NONE else model
+            places_of = () if features == NONE else tuple(map(_number, features.split(",")))
+            place = OpPlace(kind, name, model, places_of, _number(seconds))
+            error = OpOff(place, _number(off))
+            known = len(place.features) == len(scales().get(model, ()))
+            finite = all(map(math.isfinite, (*place.features, place.seconds, error.off)))
+            if known and finite and place.seconds > 0 and abs(error.off) <= MOST_OFF:
+                return error
     raise InvalidInput(
-        "a row of ops is [kind, op, op model, its features, predicted seconds, logarithm of the "
-        f"error up to {MOST_OFF:g}], not {str(row)[:100]}; files of other versions of Wavecast "
-        "have other features: learn from the steps again"
+        f'a row is "LOGARITHM SECONDS KIND MODEL FEATURES OP": the logarithm of the error, up to '
+        f"{MOST_OFF:g}, the predicted time, and where the op is, not {str(row)[:100]!r}; files of "
+        "other versions of Wavecast have other features: measure and learn again"
     )
 
 
-def _is_known(model: str, features: int) -> bool:
-    return features == len(scales().get(model, ()))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= abs(value) < 1e9
+def _number(text: str) -> float:
+    """A number below 1e9; otherwise one that is not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if abs(number) < 1e9 else math.nan
 
 
 def kept() -> dict[str, Corrections]:

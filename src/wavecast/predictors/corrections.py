@@ -96,7 +96,7 @@ def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tupl
     for model, of_model in rows.items():
         with np.errstate(all="ignore"):
             features = FEATURES[model](columns_of(list(of_model.values())), gpu)
-        values = np.nan_to_num(features).round(3).tolist()
+        values = np.nan_to_num(features).round(2).tolist()
         found |= {n: (model, tuple(row)) for n, row in zip(of_model, values, strict=True)}
     return found
 

@@ -137,8 +137,6 @@ def calibrate(
 
     All files are in your configuration folder by default. Close other programs first.
     """
-    from wavecast.hardware import host_files, kept_hosts
-
     if minutes is not None and not (sweeps and 0 < minutes <= _MOST_MINUTES):
         raise InvalidInput(f"--minutes is for --ops, and is above 0 and at most {_MOST_MINUTES:g}")
     if steps or sweeps:
@@ -150,6 +148,19 @@ def calibrate(
             "list measures nothing", name=name, out=folder, host_out=host_path, seconds=seconds
         )
         return _list_hosts(as_json)
+    _calibrate(name, seconds, folder, host_path, as_json)
+
+
+def _calibrate(
+    name: str | None,
+    seconds: float | None,
+    folder: Path | None,
+    host_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the host and the GPU."""
+    from wavecast.hardware import host_files, kept_hosts
+
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -35,9 +36,10 @@ def test_every_layer_runs_forward_and_backward(make: Maker) -> None:
             make(ShapeDraw(random.Random(seed), "bf16", "nhwc", "meta"))()
         except TooLarge:
             continue
-        except RuntimeError as error:  # fused optimizers know no tensors without storage
-            assert "fused" in str(error)
-            continue
+        except RuntimeError as error:
+            if "fused" in str(error):  # such optimizers know no tensors without storage
+                continue
+            raise
         ran += 1
         if ran == 2:
             return
@@ -92,7 +94,7 @@ def test_chunks_follow_until_the_time_is_up(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(sweeping, "recorded_chunk", fake)
-    monkeypatch.setattr(sweeping.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
     told: list[int] = []
     traces = sweeping.sweep(15.0, told.append)
     assert len(traces) == len(chunks) == 15

@@ -152,7 +152,7 @@ def linear(draw: ShapeDraw) -> Layer:
 
 
 def batched(draw: ShapeDraw) -> Layer:
-    """A batched product, as in attention without a fused kernel."""
+    """A batched matmul, as in attention without a fused kernel."""
     batch, m, n, k = draw.usual(4, 1024), draw.usual(16, 1024), draw.usual(16, 1024), 0
     k = draw.random.choice((32, 64, 64, 80, 128, draw.usual(16, 1024)))
     _need(2.0 * batch * m * n * k, draw)
