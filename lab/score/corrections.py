@@ -1,6 +1,6 @@
 """How much do a user's measurements improve predictions for a GPU that no fit has seen?
 
-    python -m lab score corrections [--every N] [--sweep CAMPAIGN]
+    python -m lab score corrections [--every N] [--sweep CAMPAIGN [--chunks N]]
 
 Our H200 stands for such a GPU: the trees that were grown on its chip are taken out of the op
 models. (What all GPUs share was fitted on its ops as well.) Corrections are learned from what a
@@ -67,22 +67,26 @@ def chosen(traces: Mapping[str, Trace], count: int, left_out: str, seed: int) ->
     return [traces[random.Random(seed).choice(sorted(own))] for own in keys]
 
 
-def sweeps(names: Sequence[str], base: Predictor) -> dict[int, Corrections]:
+def sweeps(
+    names: Sequence[str], base: Predictor, in_ten: int = SWEPT_IN_TEN
+) -> dict[int, Corrections]:
     """What sweeps of some minutes teach: chunks of recorded campaigns, in a fixed random order."""
     chunks = [trace for name in names for trace in campaigns.traces(name).values()]
     random.Random(0).shuffle(chunks)
-    counts = {minutes: max(SWEPT_IN_TEN * minutes // 10, 1) for minutes in MINUTES}
+    counts = {minutes: max(in_ten * minutes // 10, 1) for minutes in MINUTES}
     return {
         minutes: learn([], device(GPU), base, swept=chunks[:count])
         for minutes, count in counts.items()
     }
 
 
-def scored(every: int, sweep: Sequence[str] = SWEEPS) -> Iterator[tuple[str, str, float]]:
+def scored(
+    every: int, sweep: Sequence[str] = SWEEPS, in_ten: int = SWEPT_IN_TEN
+) -> Iterator[tuple[str, str, float]]:
     """The set, what was learned from, and the error of each step."""
     suite, others = campaigns.traces("suite"), campaigns.traces("population")
     bare = without_trees(Learned.shipped())
-    swept = sweeps(sweep, bare)
+    swept = sweeps(sweep, bare, in_ten)
     tests = [("suite", key) for key in list(suite)[::every]]
     tests += [("population", key) for key in list(others)[::every]]
     for number, (name, key) in enumerate(tests):
@@ -105,8 +109,11 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("--every", type=int, default=1, help="score every so manieth step")
     parser.add_argument("--sweep", nargs="+", default=SWEEPS, help="campaigns of single layers")
+    parser.add_argument(
+        "--chunks", type=int, default=SWEPT_IN_TEN, help="how many of their chunks take ten minutes"
+    )
     args = parser.parse_args(given)
-    rows = list(scored(args.every, args.sweep))
+    rows = list(scored(args.every, args.sweep, args.chunks))
     print("\n".join(heading("set | learned from | steps | mean error | median | bias")))
     for name, learned_from in dict.fromkeys((row[0], row[1]) for row in rows):
         errors = [row[2] for row in rows if row[:2] == (name, learned_from)]
