@@ -124,6 +124,12 @@ FITS = (
         "grouped", "the kernel for grouped products", _fit("grouped"), ("models/grouped.toml",)
     ),
     ShippedFit(
+        "corrections",
+        "how far the features of measured ops vary",
+        _fit("corrections"),
+        ("models/corrections.toml",),
+    ),
+    ShippedFit(
         "concatenation",
         "the kernels of cat",
         _fit("concatenation"),

@@ -54,7 +54,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     ),
     "wavecast/predictors": (
         *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
-        "corrected",
+        *("corrections", "corrected"),
         *("wave", "habitat", "mixed_precision", "published"),
     ),
     "wavecast/frameworks": (
@@ -67,6 +67,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks/pytorch": (
         "",
         "recording",
+        "drawn",
         "layers",
         "capture",
         "compiled",

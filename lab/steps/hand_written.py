@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from wavecast.frameworks.pytorch.drawn.written_out import orthogonal, rotated, scaled
+
 
 class LowRank(nn.Module):
     """A frozen linear layer with a trained low-rank addition (Hu et al., 2021)."""
@@ -63,18 +65,6 @@ class NewtonSchulz(torch.optim.Optimizer):
                 weight.add_(moved.to(weight.dtype), alpha=-group["lr"])
 
 
-def orthogonal(matrix: Tensor, rounds: int = 5) -> Tensor:
-    """The nearest orthogonal matrix, nearly, in bfloat16."""
-    x = matrix.bfloat16()
-    turned = x.shape[0] > x.shape[1]
-    x = x.T if turned else x
-    x = x / (x.norm() + 1e-7)
-    for _ in range(rounds):
-        gram = x @ x.T
-        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.T if turned else x
-
-
 class Messages(nn.Module):
     """Layers of a graph network: messages along edges are added up where they arrive."""
 
@@ -123,19 +113,6 @@ class RotaryBlock(nn.Module):
         x = x + self.out(y.transpose(1, 2).reshape(batch, length, width))
         y = scaled(x, self.scales[1])
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-
-def scaled(x: Tensor, scale: Tensor) -> Tensor:
-    """Root-mean-square norm, written out."""
-    whole = x.float()
-    whole = whole * torch.rsqrt(whole.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return scale * whole.to(x.dtype)
-
-
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions, as transformers writes them."""
-    first, second = x[..., : x.shape[-1] // 2], x[..., x.shape[-1] // 2 :]
-    return x * cos + torch.cat((-second, first), -1) * sin
 
 
 class RotaryNet(nn.Module):

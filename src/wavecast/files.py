@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from wavecast.errors import InvalidInput
-from wavecast.reading import read_bytes, read_settings, refuse_irregular
+from wavecast.reading import LARGEST_SETTINGS_BYTES, read_bytes, read_settings, refuse_irregular
 
 Row = TypeVar("Row")
 
@@ -61,14 +61,14 @@ def _user_folder(variable: str, windows: str | None, usual: str) -> Path:
         return Path(usual) / "wavecast"
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """The content of a TOML file.
+def read_toml(path: Path, most_bytes: int = LARGEST_SETTINGS_BYTES) -> dict[str, Any]:
+    """The content of a TOML file, which may have `most_bytes` at most.
 
     Raises:
         InvalidInput: the file cannot be read or is not TOML. The message does not name the path;
             the caller adds it.
     """
-    return toml_table(read_settings(path))
+    return toml_table(read_settings(path, most_bytes))
 
 
 def toml_table(text: str) -> dict[str, Any]:

@@ -213,14 +213,14 @@ def read_text(path: Path, most_bytes: int = LARGEST_UNPACKED_BYTES, *, prefix: s
         raise InvalidInput(f"{prefix}is not UTF-8 text") from None
 
 
-def read_settings(path: Path) -> str:
+def read_settings(path: Path, most_bytes: int = LARGEST_SETTINGS_BYTES) -> str:
     """The text of a TOML file, in whose lines the parser cannot be lost for minutes.
 
     Raises:
         MissingFile: there is no such file.
         InvalidInput: it cannot be read, or is no file of settings; says why.
     """
-    text = read_text(path, LARGEST_SETTINGS_BYTES)
+    text = read_text(path, most_bytes)
     if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
         raise InvalidInput(f"has a line with more than {_MOST_DOTS} dots")
     return text

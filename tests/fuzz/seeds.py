@@ -276,9 +276,10 @@ gpu = "l4"
 date = 2026-11-18
 steps = 2
 ops = [
-    ["matmul/bf16_tensor", "aten.mm", [23.1, 15.2, 12.0, 12.5, 12.1], 0.12, 0.6],
-    ["elementwise/fp32", "aten.add", [12.0, 15.2, 12.0, 12.0, 12.0], -0.05, 0.01],
+    "0.12 2e-05 loss/fp32 - - aten.mse_loss",
+    "-0.05 3e-06 other/fp32 concatenation 1,12.5,0.5 aten.cat",
 ]
+swept = ["0.3 4e-05 other/fp32 concatenation 2,12,0.5 aten.cat"]
 """
 
 

@@ -23,7 +23,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.footprint.workspaces.estimate import Constants, workspaces_of
 from wavecast.ops import reading
-from wavecast.predictors.learned.batch import _readable_parts
+from wavecast.predictors.learned.batch import readable_parts
 from wavecast.predictors.mlp.features import layer_of
 from wavecast.retargeting.attention_ops import attention_in
 from wavecast.retargeting.rewriting import retarget
@@ -56,7 +56,7 @@ def test_every_op_of_the_suite_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in real_ops():
         assert ops.is_readable(op), op
         if ops.launches(op):
-            assert _readable_parts(op) is not None, op
+            assert readable_parts(op) is not None, op
         ops.kernels(op), ops.unit(op), layer_of(op), attention_in(op)
         workspaces_of(op, gpu, constants)
     for real in real_traces():

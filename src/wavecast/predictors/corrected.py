@@ -1,26 +1,20 @@
-"""Predictions of ops that the user's own measured steps correct, for the GPU they ran on.
+"""Predictions of ops that the user's own measured steps and layers correct, for his GPU.
 
-A measured step says how far off its predicted ops are. Logarithms of measured over predicted time
-are taken as a Gaussian process (Rasmussen and Williams, "Gaussian Processes for Machine Learning",
-2006, equation 2.23): ops err alike if they are of the same kind and unit, more so if they are the
-same op, and most if their sizes are alike as well. The correction of an op is the mean of that
-process, given what was measured. So an op that is like none that was measured keeps its prediction,
-and what a single op says is shrunk. `lab.score.corrections` says what this is worth.
+A measured step, or a sweep of single layers, says how far off its predicted ops are. What that says
+about other ops is in `wavecast.predictors.corrections`; here it is learned, kept and used.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import date
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from wavecast import ops
 from wavecast.errors import InvalidInput, prefixed
@@ -28,107 +22,28 @@ from wavecast.files import config_folder, read_toml, toml_text, write_checked
 from wavecast.hardware.device import Device
 from wavecast.hardware.fact_files import refuse_unknown, text_of, user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
-from wavecast.predictors.roofline import demand
+from wavecast.predictors.corrections import MOST_OFF, Corrections, OpOff, OpPlace, places, scales
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Trace
 
 VARIABLE = "WAVECAST_CORRECTIONS"
 """The environment variable that names further files, such as those that a team shares."""
-KIND_SPREAD, OP_SPREAD, SIZE_SPREAD = 0.03, 0.05, 0.2
-"""How much ops of a kind, the same op, and the same op of a size err alike: standard deviations of
-logarithms. Chosen on steps of our H200, with the model of each step left out."""
-SIZE_LENGTH = 0.7
-"""The distance of logarithms of sizes at which two runs of an op are no longer alike."""
-NOISE = 0.2
-"""What a single op is off by chance, in the same unit."""
-SMALL_SHARE = 0.01
-"""An op with this share of a step's time is twice as noisy as a large one."""
-MOST_OFF = 1.0
-"""Logarithms beyond this are cut off: such an op was not understood."""
-MOST_OPS = 60
-"""The ops of a step that are kept, the longest first."""
-_SIZES = 5
-_KEYS = ("gpu", "date", "steps", "ops")
-
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class OpOff:
-    """How far off the prediction of an op was in a measured step."""
-
-    kind: str
-    """Its kind and unit ("matmul/bf16_tensor")."""
-    name: str
-    sizes: tuple[float, ...]
-    """Logarithms of its FLOPs, bytes, and elements of its first tensors."""
-    off: float
-    """The logarithm of measured over predicted time."""
-    share: float
-    """Its share of the step's GPU time."""
-
-
-def kind_of(op: Op) -> str:
-    """The kind of an op, and the unit that it is meant for."""
-    return f"{ops.kind(op)}/{ops.unit(op)}"
-
-
-def sizes_of(op: Op) -> tuple[float, ...]:
-    """The logarithms of an op's FLOPs, bytes, and elements of its first tensors."""
-    work = demand(op)
-    tensors = [float(math.prod(t.shape)) for t in (*op.inputs, *op.outputs)][: _SIZES - 2]
-    amounts = [] if work is None else [float(work.flops), float(work.nbytes), *tensors]
-    amounts += [0.0] * (_SIZES - len(amounts))
-    return tuple(round(math.log1p(amount), 3) for amount in amounts)
-
-
-@dataclass(frozen=True)
-class Corrections:
-    """What measured steps say about the predictions for one GPU."""
-
-    gpu: str
-    """The id of the GPU."""
-    day: date
-    """The day on which they were learned."""
-    steps: int
-    """The number of measured steps."""
-    errors: tuple[OpOff, ...] = field(repr=False)
-
-    def factors(self, given: Sequence[Op]) -> list[float]:
-        """The time of each op over its predicted time."""
-        asked = [OpOff(kind_of(op), op.base, sizes_of(op), 0.0, 1.0) for op in given]
-        factors: list[float] = np.exp(_alike(asked, self.errors) @ self._weights).tolist()
-        return factors
-
-    @cached_property
-    def _weights(self) -> Floats:
-        noise = [NOISE**2 * (1 + SMALL_SHARE / max(row.share, 1e-5)) for row in self.errors]
-        off = np.array([row.off for row in self.errors])
-        weights: Floats = np.linalg.solve(_alike(self.errors, self.errors) + np.diag(noise), off)
-        return weights
-
-
-def _alike(some: Sequence[OpOff], others: Sequence[OpOff]) -> Floats:
-    """The covariance of the errors of ops: a row for each of some, a column for each of others."""
-
-    def equal(names: Sequence[object], with_names: Sequence[object]) -> NDArray[np.bool_]:
-        numbers = {name: n for n, name in enumerate(dict.fromkeys((*names, *with_names)))}
-        left, right = ([numbers[name] for name in those] for those in (names, with_names))
-        same: NDArray[np.bool_] = np.array(left)[:, None] == np.array(right)[None]
-        return same
-
-    kind = equal([row.kind for row in some], [row.kind for row in others])
-    name = kind & equal([row.name for row in some], [row.name for row in others])
-    left = np.array([row.sizes for row in some]).reshape(-1, _SIZES)
-    right = np.array([row.sizes for row in others]).reshape(-1, _SIZES)
-    distance = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
-    near = np.exp(-np.maximum(distance, 0) / (2 * SIZE_LENGTH**2))
-    covariance: Floats = KIND_SPREAD**2 * kind + name * (OP_SPREAD**2 + SIZE_SPREAD**2 * near)
-    return covariance
+MOST_OPS = 150
+"""The ops of a step that are kept: those that are predicted to take longest."""
+MOST_ROWS = 5000
+"""The ops of all steps, and of a sweep, that are kept: learning takes the cube of their number."""
+_FAVOURED_S = 2e-6, 50e-6
+"""They are kept with chances in proportion to their predicted times between these."""
+NONE = "-"
+"""What a file says for an op without a model, and without features."""
+_MOST_BYTES = 1 << 22
+_KEYS = ("gpu", "date", "steps", "ops", "swept")
 
 
 @dataclass(frozen=True)
 class Corrected(Predictor):
-    """A predictor whose answers are corrected on GPUs whose user has measured steps."""
+    """A predictor whose answers are corrected on GPUs whose user has measured steps or layers."""
 
     base: Predictor
     corrections: Mapping[str, Corrections]
@@ -139,14 +54,20 @@ class Corrected(Predictor):
         return self.predict_all((op,), device)[0]
 
     def predict_all(self, given: Sequence[Op], device: Device) -> Sequence[Estimate | None]:
-        """The time of each op."""
+        """The time of each op, not below the physical bound."""
         answers = self.base.predict_all(given, device)
         corrections = self.corrections.get(device.id)
-        if corrections is None or not given:
+        if corrections is None:
             return answers
+        known = [n for n, answer in enumerate(answers) if answer is not None]
+        kept = [answers[n] for n in known]
+        seconds = [answer.seconds for answer in kept if answer is not None]
+        asked = places([given[n] for n in known], seconds, gpu_of(device))
+        factors = dict(zip(known, corrections.factors(asked).tolist(), strict=True))
+        least = Learned.shipped().least_s(given, device)
         return [
-            None if answer is None else _scaled(answer, factor)
-            for answer, factor in zip(answers, corrections.factors(given), strict=True)
+            None if answer is None else _scaled(answer, factors[n], least[n])
+            for n, answer in enumerate(answers)
         ]
 
     def familiarity(self, device: Device) -> Familiarity | None:
@@ -156,45 +77,73 @@ class Corrected(Predictor):
     def assumptions(self, device: Device) -> tuple[str, ...]:
         """What the predictor that is corrected assumes, and what corrects it."""
         own = self.corrections.get(device.id)
-        said = () if own is None else (_said(own),)
-        return (*self.base.assumptions(device), *said)
+        assumed = tuple(self.base.assumptions(device))
+        if own is None:
+            return assumed
+        said = f"op times are corrected by {own.counted} that you measured ({own.day})"
+        return (*assumed, said)
 
 
-def _said(own: Corrections) -> str:
-    steps = "1 step" if own.steps == 1 else f"{own.steps} steps"
-    return f"op times are corrected by {steps} that you measured ({own.day})"
-
-
-def _scaled(answer: Estimate, factor: float) -> Estimate:
+def _scaled(answer: Estimate, factor: float, least_s: float) -> Estimate:
+    """An answer times a factor, where the physical bound allows it."""
+    seconds = max(answer.seconds * factor, min(least_s, answer.seconds))
+    low_s = max(answer.low_s * factor, min(least_s, answer.low_s))
     return replace(
         answer,
-        seconds=answer.seconds * factor,
-        low_s=answer.low_s * factor,
-        high_s=answer.high_s * factor,
+        seconds=seconds,
+        low_s=min(low_s, seconds),
+        high_s=max(answer.high_s * factor, seconds),
     )
 
 
 # Learning.
 
 
-def learn(traces: Sequence[Trace], device: Device, predictor: Predictor) -> Corrections:
-    """The corrections of a predictor for a GPU, from steps that were measured on it.
+def learn(
+    traces: Sequence[Trace], device: Device, predictor: Predictor, *, swept: Sequence[Trace] = ()
+) -> Corrections:
+    """The corrections of a predictor for a GPU, from what was measured on it.
+
+    Args:
+        traces: measured steps.
+        device: the GPU.
+        predictor: what is corrected.
+        swept: recorded single layers (`frameworks.pytorch.measurement.sweep`).
 
     Raises:
         InvalidInput: a step has no op that was both measured and predicted.
     """
-    errors = [row for trace in traces for row in _errors(trace, device, predictor)]
-    return Corrections(device.id, date.today(), len(traces), tuple(errors))
+    steps = [row for trace in traces for row in _longest(_errors(trace, device, predictor))]
+    layers = [row for trace in swept for _, row in _errors(trace, device, predictor)]
+    return Corrections(device.id, date.today(), len(traces), _sample(steps), _sample(layers))
 
 
-def _errors(trace: Trace, device: Device, predictor: Predictor) -> Iterator[OpOff]:
+def _longest(errors: Sequence[tuple[float, OpOff]]) -> list[OpOff]:
+    return [row for _, row in sorted(errors, key=lambda one: -one[0])[:MOST_OPS]]
+
+
+def _sample(rows: Sequence[OpOff]) -> tuple[OpOff, ...]:
+    """The ops that are kept; the same for the same measurements."""
+    draw, (short_s, long_s) = random.Random(0), _FAVOURED_S
+    chances = [min(max(row.place.seconds, short_s), long_s) for row in rows]
+    turns = [draw.expovariate(1.0) / chance for chance in chances]
+    first = sorted(range(len(rows)), key=turns.__getitem__)[:MOST_ROWS]
+    return tuple(rows[n] for n in sorted(first))
+
+
+def _errors(trace: Trace, device: Device, predictor: Predictor) -> list[tuple[float, OpOff]]:
+    """The predicted time of each op in a whole step, and how far off it is."""
     pairs = measured_and_predicted(trace, device, predictor)
-    total_s = sum(measured_s for _, measured_s, _ in pairs)
-    for op, measured_s, predicted_s in sorted(pairs, key=lambda pair: -pair[1])[:MOST_OPS]:
+    given = [op for op, _, _ in pairs]
+    answers = predictor.predict_all(given, device)
+    seconds = [float(f"{answer.seconds:.4g}") for answer in answers if answer is not None]
+    found = []
+    for place, (_, measured_s, predicted_s) in zip(
+        places(given, seconds, gpu_of(device)), pairs, strict=True
+    ):
         off = min(max(math.log(measured_s / predicted_s), -MOST_OFF), MOST_OFF)
-        yield OpOff(
-            kind_of(op), op.base, sizes_of(op), round(off, 4), round(measured_s / total_s, 6)
-        )
+        found.append((predicted_s, OpOff(place, round(off, 4))))
+    return found
 
 
 def measured_and_predicted(
@@ -235,14 +184,34 @@ def folder() -> Path:
 
 def save(corrections: Corrections, path: Path) -> None:
     """Write corrections, all or nothing."""
-    rows = [[e.kind, e.name, list(e.sizes), e.off, e.share] for e in corrections.errors]
     table = {
         "gpu": corrections.gpu,
         "date": corrections.day,
         "steps": corrections.steps,
-        "ops": rows,
+        "ops": [_written(row) for row in corrections.errors],
+        "swept": [_written(row) for row in corrections.swept],
     }
     write_checked(path, toml_text(table), read)
+
+
+def keep(learned: Corrections, path: Path) -> Corrections:
+    """Write corrections, with what the file has of the other sort: of steps, or of a sweep.
+
+    So steps replace steps, a sweep replaces a sweep, and the file is all that is known of the GPU.
+
+    Raises:
+        InvalidInput: the file is there but is damaged, or is of another GPU.
+    """
+    if path.exists():
+        before = read(path)
+        if before.gpu != learned.gpu:
+            raise InvalidInput(f"{path} has corrections for {before.gpu}, not for {learned.gpu}")
+        if not learned.swept:
+            learned = replace(learned, swept=before.swept)
+        if not learned.errors:
+            learned = replace(learned, steps=before.steps, errors=before.errors)
+    save(learned, path)
+    return learned
 
 
 def read(path: Path) -> Corrections:
@@ -252,41 +221,74 @@ def read(path: Path) -> Corrections:
         InvalidInput: the file cannot be read, or has no corrections; says which key and why.
     """
     with prefixed(f"{path}: "):
-        table = read_toml(path)
+        table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
-        day, steps, rows = table.get("date"), table.get("steps"), table.get("ops")
+        day, steps = table.get("date"), table.get("steps")
         if not isinstance(day, date):
             raise InvalidInput("date must be a day, written 2026-01-31")
-        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
-            raise InvalidInput(f"steps must be a whole number above 0, not {steps!r}")
-        if not isinstance(rows, list) or not rows:
-            raise InvalidInput("ops must be a list of rows")
-        return Corrections(text_of(table, "gpu"), day, steps, tuple(map(_row, rows)))
+        if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
+            raise InvalidInput(f"steps must be a whole number of at least 0, not {steps!r}")
+        errors, swept = (_rows(table, key) for key in ("ops", "swept"))
+        if not errors and not swept:
+            raise InvalidInput("ops or swept must be a list of rows")
+        return Corrections(text_of(table, "gpu"), day, steps, errors, swept)
+
+
+def _rows(table: Mapping[str, Any], key: str) -> tuple[OpOff, ...]:
+    rows = table.get(key, [])
+    if not isinstance(rows, list) or len(rows) > MOST_ROWS:
+        raise InvalidInput(f"{key} must be a list of at most {MOST_ROWS} rows")
+    return tuple(map(_row, rows))
+
+
+def _written(row: OpOff) -> str:
+    at = row.place
+    features = ",".join(f"{feature:.10g}" for feature in at.features)
+    return f"{row.off} {at.seconds} {at.kind} {at.model or NONE} {features or NONE} {at.name}"
 
 
 def _row(row: Any) -> OpOff:
     """One op of a file."""
-    match row:
-        case [str(kind), str(name), list(sizes), off, share] if len(sizes) == _SIZES:
-            if all(map(_is_number, (*sizes, off, share))) and abs(off) <= MOST_OFF:
-                return OpOff(kind, name, tuple(map(float, sizes)), float(off), float(share))
+    match row.split(" ", 5) if isinstance(row, str) else ():
+        case [off, seconds, kind, model, features, name]:
+            model = "" if model == NONE else model
+            places_of = () if features == NONE else tuple(map(_number, features.split(",")))
+            place = OpPlace(kind, name, model, places_of, _number(seconds))
+            error = OpOff(place, _number(off))
+            known = len(place.features) == len(scales().get(model, ()))
+            finite = all(map(math.isfinite, (*place.features, place.seconds, error.off)))
+            if known and finite and place.seconds > 0 and abs(error.off) <= MOST_OFF:
+                return error
     raise InvalidInput(
-        f"a row of ops is [kind, op, {_SIZES} logarithms of sizes, logarithm of the error up to "
-        f"{MOST_OFF:g}, share of the step], not {str(row)[:100]}"
+        f'a row is "LOGARITHM SECONDS KIND MODEL FEATURES OP": the logarithm of the error, up to '
+        f"{MOST_OFF:g}, the predicted time, and where the op is, not {str(row)[:100]!r}; files of "
+        "other versions of Wavecast have other features: measure and learn again"
     )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= abs(value) < 1e3
+def _number(text: str) -> float:
+    """A number below 1e9; otherwise one that is not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return math.nan
+    return number if abs(number) < 1e9 else math.nan
 
 
 def kept() -> dict[str, Corrections]:
-    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU."""
-    found = (_read_once(path, path.stat().st_mtime_ns) for path in user_files(folder(), VARIABLE))
-    return {corrections.gpu: corrections for corrections in found}
+    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU.
+
+    Files of one GPU count together.
+    """
+    files = user_files(folder(), VARIABLE)
+    return _read_once(tuple((path, path.stat().st_mtime_ns) for path in files))
 
 
-@lru_cache(maxsize=64)
-def _read_once(path: Path, changed: int) -> Corrections:
-    """The corrections in a file, cached until its modification time `changed` is another."""
-    return read(path)
+@lru_cache(maxsize=4)
+def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
+    """The corrections in files, cached until the modification time of one is another."""
+    found: dict[str, Corrections] = {}
+    for path, _ in files:
+        one = read(path)
+        found[one.gpu] = found[one.gpu] | one if one.gpu in found else one
+    return found

@@ -17,6 +17,7 @@ from wavecast.hardware.kept_hosts import KeptHost
 from wavecast.hardware.processors import usual_hosts
 from wavecast.planning.prices import Price, price
 from wavecast.predictors.corrected import VARIABLE
+from wavecast.predictors.corrections import Corrections
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.prices import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
@@ -252,11 +253,12 @@ def _usual() -> RenderableType:
     return Group(named, "", *remarks(lines))
 
 
-def learned_steps(found: Learning, path: Path, *, elsewhere: bool) -> RenderableType:
+def learned(found: Learning, kept: Corrections, path: Path, *, elsewhere: bool) -> RenderableType:
     """How well each measured step is predicted before and after, and where that is kept.
 
     Args:
         found: what was learned.
+        kept: what the file has now.
         path: the file that keeps it.
         elsewhere: whether the file is outside the user's folder, so that it must be named.
     """
@@ -269,12 +271,13 @@ def learned_steps(found: Learning, path: Path, *, elsewhere: bool) -> Renderable
         )
         for step in found.steps
     ]
-    columns = from_rows(rows, "<step", "GPU time", "error", "error after learning")
     use = f"predictions for {found.gpu} use it"
     if elsewhere:
         use += f" if ${VARIABLE} names the file or its folder"
-    lines = [
-        "error: predicted from the ops alone, over measured; after learning from the other steps",
-        f"saved as {path}; {use}",
-    ]
-    return titled(found.gpu, table(columns), "", *remarks(lines))
+    lines = [f"{kept.counted}, saved as {path}; {use}"]
+    if not rows:
+        return titled(found.gpu, *remarks(lines))
+    columns = from_rows(rows, "<step", "GPU time", "error", "error after learning")
+    others = "the other steps and the single ops" if kept.swept else "the other steps"
+    about = f"error: predicted from the ops alone, over measured; after learning from {others}"
+    return titled(found.gpu, table(columns), "", *remarks([about, *lines]))

@@ -26,9 +26,10 @@ CALIBRATION = output(
     Field("measured", kind=Mapping[str, Fact] | None, meaning="What was measured on the GPU."),
 )
 LEARNING = output(
-    "What measured steps teach about predictions for their GPU.",
+    "What measured steps and ops teach about predictions for their GPU.",
     Field("gpu", kind=str, meaning="The id of the GPU."),
     Field("steps", kind=Sequence[LearnedStep], meaning="The steps, each judged by the others."),
+    Field("ops", kind=int, meaning="The number of ops of single layers that the file keeps."),
     Field("file", kind=str, meaning="The file that keeps it."),
 )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -270,6 +270,7 @@ def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEv
             "name traces of the same model alike (MODEL=FILE)"
         )
     own = tuple(_own_error(step) for step in steps)
+    notes.extend(_corrected_notes(steps, own))
     return PairEvaluation(tuple(pairs), own, _op_errors(op_times), tuple(dict.fromkeys(notes)))
 
 
@@ -332,6 +333,28 @@ def _own_error(step: StepOnGpu) -> StepError:
     measured_s = measurement_of(step.trace).seconds
     assert measured_s is not None
     return StepError(step.model, step.device.id, measured_s, _from_ops(step.trace, step.device))
+
+
+def _corrected_notes(steps: Sequence[StepOnGpu], errors: Sequence[StepError]) -> Iterator[str]:
+    """What the user's corrections change, for each GPU that has any."""
+    from wavecast.predictors.corrected import Corrected
+
+    predictor = default_predictor()
+    if not isinstance(predictor, Corrected):
+        return
+    both: dict[str, list[tuple[float, float]]] = {}
+    for step, own in zip(steps, errors, strict=True):
+        if own.gpu in predictor.corrections and own.unmeasured_error is not None:
+            shipped = predict(step.trace, step.device, predictor=predictor.base).seconds
+            pair = abs(own.unmeasured_error), abs(shipped / own.measured_s - 1)
+            both.setdefault(own.gpu, []).append(pair)
+    for gpu, pairs in both.items():
+        after, before = (math.fsum(sizes) / len(pairs) for sizes in zip(*pairs, strict=True))
+        yield (
+            f"{gpu}: times from nothing are corrected by {predictor.corrections[gpu].counted} that "
+            f"you measured, and off by {after:.1%}; without that by {before:.1%}. Steps that were "
+            "learned from do not count as a test"
+        )
 
 
 def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:

@@ -1,19 +1,15 @@
-"""What measured steps teach about predictions for their GPU, and how much that is worth."""
+"""What measured steps and ops teach about predictions for their GPU, and how much it is worth."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.hardware.device import Device
 from wavecast.predictors.base import Predictor
-from wavecast.predictors.corrected import (
-    Corrected,
-    Corrections,
-    learn,
-    measured_and_predicted,
-)
+from wavecast.predictors.corrected import Corrected, learn, measured_and_predicted
+from wavecast.predictors.corrections import Corrections, OpOff
 from wavecast.showing import Shown
 from wavecast.steps.arguments import origin_of
 from wavecast.traces.step import Trace
@@ -33,7 +29,7 @@ class LearnedStep(Shown):
     before: float
     """The error of the shipped predictor."""
     after: float | None
-    """The error with what the other steps teach. None if there is no other."""
+    """The error with what the other steps and swept ops teach. None if there are none."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +44,20 @@ class Learning:
     """What all of them give."""
 
 
-def learn_from(steps: Mapping[str, Trace], predictor: Predictor | None = None) -> Learning:
+def learn_from(
+    steps: Mapping[str, Trace], predictor: Predictor | None = None, swept: Sequence[OpOff] = ()
+) -> Learning:
     """The corrections that measured steps of one GPU give, each judged by the others.
 
     Args:
         steps: measured traces by name.
         predictor: what is corrected; the shipped predictor by default.
+        swept: what a sweep of single layers showed on the same GPU, which counts as well.
 
     Raises:
         InvalidInput: the steps were measured on several GPUs, or nothing in one can be compared.
     """
-    from wavecast.predictors.learned.predictor import Learned
-
-    base = predictor or Learned.shipped()
+    base = predictor or _shipped()
     gpus = {name: origin_of(trace, None) for name, trace in steps.items()}
     device = next(iter(gpus.values()))
     for name, other in gpus.items():
@@ -74,18 +71,45 @@ def learn_from(steps: Mapping[str, Trace], predictor: Predictor | None = None) -
     for name in names:
         with prefixed(f"{name}: "):
             others = [steps[other] for other in names if other != name]
-            rows.append(_judged(name, steps[name], others, device, base))
-    return Learning(device.id, tuple(rows), learn(list(steps.values()), device, base))
+            rows.append(_judged(name, steps[name], others, swept, device, base))
+    learned = learn(list(steps.values()), device, base)
+    return Learning(device.id, tuple(rows), replace(learned, swept=tuple(swept)))
+
+
+def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
+    """The corrections that recorded single layers of one GPU give.
+
+    Args:
+        traces: recorded layers (`wavecast.frameworks.pytorch.measurement.sweep`).
+        predictor: what is corrected; the shipped predictor by default.
+
+    Raises:
+        InvalidInput: nothing in a trace can be compared.
+    """
+    device = origin_of(traces[0], None)
+    learned = learn((), device, predictor or _shipped(), swept=traces)
+    return Learning(device.id, (), learned)
+
+
+def _shipped() -> Predictor:
+    from wavecast.predictors.learned.predictor import Learned
+
+    return Learned.shipped()
 
 
 def _judged(
-    name: str, trace: Trace, others: Sequence[Trace], device: Device, base: Predictor
+    name: str,
+    trace: Trace,
+    others: Sequence[Trace],
+    swept: Sequence[OpOff],
+    device: Device,
+    base: Predictor,
 ) -> LearnedStep:
-    """A step, predicted without and with what other steps teach."""
+    """A step, predicted without and with what other steps and swept ops teach."""
     measured_s, before = _error(trace, device, base)
     after = None
-    if others:
-        own = learn(others, device, base)
+    if others or swept:
+        own = replace(learn(others, device, base), swept=tuple(swept))
         _, after = _error(trace, device, Corrected(base, {own.gpu: own}))
     return LearnedStep(name, measured_s, before, after)
 

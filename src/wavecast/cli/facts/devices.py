@@ -13,15 +13,18 @@ import wavecast
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.gpus import named_gpus
 from wavecast.cli.output.screen import print_json, show, waiting, width
-from wavecast.cli.steps.sources import has_gpu, step_source
+from wavecast.cli.steps.sources import has_gpu, require_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.device import Device, Fact
 from wavecast.report import devices as report
 from wavecast.report import outputs
 from wavecast.report.tables import line
+from wavecast.steps.arguments import origin_of
 
 if TYPE_CHECKING:
     from wavecast.hardware.host_files import HostFile
+    from wavecast.steps.learning import Learning
+    from wavecast.traces.step import Trace
 
 _WATCHED_S = 1.0
 """How long the machine is watched before a calibration, to see how busy it is."""
@@ -76,6 +79,19 @@ StepsOption = Annotated[
         "predictions for that GPU are. Repeat it for each step.",
     ),
 ]
+OpsOption = Annotated[
+    bool,
+    typer.Option(
+        "--ops",
+        help="Measure single layers on this machine's GPU, and learn from them how far off "
+        "predictions for that GPU are.",
+    ),
+]
+MinutesOption = Annotated[
+    float | None, typer.Option(help="How long --ops measures; 10 minutes by default.")
+]
+_MINUTES = 10.0
+_MOST_MINUTES = 600.0
 
 
 @app.command()
@@ -86,6 +102,8 @@ def calibrate(
     folder: FolderOption = None,
     host_path: HostPathOption = None,
     steps: StepsOption = None,
+    sweeps: OpsOption = False,
+    minutes: MinutesOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure this machine's host and GPU, for your predictions.
@@ -109,16 +127,40 @@ def calibrate(
     wavecast measure resnet50 --batch 64 -o resnet50.json.gz
     wavecast calibrate --step resnet50.json.gz --step gpt2.json.gz
 
+    With --ops, so do single layers of random sizes, which are measured on this machine's GPU for
+    ten minutes. Both together are best. They are kept in one file for each GPU, which others can
+    use as well (--out).
+
+    \b
+    wavecast calibrate --ops
+    wavecast calibrate --ops --minutes 3 --step resnet50.json.gz --out shared/
+
     All files are in your configuration folder by default. Close other programs first.
     """
+    if minutes is not None and not (sweeps and 0 < minutes <= _MOST_MINUTES):
+        raise InvalidInput(f"--minutes is for --ops, and is above 0 and at most {_MOST_MINUTES:g}")
+    if steps or sweeps:
+        given = {"name": name, "host_out": host_path, "seconds": seconds, "list": listed or None}
+        _refuse_beside("ops measures layers only" if sweeps else "step measures nothing", **given)
+        return _learn(steps or [], (minutes or _MINUTES) if sweeps else None, folder, as_json)
+    if listed:
+        _refuse_beside(
+            "list measures nothing", name=name, out=folder, host_out=host_path, seconds=seconds
+        )
+        return _list_hosts(as_json)
+    _calibrate(name, seconds, folder, host_path, as_json)
+
+
+def _calibrate(
+    name: str | None,
+    seconds: float | None,
+    folder: Path | None,
+    host_path: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure the host and the GPU."""
     from wavecast.hardware import host_files, kept_hosts
 
-    if steps:
-        _refuse_beside("step", name=name, host_out=host_path, seconds=seconds)
-        return _learn(steps, folder, as_json)
-    if listed:
-        _refuse_beside("list", name=name, out=folder, host_out=host_path, seconds=seconds)
-        return _list_hosts(as_json)
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)
@@ -153,13 +195,35 @@ def _list_hosts(as_json: bool) -> None:
 def _refuse_beside(given: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None:
-            raise InvalidInput(f"--{given} measures nothing; leave out --{name.replace('_', '-')}")
+            raise InvalidInput(f"--{given}; leave out --{name.replace('_', '-')}")
 
 
-def _learn(files: Sequence[str], folder: Path | None, as_json: bool) -> None:
-    from wavecast.frameworks.targets import resolve
+def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_json: bool) -> None:
+    """Learn from steps, from layers that are measured for some minutes, or from both."""
     from wavecast.predictors import corrected
     from wavecast.steps.learning import learn_from
+
+    steps = _measured_steps(files)
+    gpu = origin_of(next(iter(steps.values())), None).id if steps else None
+    layers = None if minutes is None else _swept(minutes, gpu)
+    found = layers
+    path = (folder or corrected.folder()) / f"{gpu or (layers and layers.gpu)}.toml"
+    if steps:
+        before = corrected.read(path).swept if path.exists() else ()
+        swept = before if layers is None else layers.corrections.swept
+        with waiting(f"comparing {len(files)} measured steps"):
+            found = learn_from(steps, swept=swept)
+    assert found is not None
+    kept = corrected.keep(found.corrections, path)
+    if as_json:
+        record = {"gpu": found.gpu, "steps": found.steps, "ops": len(kept.swept), "file": str(path)}
+        print_json(outputs.LEARNING.record(record))
+    else:
+        show(report.learned(found, kept, path, elsewhere=folder is not None))
+
+
+def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
+    from wavecast.frameworks.targets import resolve
 
     targets = [resolve(file) for file in files]
     for target in targets:
@@ -168,15 +232,26 @@ def _learn(files: Sequence[str], folder: Path | None, as_json: bool) -> None:
                 f"{target.name} was not measured, so nothing can be learned from it; give traces "
                 "from wavecast measure, or torch.profiler files"
             )
-    with waiting(f"comparing {len(files)} measured steps"):
-        found = learn_from({t.name: step_source(t, quiet=True).on() for t in targets})
-    path = (folder or corrected.folder()) / f"{found.gpu}.toml"
-    corrected.save(found.corrections, path)
-    if as_json:
-        record = {"gpu": found.gpu, "steps": found.steps, "file": str(path)}
-        print_json(outputs.LEARNING.record(record))
-    else:
-        show(report.learned_steps(found, path, elsewhere=folder is not None))
+    return {target.name: step_source(target, quiet=True).on() for target in targets}
+
+
+def _swept(minutes: float, of_steps: str | None) -> Learning:
+    """What layers teach that are measured on this machine's GPU, which the steps must be of."""
+    require_gpu()
+    from wavecast.frameworks.pytorch.measurement import host_benchmark
+    from wavecast.frameworks.pytorch.measurement.sweep import sweep
+    from wavecast.steps.learning import learn_from_layers
+
+    gpu = wavecast.device(host_benchmark.gpu_name())  # what is wrong is said before measuring
+    if of_steps not in (None, gpu.id):
+        raise InvalidInput(
+            f"the steps were measured on {of_steps}, and this machine's GPU is {gpu.id}; what they "
+            "teach is kept by GPU, so give steps of this one"
+        )
+    with waiting(f"measuring layers for {minutes:g} minutes"):
+        traces = sweep(60.0 * minutes)
+    with waiting("comparing the layers"):
+        return learn_from_layers(traces)
 
 
 def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | None) -> bool:

@@ -106,7 +106,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
     added: dict[str, list[float]] = {}
     main: list[str] = []
     for position, op in enumerate(given):
-        op_parts = _readable_parts(op) if ops.launches(op) else ()
+        op_parts = readable_parts(op) if ops.launches(op) else ()
         for part in op_parts or ():
             rows.setdefault(part.model, []).append(part.row)
             owners.setdefault(part.model, []).append(position)
@@ -135,7 +135,7 @@ def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
     )
 
 
-def _readable_parts(op: Op) -> tuple[Part, ...] | None:
+def readable_parts(op: Op) -> tuple[Part, ...] | None:
     """The parts of an op; None if its tensors or attributes are not those of such an op."""
     parts = reading(parts_of, None, op)
     if parts is None or not all(is_possible_work(abs(n)) for part in parts for n in part.row):

@@ -141,6 +141,16 @@ class Learned(Predictor):
             self._gpus[device] = calibrated(gpu, device, self.models, fitted)
         return self._gpus[device]
 
+    def least_s(self, given: Sequence[Op], device: Device) -> list[float]:
+        """The physical bound of each op's time; 0 where it is not known."""
+        gpu = self.gpu(device)
+        if gpu is None or not given:
+            return [0.0] * len(given)
+        batch, _ = self._batch(tuple(given))
+        with np.errstate(all="ignore"):
+            bounds: list[float] = np.nan_to_num(batch.least_s(gpu), posinf=0.0).tolist()
+        return bounds
+
     def _answers(
         self,
         given: Sequence[Op],

@@ -1,4 +1,4 @@
-"""Layers of newer networks with random sizes, where predictions were off; `lab.collect.sweep`.
+"""Layers of newer networks with random sizes, where predictions were off.
 
 Grouped, depthwise, dilated and 3-d convolutions, norms in channels-last, bags of embeddings,
 message passing, recurrent layers in TF32, and what people write out by hand: rotary positions,
@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.steps.drawn_layers import LARGEST, Layer, ShapeDraw, TooLarge, through
-from lab.steps.hand_written import orthogonal, rotated, scaled
+from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.written_out import orthogonal, rotated, scaled
 
 MOST_FLOP = 2e11
 
@@ -170,11 +170,11 @@ def bags(draw: ShapeDraw) -> Layer:
     )
     table = replace(draw, precision="fp32").tensor(rows, width)
     count, each = pick.choice((256, 2048, 4096, 8192, 32_768)), pick.choice((1, 1, 2, 5, 10, 30))
-    where = (torch.rand(count, each, device="cuda") ** pick.choice((1, 2)) * rows).long()
+    where = (torch.rand(count, each, device=draw.device) ** pick.choice((1, 2)) * rows).long()
     mode = pick.choice(("sum", "sum", "mean"))
     if pick.random() < 0.5:
         return through(partial(F.embedding_bag, where, table, mode=mode), table)
-    starts = torch.arange(0, count * each, each, device="cuda")
+    starts = torch.arange(0, count * each, each, device=draw.device)
     return through(partial(F.embedding_bag, where.flatten(), table, starts, mode=mode), table)
 
 
@@ -186,7 +186,7 @@ def edges(draw: ShapeDraw) -> Layer:
     if count * width > LARGEST // 2:
         raise TooLarge
     x, sent = draw.tensor(nodes, width), draw.tensor(count, width)
-    where = torch.randint(0, nodes, (count,), device="cuda")
+    where = torch.randint(0, nodes, (count,), device=draw.device)
     if pick.random() < 0.5:
         where = where.sort().values
     wide = where[:, None].expand(-1, width)
@@ -211,8 +211,8 @@ def recurrence(draw: ShapeDraw) -> Layer:
     layers, both = pick.choice((1, 1, 2, 2, 3)), pick.random() < 0.25
     inputs = pick.choice((hidden, hidden, 80, 256))
     dtype = torch.float16 if draw.precision == "bf16" else draw.dtype
-    net = cell(inputs, hidden, layers, bidirectional=both, device="cuda", dtype=dtype)
-    x = torch.randn(steps, batch, inputs, device="cuda", dtype=dtype, requires_grad=True)
+    net = cell(inputs, hidden, layers, bidirectional=both, device=draw.device, dtype=dtype)
+    x = torch.randn(steps, batch, inputs, device=draw.device, dtype=dtype, requires_grad=True)
     return through(partial(net, x), x, *net.parameters())
 
 
@@ -250,7 +250,9 @@ def newton_schulz(draw: ShapeDraw) -> Layer:
     """Newton-Schulz iterations of one matrix, without a gradient."""
     pick = draw.random
     sizes = (128, 256, 512, 768, 1024, 1536, 2048, 2816, 3072, 4096)
-    matrix = torch.randn(pick.choice(sizes), pick.choice(sizes), device="cuda", dtype=draw.dtype)
+    matrix = torch.randn(
+        pick.choice(sizes), pick.choice(sizes), device=draw.device, dtype=draw.dtype
+    )
     return partial(orthogonal, matrix, 2)
 
 

@@ -1,4 +1,4 @@
-"""Layers that the third and the fourth blind test predicted badly; `lab.collect.sweep odd`.
+"""Layers that the third and the fourth blind test predicted badly.
 
 Attention with masks of long sequences, convolutions in groups with long kernels, images that are
 unfolded into columns, resized or normalized, rows that are added to few places, lists of an
@@ -14,7 +14,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from lab.steps.drawn_layers import LARGEST, Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
 
 _LENGTHS = (64, 128, 196, 197, 256, 384, 512, 577, 768, 1024, 1024, 1500, 2048, 2048, 4096)
 MOST_SCORES = 2**31
@@ -38,8 +38,8 @@ def masked(draw: ShapeDraw) -> Layer:
     shape = (batch if pick.random() < 0.7 else 1, heads if form == "bias" else 1, length, length)
     mask = None
     if form == "bool":
-        seen = torch.rand(shape, device="cuda") < 0.8
-        mask = seen | torch.eye(length, dtype=torch.bool, device="cuda")
+        seen = torch.rand(shape, device=draw.device) < 0.8
+        mask = seen | torch.eye(length, dtype=torch.bool, device=draw.device)
     elif form in ("added", "bias"):
         mask = draw.tensor(*shape, grad=form == "bias" and pick.random() < 0.3)
     drop = pick.choice((0.0, 0.0, 0.1))
@@ -98,7 +98,7 @@ def gathered(draw: ShapeDraw) -> Layer:
     if count * width > LARGEST // 2:
         raise TooLarge
     table, sent = draw.tensor(rows, width), draw.tensor(count, width)
-    where = torch.randint(0, rows, (count,), device="cuda")
+    where = torch.randint(0, rows, (count,), device=draw.device)
     empty = torch.zeros_like(table).detach()
     forms: tuple[Layer, ...] = (
         through(lambda: table[where], table),
@@ -120,7 +120,7 @@ def scored(draw: ShapeDraw) -> Layer:
     if tokens * words > LARGEST:
         raise TooLarge
     whole = draw if pick.random() < 0.3 else replace(draw, precision="fp32")
-    x, goal = whole.tensor(tokens, words), torch.randint(0, words, (tokens,), device="cuda")
+    x, goal = whole.tensor(tokens, words), torch.randint(0, words, (tokens,), device=draw.device)
     return through(partial(F.cross_entropy, x, goal), x)
 
 
@@ -149,7 +149,7 @@ def updated(draw: ShapeDraw) -> Layer:
     if 11 * width**2 * layers > LARGEST:
         raise TooLarge
     dtype = draw.dtype if pick.random() < 0.3 else torch.float32
-    tensors = [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes * layers]
+    tensors = [torch.randn(shape, device=draw.device, dtype=dtype) for shape in shapes * layers]
     for tensor in tensors:
         tensor.requires_grad_().grad = torch.randn_like(tensor)
     made = (

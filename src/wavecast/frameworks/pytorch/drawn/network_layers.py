@@ -1,80 +1,19 @@
-"""Typical layers of networks with random sizes; `lab.collect.sweep` measures them."""
+"""Typical layers of networks with random sizes."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-DTYPES = {
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
-LARGEST = 2**28
-"""The most elements of a tensor."""
+from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
+
 MOST_FLOP = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1e12, "fp16": 1e12}
 """The most floating-point operations of a layer's forward pass, by precision."""
-
-
-@dataclass(frozen=True)
-class ShapeDraw:
-    """The random source of a layer's sizes, its precision and its layout."""
-
-    random: random.Random
-    precision: str
-    layout: str
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of the layer's tensors."""
-        return DTYPES[self.precision]
-
-    def usual(self, low: float, high: float) -> int:
-        """A random size between two limits, uniform in the logarithm and mostly a round number."""
-        size = low * (high / low) ** self.random.random()
-        step = self.random.choice((1, 8, 8, 16, 32, 64))
-        return max(int(size / step + 0.5) * step, 1, int(low))
-
-    def tensor(self, *shape: int, grad: bool = True) -> Tensor:
-        """A random tensor in the drawn dtype and layout."""
-        if not 0 < torch.Size(shape).numel() <= LARGEST:
-            raise TooLarge
-        made = torch.randn(shape, device="cuda", dtype=self.dtype)
-        if self.layout == "nhwc" and len(shape) == 4:
-            made = made.contiguous(memory_format=torch.channels_last)
-        return made.requires_grad_(grad)
-
-
-class TooLarge(Exception):
-    """The drawn sizes make a layer that is too large; draw others."""
-
-
-Layer = Callable[[], Any]
-"""Runs the layer once, forward and backward."""
-
-
-def through(forward: Callable[[], Any], *leaves: Tensor) -> Layer:
-    """Runs the forward pass, then the backward pass from a random gradient of the output."""
-    grads: list[Tensor] = []
-
-    def run() -> None:
-        out = forward()
-        out = out[0] if isinstance(out, tuple) else out
-        if not grads:
-            grads.append(torch.randn_like(out) if out.dim() else torch.ones_like(out))
-        out.backward(grads[0])
-        for leaf in leaves:
-            leaf.grad = None
-
-    return run
 
 
 def _need(flop: float, draw: ShapeDraw) -> None:
@@ -213,7 +152,7 @@ def linear(draw: ShapeDraw) -> Layer:
 
 
 def batched(draw: ShapeDraw) -> Layer:
-    """A batched product, as in attention without a fused kernel."""
+    """A batched matmul, as in attention without a fused kernel."""
     batch, m, n, k = draw.usual(4, 1024), draw.usual(16, 1024), draw.usual(16, 1024), 0
     k = draw.random.choice((32, 64, 64, 80, 128, draw.usual(16, 1024)))
     _need(2.0 * batch * m * n * k, draw)
@@ -253,8 +192,8 @@ def recurrent(draw: ShapeDraw) -> Layer:
     layers, both = pick.choice((1, 1, 1, 2, 2, 3, 4)), pick.random() < 0.25
     _need(40.0 * steps * batch * hidden * (hidden + inputs) * layers * (1 + both), draw)
     dtype = torch.float16 if draw.precision == "bf16" else draw.dtype  # as under autocast
-    net = cell(inputs, hidden, layers, bidirectional=both, device="cuda", dtype=dtype)
-    x = torch.randn(steps, batch, inputs, device="cuda", dtype=dtype, requires_grad=True)
+    net = cell(inputs, hidden, layers, bidirectional=both, device=draw.device, dtype=dtype)
+    x = torch.randn(steps, batch, inputs, device=draw.device, dtype=dtype, requires_grad=True)
     return through(partial(net, x), x, *net.parameters())
 
 
@@ -315,12 +254,12 @@ def lookup(draw: ShapeDraw) -> Layer:
     if not count * table.shape[1] <= LARGEST:
         raise TooLarge
     # Frequent words repeat: the square of a uniform number favours small indices.
-    where = (torch.rand(count, device="cuda") ** 2 * table.shape[0]).long()
+    where = (torch.rand(count, device=draw.device) ** 2 * table.shape[0]).long()
     match pick.choice(("embedding", "embedding", "bag", "select", "add")):
         case "embedding":
             return through(partial(F.embedding, where, table), table)
         case "bag":
-            bags = torch.arange(0, count, pick.choice((1, 1, 4, 20)), device="cuda")
+            bags = torch.arange(0, count, pick.choice((1, 1, 4, 20)), device=draw.device)
             return through(partial(F.embedding_bag, where, table, bags, mode="sum"), table)
         case "select":
             return through(partial(table.index_select, 0, where), table)
@@ -334,7 +273,7 @@ def loss(draw: ShapeDraw) -> Layer:
     x = draw.tensor(rows, classes)
     if draw.random.random() < 0.5:
         return through(partial(torch.softmax, x, -1), x)
-    right = torch.randint(classes, (rows,), device="cuda")
+    right = torch.randint(classes, (rows,), device=draw.device)
     return through(partial(F.cross_entropy, x.float().detach().requires_grad_(), right))
 
 
@@ -362,7 +301,7 @@ def optimizer(draw: ShapeDraw) -> Layer:
     """An optimizer step over a list of parameters of many sizes."""
     pick = draw.random
     sizes = [draw.usual(16, 4e6) for _ in range(draw.usual(8, 300))]
-    weights = [torch.randn(n, device="cuda", requires_grad=True) for n in sizes]
+    weights = [torch.randn(n, device=draw.device, requires_grad=True) for n in sizes]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
     make = pick.choice(

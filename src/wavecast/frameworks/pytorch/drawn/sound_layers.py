@@ -1,4 +1,4 @@
-"""Layers of speech and segmentation networks with random sizes; `lab.collect.sweep sounds`.
+"""Layers of speech and segmentation networks with random sizes.
 
 Where the third blind test was off: convolutions over sounds (of the raw wave, of one element, in
 groups with very long kernels, depthwise), resized images, patches of images and videos, attention
@@ -13,7 +13,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from lab.steps.drawn_layers import LARGEST, Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
 
 _LENGTHS = (99, 149, 249, 250, 299, 399, 499, 500, 749, 1500)
 
@@ -115,9 +115,9 @@ def transcribed(draw: ShapeDraw) -> Layer:
     """The loss of connectionist temporal classification."""
     pick = draw.random
     batch, length, labels = pick.choice((2, 8, 16, 24)), pick.choice(_LENGTHS), 32
-    x = torch.randn(length, batch, labels, device="cuda").requires_grad_()
-    goal = torch.randint(1, labels, (batch, 40), device="cuda")
-    long, short = (torch.full((batch,), n, device="cuda") for n in (length, 40))
+    x = torch.randn(length, batch, labels, device=draw.device).requires_grad_()
+    goal = torch.randint(1, labels, (batch, 40), device=draw.device)
+    long, short = (torch.full((batch,), n, device=draw.device) for n in (length, 40))
     return through(lambda: F.ctc_loss(x.log_softmax(-1), goal, long, short, reduction="none"), x)
 
 

@@ -1,0 +1,1 @@
+"""Layers of networks with random sizes, which a sweep measures."""
