@@ -9,7 +9,7 @@ from wavecast.ops import Kind
 from wavecast.ops.kernel_counts import COUNTED
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.ops.spatial import window
-from wavecast.predictors.learned.physics import lookups
+from wavecast.predictors.learned.physics import lookups, reductions
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
@@ -59,7 +59,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
     reread = _reread_bytes(op, kind, cost, by_row)
     # The cost formulas of norms count every pass, but bytes read again have a separate column.
     counted = reread if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
-    return StreamRow(
+    row = StreamRow(
         read_bytes=cost.read_bytes - counted,
         written_bytes=cost.written_bytes,
         reread_bytes=reread,
@@ -82,6 +82,24 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
         queued_clocks=lookups.queued_clocks(op),
+    )
+    return _with_sums(row, op)
+
+
+def _with_sums(row: StreamRow, op: Op) -> StreamRow:
+    """The row with the threads and blocks of torch's kernel for sums, where the op runs it."""
+    found = reductions.reduction(op)
+    if found is None:
+        return row
+    return row._replace(
+        sum_blocks=found.blocks,
+        sum_threads=found.threads,
+        sum_resident=found.resident,
+        sum_terms=found.terms,
+        sum_loads=found.loads,
+        sum_sharing=found.sharing,
+        sum_ragged=found.ragged,
+        reordered_bytes=stored(op.inputs[0]) if found.strided else 0,
     )
 
 

@@ -31,6 +31,10 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "row_clocks": (400.0, 50.0, 2000.0),  # clocks of an SM for a row that has a block to itself
     "block_clocks": (1.2, 0.3, 8.0),  # clocks of the GPU to launch a block of threads
     "serial_clocks": (330.0, 50.0, 1000.0),  # clocks of a thread for one element
+    "wave_clocks": (3500.0, 500.0, 10000.0),  # clocks to begin and end a block of sums
+    "load_clocks": (490.0, 100.0, 2000.0),  # clocks until values to be summed are loaded
+    "partial_clocks": (430.0, 100.0, 2000.0),  # clocks until a partial sum is loaded from L2
+    "shared_clocks": (6000.0, 500.0, 20000.0),  # clocks until all blocks know that sums are done
 }
 
 SLOW_KINDS = [
@@ -40,6 +44,12 @@ SLOW_KINDS = [
 """Kinds that do more for an element than read, compute and write it."""
 BLOCKS, BLOCKS_BACKWARD = 2.0, 4.0
 """Blocks of 512 threads that an SM runs at a time: those of a backward pass have few registers."""
+SM_THREADS, FEWEST_TERMS, MOST_TERMS = 2048, 16, 256
+"""Threads that torch believes an SM runs at a time, and the fewest and the most values of a thread
+whose sum is divided among blocks."""
+UNWRITTEN = 1.7
+"""How much longer a partial sum takes to load that was never written, so that L2 does not hold it:
+0.40 instead of 0.24 us on our H200."""
 
 
 def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
@@ -73,11 +83,38 @@ def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     row_s = columns["rows"] * theta["row_clocks"] / (gpu.sm * gpu.clock_hz)
     serial_s = columns["serial_elements"] * theta["serial_clocks"] / gpu.clock_hz
     started_s = columns["blocks"] * theta["block_clocks"] / gpu.clock_hz
-    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s)
+    sums_s, partial_s = _sums_s(columns, gpu, theta)
+    chip_s = overlapped(
+        block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s, sums_s
+    )
     lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
     launch_s = columns["kernels"] * theta["floor_us"] * 1e-6
     queued_s = columns["queued_clocks"] / gpu.clock_hz
-    return TimeLimits(launch_s + lists_s + queued_s, memory_s, chip_s)
+    return TimeLimits(launch_s + lists_s + queued_s + partial_s, memory_s, chip_s)
+
+
+def _sums_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> tuple[Floats, Floats]:
+    """The time of sums in waves of blocks, and that of adding up the partial sums of blocks.
+
+    A sum is divided among as many blocks as the GPU runs at a time, or as leave each thread 16
+    values, but so that no thread has more than 256 (`setReduceConfig` of torch's Reduce.cuh).
+    """
+    blocks, terms = columns["sum_blocks"], columns["sum_terms"]
+    target = gpu.sm * np.floor(SM_THREADS / columns["sum_threads"])
+    shared = (columns["sum_sharing"] > 0) & (blocks <= target)
+    wanted = np.minimum(
+        np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS)
+    )
+    parts = np.where(shared, np.maximum(wanted, np.ceil(terms / MOST_TERMS)), 1.0)
+    loads = np.ceil(np.ceil(terms / parts) / columns["sum_loads"])
+    waves = np.maximum(blocks * parts / (gpu.sm * columns["sum_resident"]), 1.0)
+    clocks = waves * (theta["wave_clocks"] + loads * theta["load_clocks"])
+    sums_s: Floats = np.where(blocks > 0, clocks / gpu.clock_hz, 0.0)
+    rounds = parts / np.maximum(columns["sum_sharing"], 1.0)
+    reading = np.where(columns["sum_ragged"] > 0, UNWRITTEN, 1.0) * theta["partial_clocks"]
+    joining = (theta["shared_clocks"] + rounds * reading) / gpu.clock_hz
+    partial_s: Floats = np.where(parts > 1, joining, 0.0)
+    return sums_s, partial_s
 
 
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
