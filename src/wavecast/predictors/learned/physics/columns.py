@@ -210,20 +210,22 @@ class StreamRow(NamedTuple):
     """Thread blocks that do so little that launching them takes longer."""
     queued_clocks: float
     """Clocks in which one place takes rows that are added to it, one after the other."""
-    sum_blocks: float = 0.0
-    """Thread blocks of torch's kernel for sums, before a sum is divided among blocks; 0 without."""
-    sum_threads: float = 1.0
+    loop_blocks: float = 0.0
+    """Thread blocks of a kernel whose threads loop over values; 0 for other kernels."""
+    loop_threads: float = 1.0
     """Threads of such a block."""
-    sum_resident: float = 1.0
+    loop_resident: float = 1.0
     """How many such blocks an SM runs at a time."""
-    sum_terms: float = 0.0
+    loop_terms: float = 0.0
     """Values that each thread loads, before a sum is divided among blocks."""
-    sum_loads: float = 1.0
+    loop_loads: float = 1.0
     """Those of them that it loads at a time."""
-    sum_sharing: float = 0.0
+    loop_sharing: float = 0.0
     """Threads that add up the partial sums of blocks; 0 if blocks do not share sums."""
-    sum_ragged: float = 0.0
+    loop_ragged: float = 0.0
     """Whether some of them read partial sums that nobody wrote."""
+    access_bytes: float = 0.0
+    """Bytes that a thread of a block with a whole channel moves at a time."""
 
 
 class ConcatenationRow(NamedTuple):

@@ -21,9 +21,9 @@ BLOCK_ELEMENTS = 1024
 """Elements of a row that one block adds up, in gradients of lookups that are sorted first."""
 NARROW = 32
 """Up to this many elements of a row, another kernel adds up (`indexing_backward_kernel_...`)."""
-ADDED = {"narrow": 530.0, "float32": 1370.0, "float16": 1980.0}
+ADDED = {"single": 320.0, "narrow": 530.0, "float32": 1370.0, "float16": 1980.0}
 """Clocks in which a place takes one more row: the row's number, the row and the sum are read one
-after the other (0.27, 0.69 and 1.0 us on our H200)."""
+after the other (0.16, 0.27, 0.69 and 1.0 us on our H200)."""
 SCANNED = 0.25
 """Elements, as a serial thread handles them, for each lookup that the gradient of an embedding goes
 through where it does not sort (42 ns on our H200)."""
@@ -54,7 +54,8 @@ def fetched_rows(op: Op) -> tuple[int, int] | None:
             whole = integer(op, "dim") in (0, -len(table.shape))
         case "aten.gather":
             # one number for each row, expanded to its width
-            spread = index.strides is not None and not any(index.strides[1:])
+            inside = zip(index.shape[1:], (index.strides or index.shape)[1:], strict=True)
+            spread = not any(stride for size, stride in inside if size > 1)
             whole = integer(op, "dim") == 0 and index.shape[1:] == row and spread
         case _:
             return None
@@ -123,7 +124,9 @@ def queued_clocks(op: Op) -> float:
     shape = op.inputs[0].shape
     width = math.prod(shape[indexed.stop :])
     rows = max(t.numel for t in op.inputs[1:-1]) / max(math.prod(shape[indexed]), 1)
-    if width == 1 or rows <= 1:  # the threads of a warp add up single elements together
+    if rows <= 1:
         return 0.0
+    if width == 1:  # the threads of a warp add up single elements, but one counts them
+        return ADDED["single"] * rows
     kind = "narrow" if width <= NARROW else "float32" if item_bytes(op.inputs[0]) > 2 else "float16"
     return ADDED[kind] * rows

@@ -8,9 +8,9 @@ these adds up their partial sums, one after the other.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from wavecast.ops.registry import integers, item_bytes
+from wavecast.predictors.learned.physics.loops import SM_BLOCKS, Loop
 from wavecast.traces.step import Op, TensorSpec
 
 WARP = 32
@@ -21,8 +21,6 @@ LONG, LOADS = 16, 4
 RESIDENT = {1: 2048, 2: 1536, 4: 1152}
 """Threads that an SM runs at a time, by the sums that each computes: 32, 40 and 56 registers of
 65,536."""
-MOST_BLOCKS = 32
-"""Blocks that an SM runs at a time, however few threads they have."""
 DIVIDED = 256
 """Values of a thread from which blocks share a sum."""
 _NAMES = {
@@ -33,29 +31,7 @@ _NAMES = {
 """Ops that run torch's kernel for sums (`reduce_kernel`)."""
 
 
-class Reduction(NamedTuple):
-    """What the threads of a sum do, before it may be divided among blocks."""
-
-    blocks: int
-    """Thread blocks."""
-    threads: int
-    """Threads of a block."""
-    resident: int
-    """Blocks that an SM runs at a time: its registers are enough for so many threads."""
-    terms: int
-    """Values that each thread loads."""
-    loads: int
-    """Those of them that it loads at a time."""
-    sharing: int
-    """Threads that add up the partial sums of blocks; 0 if blocks do not share sums."""
-    ragged: bool
-    """Whether some threads of the last block have no sum: they read partial sums that nobody wrote,
-    which L2 does not hold."""
-    strided: bool
-    """Whether threads that are neighbours load values that are not."""
-
-
-def reduction(op: Op) -> Reduction | None:
+def reduction(op: Op) -> Loop | None:
     """How an op's sums are divided; None for ops that do not run torch's kernel for sums."""
     if op.base not in _NAMES or not op.inputs or not op.outputs:
         return None
@@ -89,19 +65,17 @@ def reduction(op: Op) -> Reduction | None:
     outputs = sums // vector
     ragged = not along and outputs % width > 0
     threads = width * height
-    resident = min(RESIDENT[vector] // threads, MOST_BLOCKS)
-    return Reduction(
+    resident = min(RESIDENT[vector] // threads, SM_BLOCKS)
+    return Loop(
         _up(outputs, columns), threads, resident, terms, loaded, sharing, ragged, fastest[0][1] > 1
     )
 
 
-def _dims(
-    op: Op, whole: TensorSpec
-) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+def _dims(op: Op, whole: TensorSpec) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """The sizes and strides of the dimensions that are summed over and of the others.
 
-    The fastest comes first; of the others, in the order of the result. Neighbours that lie one behind the other in memory are one dimension
-    (`TensorIterator::coalesce_dimensions`).
+    The fastest comes first; of the others, in the order of the result. Neighbours that lie one
+    behind the other in memory are one dimension (`TensorIterator::coalesce_dimensions`).
     """
     rank = len(whole.shape)
     named = {dim % rank for dim in _named(op)} if rank else set()

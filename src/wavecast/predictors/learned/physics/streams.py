@@ -99,19 +99,17 @@ def _sums_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> tuple[Floats, Floa
     A sum is divided among as many blocks as the GPU runs at a time, or as leave each thread 16
     values, but so that no thread has more than 256 (`setReduceConfig` of torch's Reduce.cuh).
     """
-    blocks, terms = columns["sum_blocks"], columns["sum_terms"]
-    target = gpu.sm * np.floor(SM_THREADS / columns["sum_threads"])
-    shared = (columns["sum_sharing"] > 0) & (blocks <= target)
-    wanted = np.minimum(
-        np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS)
-    )
+    blocks, terms = columns["loop_blocks"], columns["loop_terms"]
+    target = gpu.sm * np.floor(SM_THREADS / columns["loop_threads"])
+    shared = (columns["loop_sharing"] > 0) & (blocks <= target)
+    wanted = np.minimum(np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS))
     parts = np.where(shared, np.maximum(wanted, np.ceil(terms / MOST_TERMS)), 1.0)
-    loads = np.ceil(np.ceil(terms / parts) / columns["sum_loads"])
-    waves = np.maximum(blocks * parts / (gpu.sm * columns["sum_resident"]), 1.0)
+    loads = np.ceil(np.ceil(terms / parts) / columns["loop_loads"])
+    waves = np.maximum(blocks * parts / (gpu.sm * columns["loop_resident"]), 1.0)
     clocks = waves * (theta["wave_clocks"] + loads * theta["load_clocks"])
     sums_s: Floats = np.where(blocks > 0, clocks / gpu.clock_hz, 0.0)
-    rounds = parts / np.maximum(columns["sum_sharing"], 1.0)
-    reading = np.where(columns["sum_ragged"] > 0, UNWRITTEN, 1.0) * theta["partial_clocks"]
+    rounds = parts / np.maximum(columns["loop_sharing"], 1.0)
+    reading = np.where(columns["loop_ragged"] > 0, UNWRITTEN, 1.0) * theta["partial_clocks"]
     joining = (theta["shared_clocks"] + rounds * reading) / gpu.clock_hz
     partial_s: Floats = np.where(parts > 1, joining, 0.0)
     return sums_s, partial_s
@@ -121,7 +119,7 @@ def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """The time of the slowest SM where a block takes a whole channel: few channels, few blocks."""
     blocks = np.maximum(columns["channel_blocks"], 1.0)
     nbytes = columns["read_bytes"] + columns["written_bytes"] + columns["reread_bytes"]
-    accesses = nbytes / columns["item_bytes"] / blocks
+    accesses = nbytes / np.maximum(columns["access_bytes"], columns["item_bytes"]) / blocks
     together = np.where(columns["backward"] > 0, BLOCKS_BACKWARD, BLOCKS)
     waves = np.ceil(blocks / (gpu.sm * together))
     block_s = waves * accesses / (gpu.clock_hz * theta["block_elements"])

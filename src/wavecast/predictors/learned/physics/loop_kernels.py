@@ -1,0 +1,172 @@
+"""Kernels of torch whose threads go through values one after the other, and how they divide them.
+
+Softmax over a dimension that is not the last, adaptive pooling, losses of images, and places that
+are fetched or written one by one. Sums are in `reductions`, rows that are fetched in `lookups`.
+"""
+
+from __future__ import annotations
+
+import math
+
+from wavecast.ops.indexing import indexed_dims
+from wavecast.ops.registry import integer
+from wavecast.predictors.learned.physics import lookups
+from wavecast.predictors.learned.physics.loops import Loop, loop
+from wavecast.predictors.learned.physics.reductions import reduction
+from wavecast.traces.step import Op
+
+MOST_THREADS = 1024
+"""Threads of the largest block."""
+FEW = 64
+"""Up to this many neighbours of a softmax, and from this many values on, threads share values."""
+PASSES = {"forward": 3.0, "backward": 1.5}
+"""Values that a softmax loads for each of its own: for the largest, the sum and the result. In the
+backward pass there are two, of both of which several are loaded at a time."""
+FETCHED = 3.0
+"""Values, as of a sum, that loading one by a number from memory takes: the number and then a value
+that no cache holds (0.8 us on our H200)."""
+POOLED = 1.6
+"""The same for a value of adaptive pooling in channels-last, which comes from memory (0.43 us)."""
+IN_LINES = 0.15
+"""The same in NCHW, where the next values are in the line of the first."""
+PLACES, PLACES_AT_ONCE = 8, 4
+"""Places that a thread of `gather` and `scatter` goes through, and one of `index`."""
+CHUNK, CHUNKS, CHUNK_THREADS = 65_536, 320, 512
+"""Elements of a chunk of a listed tensor, chunks of a kernel, and threads that take a chunk."""
+LISTED = (110, 64, 48, 36, 30)
+"""Tensors of a list that a kernel takes, by the number of lists."""
+ROUND = 2.0
+"""Elements, as a serial thread handles them, that four elements of each list take (0.4 us on our
+H200)."""
+SORTED = 4
+"""Warps, each with one number, of a block that adds sorted rows."""
+
+
+def loop_of(op: Op) -> Loop | None:
+    """The loop of an op's kernel; None for kernels that do not loop, or are modelled otherwise."""
+    if not op.inputs or not op.outputs:
+        return None
+    if op.base in _LOOPS:
+        return _LOOPS[op.base](op)
+    return reduction(op)
+
+
+def spatial(op: Op) -> tuple[int, int, int] | None:
+    """The sizes before, of and after the dimension of a softmax; None if it is the last one."""
+    shape = op.outputs[0].shape
+    if not shape:
+        return None
+    dim = integer(op, "dim", -1) % len(shape)
+    inner = math.prod(shape[dim + 1 :])
+    return None if inner <= 1 else (math.prod(shape[:dim]), shape[dim], inner)
+
+
+def _softmax(op: Op) -> Loop | None:
+    """A thread for each neighbour, and several for its values if there are few (SoftMax.cu)."""
+    sizes = spatial(op)
+    if sizes is None:
+        return None
+    outside, length, inner = sizes
+    across = min(inner, MOST_THREADS)
+    along = 1
+    if across <= FEW <= length:
+        while across * along * 2 <= MOST_THREADS and along * 2 <= length:
+            along *= 2
+    passes = PASSES["backward" if "backward" in op.base else "forward"]
+    return loop(outside * _up(inner, across), across * along, passes * _up(length, along))
+
+
+def _class_loss(op: Op) -> Loop | None:
+    """One block for each 128 * 1,024 points of an image (NLLLoss2d.cu)."""
+    points = op.inputs[-2 if "backward" in op.base else 1]
+    target = next((t for t in op.inputs if "int" in t.dtype), points)
+    if len(target.shape) != 3:
+        return None
+    area = math.prod(target.shape[1:])
+    blocks = max(_up(area, MOST_THREADS) // 128, 1)
+    terms = FETCHED * _up(area, MOST_THREADS * blocks)
+    return loop(target.shape[0] * blocks, MOST_THREADS, terms)
+
+
+def _adaptive_pool(op: Op) -> Loop | None:
+    """A block for each plane or, in channels-last, for each image (AdaptiveAveragePooling.cu)."""
+    image, out = op.inputs[0], op.outputs[0]
+    if len(image.shape) != 4 or not out.numel:
+        return None
+    images, channels, height, width = image.shape
+    tall, wide = out.shape[2:]
+    window = _up(height, tall) * _up(width, wide)
+    if not image.channels_last:
+        terms = IN_LINES * window * _up(tall, 8) * _up(wide, 32)
+        return loop(images * channels, 256, terms)
+    x = max(_power(min(channels, MOST_THREADS)), 32)
+    y = min(_power(wide), MOST_THREADS // x)
+    z = min(_power(tall), MOST_THREADS // x // y)
+    strips = _up(channels, x * 4)
+    terms = POOLED * window * _up(tall, z) * _up(wide, y) * _up(channels, x * strips)
+    return loop(images * strips, x * y * z, terms)
+
+
+def _places(op: Op) -> Loop | None:
+    """Places that `gather`, `scatter` and `index` go through, each with a number to load before."""
+    if lookups.fetched_rows(op) is not None:
+        return None
+    numbers = [t for t in op.inputs[1:] if "int" in t.dtype]
+    if not numbers:
+        return None
+    if op.base in ("aten.index", "aten._unsafe_index"):
+        count, each = op.outputs[0].numel, PLACES_AT_ONCE
+    else:
+        count, each = numbers[0].numel, PLACES
+    terms = FETCHED * min(each, max(count // 128, 1))
+    return loop(_up(count, 128 * each), 128, terms)
+
+
+def _added_rows(op: Op) -> Loop | None:
+    """Rows that are sorted by their place and added there: a warp for each (Indexing.cu)."""
+    indexed = indexed_dims(op)
+    if not op.attr("accumulate", False) or indexed is None:
+        return None
+    shape = op.inputs[0].shape
+    before, width = math.prod(shape[: indexed.start]), math.prod(shape[indexed.stop :])
+    count = max((t.numel for t in op.inputs[1:-1]), default=0)
+    return loop(_up(count, SORTED) * _up(width, 128) * before, 32 * SORTED, 1.0)
+
+
+def listed_elements(op: Op) -> float:
+    """What a thread of a kernel on lists handles one after the other (MultiTensorApply.cuh).
+
+    A block takes a chunk of a tensor, and a kernel so many chunks or tensors; the next one follows.
+    """
+    tensors = max(len(op.outputs), 1)
+    lists = op.inputs[:tensors] or op.outputs
+    sizes = [t.numel for t in lists]
+    depth = max(-(-len(op.inputs) // tensors), 1)
+    kernels = max(
+        _up(sum(_up(n, CHUNK) for n in sizes), CHUNKS),
+        _up(tensors, LISTED[min(depth, len(LISTED)) - 1]),
+    )
+    rounds = _up(min(max(sizes, default=0), CHUNK), CHUNK_THREADS * 4)
+    return kernels * rounds * ROUND
+
+
+def _power(count: int) -> int:
+    """The largest power of two that is at most a count."""
+    return 1 << (max(count, 1).bit_length() - 1)
+
+
+def _up(count: int, size: int) -> int:
+    return -(-count // max(size, 1))
+
+
+_LOOPS = {
+    **dict.fromkeys(("aten._softmax", "aten._log_softmax"), _softmax),
+    **dict.fromkeys(("aten._softmax_backward_data", "aten._log_softmax_backward_data"), _softmax),
+    **dict.fromkeys(("aten.nll_loss2d_forward", "aten.nll_loss2d_backward"), _class_loss),
+    "aten._adaptive_avg_pool2d": _adaptive_pool,
+    **dict.fromkeys(("aten.gather", "aten.index", "aten._unsafe_index"), _places),
+    **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add"), _places),
+    **dict.fromkeys(("aten.scatter_add_", "aten.scatter_reduce", "aten.scatter_reduce_"), _places),
+    **dict.fromkeys(("aten.index_put", "aten.index_put_", "aten._index_put_impl_"), _added_rows),
+}
+"""The loop of each op that has one."""
