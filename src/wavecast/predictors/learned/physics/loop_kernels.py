@@ -29,15 +29,21 @@ POOLED = 1.6
 """The same for a value of adaptive pooling in channels-last, which comes from memory (0.43 us)."""
 IN_LINES = 0.15
 """The same in NCHW, where the next values are in the line of the first."""
+IN_A_WARP = 0.1
+"""The same for a row's loss, of which the only warp loads several (24 ns on our H200)."""
+CHANNEL = {"forward": 2.8, "backward": 3.8}
+"""The same for a value of a channel of torch's own batch norm, which is read once, or twice in the
+backward pass (0.75 and 2 x 0.5 us on our H200)."""
+IMAGES = 300.0
+"""Clocks in which a thread adds one image's part to the gradients of a group norm's weights."""
 PLACES, PLACES_AT_ONCE = 8, 4
 """Places that a thread of `gather` and `scatter` goes through, and one of `index`."""
 CHUNK, CHUNKS, CHUNK_THREADS = 65_536, 320, 512
 """Elements of a chunk of a listed tensor, chunks of a kernel, and threads that take a chunk."""
 LISTED = (110, 64, 48, 36, 30)
 """Tensors of a list that a kernel takes, by the number of lists."""
-ROUND = 2.0
-"""Elements, as a serial thread handles them, that four elements of each list take (0.4 us on our
-H200)."""
+UNALIGNED = 2.0
+"""How much longer four elements of each list take if a tensor is not made of fours."""
 SORTED = 4
 """Warps, each with one number, of a block that adds sorted rows."""
 
@@ -77,15 +83,47 @@ def _softmax(op: Op) -> Loop | None:
 
 
 def _class_loss(op: Op) -> Loop | None:
-    """One block for each 128 * 1,024 points of an image (NLLLoss2d.cu)."""
-    points = op.inputs[-2 if "backward" in op.base else 1]
-    target = next((t for t in op.inputs if "int" in t.dtype), points)
-    if len(target.shape) != 3:
+    """One warp for all rows, or a block for each 128 * 1,024 points of an image (NLLLoss2d.cu)."""
+    target = next((t for t in op.inputs if "int" in t.dtype), None)
+    if target is None or len(target.shape) not in (1, 3):
         return None
+    if len(target.shape) == 1:
+        return loop(1, 32, IN_A_WARP * _up(target.numel, 32))
     area = math.prod(target.shape[1:])
     blocks = max(_up(area, MOST_THREADS) // 128, 1)
     terms = FETCHED * _up(area, MOST_THREADS * blocks)
     return loop(target.shape[0] * blocks, MOST_THREADS, terms)
+
+
+def _own_norm(op: Op) -> Loop | None:
+    """A block for each channel of an image in NCHW (Normalization.cuh)."""
+    image = op.inputs[1 if "backward" in op.base else 0]
+    trains = bool(op.attr("training", True) and op.attr("train", True))
+    if len(image.shape) < 2 or image.channels_last or not trains:
+        return None
+    channels = max(image.shape[1], 1)
+    way = "backward" if "backward" in op.base else "forward"
+    return loop(channels, 512, CHANNEL[way] * _up(image.numel // channels, 512))
+
+
+def _group_norm(op: Op) -> Loop | None:
+    """A block for each group of an image or, in the backward pass, for each channel."""
+    image = op.inputs[1 if "backward" in op.base else 0]
+    if len(image.shape) < 2:
+        return None
+    blocks = image.shape[0] * max(integer(op, "group", 1), 1)
+    if "backward" in op.base:
+        blocks = image.shape[0] * image.shape[1]
+    each = image.numel // max(blocks, 1)
+    threads = 512 if each > 256 else 32
+    return loop(blocks, threads, _up(each, threads))
+
+
+def queued_clocks(op: Op) -> float:
+    """Clocks of kernels that follow: a thread adds up images for the weights of a group norm."""
+    if op.base != "aten.native_group_norm_backward":
+        return 0.0
+    return IMAGES * min(op.inputs[0].shape[0], 128)
 
 
 def _adaptive_pool(op: Op) -> Loop | None:
@@ -147,7 +185,7 @@ def listed_elements(op: Op) -> float:
         _up(tensors, LISTED[min(depth, len(LISTED)) - 1]),
     )
     rounds = _up(min(max(sizes, default=0), CHUNK), CHUNK_THREADS * 4)
-    return kernels * rounds * ROUND
+    return kernels * rounds * (1.0 if all(n % 4 == 0 for n in sizes) else UNALIGNED)
 
 
 def _power(count: int) -> int:
@@ -163,6 +201,9 @@ _LOOPS = {
     **dict.fromkeys(("aten._softmax", "aten._log_softmax"), _softmax),
     **dict.fromkeys(("aten._softmax_backward_data", "aten._log_softmax_backward_data"), _softmax),
     **dict.fromkeys(("aten.nll_loss2d_forward", "aten.nll_loss2d_backward"), _class_loss),
+    **dict.fromkeys(("aten.nll_loss_forward", "aten.nll_loss_backward"), _class_loss),
+    **dict.fromkeys(("aten.native_batch_norm", "aten.native_batch_norm_backward"), _own_norm),
+    **dict.fromkeys(("aten.native_group_norm", "aten.native_group_norm_backward"), _group_norm),
     "aten._adaptive_avg_pool2d": _adaptive_pool,
     **dict.fromkeys(("aten.gather", "aten.index", "aten._unsafe_index"), _places),
     **dict.fromkeys(("aten.scatter", "aten.scatter_", "aten.scatter_add"), _places),

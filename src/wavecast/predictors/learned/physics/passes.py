@@ -7,7 +7,7 @@ import math
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.kernel_counts import COUNTED
-from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.ops.registry import Cost, integers, item_bytes, stored
 from wavecast.ops.spatial import window
 from wavecast.predictors.learned.physics import lookups, loop_kernels, resampling
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
@@ -35,6 +35,9 @@ MANY_ROWS, NARROW_ROW = 64 * 1024, 2048
 the width is 32 for every second SM of a large GPU."""
 DIVIDED = 0.6
 """What a row costs then (1.0 to 1.3 ns on our H200), relative to one of the forward pass."""
+DIVISIONS, SUMMED = 2.5, 0.25
+"""Elements that finding the windows of a point of mean pooling takes, and adding one of them: 16
+and 1.6 ps on our H200."""
 ROLLED = 2
 """Elements that finding the place of one takes, in each kernel of a roll (1.3 ns for each SM)."""
 _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
@@ -79,7 +82,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         serial_elements=_serial_elements(op),
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
-        queued_clocks=lookups.queued_clocks(op),
+        queued_clocks=lookups.queued_clocks(op) + loop_kernels.queued_clocks(op),
         access_bytes=max(item_bytes(whole), PAIRED if _is_held(op) else 0),
     )
     return _with_loop(row, op)
@@ -186,15 +189,12 @@ def _atomic_adds(op: Op) -> float:
 def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
     """How many blocks share the work where each takes a whole channel, as in batch norm; else 0.
 
-    Where channels are the fastest dimension, all blocks share every channel. Group norm has a
-    block for each group of each image and, in the backward pass, for each channel.
+    Where channels are the fastest dimension, all blocks share every channel. The threads of torch's
+    own norms loop (`loop_kernels`).
     """
     if by_row or not reread or len(whole.shape) < 2 or whole.channels_last:
         return 0
-    if "group_norm" in op.base:
-        groups = whole.shape[1] if "backward" in op.base else integer(op, "group", 1)
-        return whole.shape[0] * max(groups, 1)
-    return whole.shape[1]
+    return 0 if "group_norm" in op.base or _is_own_norm(op) else whole.shape[1]
 
 
 def _footprint_bytes(op: Op, cost: Cost) -> int:
@@ -216,8 +216,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
         return FOLDED * sum(t.numel for t in (op.inputs[0], op.outputs[0]))
     if op.base == "aten.roll":
         return ROLLED * max(len(integers(op, "shifts")), 1) * whole.numel
-    if ops.kind(op) is Kind.RESAMPLING and not resampling.is_resized(op):
-        return 0  # a copy, as fast as memory is
+    if ops.kind(op) is Kind.RESAMPLING:
+        return resampling.elements(op)
     if op.base in _SLICES_IN_PLACE:
         return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
     looked_up = lookups.elements(op)
@@ -226,6 +226,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
     if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
         return whole.numel
     pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
+    if op.base == "aten.avg_pool2d_backward":
+        return round(DIVISIONS * whole.numel + SUMMED * pooled.numel * window(op))
     return max(whole.numel, pooled.numel * window(op))
 
 
@@ -257,7 +259,7 @@ def _reordered_bytes(op: Op, outputs: list[TensorSpec]) -> int:
         return 0
     order = _fastest(outputs[0])
     others = (t for t in op.inputs if t.shape == outputs[0].shape and t.device != "cpu")
-    return sum(t.nbytes for t in others if _fastest(t) != order)
+    return sum(stored(t) for t in others if _fastest(t) != order)
 
 
 def _fastest(t: TensorSpec) -> int:

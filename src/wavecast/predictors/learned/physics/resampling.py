@@ -29,6 +29,13 @@ def is_resized(op: Op) -> bool:
     return sizes[0] != sizes[1]
 
 
+def elements(op: Op) -> int:
+    """Points of the larger image of a backward pass, or of the result; none to copy an image."""
+    if not is_resized(op):
+        return 0
+    return op.inputs[0].numel if "backward" in op.base else op.outputs[0].numel
+
+
 def additions(op: Op) -> float:
     """Atomic additions of a backward pass, or what takes as long; 0 for a forward pass."""
     if "backward" not in op.base or not is_resized(op):
