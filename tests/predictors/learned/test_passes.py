@@ -26,16 +26,21 @@ THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
 BIG = (64, 2304, 768)
 
 
+def stream_rows(op: Op) -> list[StreamRow]:
+    rows = [part.row for part in parts_of(op) if isinstance(part.row, StreamRow)]
+    assert len(rows) == len(parts_of(op))
+    return rows
+
+
 def stream_row(op: Op) -> StreamRow:
-    (part,) = parts_of(op)
-    assert isinstance(part.row, StreamRow)
-    return part.row
+    (row,) = stream_rows(op)
+    return row
 
 
 def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
     facts = gpu_of(device(gpu))
     assert facts is not None
-    return float(stream_limits(columns_of([stream_row(op)]), facts, THETA).seconds()[0])
+    return float(stream_limits(columns_of(stream_rows(op)), facts, THETA).seconds().sum())
 
 
 def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
@@ -113,8 +118,9 @@ def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False)
 def test_launches_are_counted() -> None:
     shape = (8, 64, 7, 7)
     many = COUNTED["aten.native_batch_norm"]
-    assert stream_row(norm(shape, training=True)).kernels == many
-    assert stream_row(norm(shape, training=True, channels_last=True)).kernels == many + 1
+    own, last = (norm(shape, training=True, channels_last=there) for there in (False, True))
+    assert sum(row.kernels for row in stream_rows(own)) == many
+    assert sum(row.kernels for row in stream_rows(last)) == many + 1
     assert stream_row(norm(shape, training=False)).kernels == 1
     table, places = tensor(729, 12), tensor(38416, dtype="int64")
     for accumulates, kernels in ((True, SORTING), (False, 1)):
@@ -199,15 +205,27 @@ def test_a_norm_that_only_applies_its_statistics_has_a_block_for_each_plane() ->
     cudnn = Op("aten.cudnn_batch_norm", own.inputs, own.outputs, own.attrs)
     assert stream_row(cudnn).blocks == 256 * 2048
     assert stream_row(own).blocks == 256 * 1024
-    assert stream_row(norm(shape, training=True)).blocks == 0
+    assert not any(row.blocks for row in stream_rows(norm(shape, training=True)))
     assert stream_row(norm(shape, training=False, channels_last=True)).blocks == 0
     assert physics_s(cudnn) == pytest.approx(317e-6, rel=0.15)
 
 
 def test_own_norms_in_channels_last_convert_each_element() -> None:
     shape = (110, 552, 64, 64)
-    assert stream_row(norm(shape, training=True, channels_last=True)).access == CASTS
-    assert stream_row(norm(shape, training=True)).access == VECTORS
+    last, own = (norm(shape, training=True, channels_last=there) for there in (True, False))
+    assert {row.access for row in stream_rows(last)} == {CASTS}
+    assert {row.access for row in stream_rows(own)} == {VECTORS}
+
+
+def test_own_norms_compute_statistics_and_then_apply_them() -> None:
+    """8 images of 1,024 and 2,048 channels took 142 and 277 us in 16 bits on our H200."""
+    for channels, microseconds in ((1024, 142), (2048, 277)):
+        whole = tensor(8, channels, 64, 64, dtype="bfloat16")
+        op = Op("aten.native_batch_norm", (whole, tensor(channels)), (whole,), ())
+        first, second = stream_rows(op)
+        assert first.loop_blocks == channels
+        assert not second.loop_blocks
+        assert physics_s(op) == pytest.approx(microseconds * 1e-6, rel=0.3)
 
 
 def test_many_rows_are_divided_among_blocks() -> None:

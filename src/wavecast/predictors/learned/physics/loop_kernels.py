@@ -11,7 +11,7 @@ import math
 from wavecast.ops.indexing import indexed_dims
 from wavecast.ops.registry import integer
 from wavecast.predictors.learned.physics import lookups
-from wavecast.predictors.learned.physics.loops import Loop, loop
+from wavecast.predictors.learned.physics.loops import ThreadLoop, loop
 from wavecast.predictors.learned.physics.reductions import reduction
 from wavecast.traces.step import Op
 
@@ -31,24 +31,19 @@ IN_LINES = 0.15
 """The same in NCHW, where the next values are in the line of the first."""
 IN_A_WARP = 0.1
 """The same for a row's loss, of which the only warp loads several (24 ns on our H200)."""
-CHANNEL = {"forward": 2.8, "backward": 3.8}
-"""The same for a value of a channel of torch's own batch norm, which is read once, or twice in the
-backward pass (0.75 and 2 x 0.5 us on our H200)."""
+IN_CHANNELS = 1.6
+"""The same for a value of torch's own batch norm (0.42 us on our H200)."""
+FEWEST_SHARING = 8
+"""The fewest blocks that share a channel."""
 IMAGES = 300.0
 """Clocks in which a thread adds one image's part to the gradients of a group norm's weights."""
 PLACES, PLACES_AT_ONCE = 8, 4
 """Places that a thread of `gather` and `scatter` goes through, and one of `index`."""
-CHUNK, CHUNKS, CHUNK_THREADS = 65_536, 320, 512
-"""Elements of a chunk of a listed tensor, chunks of a kernel, and threads that take a chunk."""
-LISTED = (110, 64, 48, 36, 30)
-"""Tensors of a list that a kernel takes, by the number of lists."""
-UNALIGNED = 2.0
-"""How much longer four elements of each list take if a tensor is not made of fours."""
 SORTED = 4
 """Warps, each with one number, of a block that adds sorted rows."""
 
 
-def loop_of(op: Op) -> Loop | None:
+def loop_of(op: Op) -> ThreadLoop | None:
     """The loop of an op's kernel; None for kernels that do not loop, or are modelled otherwise."""
     if not op.inputs or not op.outputs:
         return None
@@ -67,7 +62,7 @@ def spatial(op: Op) -> tuple[int, int, int] | None:
     return None if inner <= 1 else (math.prod(shape[:dim]), shape[dim], inner)
 
 
-def _softmax(op: Op) -> Loop | None:
+def _softmax(op: Op) -> ThreadLoop | None:
     """A thread for each neighbour, and several for its values if there are few (SoftMax.cu)."""
     sizes = spatial(op)
     if sizes is None:
@@ -82,7 +77,7 @@ def _softmax(op: Op) -> Loop | None:
     return loop(outside * _up(inner, across), across * along, passes * _up(length, along))
 
 
-def _class_loss(op: Op) -> Loop | None:
+def _class_loss(op: Op) -> ThreadLoop | None:
     """One warp for all rows, or a block for each 128 * 1,024 points of an image (NLLLoss2d.cu)."""
     target = next((t for t in op.inputs if "int" in t.dtype), None)
     if target is None or len(target.shape) not in (1, 3):
@@ -95,18 +90,30 @@ def _class_loss(op: Op) -> Loop | None:
     return loop(target.shape[0] * blocks, MOST_THREADS, terms)
 
 
-def _own_norm(op: Op) -> Loop | None:
-    """A block for each channel of an image in NCHW (Normalization.cuh)."""
+def _own_norm(op: Op) -> ThreadLoop | None:
+    """Blocks of torch's own batch norm, each with a channel (Normalization.cuh).
+
+    The forward pass goes through a channel once, the backward pass twice. Neighbours are points of
+    an image or, in channels-last, 32 channels, whose points up to 128 blocks share.
+    """
     image = op.inputs[1 if "backward" in op.base else 0]
     trains = bool(op.attr("training", True) and op.attr("train", True))
-    if len(image.shape) < 2 or image.channels_last or not trains:
+    if len(image.shape) < 2 or not image.numel or not trains:
         return None
-    channels = max(image.shape[1], 1)
-    way = "backward" if "backward" in op.base else "forward"
-    return loop(channels, 512, CHANNEL[way] * _up(image.numel // channels, 512))
+    images, channels = image.shape[:2]
+    if image.channels_last or len(image.shape) == 2:
+        points = image.numel // channels
+        high = min(_up(points, 256), 128)
+        high = high if high >= FEWEST_SHARING else 1
+        return ThreadLoop(_up(channels, 32) * high, 512, 2, IN_CHANNELS * _up(points, 16 * high))
+    points = math.prod(image.shape[2:])
+    across = next((n for n in (32, 64, 128, 256) if points <= n), 512)
+    passes, resident = (2, 3) if "backward" in op.base else (1, 2)
+    loaded = passes * _up(images, 512 // across) * _up(points, across)
+    return ThreadLoop(channels, 512, resident, IN_CHANNELS * loaded)
 
 
-def _group_norm(op: Op) -> Loop | None:
+def _group_norm(op: Op) -> ThreadLoop | None:
     """A block for each group of an image or, in the backward pass, for each channel."""
     image = op.inputs[1 if "backward" in op.base else 0]
     if len(image.shape) < 2:
@@ -126,7 +133,7 @@ def queued_clocks(op: Op) -> float:
     return IMAGES * min(op.inputs[0].shape[0], 128)
 
 
-def _adaptive_pool(op: Op) -> Loop | None:
+def _adaptive_pool(op: Op) -> ThreadLoop | None:
     """A block for each plane or, in channels-last, for each image (AdaptiveAveragePooling.cu)."""
     image, out = op.inputs[0], op.outputs[0]
     if len(image.shape) != 4 or not out.numel:
@@ -145,7 +152,7 @@ def _adaptive_pool(op: Op) -> Loop | None:
     return loop(images * strips, x * y * z, terms)
 
 
-def _places(op: Op) -> Loop | None:
+def _places(op: Op) -> ThreadLoop | None:
     """Places that `gather`, `scatter` and `index` go through, each with a number to load before."""
     if lookups.fetched_rows(op) is not None:
         return None
@@ -160,7 +167,7 @@ def _places(op: Op) -> Loop | None:
     return loop(_up(count, 128 * each), 128, terms)
 
 
-def _added_rows(op: Op) -> Loop | None:
+def _added_rows(op: Op) -> ThreadLoop | None:
     """Rows that are sorted by their place and added there: a warp for each (Indexing.cu)."""
     indexed = indexed_dims(op)
     if not op.attr("accumulate", False) or indexed is None:
@@ -169,23 +176,6 @@ def _added_rows(op: Op) -> Loop | None:
     before, width = math.prod(shape[: indexed.start]), math.prod(shape[indexed.stop :])
     count = max((t.numel for t in op.inputs[1:-1]), default=0)
     return loop(_up(count, SORTED) * _up(width, 128) * before, 32 * SORTED, 1.0)
-
-
-def listed_elements(op: Op) -> float:
-    """What a thread of a kernel on lists handles one after the other (MultiTensorApply.cuh).
-
-    A block takes a chunk of a tensor, and a kernel so many chunks or tensors; the next one follows.
-    """
-    tensors = max(len(op.outputs), 1)
-    lists = op.inputs[:tensors] or op.outputs
-    sizes = [t.numel for t in lists]
-    depth = max(-(-len(op.inputs) // tensors), 1)
-    kernels = max(
-        _up(sum(_up(n, CHUNK) for n in sizes), CHUNKS),
-        _up(tensors, LISTED[min(depth, len(LISTED)) - 1]),
-    )
-    rounds = _up(min(max(sizes, default=0), CHUNK), CHUNK_THREADS * 4)
-    return kernels * rounds * (1.0 if all(n % 4 == 0 for n in sizes) else UNALIGNED)
 
 
 def _power(count: int) -> int:

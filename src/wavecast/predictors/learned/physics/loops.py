@@ -8,7 +8,7 @@ SM_THREADS, SM_BLOCKS = 2048, 32
 """Threads and blocks that an SM runs at a time."""
 
 
-class Loop(NamedTuple):
+class ThreadLoop(NamedTuple):
     """Thread blocks whose threads load values one after the other, or a few at a time."""
 
     blocks: int
@@ -30,6 +30,6 @@ class Loop(NamedTuple):
     """Whether threads that are neighbours load values that are not."""
 
 
-def loop(blocks: int, threads: int, terms: float) -> Loop:
+def loop(blocks: int, threads: int, terms: float) -> ThreadLoop:
     """Blocks of which an SM runs as many as it has threads for."""
-    return Loop(blocks, threads, min(SM_THREADS // threads, SM_BLOCKS), terms)
+    return ThreadLoop(blocks, threads, min(SM_THREADS // threads, SM_BLOCKS), terms)

@@ -76,7 +76,7 @@ def _over_memory(op: Op, cost: Cost) -> tuple[Part, ...]:
     if preparations.copies_first(op):
         contiguous = replace(op, inputs=(replace(op.inputs[0], strides=None), *op.inputs[1:]))
         return (_copy(op.inputs[0], None), Part("stream", passes.row_of(contiguous, cost)))
-    return (Part("stream", passes.row_of(op, cost)),)
+    return tuple(Part("stream", row) for row in passes.in_turn(passes.row_of(op, cost)))
 
 
 def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:

@@ -105,6 +105,18 @@ def _with_loop(row: StreamRow, op: Op) -> StreamRow:
     )
 
 
+def in_turn(row: StreamRow) -> tuple[StreamRow, ...]:
+    """The kernels of an op, one after the other, where the first goes through its input in loops.
+
+    So do torch's own batch norms in training: a second kernel applies what the first computed.
+    """
+    twice = row.kind == _position(Kind.NORM) and row.reread_bytes > 0 and row.loop_blocks > 0
+    if not twice or row.backward:
+        return (row,)
+    first = row._replace(written_bytes=0, reread_bytes=0, kernels=row.kernels - 1)
+    return first, row._replace(reread_bytes=0, kernels=1, loop_blocks=0)
+
+
 def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow:
     """The columns of one pass over a tensor, such as adding or summing a convolution's bias."""
     return StreamRow(
@@ -233,12 +245,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
 
 def _tensors(op: Op) -> int:
     """How many tensors a fused op on lists works on; 1 for others."""
-    return max(len(op.outputs), 1) if _is_listed(op) else 1
-
-
-def _is_listed(op: Op) -> bool:
-    """Whether an op works on lists of tensors."""
-    return any(name in op.base for name in ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adag"))
+    lists = "_foreach" in op.base or "_fused_" in op.base or "_amp_foreach" in op.base
+    return max(len(op.outputs), 1) if lists else 1
 
 
 def _row_width(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
@@ -355,8 +363,6 @@ def _serial_elements(op: Op) -> float:
     """
     if op.base == "aten.embedding_dense_backward":
         return lookups.scanned(op)
-    if _is_listed(op):
-        return loop_kernels.listed_elements(op)
     if op.base in _SCANS:
         times = max((t.shape[0] for t in op.inputs if len(t.shape) == 3), default=0)
         return times * _SCANS[op.base]

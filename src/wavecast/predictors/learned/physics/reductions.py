@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from wavecast.ops.registry import integers, item_bytes
-from wavecast.predictors.learned.physics.loops import SM_BLOCKS, Loop
+from wavecast.predictors.learned.physics.loops import SM_BLOCKS, ThreadLoop
 from wavecast.traces.step import Op, TensorSpec
 
 WARP = 32
@@ -31,7 +31,7 @@ _NAMES = {
 """Ops that run torch's kernel for sums (`reduce_kernel`)."""
 
 
-def reduction(op: Op) -> Loop | None:
+def reduction(op: Op) -> ThreadLoop | None:
     """How an op's sums are divided; None for ops that do not run torch's kernel for sums."""
     if op.base not in _NAMES or not op.inputs or not op.outputs:
         return None
@@ -66,7 +66,7 @@ def reduction(op: Op) -> Loop | None:
     ragged = not along and outputs % width > 0
     threads = width * height
     resident = min(RESIDENT[vector] // threads, SM_BLOCKS)
-    return Loop(
+    return ThreadLoop(
         _up(outputs, columns), threads, resident, terms, loaded, sharing, ragged, fastest[0][1] > 1
     )
 
