@@ -90,6 +90,7 @@ MEASURED = {
     "short rows": (summed(tensor(1_099_987, 4, 64), 2), 1034),
     "shorter rows": (summed(tensor(1_099_987, 1, 40), 2), 261),
     "few rows": (summed(tensor(800, 152, dtype="float16"), 0), 14),
+    "channels of images": (summed(tensor(64, 64, 224, 224, dtype="bfloat16"), 0, 2, 3), 333),
     "softmax of tokens": (softmax(tensor(16, 12, 785, 19, dtype="float16"), -2), 31),
     "softmax of rows": (softmax(tensor(7616, 320), 0), 5789),
     "pairs of each sample": (added(15_921, 27, 27, indices=(351,), values=(15_921, 351)), 1138),

@@ -226,6 +226,8 @@ class StreamRow(NamedTuple):
     """Whether some of them read partial sums that nobody wrote."""
     access_bytes: float = 0.0
     """Bytes that a thread of a block with a whole channel moves at a time."""
+    kept_bytes: float = 0.0
+    """Bytes that each SM keeps instead of reading them a second time."""
 
 
 class ConcatenationRow(NamedTuple):

@@ -28,6 +28,8 @@ class ThreadLoop(NamedTuple):
     which L2 does not hold."""
     strided: bool = False
     """Whether threads that are neighbours load values that are not."""
+    offsets: float = 0.0
+    """Elements that finding the place of each value takes."""
 
 
 def loop(blocks: int, threads: int, terms: float) -> ThreadLoop:

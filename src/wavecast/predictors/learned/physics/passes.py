@@ -46,9 +46,10 @@ _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
 
 
 HELD_BYTES = 160 * 1024
-"""The largest channel of a batch norm that an SM holds (`singleread`); others are read twice."""
+"""The largest channel of a batch norm that an SM holds (`singleread`), and what each SM holds of an
+image in channels-last (`semiPersist`); the rest is read twice."""
 PAIRED = 4
-"""The fewest bytes that a thread of such a kernel moves at a time."""
+"""The fewest bytes that a thread of such a kernel moves at a time, for planes of fours."""
 
 
 def row_of(op: Op, cost: Cost) -> StreamRow:
@@ -83,7 +84,8 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
         queued_clocks=lookups.queued_clocks(op) + loop_kernels.queued_clocks(op),
-        access_bytes=max(item_bytes(whole), PAIRED if _is_held(op) else 0),
+        access_bytes=_access_bytes(op, whole),
+        kept_bytes=HELD_BYTES if _is_cudnn_norm(op) and whole.channels_last else 0,
     )
     return _with_loop(row, op)
 
@@ -102,6 +104,7 @@ def _with_loop(row: StreamRow, op: Op) -> StreamRow:
         loop_sharing=found.sharing,
         loop_ragged=found.ragged,
         reordered_bytes=stored(op.inputs[0]) if found.strided else row.reordered_bytes,
+        elements=max(row.elements, round(found.offsets * op.inputs[0].numel)),
     )
 
 
@@ -156,13 +159,24 @@ def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
     return 0
 
 
+def _is_cudnn_norm(op: Op) -> bool:
+    """Whether an op is a batch norm of cuDNN in training."""
+    return (
+        op.base.startswith("aten.cudnn_batch_norm") and len(op.inputs[0].shape) > 1 and _trains(op)
+    )
+
+
 def _is_held(op: Op) -> bool:
-    """Whether cuDNN's batch norm keeps a channel on the chip instead of reading it twice."""
-    if not op.base.startswith("aten.cudnn_batch_norm") or not op.inputs[0].shape:
+    """Whether cuDNN's batch norm keeps a channel on an SM instead of reading it twice."""
+    if not _is_cudnn_norm(op) or op.inputs[0].channels_last:
         return False
-    image = op.inputs[0]
-    channel = stored(image) // max(image.shape[1] if len(image.shape) > 1 else 1, 1)
-    return not image.channels_last and channel <= HELD_BYTES
+    return stored(op.inputs[0]) // max(op.inputs[0].shape[1], 1) <= HELD_BYTES
+
+
+def _access_bytes(op: Op, whole: TensorSpec) -> int:
+    """Bytes that a thread of a block with a whole channel moves at a time."""
+    paired = _is_held(op) and math.prod(whole.shape[2:]) % 4 == 0
+    return max(item_bytes(whole), PAIRED if paired else 0)
 
 
 def _position(kind: Kind | None) -> int:

@@ -55,20 +55,21 @@ UNWRITTEN = 1.7
 def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     """The limits of passes over memory; a second read costs as much as misses L2."""
     moved = columns["read_bytes"] + columns["written_bytes"]
+    reread = np.maximum(columns["reread_bytes"] - columns["kept_bytes"] * gpu.sm, 0.0)
     rows_in_flight = gpu.sm * theta["row_blocks"] * columns["row_width"] * columns["item_bytes"]
     between = np.where(
         columns["by_row"] > 0,
-        np.minimum(rows_in_flight, columns["reread_bytes"]),
-        columns["reread_bytes"],
+        np.minimum(rows_in_flight, reread),
+        reread,
     )
     miss = np.clip(between / (theta["held"] * gpu.l2_bytes) - 0.5, 0.0, 1.0)
     hit = np.minimum(
         theta["resident"] * gpu.l2_bytes / np.maximum(columns["footprint_bytes"], 1.0), 0.9
     )
-    dram = moved * (1.0 - hit) + columns["reread_bytes"] * miss * theta["again"]
+    dram = moved * (1.0 - hit) + reread * miss * theta["again"]
     memory_s = dram / (gpu.bytes_per_s * theta["dram"])
     # Each access in another order loads a whole sector; L2 keeps the rest of it.
-    through_l2 = moved + columns["reread_bytes"] + columns["reordered_bytes"] * theta["twisted"]
+    through_l2 = moved + reread + columns["reordered_bytes"] * theta["twisted"]
     l2_s = through_l2 / (gpu.sm * gpu.clock_hz * theta["l2_bytes"])
     per_clock = np.where(
         np.isin(columns["kind"], SLOW_KINDS), theta["odd_per_clock"], theta["per_clock"]
