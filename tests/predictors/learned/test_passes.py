@@ -7,7 +7,7 @@ from made import tensor
 
 from wavecast.hardware.devices import device
 from wavecast.ops import cost_of
-from wavecast.ops.kernel_counts import COUNTED, SORTING
+from wavecast.ops.kernel_counts import COUNTED, SORTING, SORTING_FEW
 from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.learned.physics import resampling
 from wavecast.predictors.learned.physics.columns import (
@@ -127,6 +127,9 @@ def test_launches_are_counted() -> None:
         given = (table, places, tensor(38416, 12))
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
         assert stream_row(put).kernels == kernels
+    few = Op("aten.index_put", (table, tensor(49, dtype="int64"), tensor(49, 12)), (table,),
+             (("accumulate", True),))  # fmt: skip
+    assert stream_row(few).kernels == SORTING_FEW
     assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))
 
 
