@@ -37,6 +37,9 @@ HELD_OUT = {
 }
 """Our campaigns and folders that the fits do not read; predictions are scored on them, except for
 `OF_A_CHIP`."""
+UNUSUAL = {("memory", Kind.OPTIMIZER)}
+"""Campaigns and kinds of their ops that no fit reads: the lists have tensors of odd sizes, which
+take a path of their kernels that those of networks do not."""
 OUR_STEPS = "h200 steps"
 """The source of ops from our measured traces."""
 
@@ -72,12 +75,14 @@ def _traced(traces: Iterable[tuple[str, str, Trace]]) -> Iterator[OpRow]:
     because cuDNN uses several streams for recurrent layers and groups.
     """
     times_of_ops: dict[tuple[str, Op], list[float]] = defaultdict(list)
-    for _, key, trace in traces:
+    for campaign, key, trace in traces:
         if "counters" in key:
             continue
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU
         for call in trace:
             seconds = overlap.busy_s(call.kernels)
+            if (campaign, ops.kind(call.op)) in UNUSUAL:
+                continue
             if seconds > 0 and ops.launches(call.op) and ops.cost_of(call.op) is not None:
                 times_of_ops[gpu, call.op].append(seconds)
     for (gpu, op), times in times_of_ops.items():

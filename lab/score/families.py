@@ -34,6 +34,8 @@ from wavecast.traces.step import Op
 FOLDS = 6
 NAME = "family left out"
 SWEEP = "sweep"
+SWEEPS = (SWEEP, "memory")
+"""Campaigns of single layers, which belong to no model."""
 MARK = "begin: python -m lab score families"
 
 
@@ -52,7 +54,7 @@ def owners() -> dict[Op, set[str]]:
     """The models in which each measured op occurs; `SWEEP` stands for the sweep of layers."""
     models: dict[Op, set[str]] = defaultdict(set)
     for campaign, key, trace in fitted_traces():
-        owner = SWEEP if campaign == SWEEP else key.partition("-b")[0].lower()
+        owner = SWEEP if campaign in SWEEPS else key.partition("-b")[0].lower()
         for op in trace.counts:
             models[op].add(owner)
     return models

@@ -73,7 +73,7 @@ def _messages(how: str) -> Step:
 def _geometric(how: str) -> Step:
     from torch_geometric.nn import GATConv  # type: ignore[import-not-found]
 
-    class Attentive(torch.nn.Module):
+    class GraphAttention(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = GATConv(128, 64, heads=4), GATConv(256, 40, heads=1)
@@ -82,7 +82,7 @@ def _geometric(how: str) -> Step:
             return self.second(F.dropout(F.elu(self.first(x, edges)), 0.5), edges)
 
     with torch.device(DEVICE):
-        model = Attentive()
+        model = GraphAttention()
         nodes, edges = torch.randn(100_000, 128), torch.randint(0, 100_000, (2, 1_000_000))
         labels = torch.randint(0, 40, (100_000,))
     return trained(model, lambda m: F.cross_entropy(m(nodes, edges), labels), how, "fp32")

@@ -13,6 +13,8 @@ COUNTED: Mapping[str, int] = shipped_toml("models/kernel_counts.toml")["kernels"
 """The kernel counts of ops that launch more than one; the file says how they were counted."""
 SORTING = 20
 """The kernel count of ops that sort their indices before they add to the rows."""
+SORTING_FEW, CHECKING = 13, 7
+"""That of ops that sort few indices, and how many of these check that indices are inside."""
 UNSORTED_LOOKUPS = 3072
 """Up to this many indices, the gradient of an embedding does not sort them (Embedding.cu)."""
 
@@ -30,7 +32,7 @@ def kernel_count(op: Op) -> int:
     if kind_of(op.name) is Kind.RNN:
         return 2 * rnn.cell_steps(op)
     if "index_put" in op.base:
-        return SORTING if op.attr("accumulate", False) else 1
+        return _index_put_kernels(op) if op.attr("accumulate", False) else 1
     if op.base == "aten.embedding_dense_backward" and index_count(op) > UNSORTED_LOOKUPS:
         return SORTING
     if "embedding_bag" in op.base and op.base.endswith("backward") and index_count(op) > ONE_TILE:
@@ -42,6 +44,17 @@ def kernel_count(op: Op) -> int:
     # With channels last, one kernel more was measured.
     more = "batch_norm" in op.base and "cudnn" not in op.base and _channels_last(op)
     return COUNTED.get(op.base, 1) + more
+
+
+def _index_put_kernels(op: Op) -> int:
+    """The kernels that check, sort and add the places of an `index_put`.
+
+    Each further tensor of indices is checked by nine; unsafe ones are not checked.
+    """
+    indices = max(len(op.inputs) - 2, 1)
+    checked = 0 if op.attr("unsafe", False) else CHECKING
+    sorting = SORTING if index_count(op) > ONE_TILE else SORTING_FEW
+    return sorting - CHECKING + checked + (indices - 1) * (checked + 2)
 
 
 def _channels_last(op: Op) -> bool:

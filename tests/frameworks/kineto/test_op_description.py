@@ -259,3 +259,17 @@ def test_files_without_shapes_say_so(tmp_path: Path) -> None:
     assert "record_shapes=True" in without
     recorded = arguments(["float", "float"], [[4, 8], [8, 2]])
     assert not [note for note in notes(**recorded).notes if "shapes" in note]
+
+
+def test_indices_that_the_profiler_leaves_out_follow_from_the_values(tmp_path: Path) -> None:
+    """It writes no lists with gaps, which those of indices may have."""
+    types = ["float", "", "float", "Scalar", "Scalar"]
+    recorded = arguments(types, [[100, 8], [], [50, 8], [], []], ["", "", "", "True", "True"])
+    op = read_op(tmp_path, "aten::_index_put_impl_", recorded)
+    assert op.inputs == (
+        TensorSpec((100, 8), "float32"),
+        TensorSpec((50,), "int64"),
+        TensorSpec((50, 8), "float32"),
+    )
+    one_value = arguments(types[:4], [[100, 8], [], [], []], ["", "", "", "False"])
+    assert len(read_op(tmp_path, "aten::index_put_", one_value).inputs) == 2

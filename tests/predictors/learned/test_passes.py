@@ -7,8 +7,9 @@ from made import tensor
 
 from wavecast.hardware.devices import device
 from wavecast.ops import cost_of
-from wavecast.ops.kernel_counts import COUNTED, SORTING
+from wavecast.ops.kernel_counts import COUNTED, SORTING, SORTING_FEW
 from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.physics import resampling
 from wavecast.predictors.learned.physics.columns import (
     CASTS,
     STRIDES,
@@ -25,16 +26,21 @@ THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
 BIG = (64, 2304, 768)
 
 
+def stream_rows(op: Op) -> list[StreamRow]:
+    rows = [part.row for part in parts_of(op) if isinstance(part.row, StreamRow)]
+    assert len(rows) == len(parts_of(op))
+    return rows
+
+
 def stream_row(op: Op) -> StreamRow:
-    (part,) = parts_of(op)
-    assert isinstance(part.row, StreamRow)
-    return part.row
+    (row,) = stream_rows(op)
+    return row
 
 
 def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
     facts = gpu_of(device(gpu))
     assert facts is not None
-    return float(stream_limits(columns_of([stream_row(op)]), facts, THETA).seconds()[0])
+    return float(stream_limits(columns_of(stream_rows(op)), facts, THETA).seconds().sum())
 
 
 def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
@@ -112,14 +118,18 @@ def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False)
 def test_launches_are_counted() -> None:
     shape = (8, 64, 7, 7)
     many = COUNTED["aten.native_batch_norm"]
-    assert stream_row(norm(shape, training=True)).kernels == many
-    assert stream_row(norm(shape, training=True, channels_last=True)).kernels == many + 1
+    own, last = (norm(shape, training=True, channels_last=there) for there in (False, True))
+    assert sum(row.kernels for row in stream_rows(own)) == many
+    assert sum(row.kernels for row in stream_rows(last)) == many + 1
     assert stream_row(norm(shape, training=False)).kernels == 1
     table, places = tensor(729, 12), tensor(38416, dtype="int64")
     for accumulates, kernels in ((True, SORTING), (False, 1)):
         given = (table, places, tensor(38416, 12))
         put = Op("aten.index_put", given, (table,), (("accumulate", accumulates),))
         assert stream_row(put).kernels == kernels
+    few = Op("aten.index_put", (table, tensor(49, dtype="int64"), tensor(49, 12)), (table,),
+             (("accumulate", True),))  # fmt: skip
+    assert stream_row(few).kernels == SORTING_FEW
     assert physics_s(norm(shape, training=True)) > 2 * physics_s(norm(shape, training=False))
 
 
@@ -140,7 +150,7 @@ def resized(name: str, large: TensorSpec, small: TensorSpec) -> Op:
     return Op(f"aten.{name}_backward", (large,), (small,))
 
 
-def test_sixteen_bit_additions_to_one_place_wait_for_each_other() -> None:
+def test_additions_to_one_place_wait_for_each_other() -> None:
     half = {"dtype": "float16"}
     twice, eightfold = (
         stream_row(resized("upsample_bilinear2d", tensor(4, 8, 64, 64, **half), small))
@@ -148,7 +158,7 @@ def test_sixteen_bit_additions_to_one_place_wait_for_each_other() -> None:
     )
     assert eightfold.atomic_adds == pytest.approx(8 * twice.atomic_adds)
     single = stream_row(resized("upsample_bilinear2d", tensor(4, 8, 64, 64), tensor(4, 8, 8, 8)))
-    assert single.atomic_adds == twice.atomic_adds
+    assert single.atomic_adds == pytest.approx(resampling.JOINED * eightfold.atomic_adds)
 
 
 def test_states_of_a_scan_follow_each_other() -> None:
@@ -198,15 +208,27 @@ def test_a_norm_that_only_applies_its_statistics_has_a_block_for_each_plane() ->
     cudnn = Op("aten.cudnn_batch_norm", own.inputs, own.outputs, own.attrs)
     assert stream_row(cudnn).blocks == 256 * 2048
     assert stream_row(own).blocks == 256 * 1024
-    assert stream_row(norm(shape, training=True)).blocks == 0
+    assert not any(row.blocks for row in stream_rows(norm(shape, training=True)))
     assert stream_row(norm(shape, training=False, channels_last=True)).blocks == 0
     assert physics_s(cudnn) == pytest.approx(317e-6, rel=0.15)
 
 
 def test_own_norms_in_channels_last_convert_each_element() -> None:
     shape = (110, 552, 64, 64)
-    assert stream_row(norm(shape, training=True, channels_last=True)).access == CASTS
-    assert stream_row(norm(shape, training=True)).access == VECTORS
+    last, own = (norm(shape, training=True, channels_last=there) for there in (True, False))
+    assert {row.access for row in stream_rows(last)} == {CASTS}
+    assert {row.access for row in stream_rows(own)} == {VECTORS}
+
+
+def test_own_norms_compute_statistics_and_then_apply_them() -> None:
+    """8 images of 1,024 and 2,048 channels took 142 and 277 us in 16 bits on our H200."""
+    for channels, microseconds in ((1024, 142), (2048, 277)):
+        whole = tensor(8, channels, 64, 64, dtype="bfloat16")
+        op = Op("aten.native_batch_norm", (whole, tensor(channels)), (whole,), ())
+        first, second = stream_rows(op)
+        assert first.loop_blocks == channels
+        assert not second.loop_blocks
+        assert physics_s(op) == pytest.approx(microseconds * 1e-6, rel=0.3)
 
 
 def test_many_rows_are_divided_among_blocks() -> None:

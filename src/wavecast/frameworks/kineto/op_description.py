@@ -14,6 +14,7 @@ from wavecast.ops import Kind, is_readable
 from wavecast.traces import kernel_names
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
+_PUTS = ("aten.index_put", "aten._index_put_impl_")
 _COPIES = ("aten._to_copy", "aten.copy_")
 
 # Ops whose float32 matmuls may run in TF32, which only the names of their kernels show.
@@ -48,7 +49,7 @@ def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> 
         kernels: the names of the kernels that it ran.
     """
     arguments = arguments_in(recorded, kernels)
-    op = Op(name, (), ()) if arguments is None else _whole(op_of(name, arguments))
+    op = Op(name, (), ()) if arguments is None else _whole(_with_indices(op_of(name, arguments)))
     return _with_precision(_placed(op, kernels), kernels)
 
 
@@ -57,6 +58,22 @@ def _whole(op: Op) -> Op:
     """The op; without its tensors if the recorded ones are incomplete."""
     # The formulas expect all tensors and attributes that our own traces have.
     return op if is_readable(op) else Op(op.name, (), ())
+
+
+def _with_indices(op: Op) -> Op:
+    """An `index_put` with the tensor of its indices, which the profiler does not write.
+
+    It leaves out lists that may have gaps. The values have the shape of the indices in place of the
+    first dimension. Of `index`, nothing tells how much it fetched.
+    """
+    if not op.base.startswith(_PUTS) or len(op.inputs) != 2:
+        return op
+    target, values = op.inputs
+    row = target.shape[1:]
+    rows = values.shape[: len(values.shape) - len(row)]
+    if not rows or values.shape[len(rows) :] != row:
+        return op
+    return replace(op, inputs=(target, TensorSpec(rows, "int64"), values))
 
 
 def _placed(op: Op, kernels: Sequence[str]) -> Op:

@@ -151,6 +151,8 @@ def stream(columns: Columns, gpu: GpuFacts) -> Floats:
         _log(columns["kernels"]),
         _log(columns["blocks"] / gpu.sm),
         _log(columns["serial_elements"]),
+        _log(columns["loop_blocks"] / gpu.sm),
+        _log(columns["loop_terms"]),
     )
 
 

@@ -210,6 +210,24 @@ class StreamRow(NamedTuple):
     """Thread blocks that do so little that launching them takes longer."""
     queued_clocks: float
     """Clocks in which one place takes rows that are added to it, one after the other."""
+    loop_blocks: float = 0.0
+    """Thread blocks of a kernel whose threads loop over values; 0 for other kernels."""
+    loop_threads: float = 1.0
+    """Threads of such a block."""
+    loop_resident: float = 1.0
+    """How many such blocks an SM runs at a time."""
+    loop_terms: float = 0.0
+    """Values that each thread loads, before a sum is divided among blocks."""
+    loop_loads: float = 1.0
+    """Those of them that it loads at a time."""
+    loop_sharing: float = 0.0
+    """Threads that add up the partial sums of blocks; 0 if blocks do not share sums."""
+    loop_ragged: float = 0.0
+    """Whether some of them read partial sums that nobody wrote."""
+    access_bytes: float = 0.0
+    """Bytes that a thread of a block with a whole channel moves at a time."""
+    kept_bytes: float = 0.0
+    """Bytes that each SM keeps instead of reading them a second time."""
 
 
 class ConcatenationRow(NamedTuple):

@@ -11,7 +11,7 @@ import math
 from wavecast.ops.indexing import indexed_dims
 from wavecast.ops.kernel_counts import UNSORTED_LOOKUPS, index_count
 from wavecast.ops.registry import integer, item_bytes
-from wavecast.traces.step import Op
+from wavecast.traces.step import Op, TensorSpec
 
 PIECE_BYTES = 16
 """Bytes that a thread moves at once where rows begin at multiples of it."""
@@ -21,9 +21,9 @@ BLOCK_ELEMENTS = 1024
 """Elements of a row that one block adds up, in gradients of lookups that are sorted first."""
 NARROW = 32
 """Up to this many elements of a row, another kernel adds up (`indexing_backward_kernel_...`)."""
-ADDED = {"narrow": 530.0, "float32": 1370.0, "float16": 1980.0}
+ADDED = {"single": 320.0, "narrow": 530.0, "float32": 1370.0, "float16": 1980.0}
 """Clocks in which a place takes one more row: the row's number, the row and the sum are read one
-after the other (0.27, 0.69 and 1.0 us on our H200)."""
+after the other (0.16, 0.27, 0.69 and 1.0 us on our H200)."""
 SCANNED = 0.25
 """Elements, as a serial thread handles them, for each lookup that the gradient of an embedding goes
 through where it does not sort (42 ns on our H200)."""
@@ -44,7 +44,7 @@ def fetched_rows(op: Op) -> tuple[int, int] | None:
         return None
     table, index = op.inputs
     row = table.shape[1:]
-    if table.strides is not None or "int" not in index.dtype or not math.prod(row):
+    if not _in_rows(table) or "int" not in index.dtype or not math.prod(row):
         return None
     row_bytes = math.prod(row) * item_bytes(table)
     match op.base:
@@ -54,13 +54,23 @@ def fetched_rows(op: Op) -> tuple[int, int] | None:
             whole = integer(op, "dim") in (0, -len(table.shape))
         case "aten.gather":
             # one number for each row, expanded to its width
-            spread = index.strides is not None and not any(index.strides[1:])
+            inside = zip(index.shape[1:], (index.strides or index.shape)[1:], strict=True)
+            spread = not any(stride for size, stride in inside if size > 1)
             whole = integer(op, "dim") == 0 and index.shape[1:] == row and spread
         case _:
             return None
     if not whole or row_bytes % PIECE_BYTES:
         return None
     return op.outputs[0].numel // math.prod(row), row_bytes
+
+
+def _in_rows(table: TensorSpec) -> bool:
+    """Whether each row of a table is in one piece and begins at a multiple of 16 bytes."""
+    if table.strides is None:
+        return True
+    inside = tuple(math.prod(table.shape[i + 1 :]) for i in range(1, len(table.shape)))
+    aligned = table.strides[0] * item_bytes(table) % PIECE_BYTES == 0
+    return aligned and table.strides[1:] == inside
 
 
 def blocks(op: Op) -> int:
@@ -113,7 +123,7 @@ def scanned(op: Op) -> float:
 def queued_clocks(op: Op) -> float:
     """Clocks in which one place takes its rows one after the other, where they are sorted.
 
-    Places are assumed to get equally many rows.
+    Places are assumed to get equally many rows, but for tables of relative positions.
     """
     if "index_put" not in op.base or not op.attr("accumulate", False):
         return 0.0
@@ -122,8 +132,23 @@ def queued_clocks(op: Op) -> float:
         return 0.0
     shape = op.inputs[0].shape
     width = math.prod(shape[indexed.stop :])
-    rows = max(t.numel for t in op.inputs[1:-1]) / max(math.prod(shape[indexed]), 1)
-    if width == 1 or rows <= 1:  # the threads of a warp add up single elements together
+    rows = _rows_of_a_place(index_count(op), max(math.prod(shape[indexed]), 1))
+    if rows <= 1:
         return 0.0
+    if width == 1:  # the threads of a warp add up single elements, but one counts them
+        return ADDED["single"] * rows
     kind = "narrow" if width <= NARROW else "float32" if item_bytes(op.inputs[0]) > 2 else "float16"
     return ADDED[kind] * rows
+
+
+def _rows_of_a_place(count: int, places: int) -> float:
+    """How many rows the place gets that gets most.
+
+    A table of relative positions of an n x n image has (2n - 1) ** 2 places, or a few more. The one
+    in the middle, no distance, belongs to each of the n * n pairs of equals.
+    """
+    positions = math.isqrt(count)
+    side = math.isqrt(positions)
+    if side**4 == count and 0 <= places - (2 * side - 1) ** 2 <= 3:
+        return positions
+    return count / places

@@ -15,7 +15,7 @@ from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
 from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
 from wavecast.predictors.learned.autotuned import MARK
 from wavecast.predictors.learned.gpus import CODES
-from wavecast.predictors.learned.physics import concatenations, fusions, passes
+from wavecast.predictors.learned.physics import concatenations, fusions, passes, preparations
 from wavecast.predictors.learned.physics.columns import (
     FORWARD,
     OF_IMAGE,
@@ -67,29 +67,16 @@ def _over_memory(op: Op, cost: Cost) -> tuple[Part, ...]:
     if op.base == "aten.cat" and (together := concatenations.row_of(op, cost)) is not None:
         return (Part("concatenation", together),)
     if op.base == "aten._safe_softmax":
-        return tuple(Part("stream", passes.row_of(*costed)) for costed in _safe_softmax(op))
-    whole = Part("stream", passes.row_of(op, cost))
+        return tuple(
+            Part("stream", passes.row_of(*costed)) for costed in preparations.safe_softmax(op)
+        )
     if op.base == "aten.embedding_dense_backward" and op.inputs[0].strides is not None:
         # torch first makes the gradient contiguous (embedding_dense_backward_cuda)
-        return (_copy(op.inputs[0], None), whole)
-    return (whole,)
-
-
-def _safe_softmax(op: Op) -> Iterator[tuple[Op, Cost]]:
-    """The ops that torch runs for a softmax whose rows may be hidden as a whole (SoftMax.cpp)."""
-    scores, out = op.inputs[0], op.outputs[0]
-    hidden = TensorSpec(scores.shape, "bool")
-    rows = TensorSpec((*scores.shape[:-1], 1), "bool")
-    for name, read, written in (
-        ("aten._softmax", (scores,), out),
-        ("aten.eq.Tensor", (scores,), hidden),
-        ("aten.all.dim", (hidden,), rows),
-        ("aten.where.self", (rows, out), out),
-    ):
-        part = Op(name, read, (written,))
-        cost = ops.cost_of(part)
-        assert cost is not None
-        yield part, cost
+        return (_copy(op.inputs[0], None), Part("stream", passes.row_of(op, cost)))
+    if preparations.copies_first(op):
+        contiguous = replace(op, inputs=(replace(op.inputs[0], strides=None), *op.inputs[1:]))
+        return (_copy(op.inputs[0], None), Part("stream", passes.row_of(contiguous, cost)))
+    return tuple(Part("stream", row) for row in passes.in_turn(passes.row_of(op, cost)))
 
 
 def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:
@@ -228,10 +215,18 @@ def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
     if wants[1]:
         parts.append(_convolution(op, OF_WEIGHT, image, weight, out))
     if len(wants) > 2 and wants[2]:  # the bias: a sum over images and points
-        gradient = op.inputs[0]
-        row_width = gradient.numel // max(gradient.shape[1], 1)
-        parts.append(_pass(gradient, 4 * gradient.shape[1], row_width))
+        parts.append(_bias_gradient(op.inputs[0]))
     return tuple(parts)
+
+
+def _bias_gradient(gradient: TensorSpec) -> Part:
+    """The sum of a gradient over images and points."""
+    dims = (0, *range(2, len(gradient.shape)))
+    bias = TensorSpec((gradient.shape[1],), gradient.dtype)
+    op = Op("aten.sum.dim_IntList", (gradient,), (bias,), (("dim", dims),))
+    cost = ops.cost_of(op)
+    assert cost is not None
+    return Part("stream", passes.row_of(op, cost))
 
 
 def _pass(whole: TensorSpec, written_bytes: int, row_width: int) -> Part:

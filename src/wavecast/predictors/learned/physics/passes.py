@@ -7,9 +7,9 @@ import math
 from wavecast import ops
 from wavecast.ops import Kind
 from wavecast.ops.kernel_counts import COUNTED
-from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
+from wavecast.ops.registry import Cost, integers, item_bytes, stored
 from wavecast.ops.spatial import window
-from wavecast.predictors.learned.physics import lookups
+from wavecast.predictors.learned.physics import lookups, loop_kernels, resampling
 from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
@@ -28,26 +28,28 @@ _MOST_NORM_BLOCKS = 256 * 1024
 """Ops that add with atomic operations. Other ops that add into places sort first."""
 _SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
 """Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
-_NEIGHBOURS = {"trilinear": 8, "bilinear": 4, "bicubic": 16}
-"""How many places the gradient of one interpolated point goes to."""
-CROWDING = 1.5
-"""The power with which 16-bit additions to one place slow each other down. On our H200, gradients
-of images enlarged 4 and 8 times take 2 and 8 times as long per point as those of 2."""
 FOLDED = 5
 """Elementwise elements that folding one takes (24 ps for a point of one column on our H200)."""
-LINE_BYTES, HIT = 128, 0.12
-"""Bytes of a line of L1, and what an element costs that is in the line of the one before, relative
-to one that is not. On our H200, planes of one point take 60 ns, those of 50 and more 340 ns."""
 MANY_ROWS, NARROW_ROW = 64 * 1024, 2048
 """More rows than this, of no more elements, are divided among blocks for the gradient of a weight;
 the width is 32 for every second SM of a large GPU."""
 DIVIDED = 0.6
 """What a row costs then (1.0 to 1.3 ns on our H200), relative to one of the forward pass."""
+DIVISIONS, SUMMED = 2.5, 0.25
+"""Elements that finding the windows of a point of mean pooling takes, and adding one of them: 16
+and 1.6 ps on our H200."""
 ROLLED = 2
 """Elements that finding the place of one takes, in each kernel of a roll (1.3 ns for each SM)."""
 _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
 """Elements for each time of ops that go through time step by step. A step of the forward pass takes
 0.54 us on our H200, one of the backward pass 0.95 us."""
+
+
+HELD_BYTES = 160 * 1024
+"""The largest channel of a batch norm that an SM holds (`singleread`), and what each SM holds of an
+image in channels-last (`semiPersist`); the rest is read twice."""
+PAIRED = 4
+"""The fewest bytes that a thread of such a kernel moves at a time, for planes of fours."""
 
 
 def row_of(op: Op, cost: Cost) -> StreamRow:
@@ -59,10 +61,10 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
     reread = _reread_bytes(op, kind, cost, by_row)
     # The cost formulas of norms count every pass, but bytes read again have a separate column.
     counted = reread if kind is Kind.NORM and (not by_row or "backward" in op.base) else 0
-    return StreamRow(
+    row = StreamRow(
         read_bytes=cost.read_bytes - counted,
         written_bytes=cost.written_bytes,
-        reread_bytes=reread,
+        reread_bytes=0 if _is_held(op) else reread,
         elements=_accesses(op, whole, cost),
         flops=cost.flops,
         row_width=_row_width(op, whole, kind),
@@ -81,8 +83,41 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         serial_elements=_serial_elements(op),
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
-        queued_clocks=lookups.queued_clocks(op),
+        queued_clocks=lookups.queued_clocks(op) + loop_kernels.queued_clocks(op),
+        access_bytes=_access_bytes(op, whole),
+        kept_bytes=HELD_BYTES if _is_cudnn_norm(op) and whole.channels_last else 0,
     )
+    return _with_loop(row, op)
+
+
+def _with_loop(row: StreamRow, op: Op) -> StreamRow:
+    """The row with the threads and blocks of the kernel, where they loop over values."""
+    found = loop_kernels.loop_of(op)
+    if found is None:
+        return row
+    return row._replace(
+        loop_blocks=found.blocks,
+        loop_threads=found.threads,
+        loop_resident=found.resident,
+        loop_terms=found.terms,
+        loop_loads=found.loads,
+        loop_sharing=found.sharing,
+        loop_ragged=found.ragged,
+        reordered_bytes=stored(op.inputs[0]) if found.strided else row.reordered_bytes,
+        elements=max(row.elements, round(found.offsets * op.inputs[0].numel)),
+    )
+
+
+def in_turn(row: StreamRow) -> tuple[StreamRow, ...]:
+    """The kernels of an op, one after the other, where the first goes through its input in loops.
+
+    So do torch's own batch norms in training: a second kernel applies what the first computed.
+    """
+    twice = row.kind == _position(Kind.NORM) and row.reread_bytes > 0 and row.loop_blocks > 0
+    if not twice or row.backward:
+        return (row,)
+    first = row._replace(written_bytes=0, reread_bytes=0, kernels=row.kernels - 1)
+    return first, row._replace(reread_bytes=0, kernels=1, loop_blocks=0)
 
 
 def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow:
@@ -124,6 +159,26 @@ def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
     return 0
 
 
+def _is_cudnn_norm(op: Op) -> bool:
+    """Whether an op is a batch norm of cuDNN in training."""
+    return (
+        op.base.startswith("aten.cudnn_batch_norm") and len(op.inputs[0].shape) > 1 and _trains(op)
+    )
+
+
+def _is_held(op: Op) -> bool:
+    """Whether cuDNN's batch norm keeps a channel on an SM instead of reading it twice."""
+    if not _is_cudnn_norm(op) or op.inputs[0].channels_last:
+        return False
+    return stored(op.inputs[0]) // max(op.inputs[0].shape[1], 1) <= HELD_BYTES
+
+
+def _access_bytes(op: Op, whole: TensorSpec) -> int:
+    """Bytes that a thread of a block with a whole channel moves at a time."""
+    paired = _is_held(op) and math.prod(whole.shape[2:]) % 4 == 0
+    return max(item_bytes(whole), PAIRED if paired else 0)
+
+
 def _position(kind: Kind | None) -> int:
     """The position of a kind in STREAM_KINDS; others count as elementwise."""
     return STREAM_KINDS.index(kind if kind in STREAM_KINDS else Kind.ELEMENTWISE)
@@ -148,9 +203,8 @@ def _adds_up(op: Op) -> bool:
 
 def _atomic_adds(op: Op) -> float:
     """How many elements are added into places, one atomic operation each."""
-    if ops.kind(op) is Kind.RESAMPLING and "backward" in op.base:
-        near = next((n for name, n in _NEIGHBOURS.items() if name in op.base), 0)
-        return round(near * op.inputs[0].numel * _crowding(op))
+    if ops.kind(op) is Kind.RESAMPLING:
+        return resampling.additions(op)
     if not any(name in op.base for name in _ATOMIC):
         return 0
     place = op.outputs[0].shape if op.outputs else ()
@@ -158,30 +212,15 @@ def _atomic_adds(op: Op) -> float:
     return max(added, default=0) * lookups.atomic_operations(op)
 
 
-def _crowding(op: Op) -> float:
-    """How much longer 16-bit additions take where neighbours add to one place, in enlarged images.
-
-    Enlarged by two, they take as long as others do. In channels-last, neighbours are other
-    channels and add to other places. The GPU joins additions of 32 bits.
-    """
-    large, small = op.inputs[0], op.outputs[0]
-    if large.channels_last or item_bytes(large) > 2 or len(large.shape) < 3 or not small.numel:
-        return 1.0
-    enlarged = (large.numel / small.numel) ** (1.0 / (len(large.shape) - 2))
-    return float(max(enlarged / 2.0, 1.0) ** CROWDING)
-
-
 def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
     """How many blocks share the work where each takes a whole channel, as in batch norm; else 0.
 
-    Where channels are the fastest dimension, all blocks share every channel. Group norm has a
-    block for each group of each image.
+    Where channels are the fastest dimension, all blocks share every channel. The threads of torch's
+    own norms loop (`loop_kernels`).
     """
     if by_row or not reread or len(whole.shape) < 2 or whole.channels_last:
         return 0
-    if "group_norm" in op.base:
-        return whole.shape[0] * max(integer(op, "group", 1), 1)
-    return whole.shape[1]
+    return 0 if "group_norm" in op.base or _is_own_norm(op) else whole.shape[1]
 
 
 def _footprint_bytes(op: Op, cost: Cost) -> int:
@@ -203,6 +242,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
         return FOLDED * sum(t.numel for t in (op.inputs[0], op.outputs[0]))
     if op.base == "aten.roll":
         return ROLLED * max(len(integers(op, "shifts")), 1) * whole.numel
+    if ops.kind(op) is Kind.RESAMPLING:
+        return resampling.elements(op)
     if op.base in _SLICES_IN_PLACE:
         return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
     looked_up = lookups.elements(op)
@@ -211,6 +252,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
     if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
         return whole.numel
     pooled = op.inputs[0] if "backward" in op.base else op.outputs[0]
+    if op.base == "aten.avg_pool2d_backward":
+        return round(DIVISIONS * whole.numel + SUMMED * pooled.numel * window(op))
     return max(whole.numel, pooled.numel * window(op))
 
 
@@ -238,7 +281,7 @@ def _reordered_bytes(op: Op, outputs: list[TensorSpec]) -> int:
         return 0
     order = _fastest(outputs[0])
     others = (t for t in op.inputs if t.shape == outputs[0].shape and t.device != "cpu")
-    return sum(t.nbytes for t in others if _fastest(t) != order)
+    return sum(stored(t) for t in others if _fastest(t) != order)
 
 
 def _fastest(t: TensorSpec) -> int:
@@ -329,9 +372,7 @@ def _blocks(op: Op, whole: TensorSpec) -> int:
 def _serial_elements(op: Op) -> float:
     """Elements that one thread computes one after the other.
 
-    Interpolation has one thread for each point of an image; it loops over images and channels
-    (UpSampleBilinear2d.cu), whose points are in one line of memory if the image is small. The
-    states of connectionist temporal classification follow from those of the time before
+    The states of connectionist temporal classification follow from those of the time before
     (LossCTC.cu).
     """
     if op.base == "aten.embedding_dense_backward":
@@ -339,30 +380,4 @@ def _serial_elements(op: Op) -> float:
     if op.base in _SCANS:
         times = max((t.shape[0] for t in op.inputs if len(t.shape) == 3), default=0)
         return times * _SCANS[op.base]
-    if ops.kind(op) is not Kind.RESAMPLING or len(op.inputs[0].shape) < 3:
-        return 0
-    image = op.inputs[0]
-    planes = math.prod(image.shape[:2])
-    if "bicubic" in op.base:
-        return planes * _bicubic_elements(op)
-    smooth = "linear" in op.base and "backward" not in op.base
-    if not smooth or image.channels_last:
-        return 0
-    lines = math.prod(image.shape[2:]) * item_bytes(image) / LINE_BYTES
-    return planes * min(HIT + 2 * lines, 1.0)
-
-
-def _bicubic_elements(op: Op) -> int:
-    """Elements for each plane of a bicubic interpolation (UpSampleBicubic2d.cu).
-
-    Sixteen neighbours are in few lines of memory or, in channels-last, in as many for each of a
-    block's threads. In the backward pass, all points add to 16 places each; 16-bit additions to one
-    place wait for each other.
-    """
-    image, result = op.inputs[0], op.outputs[0]
-    if "backward" not in op.base:
-        threads = min(math.prod(result.shape[2:]), 1024)
-        return max(16 * threads // 1024, 1) if image.channels_last else 2
-    if item_bytes(image) > 2:
-        return 16
-    return max(round(2 * 16 * image.numel / max(result.numel, 1)), 1)
+    return resampling.serial_elements(op) if ops.kind(op) is Kind.RESAMPLING else 0

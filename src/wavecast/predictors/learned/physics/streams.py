@@ -31,6 +31,10 @@ STREAM_PARAMETERS: dict[str, Bounds] = {
     "row_clocks": (400.0, 50.0, 2000.0),  # clocks of an SM for a row that has a block to itself
     "block_clocks": (1.2, 0.3, 8.0),  # clocks of the GPU to launch a block of threads
     "serial_clocks": (330.0, 50.0, 1000.0),  # clocks of a thread for one element
+    "wave_clocks": (3500.0, 500.0, 10000.0),  # clocks to begin and end a block of sums
+    "load_clocks": (490.0, 100.0, 2000.0),  # clocks until values to be summed are loaded
+    "partial_clocks": (430.0, 100.0, 2000.0),  # clocks until a partial sum is loaded from L2
+    "shared_clocks": (6000.0, 500.0, 20000.0),  # clocks until all blocks know that sums are done
 }
 
 SLOW_KINDS = [
@@ -40,25 +44,32 @@ SLOW_KINDS = [
 """Kinds that do more for an element than read, compute and write it."""
 BLOCKS, BLOCKS_BACKWARD = 2.0, 4.0
 """Blocks of 512 threads that an SM runs at a time: those of a backward pass have few registers."""
+SM_THREADS, FEWEST_TERMS, MOST_TERMS = 2048, 16, 256
+"""Threads that torch believes an SM runs at a time, and the fewest and the most values of a thread
+whose sum is divided among blocks."""
+UNWRITTEN = 1.7
+"""How much longer a partial sum takes to load that was never written, so that L2 does not hold it:
+0.40 instead of 0.24 us on our H200."""
 
 
 def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     """The limits of passes over memory; a second read costs as much as misses L2."""
     moved = columns["read_bytes"] + columns["written_bytes"]
+    reread = np.maximum(columns["reread_bytes"] - columns["kept_bytes"] * gpu.sm, 0.0)
     rows_in_flight = gpu.sm * theta["row_blocks"] * columns["row_width"] * columns["item_bytes"]
     between = np.where(
         columns["by_row"] > 0,
-        np.minimum(rows_in_flight, columns["reread_bytes"]),
-        columns["reread_bytes"],
+        np.minimum(rows_in_flight, reread),
+        reread,
     )
     miss = np.clip(between / (theta["held"] * gpu.l2_bytes) - 0.5, 0.0, 1.0)
     hit = np.minimum(
         theta["resident"] * gpu.l2_bytes / np.maximum(columns["footprint_bytes"], 1.0), 0.9
     )
-    dram = moved * (1.0 - hit) + columns["reread_bytes"] * miss * theta["again"]
+    dram = moved * (1.0 - hit) + reread * miss * theta["again"]
     memory_s = dram / (gpu.bytes_per_s * theta["dram"])
     # Each access in another order loads a whole sector; L2 keeps the rest of it.
-    through_l2 = moved + columns["reread_bytes"] + columns["reordered_bytes"] * theta["twisted"]
+    through_l2 = moved + reread + columns["reordered_bytes"] * theta["twisted"]
     l2_s = through_l2 / (gpu.sm * gpu.clock_hz * theta["l2_bytes"])
     per_clock = np.where(
         np.isin(columns["kind"], SLOW_KINDS), theta["odd_per_clock"], theta["per_clock"]
@@ -73,18 +84,43 @@ def stream_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
     row_s = columns["rows"] * theta["row_clocks"] / (gpu.sm * gpu.clock_hz)
     serial_s = columns["serial_elements"] * theta["serial_clocks"] / gpu.clock_hz
     started_s = columns["blocks"] * theta["block_clocks"] / gpu.clock_hz
-    chip_s = overlapped(block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s)
+    sums_s, partial_s = _sums_s(columns, gpu, theta)
+    chip_s = overlapped(
+        block_s, l2_s, issue_s, flop_s, atomic_s, row_s, serial_s, started_s, sums_s
+    )
     lists_s = (columns["tensors"] - 1.0) * theta["tensor_us"] * 1e-6
     launch_s = columns["kernels"] * theta["floor_us"] * 1e-6
     queued_s = columns["queued_clocks"] / gpu.clock_hz
-    return TimeLimits(launch_s + lists_s + queued_s, memory_s, chip_s)
+    return TimeLimits(launch_s + lists_s + queued_s + partial_s, memory_s, chip_s)
+
+
+def _sums_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> tuple[Floats, Floats]:
+    """The time of sums in waves of blocks, and that of adding up the partial sums of blocks.
+
+    A sum is divided among as many blocks as the GPU runs at a time, or as leave each thread 16
+    values, but so that no thread has more than 256 (`setReduceConfig` of torch's Reduce.cuh).
+    """
+    blocks, terms = columns["loop_blocks"], columns["loop_terms"]
+    target = gpu.sm * np.floor(SM_THREADS / columns["loop_threads"])
+    shared = (columns["loop_sharing"] > 0) & (blocks <= target)
+    wanted = np.minimum(np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS))
+    parts = np.where(shared, np.maximum(wanted, np.ceil(terms / MOST_TERMS)), 1.0)
+    loads = np.ceil(np.ceil(terms / parts) / columns["loop_loads"])
+    waves = np.maximum(blocks * parts / (gpu.sm * columns["loop_resident"]), 1.0)
+    clocks = waves * (theta["wave_clocks"] + loads * theta["load_clocks"])
+    sums_s: Floats = np.where(blocks > 0, clocks / gpu.clock_hz, 0.0)
+    rounds = parts / np.maximum(columns["loop_sharing"], 1.0)
+    reading = np.where(columns["loop_ragged"] > 0, UNWRITTEN, 1.0) * theta["partial_clocks"]
+    joining = (theta["shared_clocks"] + rounds * reading) / gpu.clock_hz
+    partial_s: Floats = np.where(parts > 1, joining, 0.0)
+    return sums_s, partial_s
 
 
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """The time of the slowest SM where a block takes a whole channel: few channels, few blocks."""
     blocks = np.maximum(columns["channel_blocks"], 1.0)
     nbytes = columns["read_bytes"] + columns["written_bytes"] + columns["reread_bytes"]
-    accesses = nbytes / columns["item_bytes"] / blocks
+    accesses = nbytes / np.maximum(columns["access_bytes"], columns["item_bytes"]) / blocks
     together = np.where(columns["backward"] > 0, BLOCKS_BACKWARD, BLOCKS)
     waves = np.ceil(blocks / (gpu.sm * together))
     block_s = waves * accesses / (gpu.clock_hz * theta["block_elements"])
