@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from torch.overrides import TorchFunctionMode
 
-from lab.steps.drawn_layers import Layer, ShapeDraw, TooLarge
 from lab.steps.lookup_layers import MEMORY
+from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge
 
 
 class _Shapes(TorchFunctionMode):
