@@ -85,6 +85,10 @@ def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["channels_last"],
         BENCHMARKED * columns["benchmarked"],
         columns["dilated"],
+        columns["by_torch"],
+        columns["bfloat16"],
+        columns["alignment"],
+        columns["groups"] % 8,
     )
 
 

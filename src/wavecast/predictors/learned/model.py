@@ -18,9 +18,11 @@ from wavecast.predictors.learned.physics.concatenations import (
 )
 from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
+    convolution_limits,
+)
+from wavecast.predictors.learned.physics.depthwise import (
     DEPTHWISE_PARAMETERS,
     TUNED_DEPTHWISE_PARAMETERS,
-    convolution_limits,
     depthwise_limits,
     tuned_depthwise_s,
 )

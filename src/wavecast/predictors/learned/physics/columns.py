@@ -98,6 +98,13 @@ class ConvolutionRow(NamedTuple):
     """Whether a tensor is stored with channels as the fastest dimension."""
     benchmarked: float
     """Whether cuDNN tried its algorithms and took the fastest."""
+    by_torch: float
+    """Whether torch's own depthwise kernels run, and not cuDNN's."""
+    bfloat16: float
+    """Whether elements are bfloat16, for which libraries have other kernels than for float16."""
+    alignment: float
+    """Elements, at most 8, whose multiples rows of images begin at where 1 x 1 filters are matmuls
+    of images as they are; 8 for others."""
 
 
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0

@@ -94,10 +94,14 @@ def _safe_softmax(op: Op) -> Iterator[tuple[Op, Cost]]:
 
 def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:
     """The copy of a tensor to another layout; to a contiguous one if strides is None."""
-    copy = Op("aten.clone", (tensor,), (replace(tensor, strides=strides),))
-    cost = ops.cost_of(copy)
+    return _alone(Op("aten.clone", (tensor,), (replace(tensor, strides=strides),)))
+
+
+def _alone(op: Op) -> Part:
+    """A pass over memory that torch makes within another op."""
+    cost = ops.cost_of(op)
     assert cost is not None
-    return Part("stream", passes.row_of(copy, cost))
+    return Part("stream", passes.row_of(op, cost))
 
 
 # Matmuls.
@@ -214,7 +218,7 @@ def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
     if "backward" not in op.base:
         image, weight, out = op.inputs[0], op.inputs[1], op.outputs[0]
         biased = len(op.inputs) > 2 and len(op.inputs[2].shape) == 1
-        bias = (_pass(out, stored(out), row_width=1),) if biased else ()
+        bias = (Part("stream", passes.row_over(out, stored(out), row_width=1)),) if biased else ()
         if transposed:
             image, out = out, image
         return (_convolution(op, OF_IMAGE if transposed else FORWARD, image, weight, out), *bias)
@@ -227,15 +231,16 @@ def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
         parts.append(_convolution(op, FORWARD if transposed else OF_IMAGE, image, weight, out))
     if wants[1]:
         parts.append(_convolution(op, OF_WEIGHT, image, weight, out))
-    if len(wants) > 2 and wants[2]:  # the bias: a sum over images and points
-        gradient = op.inputs[0]
-        row_width = gradient.numel // max(gradient.shape[1], 1)
-        parts.append(_pass(gradient, 4 * gradient.shape[1], row_width))
+    if len(wants) > 2 and wants[2]:
+        parts.append(_sum_by_channel(op.inputs[0]))
     return tuple(parts)
 
 
-def _pass(whole: TensorSpec, written_bytes: int, row_width: int) -> Part:
-    return Part("stream", passes.row_over(whole, written_bytes, row_width))
+def _sum_by_channel(gradient: TensorSpec) -> Part:
+    """The gradient of the bias, for which torch sums over images and points."""
+    over = tuple(axis for axis in range(len(gradient.shape)) if axis != 1)
+    bias = TensorSpec(gradient.shape[1:2], gradient.dtype)
+    return _alone(Op("aten.sum.dim_IntList", (gradient,), (bias,), (("dim", over),)))
 
 
 def _convolution(
@@ -278,6 +283,9 @@ def _convolution(
         images=images,
         channels_last=channels_last,
         benchmarked=bool(op.attr("benchmark", False)),
+        by_torch=convolution.by_torch(op),
+        bfloat16=image.dtype == "bfloat16",
+        alignment=math.gcd(image_points, 8) if pointwise and not channels_last else 8,
     )
     return Part(_model_of_convolution(op, weight), row)
 
