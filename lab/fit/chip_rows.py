@@ -29,15 +29,17 @@ def with_rows_of_a_chip(
     rows: Sequence[OpRow],
     more: Sequence[OpRow],
     share: float = 1.0,
+    only: Sequence[str] | None = None,
 ) -> dict[str, OpModel]:
     """The models with the trees of chips grown further on more rows; all else stays as it is.
 
     `rows` are those that the models were fitted on; `share` is what the others weigh beside them.
+    Models that are not in `only` stay as they are; None stands for all.
     """
     gpus, added = {row.gpu for row in more}, set(map(id, more))
     both = tables([*(row for row in rows if row.gpu in gpus), *more])
     grown, names = dict(models), list(models)
-    for name in tables(more):
+    for name in set(tables(more)) & set(names if only is None else only):
         new = np.array([id(row) in added for row in both[name].rows])
         others = {key: models[key] for key in names[: names.index(name)]}
         chips = further_trees(both[name], new, models[name], others, share)
@@ -55,8 +57,7 @@ def with_later_rows(
     grown, seen = restored(stored(models), list(models)), list(rows)
     for campaign in OF_A_CHIP:
         more = telling_rows(campaign, rows_of_a_chip(campaign))
-        further = with_rows_of_a_chip(grown, seen, more, SHARES.get(campaign, 1.0))
-        grown |= {name: further[name] for name in only}
+        grown = with_rows_of_a_chip(grown, seen, more, SHARES.get(campaign, 1.0), only)
         seen += more
     return grown, seen
 

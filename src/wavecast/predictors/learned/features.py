@@ -108,6 +108,9 @@ def attention(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["cudnn"],
         columns["biased"],
         columns["masked"],
+        columns["dropout"],
+        columns["of_mask"],
+        _log(columns["shared_keys"]),
     )
 
 

@@ -141,6 +141,12 @@ class AttentionRow(NamedTuple):
     shared trees were fitted so."""
     masked: float
     """Whether a mask is read from memory, in either pass."""
+    dropout: float
+    """Whether weights are dropped, for which each needs a random number, in either pass."""
+    of_mask: float
+    """Whether the gradient of the mask is written."""
+    shared_keys: float
+    """Query heads for each head of the keys."""
 
 
 class RecurrentRow(NamedTuple):

@@ -312,6 +312,7 @@ def _attention(op: Op, cost: Cost) -> Part:
         both = TensorSpec((2, *key.shape), key.dtype)
         return Part("stream", passes.row_over(both, cost.written_bytes, problem.d))
     pairs = max(problem.q_len * problem.k_len, 1)
+    dropped = op.attr("dropout_p", 0.0)
     row = AttentionRow(
         sequences=problem.sequences,
         q_len=problem.q_len,
@@ -326,8 +327,20 @@ def _attention(op: Op, cost: Cost) -> Part:
         cudnn="cudnn" in op.base,
         biased=_has_bias(op),
         masked=is_masked(op),
+        dropout=isinstance(dropped, float) and dropped > 0,
+        of_mask=bool((integers(op, "grad_input_mask") or (0,))[-1]),
+        shared_keys=_query_heads(op),
     )
     return Part("attention", row)
+
+
+def _query_heads(op: Op) -> float:
+    """Query heads for each head of the keys, where heads are a dimension of both."""
+    first = int("backward" in op.base)
+    query, key = op.inputs[first : first + 2]
+    if not op.base.startswith("aten._scaled_dot_product") or len(key.shape) != 4:
+        return 1.0
+    return max(query.shape[1] / max(key.shape[1], 1), 1.0)
 
 
 def _has_bias(op: Op) -> bool:
