@@ -50,15 +50,22 @@ MOST_TAPS = 49.0
 """cuDNN's own depthwise kernels have filters of up to 7 x 7 points."""
 MOST_TAPS_FLOAT32_WEIGHT = 9.0
 """That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
-OUTPUT_CLOCKS, TAP_CLOCKS = 9.7, 0.31
-"""Clocks of an SM for each output, and for each of its taps, of a depthwise convolution in
-channels-last for which cuDNN has no fast kernel. Read off 60 convolutions on our H200."""
+OUTPUT_CLOCKS, TAP_CLOCKS, FAR_TAP_CLOCKS = 4.4, 0.88, 0.31
+"""Clocks of an SM for each output, for each of its first nine taps and for each other one, where
+cuDNN has no fast kernel for channels-last. Read off 80 convolutions on our H200, as all below."""
 IMAGE_TAP_CLOCKS = 0.37
 """The same for each tap of the image's gradient, which has a kernel of its own."""
-WEIGHT_CLOCKS = 13.0
-"""The same for each output of the filters' gradient: both images are padded to groups of eight."""
+WEIGHT_CLOCKS, POINT_WEIGHT_CLOCKS = 13.0, 31.0
+"""The same for each output of the filters' gradient: both images are padded to groups of eight.
+For filters of one point they are not."""
 FLOAT32_WEIGHT_TAP_CLOCKS = 1.6
 """The same for each tap of the gradient of float32 filters of 7 x 7 points and more."""
+LONG_FLOAT32 = 25.0
+"""The most taps of float32 filters whose gradient has a fast kernel."""
+GROUPS_APART = 256.0
+"""The most groups of filters of 3 x 3 points whose forward pass goes group by group."""
+WINOGRAD_POINTS = 10_000.0
+"""Points of all outputs from which the gradient of 3 x 3 filters does so."""
 FULL = 8.0
 """Thread blocks of 256 threads that an SM needs to be busy."""
 
@@ -68,6 +75,8 @@ def depthwise_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimit
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
     memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
     compute_s = np.maximum(_by_points_s(columns, gpu, theta), _direct_s(columns, gpu))
+    several = (columns["filters"] > 1) & (columns["channels_last"] > 0)
+    compute_s = np.where(several, _of_several_filters_s(columns, gpu), compute_s)
     return TimeLimits(theta["floor_us"] * 1e-6 + 0.0 * memory_s, memory_s, compute_s)
 
 
@@ -108,16 +117,55 @@ def _direct_s(columns: Columns, gpu: GpuFacts) -> Floats:
     none for the image's gradient with a stride where channels come first.
     """
     computes, taps, last = columns["computes"], columns["taps"], columns["channels_last"] > 0
+    strided = columns["stride_area"] > 1.5
     outputs = columns["groups"] * columns["filters"] * columns["images"] * columns["out_points"]
-    clocks = np.where(computes == OF_IMAGE, IMAGE_TAP_CLOCKS * taps, WEIGHT_CLOCKS)
-    clocks = np.where(computes == FORWARD, OUTPUT_CLOCKS + TAP_CLOCKS * taps, clocks)
+    clocks = np.where(taps > 1, WEIGHT_CLOCKS, POINT_WEIGHT_CLOCKS)
+    clocks = np.where(computes == OF_IMAGE, IMAGE_TAP_CLOCKS * taps, clocks)
+    clocks = np.where(computes == FORWARD, _direct_clocks(taps), clocks)
     odd = (columns["dilated"] > 0) | (taps > MOST_TAPS) | (taps % 2 == 0)
-    long = (computes == OF_WEIGHT) & (columns["item_bytes"] > 2) & (taps > 25)
+    odd |= (taps == 1) & strided & (computes != OF_IMAGE)
+    wide = columns["item_bytes"] > 2
+    long = (computes == OF_WEIGHT) & wide & (taps > LONG_FLOAT32)
     clocks = np.where(long, FLOAT32_WEIGHT_TAP_CLOCKS * taps, clocks)
-    seconds = outputs * clocks / (gpu.sm * gpu.clock_hz)
-    strided = (computes == OF_IMAGE) & (columns["stride_area"] > 1.5) & ~(columns["by_torch"] > 0)
-    direct: Floats = np.where(np.where(last, odd | long, strided), seconds, 0.0)
+    first = (computes == OF_IMAGE) & strided & ~(columns["by_torch"] > 0)
+    points = np.where(first, outputs * columns["stride_area"], outputs)
+    seconds = points * clocks / (gpu.sm * gpu.clock_hz)
+    direct: Floats = np.where(np.where(last, odd | long, first), seconds, 0.0)
     return direct
+
+
+def _direct_clocks(taps: Floats) -> Floats:
+    """Clocks of an SM for each output of the forward pass without a fast kernel."""
+    clocks: Floats = OUTPUT_CLOCKS + TAP_CLOCKS * np.minimum(taps, 9.0)
+    return clocks + FAR_TAP_CLOCKS * np.maximum(taps - 9.0, 0.0)
+
+
+def _of_several_filters_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds in channels-last where each channel has several filters: groups for cuDNN.
+
+    The forward pass in 16 bits launches a kernel for each group, as the gradients of filters of one
+    point and of 3 x 3 without a stride do. Other gradients in 16 bits convert both images and run
+    as matmuls. What was read off is all in clocks, so that it holds for other GPUs.
+    """
+    computes, taps, wide = columns["computes"], columns["taps"], columns["item_bytes"] > 2
+    image, out = (columns[f"{name}_bytes"] / columns["item_bytes"] for name in ("image", "out"))
+    points, strided = columns["images"] * columns["out_points"], columns["stride_area"] > 1.5
+    both = 4.0 * (image + out)
+    many = (taps <= 9) & (columns["groups"] > GROUPS_APART)
+    direct = (computes == FORWARD) & (wide | (taps == 1) | many)
+    narrow = np.where(computes == OF_IMAGE, both + (2.4 + 0.067 * taps) * image, 0.0)
+    narrow = np.where(computes == OF_WEIGHT, both + (1.0 + 0.14 * taps) * out, narrow)
+    narrow = np.where(computes == FORWARD, (3.5 + 0.5 * taps) * out, narrow)
+    full = np.where(computes == OF_IMAGE, (5.0 + 1.5 * taps) * out, _direct_clocks(taps) * out)
+    full = np.where(computes == OF_WEIGHT, np.minimum(4.0 + 2.6 * taps, 28.0) * out, full)
+    clocks = np.where(direct | wide, full, narrow) / gpu.sm
+    apart = np.where(computes == FORWARD, 5_000.0 + 85.0 * taps, 0.0)
+    apart = np.where((computes == OF_IMAGE) & (taps == 1), 16_000.0, apart)
+    winograd = (taps == 9) & ~strided & (points > WINOGRAD_POINTS)
+    apart = np.where((computes == OF_WEIGHT) & winograd, 100_000.0, apart)
+    apart = np.where(direct | wide, 0.0, apart * columns["groups"])
+    seconds: Floats = (clocks + apart) / gpu.clock_hz
+    return seconds
 
 
 def has_depthwise_kernel(computes: Any, item_bytes: Any, taps: Any) -> Any:
