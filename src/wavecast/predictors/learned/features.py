@@ -13,6 +13,7 @@ import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
+from wavecast.predictors.learned.physics.convolutions import width_of_groups
 
 
 def _log(values: Floats) -> Floats:
@@ -89,6 +90,8 @@ def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["bfloat16"],
         columns["alignment"],
         columns["groups"] % 8,
+        _log(width_of_groups(columns) / columns["channels"]),
+        _log(width_of_groups(columns) / columns["filters"]),
     )
 
 

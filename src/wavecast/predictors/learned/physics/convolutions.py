@@ -38,6 +38,19 @@ CONVOLUTION_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "convert": (0.6, 0.2, 1.0),  # share of the bandwidth when the layout is converted
     "convert_us": (4.0, 1.0, 15.0),  # microseconds of the kernels that convert
 }
+FEWEST_CHANNELS = 4.0
+"""The fewest channels of a group for which tensor cores have kernels."""
+GROUPS_WIDTH = 64.0
+"""Channels that such a kernel takes at once: of several groups, where they are narrower."""
+WIDENING_CLOCKS = 1.9
+"""Clocks of an SM for each element that is copied to wider groups (tensorTransformGeneric). These
+and what follows were read off 450 grouped convolutions on our H200, cuDNN 9.19."""
+FEW_WEIGHT_CLOCKS = 7.2
+"""The same for each output of the gradient of filters of four channels."""
+LAUNCH_CLOCKS, LAUNCH_TAP_CLOCKS = 5_000.0, 85.0
+"""Clocks of a kernel for one group, and for each tap of its filters, where groups follow."""
+ALONE_CLOCKS, ALONE_TAP_CLOCKS = 3.5, 0.5
+"""Clocks of an SM for each output of such kernels, and for each tap of it."""
 LONG = 48.0
 """Points of a filter from which cuDNN may compute 16-bit convolutions in groups one group after the
 other, on plain cores. Which ones was read off 224 passes over sequences on our H200, cuDNN 9.19."""
@@ -69,8 +82,48 @@ def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLim
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
     seconds: Floats = floor_s + direct + np.where(converted > 0, convert_s, 0.0)
+    seconds = seconds + np.where(tensor, _in_groups_s(columns, gpu), 0.0)
+    few = tensor & (columns["groups"] > 1) & (columns["channels"] < FEWEST_CHANNELS)
+    few &= (columns["channels_last"] > 0) & (computes == FORWARD) & (columns["item_bytes"] == 2)
+    seconds = np.where(few, one_by_one_s(columns, gpu), seconds)
     apart_s = _group_by_group(columns, gpu)
     return TimeLimits(apart_s, 0.0, np.where(apart_s > 0, 0.0, seconds))
+
+
+def one_by_one_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of a forward pass in a kernel for each group, which cuDNN runs on plain cores."""
+    taps, outputs = columns["taps"], columns["out_bytes"] / columns["item_bytes"]
+    launches = columns["groups"] * (LAUNCH_CLOCKS + LAUNCH_TAP_CLOCKS * taps)
+    work = outputs * (ALONE_CLOCKS + ALONE_TAP_CLOCKS * taps)
+    seconds: Floats = (launches + work / gpu.sm) / gpu.clock_hz
+    return seconds
+
+
+def width_of_groups(columns: Columns) -> Floats:
+    """Channels and filters of a group for which tensor cores have kernels: a power of two."""
+    widest = np.maximum(np.maximum(columns["channels"], columns["filters"]), FEWEST_CHANNELS)
+    width: Floats = 2.0 ** np.ceil(np.log2(widest))
+    return width
+
+
+def _in_groups_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds that 16-bit convolutions in groups take besides their matmuls.
+
+    In channels-last, cuDNN copies images whose groups have no such width to others that have.
+    Gradients of filters of few channels are slow.
+    """
+    grouped = (
+        (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["channels_last"] > 0)
+    )
+    width, moved = width_of_groups(columns), 0.0
+    for tensor, channels in (("image", columns["channels"]), ("out", columns["filters"])):
+        elements = columns[f"{tensor}_bytes"] / columns["item_bytes"] * width / channels
+        moved = moved + np.where(width > channels, elements, 0.0)
+    few = (columns["computes"] == OF_WEIGHT) & (columns["channels"] <= FEWEST_CHANNELS)
+    outputs = np.where(few, columns["out_bytes"] / columns["item_bytes"], 0.0)
+    clocks = moved * WIDENING_CLOCKS + outputs * FEW_WEIGHT_CLOCKS
+    seconds: Floats = np.where(grouped, clocks / (gpu.sm * gpu.clock_hz), 0.0)
+    return seconds
 
 
 def _group_by_group(columns: Columns, gpu: GpuFacts) -> Floats:
@@ -102,12 +155,20 @@ def _fill(channels: Floats) -> Floats:
 
 
 def _padded(columns: Columns, tensor: Any) -> tuple[Floats, Floats, Floats, Floats]:
-    """The matmul's sizes, with channels padded for tensor cores."""
+    """The matmul's sizes, with channels padded for tensor cores, which take groups together."""
+    computes, groups = columns["computes"], columns["groups"]
     fill = np.where(tensor, _fill(columns["channels"]), 1.0)
-    computes = columns["computes"]
-    n = columns["n"] * np.where(computes == OF_WEIGHT, fill, 1.0)
-    k = columns["k"] * np.where(computes == FORWARD, fill, 1.0)
-    return columns["groups"], columns["m"], n, k
+    in_groups = tensor & (groups > 1) & (columns["item_bytes"] == 2)
+    width = width_of_groups(columns)
+    together = np.clip(GROUPS_WIDTH / width, 1.0, groups)
+    channels = np.where(in_groups, width * together / columns["channels"], fill)
+    filters = np.where(in_groups, width * together / columns["filters"], 1.0)
+    batch = np.where(in_groups, groups / together, groups)
+    of_weight, forward = computes == OF_WEIGHT, computes == FORWARD
+    m = columns["m"] * np.where(of_weight, filters, 1.0)
+    n = columns["n"] * np.where(forward, filters, np.where(in_groups | of_weight, channels, 1.0))
+    k = columns["k"] * np.where(forward, channels, np.where(of_weight, 1.0, filters))
+    return batch, m, n, k
 
 
 def _winograd(

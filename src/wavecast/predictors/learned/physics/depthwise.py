@@ -8,6 +8,7 @@ import numpy as np
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT, Columns
+from wavecast.predictors.learned.physics.convolutions import WIDENING_CLOCKS, one_by_one_s
 from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits, overlapped
 
 DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
@@ -145,26 +146,24 @@ def _of_several_filters_s(columns: Columns, gpu: GpuFacts) -> Floats:
 
     The forward pass in 16 bits launches a kernel for each group, as the gradients of filters of one
     point and of 3 x 3 without a stride do. Other gradients in 16 bits convert both images and run
-    as matmuls. What was read off is all in clocks, so that it holds for other GPUs.
+    as matmuls. All was read off in clocks, so that it holds for other GPUs.
     """
     computes, taps, wide = columns["computes"], columns["taps"], columns["item_bytes"] > 2
     image, out = (columns[f"{name}_bytes"] / columns["item_bytes"] for name in ("image", "out"))
-    points, strided = columns["images"] * columns["out_points"], columns["stride_area"] > 1.5
-    both = 4.0 * (image + out)
     many = (taps <= 9) & (columns["groups"] > GROUPS_APART)
-    direct = (computes == FORWARD) & (wide | (taps == 1) | many)
-    narrow = np.where(computes == OF_IMAGE, both + (2.4 + 0.067 * taps) * image, 0.0)
-    narrow = np.where(computes == OF_WEIGHT, both + (1.0 + 0.14 * taps) * out, narrow)
-    narrow = np.where(computes == FORWARD, (3.5 + 0.5 * taps) * out, narrow)
+    direct = wide | ((computes == FORWARD) & ((taps == 1) | many))
+    both = 2.0 * WIDENING_CLOCKS * (image + out)
+    narrow = np.where(computes == OF_IMAGE, (2.4 + 0.067 * taps) * image, (1.0 + 0.14 * taps) * out)
     full = np.where(computes == OF_IMAGE, (5.0 + 1.5 * taps) * out, _direct_clocks(taps) * out)
     full = np.where(computes == OF_WEIGHT, np.minimum(4.0 + 2.6 * taps, 28.0) * out, full)
-    clocks = np.where(direct | wide, full, narrow) / gpu.sm
-    apart = np.where(computes == FORWARD, 5_000.0 + 85.0 * taps, 0.0)
-    apart = np.where((computes == OF_IMAGE) & (taps == 1), 16_000.0, apart)
-    winograd = (taps == 9) & ~strided & (points > WINOGRAD_POINTS)
+    apart = np.where((computes == OF_IMAGE) & (taps == 1), 16_000.0, 0.0)
+    winograd = (taps == 9) & (columns["stride_area"] < 1.5)
+    winograd &= columns["images"] * columns["out_points"] > WINOGRAD_POINTS
     apart = np.where((computes == OF_WEIGHT) & winograd, 100_000.0, apart)
-    apart = np.where(direct | wide, 0.0, apart * columns["groups"])
-    seconds: Floats = (clocks + apart) / gpu.clock_hz
+    clocks = np.where(direct, full, both + narrow) / gpu.sm
+    clocks = clocks + np.where(direct, 0.0, apart * columns["groups"])
+    alone = (computes == FORWARD) & ~direct
+    seconds: Floats = np.where(alone, one_by_one_s(columns, gpu), clocks / gpu.clock_hz)
     return seconds
 
 
