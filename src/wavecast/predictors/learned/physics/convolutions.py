@@ -45,8 +45,12 @@ GROUPS_WIDTH = 64.0
 WIDENING_CLOCKS = 1.9
 """Clocks of an SM for each element that is copied to wider groups (tensorTransformGeneric). These
 and what follows were read off 450 grouped convolutions on our H200, cuDNN 9.19."""
-FEW_WEIGHT_CLOCKS = 7.2
-"""The same for each output of the gradient of filters of four channels."""
+WIDEST_COPIED = 48.0
+"""The most channels of a group that are copied so; with more, each group is copied by itself."""
+SLICING_CLOCKS, SLICED_CLOCKS = 1.1, 14_000.0
+"""Clocks of an SM for each element then, and clocks of each group's kernels, which follow."""
+FEW_WEIGHT_CLOCKS = 7.0
+"""Clocks for each point of all outputs, in the gradient of filters of four channels."""
 LAUNCH_CLOCKS, LAUNCH_TAP_CLOCKS = 5_000.0, 85.0
 """Clocks of a kernel for one group, and for each tap of its filters, where groups follow."""
 ALONE_CLOCKS, ALONE_TAP_CLOCKS = 3.5, 0.5
@@ -82,12 +86,17 @@ def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLim
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
     seconds: Floats = floor_s + direct + np.where(converted > 0, convert_s, 0.0)
-    seconds = seconds + np.where(tensor, _in_groups_s(columns, gpu), 0.0)
-    few = tensor & (columns["groups"] > 1) & (columns["channels"] < FEWEST_CHANNELS)
-    few &= (columns["channels_last"] > 0) & (computes == FORWARD) & (columns["item_bytes"] == 2)
-    seconds = np.where(few, one_by_one_s(columns, gpu), seconds)
-    apart_s = _group_by_group(columns, gpu)
-    return TimeLimits(apart_s, 0.0, np.where(apart_s > 0, 0.0, seconds))
+    alone_s = np.maximum(_alone_s(columns, gpu), _group_by_group(columns, gpu))
+    apart_s = np.where(alone_s > 0, alone_s, np.where(tensor, _in_groups_s(columns, gpu), 0.0))
+    return TimeLimits(apart_s, 0.0, np.where(alone_s > 0, 0.0, seconds))
+
+
+def _alone_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of forward passes in channels-last whose groups are too narrow for tensor cores."""
+    narrow = (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["channels_last"] > 0)
+    narrow &= (columns["computes"] == FORWARD) & (columns["channels"] < FEWEST_CHANNELS)
+    seconds: Floats = np.where(narrow, one_by_one_s(columns, gpu), 0.0)
+    return seconds
 
 
 def one_by_one_s(columns: Columns, gpu: GpuFacts) -> Floats:
@@ -107,22 +116,30 @@ def width_of_groups(columns: Columns) -> Floats:
 
 
 def _in_groups_s(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Seconds that 16-bit convolutions in groups take besides their matmuls.
+    """Seconds that 16-bit convolutions in groups in channels-last take besides their matmuls.
 
-    In channels-last, cuDNN copies images whose groups have no such width to others that have.
-    Gradients of filters of few channels are slow.
+    cuDNN copies images whose groups have no such width: to others that have or, of more channels,
+    each group by itself. In gradients of filters of four channels, a block goes through all points.
     """
+    computes, width = columns["computes"], width_of_groups(columns)
     grouped = (
         (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["channels_last"] > 0)
     )
-    width, moved = width_of_groups(columns), 0.0
-    for tensor, channels in (("image", columns["channels"]), ("out", columns["filters"])):
-        elements = columns[f"{tensor}_bytes"] / columns["item_bytes"] * width / channels
-        moved = moved + np.where(width > channels, elements, 0.0)
-    few = (columns["computes"] == OF_WEIGHT) & (columns["channels"] <= FEWEST_CHANNELS)
-    outputs = np.where(few, columns["out_bytes"] / columns["item_bytes"], 0.0)
-    clocks = moved * WIDENING_CLOCKS + outputs * FEW_WEIGHT_CLOCKS
-    seconds: Floats = np.where(grouped, clocks / (gpu.sm * gpu.clock_hz), 0.0)
+    image, out = (columns[f"{name}_bytes"] / columns["item_bytes"] for name in ("image", "out"))
+    channels, filters = columns["channels"], columns["filters"]
+    widened = np.where(width > channels, image * width / channels, 0.0)
+    widened = widened + np.where(width > filters, out * width / filters, 0.0)
+    sliced = np.where(computes == OF_IMAGE, 0.0, image) + np.where(computes == FORWARD, 0.0, out)
+    wide, even = (
+        np.maximum(channels, filters) > WIDEST_COPIED,
+        (width == channels) & (width == filters),
+    )
+    few = (computes == OF_WEIGHT) & even & (width == FEWEST_CHANNELS)
+    clocks = np.where(even, 0.0, widened * WIDENING_CLOCKS)
+    clocks = np.where(wide & ~even, sliced * SLICING_CLOCKS, clocks) / gpu.sm
+    launches = np.where(wide & ~even, columns["groups"] * SLICED_CLOCKS, 0.0)
+    launches = np.where(few, columns["k"] * FEW_WEIGHT_CLOCKS, launches)
+    seconds: Floats = np.where(grouped, np.maximum(clocks, launches) / gpu.clock_hz, 0.0)
     return seconds
 
 

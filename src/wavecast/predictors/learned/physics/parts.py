@@ -247,6 +247,8 @@ def _convolution(
     op: Op, computes: float, image: TensorSpec, weight: TensorSpec, out: TensorSpec
 ) -> Part:
     """One pass of a convolution of `image` to `out`."""
+    if _is_matmul(op, image, weight, out):
+        return Part("product", _point_product(op, computes, image, out))
     groups = max(integer(op, "groups", 1), 1)
     images, channels, filters = image.shape[0], image.shape[1], out.shape[1]
     taps = math.prod(weight.shape[2:])
@@ -288,6 +290,44 @@ def _convolution(
         alignment=math.gcd(image_points, 8) if pointwise and not channels_last else 8,
     )
     return Part(_model_of_convolution(op, weight), row)
+
+
+def _is_matmul(op: Op, image: TensorSpec, weight: TensorSpec, out: TensorSpec) -> bool:
+    """Whether cuDNN computes a convolution by cuBLAS's matmuls, as it is in memory.
+
+    It does so in 16 bits for filters of one point without a stride, in channels-last; and for
+    images as torch stores them, if their rows begin at multiples of 16 bytes. XLA chooses itself.
+    """
+    points = math.prod(image.shape[2:])
+    plain = len(image.shape) < 5 and max(weight.shape[2:], default=0) == 1
+    plain = plain and image.shape[2:] == out.shape[2:] and item_bytes(image) == 2
+    if not plain or integer(op, "groups", 1) > 1 or op.attr(MARK, False):
+        return False
+    aligned = math.gcd(points, image.shape[1], out.shape[1], 8) == 8
+    return any(t.channels_last for t in op.inputs[:3]) or aligned
+
+
+def _point_product(op: Op, computes: float, image: TensorSpec, out: TensorSpec) -> ProductRow:
+    """The matmul of a pass of a convolution with filters of one point, for all images or each."""
+    images, channels, filters = image.shape[0], image.shape[1], out.shape[1]
+    last, points = any(t.channels_last for t in op.inputs[:3]), math.prod(image.shape[2:])
+    of_weight, forward = computes == OF_WEIGHT, computes == FORWARD
+    wide, deep = (filters, channels) if forward else (channels, filters)
+    batch, m, n, k = (1, images * points, wide, deep) if last else (images, wide, points, deep)
+    if of_weight:
+        batch, m, n, k = 1, filters, channels, images * points
+    return ProductRow(
+        batch=batch,
+        m=m,
+        n=n,
+        k=k,
+        item_bytes=item_bytes(image),
+        moved_bytes=stored(image) + stored(out) + item_bytes(image) * channels * filters,
+        unit=CODES[ops.unit(op)],
+        alignment=math.gcd(channels, filters, 16 if last else math.gcd(points, 16)),
+        a_by_columns=last and of_weight,
+        b_by_columns=of_weight != last and (of_weight or forward),
+    )
 
 
 def _model_of_convolution(op: Op, weight: TensorSpec) -> str:
