@@ -11,7 +11,6 @@ from lab.fit.op_fit import further_trees
 from lab.fit.op_table import tables
 from lab.measured.op_data import OF_A_CHIP, rows_of_a_chip
 from lab.measured.op_row import OpRow
-from wavecast.ops.registry import integer
 from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics.parts import is_masked
@@ -65,9 +64,9 @@ def with_later_rows(
 def telling_rows(campaign: str, more: Sequence[OpRow]) -> Sequence[OpRow]:
     """The rows of a campaign that help to predict others.
 
-    Of `newer`, recurrent layers and convolutions without groups made the other half worse. Of
-    `sounds` and `odd`, passes over memory, plain and depthwise convolutions did so with the blind
-    steps; matmuls gained nothing.
+    Of `newer`, recurrent layers and convolutions made the other half worse. Of `sounds` and `odd`,
+    passes over memory, plain and depthwise convolutions did so with the blind steps; matmuls gained
+    nothing. Trees for convolutions in groups made those that were left out of `filters` worse.
     """
     if campaign == "channels-last":
         return more
@@ -81,7 +80,9 @@ def telling_rows(campaign: str, more: Sequence[OpRow]) -> Sequence[OpRow]:
 
 def _tells(campaign: str, model: str, op: Op) -> bool:
     if model == "convolution":
-        return integer(op, "groups", 1) > 1
+        return False
+    if campaign == "filters":
+        return model in ("depthwise", "attention")
     if campaign == "newer":
         return model in FURTHER
     return model == "attention" and is_masked(op)

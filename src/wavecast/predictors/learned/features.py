@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
@@ -214,6 +215,14 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "xla": fused,
     "xla_depthwise": convolution,
 }
+
+
+def in_groups(name: str, features: Floats) -> NDArray[np.bool_]:
+    """Whether each row is a convolution in groups that is not depthwise."""
+    if name != "convolution":
+        return np.zeros(len(features), bool)
+    grouped: NDArray[np.bool_] = features[:, 1] > 0.0
+    return grouped
 
 
 def filter_families(name: str, features: Floats) -> Floats:
