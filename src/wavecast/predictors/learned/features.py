@@ -89,6 +89,7 @@ def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["dilated"],
         columns["by_torch"],
         columns["bfloat16"],
+        columns["tf32"],
         columns["alignment"],
         columns["groups"] % 8,
         _log(width_of_groups(columns) / columns["channels"]),

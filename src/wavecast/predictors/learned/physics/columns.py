@@ -102,6 +102,8 @@ class ConvolutionRow(NamedTuple):
     """Whether torch's own depthwise kernels run, and not cuDNN's."""
     bfloat16: float
     """Whether elements are bfloat16, for which libraries have other kernels than for float16."""
+    tf32: float
+    """Whether float32 may be rounded to TF32."""
     alignment: float
     """Elements, at most 8, whose multiples rows of images begin at where 1 x 1 filters are matmuls
     of images as they are; 8 for others."""

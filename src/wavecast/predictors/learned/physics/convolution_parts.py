@@ -123,6 +123,7 @@ def _convolution(
         benchmarked=bool(op.attr("benchmark", False)),
         by_torch=convolution.by_torch(op),
         bfloat16=image.dtype == "bfloat16",
+        tf32=op.attr("precision") == "tf32",
         alignment=math.gcd(image_points, 8) if pointwise and not channels_last else 8,
     )
     return Part(_model_of_convolution(op, weight), row)

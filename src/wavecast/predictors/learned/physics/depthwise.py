@@ -59,8 +59,9 @@ IMAGE_TAP_CLOCKS = 0.37
 WEIGHT_CLOCKS, POINT_WEIGHT_CLOCKS = 13.0, 31.0
 """The same for each output of the filters' gradient: both images are padded to groups of eight.
 For filters of one point they are not."""
-FLOAT32_WEIGHT_TAP_CLOCKS = 1.6
-"""The same for each tap of the gradient of float32 filters of 7 x 7 points and more."""
+FLOAT32_WEIGHT_TAP_CLOCKS, TF32_WEIGHT_TAP_CLOCKS = 1.8, 1.1
+"""The same for each tap of the gradient of float32 filters of 7 x 7 points and more. In TF32 it is
+a matmul for each channel, whose sides are padded."""
 LONG_FLOAT32 = 25.0
 """The most taps of float32 filters whose gradient has a fast kernel."""
 GROUPS_APART = 256.0
@@ -127,7 +128,8 @@ def _direct_s(columns: Columns, gpu: GpuFacts) -> Floats:
     odd |= (taps == 1) & strided & (computes != OF_IMAGE)
     wide = columns["item_bytes"] > 2
     long = (computes == OF_WEIGHT) & wide & (taps > LONG_FLOAT32)
-    clocks = np.where(long, FLOAT32_WEIGHT_TAP_CLOCKS * taps, clocks)
+    tap = np.where(columns["tf32"] > 0, TF32_WEIGHT_TAP_CLOCKS, FLOAT32_WEIGHT_TAP_CLOCKS)
+    clocks = np.where(long, tap * taps, clocks)
     first = (computes == OF_IMAGE) & strided & ~(columns["by_torch"] > 0)
     points = np.where(first, outputs * columns["stride_area"], outputs)
     seconds = points * clocks / (gpu.sm * gpu.clock_hz)
