@@ -274,7 +274,7 @@ def further_trees(
     forests = dict(model.chips)
     chips = _chip_of_rows(table, model.name)
     for chip in set(np.unique(chips[new])) & set(model.chips):
-        rows = chips == chip
+        rows = (chips == chip) & ~_in_groups(table, model.name)
         here, is_new = table.where(rows), new[rows]
         part = here.parts[model.name]
         weight = weights(here)

@@ -125,11 +125,10 @@ class OpModel:
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
-                rows = keys == key
+                rows = (keys == key) & ~in_groups(self.name, features)
                 forest = self.chips[str(key)]
                 trust = forest.trust_in(filter_families(self.name, features[rows]))
                 own = np.clip(forest(features[rows]), -REACH, REACH)
-                own = np.where(in_groups(self.name, features[rows]), 0.0, own)
                 terms[rows] = trust * own + (1.0 - trust) * terms[rows]
         return terms
 
