@@ -68,6 +68,9 @@ GROUPS_APART = 256.0
 """The most groups of filters of 3 x 3 points whose forward pass goes group by group."""
 WINOGRAD_POINTS = 10_000.0
 """Points of all outputs from which the gradient of 3 x 3 filters does so."""
+CLOCK_FLOPS = 256.0
+"""FLOPs in a clock of an SM with 128 lanes, on which clocks of points were read off. SMs with fewer
+lanes take longer."""
 FULL = 8.0
 """Thread blocks of 256 threads that an SM needs to be busy."""
 
@@ -108,7 +111,7 @@ def _by_points_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     busy = np.where(
         by_torch & (computes == OF_WEIGHT), np.minimum(blocks / (FULL * gpu.sm), 1.0), 1.0
     )
-    seconds: Floats = written / item * clocks / (gpu.sm * gpu.clock_hz * busy)
+    seconds: Floats = written / item * clocks * CLOCK_FLOPS / (gpu.fp32 * busy)
     return seconds
 
 
