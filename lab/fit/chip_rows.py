@@ -11,7 +11,6 @@ from lab.fit.op_fit import further_trees
 from lab.fit.op_table import tables
 from lab.measured.op_data import OF_A_CHIP, rows_of_a_chip
 from lab.measured.op_row import OpRow
-from wavecast.ops.registry import integer
 from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics.parts import is_masked
@@ -29,15 +28,17 @@ def with_rows_of_a_chip(
     rows: Sequence[OpRow],
     more: Sequence[OpRow],
     share: float = 1.0,
+    only: Sequence[str] | None = None,
 ) -> dict[str, OpModel]:
     """The models with the trees of chips grown further on more rows; all else stays as it is.
 
     `rows` are those that the models were fitted on; `share` is what the others weigh beside them.
+    Models that are not in `only` stay as they are; None stands for all.
     """
     gpus, added = {row.gpu for row in more}, set(map(id, more))
     both = tables([*(row for row in rows if row.gpu in gpus), *more])
     grown, names = dict(models), list(models)
-    for name in tables(more):
+    for name in set(tables(more)) & set(names if only is None else only):
         new = np.array([id(row) in added for row in both[name].rows])
         others = {key: models[key] for key in names[: names.index(name)]}
         chips = further_trees(both[name], new, models[name], others, share)
@@ -55,8 +56,7 @@ def with_later_rows(
     grown, seen = restored(stored(models), list(models)), list(rows)
     for campaign in OF_A_CHIP:
         more = telling_rows(campaign, rows_of_a_chip(campaign))
-        further = with_rows_of_a_chip(grown, seen, more, SHARES.get(campaign, 1.0))
-        grown |= {name: further[name] for name in only}
+        grown = with_rows_of_a_chip(grown, seen, more, SHARES.get(campaign, 1.0), only)
         seen += more
     return grown, seen
 
@@ -64,9 +64,9 @@ def with_later_rows(
 def telling_rows(campaign: str, more: Sequence[OpRow]) -> Sequence[OpRow]:
     """The rows of a campaign that help to predict others.
 
-    Of `newer`, recurrent layers and convolutions without groups made the other half worse. Of
-    `sounds` and `odd`, passes over memory, plain and depthwise convolutions did so with the blind
-    steps; matmuls gained nothing.
+    Of `newer`, recurrent layers and convolutions made the other half worse. Of `sounds` and `odd`,
+    passes over memory, plain and depthwise convolutions did so with the blind steps; matmuls gained
+    nothing. Trees for convolutions in groups made those that were left out of `filters` worse.
     """
     if campaign == "channels-last":
         return more
@@ -80,7 +80,9 @@ def telling_rows(campaign: str, more: Sequence[OpRow]) -> Sequence[OpRow]:
 
 def _tells(campaign: str, model: str, op: Op) -> bool:
     if model == "convolution":
-        return integer(op, "groups", 1) > 1
+        return False
+    if campaign == "filters":
+        return model in ("depthwise", "attention")
     if campaign == "newer":
         return model in FURTHER
     return model == "attention" and is_masked(op)

@@ -14,7 +14,7 @@ from lab.fit.boosting import grow
 from lab.fit.op_table import OpTable
 from wavecast.ops import registry as ops
 from wavecast.ops.registry import Kind
-from wavecast.predictors.learned.features import FEATURES, filter_families
+from wavecast.predictors.learned.features import FEATURES, filter_families, in_groups
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import (
     PHYSICS,
@@ -246,7 +246,7 @@ def _chips(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> dic
     forests = {}
     chips = _chip_of_rows(table, model.name)
     for chip in np.unique(chips):
-        here = table.where(chips == chip)
+        here = table.where((chips == chip) & ~_in_groups(table, model.name))
         sizes = [size for rows, size in CHIP_TREES.items() if len(here) >= rows]
         if not sizes:
             continue
@@ -274,7 +274,7 @@ def further_trees(
     forests = dict(model.chips)
     chips = _chip_of_rows(table, model.name)
     for chip in set(np.unique(chips[new])) & set(model.chips):
-        rows = chips == chip
+        rows = (chips == chip) & ~_in_groups(table, model.name)
         here, is_new = table.where(rows), new[rows]
         part = here.parts[model.name]
         weight = weights(here)
@@ -291,6 +291,12 @@ def _chip_of_rows(table: OpTable, model: str) -> NDArray[np.str_]:
     """The key of each row in `OpModel.chips`."""
     facts = table.facts(model)
     return chips_of(classes_of(table.parts[model].columns, facts), facts)[_places(table, model)]
+
+
+def _in_groups(table: OpTable, model: str) -> NDArray[np.bool_]:
+    """Whether each row is a convolution in groups, of which trees of chips say nothing."""
+    features = FEATURES[model](table.parts[model].columns, table.facts(model))
+    return in_groups(model, features)[_places(table, model)]
 
 
 def _chip_errors(table: OpTable, model: OpModel, others: Mapping[str, OpModel]) -> Floats:

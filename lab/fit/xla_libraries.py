@@ -33,7 +33,7 @@ from wavecast.predictors.learned.features import FEATURES
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import REACH, OpModel
 from wavecast.predictors.learned.physics.columns import Columns, columns_of
-from wavecast.predictors.learned.physics.convolutions import (
+from wavecast.predictors.learned.physics.depthwise import (
     TUNED_DEPTHWISE_PARAMETERS,
     has_depthwise_kernel,
     tuned_depthwise_s,

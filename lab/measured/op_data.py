@@ -27,7 +27,7 @@ from wavecast.traces import overlap
 from wavecast.traces.step import Op, Trace
 
 OUR_GPU = "h200-sxm"
-OF_A_CHIP = ("channels-last", "newer", "sounds", "odd")
+OF_A_CHIP = ("channels-last", "newer", "sounds", "odd", "filters")
 """Campaigns that show what the libraries of our GPU do with one layout and with newer layers. Only
 trees of its chip see them: they would say nothing about other GPUs, and shift what they share."""
 HELD_OUT = {

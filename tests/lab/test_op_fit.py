@@ -221,6 +221,8 @@ def test_new_rows_of_a_chip_teach_their_layout_and_leave_the_other() -> None:
     assert np.median(seconds(last, grown) / seconds(last, models)) < 0.8
     assert np.median(seconds(first, grown) / seconds(first, models)) == pytest.approx(1.0, abs=0.05)
     assert all(grown[name] is models[name] for name in models if name != "convolution")
+    left = with_rows_of_a_chip(models, rows, more, only=("depthwise",))
+    assert all(left[name] is models[name] for name in models)
 
 
 def test_a_model_fitted_alone_renews_its_own_groups_only() -> None:

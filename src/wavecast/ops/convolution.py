@@ -34,6 +34,39 @@ def depthwise(op: Op) -> bool:
     return groups > 1 and weight.shape[1] == 1
 
 
+def by_torch(op: Op) -> bool:
+    """Whether torch runs a depthwise convolution in its own kernels, and not in cuDNN's.
+
+    cuDNN's run for images in channels-last, and for float16 where torch found them faster
+    (`use_cudnn_depthwise` in Convolution.cpp of torch 2.11).
+    """
+    if not depthwise(op) or bool(op.attr("transposed", False)) or "transpose" in op.base:
+        return False
+    backward = "backward" in op.base
+    image, weight = op.inputs[1:3] if backward else op.inputs[:2]
+    if any(t.channels_last for t in op.inputs[: 2 + backward]):
+        return False
+    strides, dilations = (integers(op, name) or (1,) for name in ("stride", "dilation"))
+    channels, width, taps = image.shape[1], image.shape[-1], weight.shape[2:]
+    plain = image.dtype == "float16" and len(image.shape) < 5 and max(dilations) == 1
+    if not plain or channels < 32:
+        return True
+    if len(image.shape) == 3 and strides[0] == 1:
+        return False
+    if len(set(strides)) > 1 or len(taps) == 1 or len(set(taps)) > 1:
+        return True
+    if taps[0] not in (1, 3, 5) or width < 7 or strides[0] > 2:
+        return True
+    return strides[0] == 2 and not _fast_strided(image.shape[0], channels, width, taps[0])
+
+
+def _fast_strided(images: int, channels: int, width: int, side: int) -> bool:
+    """Whether torch takes cuDNN's kernels for depthwise filters of stride 2 in float16."""
+    if side == 1:
+        return width <= 28 if images == 1 else images <= 16 and channels >= 128 and width <= 7
+    return images == 1 or channels >= 512 or (channels >= 256 and width >= 28)
+
+
 def _products(small: TensorSpec, weight: TensorSpec) -> int:
     """The FLOPs of a convolution: for each point of `small`, a multiply-add per filter element.
 

@@ -23,7 +23,8 @@ from wavecast.predictors.learned.physics.columns import (
     columns_of,
 )
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.parts import Part, parts_of
+from wavecast.predictors.learned.physics.part import Part
+from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.traces.step import Op
 
 MOST_SHARE = 0.95

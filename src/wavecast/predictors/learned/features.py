@@ -10,9 +10,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
+from wavecast.predictors.learned.physics.convolutions import width_of_groups
 
 
 def _log(values: Floats) -> Floats:
@@ -85,6 +87,13 @@ def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["channels_last"],
         BENCHMARKED * columns["benchmarked"],
         columns["dilated"],
+        columns["by_torch"],
+        columns["bfloat16"],
+        columns["tf32"],
+        columns["alignment"],
+        columns["groups"] % 8,
+        _log(width_of_groups(columns) / columns["channels"]),
+        _log(width_of_groups(columns) / columns["filters"]),
     )
 
 
@@ -104,6 +113,9 @@ def attention(columns: Columns, gpu: GpuFacts) -> Floats:
         columns["cudnn"],
         columns["biased"],
         columns["masked"],
+        columns["dropout"],
+        columns["of_mask"],
+        _log(columns["shared_keys"]),
     )
 
 
@@ -206,6 +218,14 @@ FEATURES: Mapping[str, Callable[[Columns, GpuFacts], Floats]] = {
     "xla": fused,
     "xla_depthwise": convolution,
 }
+
+
+def in_groups(name: str, features: Floats) -> NDArray[np.bool_]:
+    """Whether each row is a convolution in groups that is not depthwise."""
+    if name != "convolution":
+        return np.zeros(len(features), bool)
+    grouped: NDArray[np.bool_] = features[:, 1] > 0.0
+    return grouped
 
 
 def filter_families(name: str, features: Floats) -> Floats:

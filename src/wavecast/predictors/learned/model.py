@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.predictors.learned.features import FEATURES, filter_families
+from wavecast.predictors.learned.features import FEATURES, filter_families, in_groups
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.physics.columns import Columns
 from wavecast.predictors.learned.physics.concatenations import (
@@ -18,9 +18,11 @@ from wavecast.predictors.learned.physics.concatenations import (
 )
 from wavecast.predictors.learned.physics.convolutions import (
     CONVOLUTION_PARAMETERS,
+    convolution_limits,
+)
+from wavecast.predictors.learned.physics.depthwise import (
     DEPTHWISE_PARAMETERS,
     TUNED_DEPTHWISE_PARAMETERS,
-    convolution_limits,
     depthwise_limits,
     tuned_depthwise_s,
 )
@@ -115,14 +117,15 @@ class OpModel:
         """The logarithm of the factor of each row's chip or, if it is unknown, of its generation.
 
         A chip's trees count less for filter families on which they were not fitted: what its
-        libraries do with 3 x 3 filters says little about 4 x 4 filters.
+        libraries do with 3 x 3 filters says little about 4 x 4 filters. They say nothing of
+        convolutions in groups, of which one chip's only were measured: `forest` knows these.
         """
         usual = _looked_up(self.steps, _joined(classes, gpu.vendor))
         terms = _looked_up(self.steps, _joined(classes, gpu.generation), usual)
         keys = chips_of(classes, gpu)
         for key in np.unique(keys) if self.chips else ():
             if str(key) in self.chips:
-                rows = keys == key
+                rows = (keys == key) & ~in_groups(self.name, features)
                 forest = self.chips[str(key)]
                 trust = forest.trust_in(filter_families(self.name, features[rows]))
                 own = np.clip(forest(features[rows]), -REACH, REACH)

@@ -98,6 +98,15 @@ class ConvolutionRow(NamedTuple):
     """Whether a tensor is stored with channels as the fastest dimension."""
     benchmarked: float
     """Whether cuDNN tried its algorithms and took the fastest."""
+    by_torch: float
+    """Whether torch's own depthwise kernels run, and not cuDNN's."""
+    bfloat16: float
+    """Whether elements are bfloat16, for which libraries have other kernels than for float16."""
+    tf32: float
+    """Whether float32 may be rounded to TF32."""
+    alignment: float
+    """Elements, at most 8, whose multiples rows of images begin at where 1 x 1 filters are matmuls
+    of images as they are; 8 for others."""
 
 
 FORWARD, OF_IMAGE, OF_WEIGHT = 0.0, 1.0, 2.0
@@ -134,6 +143,12 @@ class AttentionRow(NamedTuple):
     shared trees were fitted so."""
     masked: float
     """Whether a mask is read from memory, in either pass."""
+    dropout: float
+    """Whether weights are dropped, for which each needs a random number, in either pass."""
+    of_mask: float
+    """Whether the gradient of the mask is written."""
+    shared_keys: float
+    """Query heads for each head of the keys."""
 
 
 class RecurrentRow(NamedTuple):

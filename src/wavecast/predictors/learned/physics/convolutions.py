@@ -15,7 +15,6 @@ from wavecast.predictors.learned.physics.tiles import (
     TimeLimits,
     class_parameters,
     from_memory,
-    overlapped,
     picked,
     sustained,
     tiled_s,
@@ -39,26 +38,23 @@ CONVOLUTION_PARAMETERS: dict[str, Bounds] = class_parameters() | {
     "convert": (0.6, 0.2, 1.0),  # share of the bandwidth when the layout is converted
     "convert_us": (4.0, 1.0, 15.0),  # microseconds of the kernels that convert
 }
-DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
-    "floor_us": (3.0, 0.5, 20.0),
-    "dram": (0.85, 0.75, 0.95),
-    "forward": (0.3, 0.005, 1.0),  # share of the plain cores' rate
-    "of_image": (0.3, 0.005, 1.0),
-    "of_weight": (0.1, 0.002, 1.0),
-}
-
-TUNED_DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
-    "floor_us": (3.0, 0.5, 10.0),
-    "dram": (0.85, 0.4, 0.95),
-    "forward.2": (0.2, 0.02, 1.0),  # share of the plain cores' rate, by bytes of an element
-    "forward.4": (0.2, 0.02, 1.0),
-    "of_image": (0.1, 0.005, 1.0),
-    "of_weight.2": (0.2, 0.02, 1.0),
-    "of_weight.4": (0.2, 0.02, 1.0),
-    "padded": (40.0, 5.0, 200.0),  # traffic where there is no kernel, relative to the tensors
-    "matmuls.2": (0.03, 0.005, 0.3),  # share of the plain cores' rate where there is no kernel
-    "matmuls.4": (0.02, 0.005, 0.3),
-}
+FEWEST_CHANNELS = 4.0
+"""The fewest channels of a group for which tensor cores have kernels."""
+GROUPS_WIDTH = 64.0
+"""Channels that such a kernel takes at once: of several groups, where they are narrower."""
+WIDENING_CLOCKS = 1.9
+"""Clocks of an SM for each element that is copied to wider groups (tensorTransformGeneric). These
+and what follows were read off 450 grouped convolutions on our H200, cuDNN 9.19."""
+WIDEST_COPIED = 48.0
+"""The most channels of a group that are copied so; with more, each group is copied by itself."""
+SLICING_CLOCKS, SLICED_CLOCKS = 1.1, 14_000.0
+"""Clocks of an SM for each element then, and clocks of each group's kernels, which follow."""
+FEW_WEIGHT_CLOCKS = 7.0
+"""Clocks for each point of all outputs, in the gradient of filters of four channels."""
+LAUNCH_CLOCKS, LAUNCH_TAP_CLOCKS = 5_000.0, 85.0
+"""Clocks of a kernel for one group, and for each tap of its filters, where groups follow."""
+ALONE_CLOCKS, ALONE_TAP_CLOCKS = 3.5, 0.5
+"""Clocks of an SM for each output of such kernels, and for each tap of it."""
 LONG = 48.0
 """Points of a filter from which cuDNN may compute 16-bit convolutions in groups one group after the
 other, on plain cores. Which ones was read off 224 passes over sequences on our H200, cuDNN 9.19."""
@@ -68,19 +64,6 @@ IMAGE_CLOCKS = {"bf16": 39.0, "fp16": 2.6}
 """Clocks of an SM for each point of the images and term of its sum, in the image's gradient."""
 FORWARD_ROWS, IMAGE_ROWS = 8400.0, {"bf16": 20_000.0, "fp16": 12_500.0}
 """Points of all images from which tensor cores are used in each of these passes."""
-MOST_TAPS = 49.0
-"""cuDNN's own depthwise kernels have filters of up to 7 x 7 points."""
-MOST_TAPS_FLOAT32_WEIGHT = 9.0
-"""That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
-
-
-OUTPUT_CLOCKS, TAP_CLOCKS = 9.7, 0.31
-"""Clocks of an SM for each output, and for each of its taps, of a depthwise convolution in
-channels-last for which cuDNN has no fast kernel. Read off 60 convolutions on our H200."""
-IMAGE_TAP_CLOCKS = 0.37
-"""The same for each tap of the image's gradient, which has a kernel of its own."""
-WEIGHT_CLOCKS = 13.0
-"""The same for each output of the filters' gradient: both images are padded to groups of eight."""
 
 
 def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
@@ -103,8 +86,61 @@ def convolution_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLim
     convert_s = moved / (gpu.bytes_per_s * theta["convert"]) + theta["convert_us"] * 1e-6
     floor_s = picked(theta, tensor, "floor_us") * 1e-6
     seconds: Floats = floor_s + direct + np.where(converted > 0, convert_s, 0.0)
-    apart_s = _group_by_group(columns, gpu)
-    return TimeLimits(apart_s, 0.0, np.where(apart_s > 0, 0.0, seconds))
+    alone_s = np.maximum(_alone_s(columns, gpu), _group_by_group(columns, gpu))
+    apart_s = np.where(alone_s > 0, alone_s, np.where(tensor, _in_groups_s(columns, gpu), 0.0))
+    return TimeLimits(apart_s, 0.0, np.where(alone_s > 0, 0.0, seconds))
+
+
+def _alone_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of forward passes in channels-last whose groups are too narrow for tensor cores."""
+    narrow = (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["channels_last"] > 0)
+    narrow &= (columns["computes"] == FORWARD) & (columns["channels"] < FEWEST_CHANNELS)
+    seconds: Floats = np.where(narrow, one_by_one_s(columns, gpu), 0.0)
+    return seconds
+
+
+def one_by_one_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds of a forward pass in a kernel for each group, which cuDNN runs on plain cores."""
+    taps, outputs = columns["taps"], columns["out_bytes"] / columns["item_bytes"]
+    launches = columns["groups"] * (LAUNCH_CLOCKS + LAUNCH_TAP_CLOCKS * taps)
+    work = outputs * (ALONE_CLOCKS + ALONE_TAP_CLOCKS * taps)
+    seconds: Floats = (launches + work / gpu.sm) / gpu.clock_hz
+    return seconds
+
+
+def width_of_groups(columns: Columns) -> Floats:
+    """Channels and filters of a group for which tensor cores have kernels: a power of two."""
+    widest = np.maximum(np.maximum(columns["channels"], columns["filters"]), FEWEST_CHANNELS)
+    width: Floats = 2.0 ** np.ceil(np.log2(widest))
+    return width
+
+
+def _in_groups_s(columns: Columns, gpu: GpuFacts) -> Floats:
+    """Seconds that 16-bit convolutions in groups in channels-last take besides their matmuls.
+
+    cuDNN copies images whose groups have no such width: to others that have or, of more channels,
+    each group by itself. In gradients of filters of four channels, a block goes through all points.
+    """
+    computes, width = columns["computes"], width_of_groups(columns)
+    grouped = (
+        (columns["groups"] > 1) & (columns["item_bytes"] == 2) & (columns["channels_last"] > 0)
+    )
+    image, out = (columns[f"{name}_bytes"] / columns["item_bytes"] for name in ("image", "out"))
+    channels, filters = columns["channels"], columns["filters"]
+    widened = np.where(width > channels, image * width / channels, 0.0)
+    widened = widened + np.where(width > filters, out * width / filters, 0.0)
+    sliced = np.where(computes == OF_IMAGE, 0.0, image) + np.where(computes == FORWARD, 0.0, out)
+    wide, even = (
+        np.maximum(channels, filters) > WIDEST_COPIED,
+        (width == channels) & (width == filters),
+    )
+    few = (computes == OF_WEIGHT) & even & (width == FEWEST_CHANNELS)
+    clocks = np.where(even, 0.0, widened * WIDENING_CLOCKS)
+    clocks = np.where(wide & ~even, sliced * SLICING_CLOCKS, clocks) / gpu.sm
+    launches = np.where(wide & ~even, columns["groups"] * SLICED_CLOCKS, 0.0)
+    launches = np.where(few, columns["k"] * FEW_WEIGHT_CLOCKS, launches)
+    seconds: Floats = np.where(grouped, np.maximum(clocks, launches) / gpu.clock_hz, 0.0)
+    return seconds
 
 
 def _group_by_group(columns: Columns, gpu: GpuFacts) -> Floats:
@@ -136,12 +172,20 @@ def _fill(channels: Floats) -> Floats:
 
 
 def _padded(columns: Columns, tensor: Any) -> tuple[Floats, Floats, Floats, Floats]:
-    """The matmul's sizes, with channels padded for tensor cores."""
+    """The matmul's sizes, with channels padded for tensor cores, which take groups together."""
+    computes, groups = columns["computes"], columns["groups"]
     fill = np.where(tensor, _fill(columns["channels"]), 1.0)
-    computes = columns["computes"]
-    n = columns["n"] * np.where(computes == OF_WEIGHT, fill, 1.0)
-    k = columns["k"] * np.where(computes == FORWARD, fill, 1.0)
-    return columns["groups"], columns["m"], n, k
+    in_groups = tensor & (groups > 1) & (columns["item_bytes"] == 2)
+    width = width_of_groups(columns)
+    together = np.clip(GROUPS_WIDTH / width, 1.0, groups)
+    channels = np.where(in_groups, width * together / columns["channels"], fill)
+    filters = np.where(in_groups, width * together / columns["filters"], 1.0)
+    batch = np.where(in_groups, groups / together, groups)
+    of_weight, forward = computes == OF_WEIGHT, computes == FORWARD
+    m = columns["m"] * np.where(of_weight, filters, 1.0)
+    n = columns["n"] * np.where(forward, filters, np.where(in_groups | of_weight, channels, 1.0))
+    k = columns["k"] * np.where(forward, channels, np.where(of_weight, 1.0, filters))
+    return batch, m, n, k
 
 
 def _winograd(
@@ -198,57 +242,3 @@ def _rows(gpu: GpuFacts, rows: Any) -> GpuFacts:
     if not isinstance(gpu.sm, np.ndarray):
         return gpu
     return GpuFacts(*(getattr(gpu, name)[rows] for name in gpu.__dataclass_fields__))
-
-
-def depthwise_limits(columns: Columns, gpu: GpuFacts, theta: Theta) -> TimeLimits:
-    """The limits of depthwise convolutions: memory, and arithmetic on plain cores."""
-    computes = columns["computes"]
-    flops = 2.0 * columns["groups"] * columns["m"] * columns["n"] * columns["k"]
-    share = np.where(computes == OF_IMAGE, theta["of_image"], theta["forward"])
-    share = np.where(computes == OF_WEIGHT, theta["of_weight"], share)
-    nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
-    memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
-    compute_s = np.maximum(flops / (gpu.fp32 * share), _direct_s(columns, gpu))
-    return TimeLimits(theta["floor_us"] * 1e-6 + 0.0 * memory_s, memory_s, compute_s)
-
-
-def _direct_s(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Seconds of depthwise convolutions in channels-last without a fast kernel; 0 for others.
-
-    Fast ones are for filters of odd sides, of up to 7 x 7 points, that are not dilated.
-    """
-    computes, taps = columns["computes"], columns["taps"]
-    outputs = columns["groups"] * columns["filters"] * columns["images"] * columns["out_points"]
-    clocks = np.where(computes == OF_IMAGE, IMAGE_TAP_CLOCKS * taps, WEIGHT_CLOCKS)
-    clocks = np.where(computes == FORWARD, OUTPUT_CLOCKS + TAP_CLOCKS * taps, clocks)
-    odd = (columns["dilated"] > 0) | (taps > MOST_TAPS) | (taps % 2 == 0)
-    seconds = outputs * clocks / (gpu.sm * gpu.clock_hz)
-    direct: Floats = np.where(odd & (columns["channels_last"] > 0), seconds, 0.0)
-    return direct
-
-
-def has_depthwise_kernel(computes: Any, item_bytes: Any, taps: Any) -> Any:
-    """Whether cuDNN has a kernel for a depthwise convolution of images in channels-last.
-
-    Otherwise it pads each channel to a group of eight, and runs a matmul for each group.
-    """
-    float32_weight = (computes == OF_WEIGHT) & (item_bytes > 2)
-    return taps <= np.where(float32_weight, MOST_TAPS_FLOAT32_WEIGHT, MOST_TAPS)
-
-
-def tuned_depthwise_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """Seconds of depthwise convolutions of images, where XLA tried all of cuDNN's algorithms."""
-    computes, wide = columns["computes"], columns["item_bytes"] > 2
-    flops = 2.0 * columns["groups"] * columns["m"] * columns["n"] * columns["k"]
-    share = np.where(wide, theta["forward.4"], theta["forward.2"])
-    share = np.where(computes == OF_IMAGE, theta["of_image"], share)
-    of_weight = np.where(wide, theta["of_weight.4"], theta["of_weight.2"])
-    share = np.where(computes == OF_WEIGHT, of_weight, share)
-    nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
-    memory_s = nbytes / (gpu.bytes_per_s * theta["dram"])
-    own_s = overlapped(memory_s, flops / (gpu.fp32 * share))
-    matmuls = np.where(wide, theta["matmuls.4"], theta["matmuls.2"])
-    padded_s = memory_s * theta["padded"] + flops / (gpu.fp32 * matmuls)
-    has_kernel = has_depthwise_kernel(computes, columns["item_bytes"], columns["taps"])
-    seconds: Floats = theta["floor_us"] * 1e-6 + np.where(has_kernel, own_s, padded_s)
-    return seconds

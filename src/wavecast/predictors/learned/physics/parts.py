@@ -6,39 +6,29 @@ The columns do not depend on the GPU, so they are built once for all GPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from wavecast import ops
-from wavecast.ops import Kind, attention, convolution, matmul, quantization, rnn
-from wavecast.ops.registry import Cost, integer, integers, item_bytes, stored
-from wavecast.predictors.learned.autotuned import MARK
+from wavecast.ops import Kind, attention, matmul, quantization, rnn
+from wavecast.ops.registry import Cost, integers, item_bytes
 from wavecast.predictors.learned.gpus import CODES
-from wavecast.predictors.learned.physics import concatenations, fusions, passes, preparations
+from wavecast.predictors.learned.physics import (
+    concatenations,
+    convolution_parts,
+    fusions,
+    passes,
+    preparations,
+)
 from wavecast.predictors.learned.physics.columns import (
-    FORWARD,
-    OF_IMAGE,
     OF_K,
     OF_M,
     OF_N,
-    OF_WEIGHT,
     AttentionRow,
-    ConvolutionRow,
     ProductRow,
     RecurrentRow,
-    Row,
 )
+from wavecast.predictors.learned.physics.part import Part, copied
 from wavecast.traces.step import Op, TensorSpec
-
-
-class Part(NamedTuple):
-    """A piece of an op's work for which one model predicts the time."""
-
-    model: str
-    """The name of the model, a key of `columns.ROW_TYPES`."""
-    row: Row
-    """The columns that the model needs."""
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
@@ -50,7 +40,7 @@ def parts_of(op: Op) -> tuple[Part, ...]:
         case Kind.MATMUL:
             return _products(op, cost)
         case Kind.CONVOLUTION:
-            return _convolutions(op)
+            return convolution_parts.parts_of(op)
         case Kind.ATTENTION:
             return (_attention(op, cost),)
         case Kind.RNN:
@@ -72,19 +62,11 @@ def _over_memory(op: Op, cost: Cost) -> tuple[Part, ...]:
         )
     if op.base == "aten.embedding_dense_backward" and op.inputs[0].strides is not None:
         # torch first makes the gradient contiguous (embedding_dense_backward_cuda)
-        return (_copy(op.inputs[0], None), Part("stream", passes.row_of(op, cost)))
+        return (copied(op.inputs[0], None), Part("stream", passes.row_of(op, cost)))
     if preparations.copies_first(op):
         contiguous = replace(op, inputs=(replace(op.inputs[0], strides=None), *op.inputs[1:]))
-        return (_copy(op.inputs[0], None), Part("stream", passes.row_of(contiguous, cost)))
+        return (copied(op.inputs[0], None), Part("stream", passes.row_of(contiguous, cost)))
     return tuple(Part("stream", row) for row in passes.in_turn(passes.row_of(op, cost)))
-
-
-def _copy(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:
-    """The copy of a tensor to another layout; to a contiguous one if strides is None."""
-    copy = Op("aten.clone", (tensor,), (replace(tensor, strides=strides),))
-    cost = ops.cost_of(copy)
-    assert cost is not None
-    return Part("stream", passes.row_of(copy, cost))
 
 
 # Matmuls.
@@ -166,124 +148,6 @@ def _by_columns(t: TensorSpec) -> bool:
     return t.strides is not None and t.strides[-1] != 1
 
 
-# Convolutions.
-
-
-def _convolutions(op: Op) -> tuple[Part, ...]:
-    """The forward pass or, for a backward op, one part for each requested gradient.
-
-    The forward pass of a transposed convolution is the image gradient of a plain one.
-    """
-    return (*_passes_of_convolution(op), *map(_reordered, _unlike(op)))
-
-
-def _unlike(op: Op) -> Iterator[TensorSpec]:
-    """The images that are first copied to channels-last, because another operand is in it.
-
-    torch does so if the image or the weight is in channels-last (cudnn_conv_suggest_memory_format).
-    """
-    operands = op.inputs[: 3 if "backward" in op.base else 2]
-    if any(t.channels_last for t in operands):
-        for t in operands:
-            images = len(t.shape) == 4 and t is not operands[-1]
-            if images and t.strides is None and min(t.shape[1], math.prod(t.shape[2:])) > 1:
-                yield t
-
-
-def _reordered(image: TensorSpec) -> Part:
-    """The copy of an image to channels-last."""
-    _, c, h, w = image.shape
-    return _copy(image, (c * h * w, 1, c * w, c))
-
-
-def _passes_of_convolution(op: Op) -> tuple[Part, ...]:
-    transposed = bool(op.attr("transposed", False)) or "transpose" in op.base
-    if "backward" not in op.base:
-        image, weight, out = op.inputs[0], op.inputs[1], op.outputs[0]
-        biased = len(op.inputs) > 2 and len(op.inputs[2].shape) == 1
-        bias = (_pass(out, stored(out), row_width=1),) if biased else ()
-        if transposed:
-            image, out = out, image
-        return (_convolution(op, OF_IMAGE if transposed else FORWARD, image, weight, out), *bias)
-    out, image, weight = op.inputs[:3]
-    wants = integers(op, "output_mask") or (1, 1, 1)
-    if transposed:
-        image, out = out, image
-    parts = []
-    if wants[0]:
-        parts.append(_convolution(op, FORWARD if transposed else OF_IMAGE, image, weight, out))
-    if wants[1]:
-        parts.append(_convolution(op, OF_WEIGHT, image, weight, out))
-    if len(wants) > 2 and wants[2]:  # the bias: a sum over images and points
-        parts.append(_bias_gradient(op.inputs[0]))
-    return tuple(parts)
-
-
-def _bias_gradient(gradient: TensorSpec) -> Part:
-    """The sum of a gradient over images and points."""
-    dims = (0, *range(2, len(gradient.shape)))
-    bias = TensorSpec((gradient.shape[1],), gradient.dtype)
-    op = Op("aten.sum.dim_IntList", (gradient,), (bias,), (("dim", dims),))
-    cost = ops.cost_of(op)
-    assert cost is not None
-    return Part("stream", passes.row_of(op, cost))
-
-
-def _pass(whole: TensorSpec, written_bytes: int, row_width: int) -> Part:
-    return Part("stream", passes.row_over(whole, written_bytes, row_width))
-
-
-def _convolution(
-    op: Op, computes: float, image: TensorSpec, weight: TensorSpec, out: TensorSpec
-) -> Part:
-    """One pass of a convolution of `image` to `out`."""
-    groups = max(integer(op, "groups", 1), 1)
-    images, channels, filters = image.shape[0], image.shape[1], out.shape[1]
-    taps = math.prod(weight.shape[2:])
-    image_points, out_points = math.prod(image.shape[2:]), math.prod(out.shape[2:])
-    flops = 2.0 * images * out_points * filters * channels / groups * taps
-    m: float
-    if computes == FORWARD:
-        m, n = images * out_points, filters / groups
-    elif computes == OF_IMAGE:
-        m, n = images * image_points, channels / groups
-    else:
-        m, n = filters / groups, channels / groups * taps
-    channels_last = any(t.channels_last for t in op.inputs[:3])
-    pointwise = taps == 1 and image_points == out_points
-    row = ConvolutionRow(
-        computes=computes,
-        groups=groups,
-        m=m,
-        n=n,
-        k=flops / (2.0 * groups * m * n) if m * n else 0.0,
-        item_bytes=item_bytes(image),
-        unit=CODES[ops.unit(op)],
-        converted=not (channels_last or pointwise),
-        image_bytes=stored(image),
-        out_bytes=stored(out),
-        weight_bytes=stored(weight),
-        taps=taps,
-        stride_area=max(image_points / max(out_points, 1), 1.0),
-        channels=channels / groups,
-        filters=filters / groups,
-        out_points=out_points,
-        dilated=any(d > 1 for d in integers(op, "dilation")),
-        of_sequences=len(image.shape) == 3,
-        images=images,
-        channels_last=channels_last,
-        benchmarked=bool(op.attr("benchmark", False)),
-    )
-    return Part(_model_of_convolution(op, weight), row)
-
-
-def _model_of_convolution(op: Op, weight: TensorSpec) -> str:
-    """The model of a convolution; XLA takes other depthwise kernels of cuDNN than torch does."""
-    if not convolution.depthwise(op):
-        return "convolution"
-    return "xla_depthwise" if op.attr(MARK, False) and len(weight.shape) == 4 else "depthwise"
-
-
 # Attention and recurrent layers.
 
 
@@ -299,6 +163,7 @@ def _attention(op: Op, cost: Cost) -> Part:
         both = TensorSpec((2, *key.shape), key.dtype)
         return Part("stream", passes.row_over(both, cost.written_bytes, problem.d))
     pairs = max(problem.q_len * problem.k_len, 1)
+    dropped = op.attr("dropout_p", 0.0)
     row = AttentionRow(
         sequences=problem.sequences,
         q_len=problem.q_len,
@@ -313,8 +178,20 @@ def _attention(op: Op, cost: Cost) -> Part:
         cudnn="cudnn" in op.base,
         biased=_has_bias(op),
         masked=is_masked(op),
+        dropout=isinstance(dropped, float) and dropped > 0,
+        of_mask=bool((integers(op, "grad_input_mask") or (0,))[-1]),
+        shared_keys=_query_heads(op),
     )
     return Part("attention", row)
+
+
+def _query_heads(op: Op) -> float:
+    """Query heads for each head of the keys, where heads are a dimension of both."""
+    first = int("backward" in op.base)
+    query, key = op.inputs[first : first + 2]
+    if not op.base.startswith("aten._scaled_dot_product") or len(key.shape) != 4:
+        return 1.0
+    return max(query.shape[1] / max(key.shape[1], 1), 1.0)
 
 
 def _has_bias(op: Op) -> bool:

@@ -34,6 +34,7 @@ _ATTENTION: dict[str, Bounds] = {
     "dram": (0.7, 0.2, 1.0),
     "floor_us": (6.0, 0.5, 15.0),
     "causal": (0.2, -0.5, 1.5),  # loss with a causal mask: blocks on the diagonal, uneven work
+    "dropout": (0.6, 0.0, 3.0),  # loss with dropout in the forward pass: random numbers
 }
 ATTENTION_PARAMETERS: dict[str, Bounds] = {
     f"{kind}.{name}": bounds for kind in CLASSES for name, bounds in _ATTENTION.items()
@@ -67,6 +68,8 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     rate = rate * np.where(columns["cudnn"] > 0, pick("cudnn"), 1.0)
     rate = rate * np.minimum(columns["head_width"] / 128.0, 1.0) ** pick("narrow")
     rate = rate / (1.0 + pick("causal") * (columns["attended_share"] < 0.99))
+    drawn = (columns["dropout"] > 0) & (columns["backward"] == 0)
+    rate = rate / np.where(drawn, 1.0 + pick("dropout"), 1.0)
     along = np.where(columns["backward"] > 0, columns["k_len"], columns["q_len"])
     across = np.where(columns["backward"] > 0, columns["q_len"], columns["k_len"])
     blocks = np.ceil(along / QUERIES)
