@@ -379,9 +379,10 @@ def _put_on_devices(gm: Any, mode: RealDevices) -> None:
         if id(value) not in made:
             device = CPU if place_of(value) == ON_HOST else GPU
             with no_dispatch():
-                elements = torch.empty_strided(
-                    value.shape, value.stride(), dtype=value.dtype, device="meta"
-                )
+                # Views share their memory: passes that renew the values of views would renew these
+                # and all that follow.
+                place = value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
+                elements = torch.empty(0, dtype=value.dtype, device="meta").set_(*place)
                 made[id(value)] = (value, FakeTensor(mode, elements, device))
         return made[id(value)][1]
 

@@ -124,7 +124,10 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
     with V.fake_mode, enable_python_dispatcher():
         value = node.target(*args, **kwargs)
     before = node.meta.get("val")
-    if "val" in node.meta and fx_utils._is_fake_tensor_same(value, before, storages, node=node):
+    if "val" in node.meta and (
+        _is_only_elsewhere(node, value, storages)
+        or fx_utils._is_fake_tensor_same(value, before, storages, node=node)
+    ):
         return False
     shapes = V.fake_mode.shape_env
     fx_utils.rebind_unbacked(shapes, node, value)
@@ -136,6 +139,25 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
     if storage:
         storages[storage] += 1
     return True
+
+
+def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
+    """Whether a new value differs from that before by its memory alone, which is new and which only
+    views of the node shared. Torch would renew all that follows, for the same views."""
+    before = node.meta["val"]
+    if not (isinstance(value, FakeTensor) and isinstance(before, FakeTensor)):
+        return False
+    if fx_utils.get_storage(value) in storages or value.storage_offset() != before.storage_offset():
+        return False
+    if not fx_utils._is_fake_tensor_same(value, before, storages, check_storage=False):
+        return False
+    storage = fx_utils.get_storage(before)
+    views, found = [node], {node}
+    for view in views:  # which grows meanwhile
+        new = [n for n in view.users if n not in found and fx_utils.get_node_storage(n) == storage]
+        views.extend(new)
+        found.update(new)
+    return len(found) == storages[storage]
 
 
 @in_place_of("torch._inductor.utils", "gather_origins", "0bc69e87e146")
