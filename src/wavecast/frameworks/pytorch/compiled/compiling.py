@@ -20,6 +20,7 @@ from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled import (
     dynamo,
     inductor,
+    quick_fakes,
     quick_fusion,
     quick_graphs,
     quick_sizes,
@@ -43,7 +44,7 @@ from wavecast.traces.step import Phase
 
 SHORTCUTS = (
     *(*quick_structures.SHORTCUTS, *quick_sizes.SHORTCUTS),
-    *(*quick_graphs.SHORTCUTS, *quick_fusion.SHORTCUTS),
+    *(*quick_fakes.SHORTCUTS, *quick_graphs.SHORTCUTS, *quick_fusion.SHORTCUTS),
 )
 """What makes the work on a graph quicker, with equal results."""
 
