@@ -24,7 +24,7 @@ _PLAIN = frozenset(
 )
 """Types of arguments that are part of a key as they are."""
 _UNSET = (False, None, None, None)
-"""What a key says of a dense tensor: not sparse, and so neither coalesced nor of such dimensions."""
+"""What a key says of a dense tensor: it is not sparse, nor has it what sparse ones have."""
 
 
 @in_place_of(f"{_FAKES}:FakeTensorMode", "_prep_args_for_hash", "5c9d4a6f14c8", *_METADATA)

@@ -56,7 +56,7 @@ def _are_apart(scheduler: Any, node1: Any, node2: Any) -> bool:
 
 
 def _may_be_inverted(node: Any) -> bool:
-    """Whether torch may exchange where the node reads and writes, which stays if it is not fused."""
+    """Whether torch may exchange where a node reads and writes, which stays if it is not fused."""
     if not inductor_config.loop_index_inversion_in_fusion:
         return False
     accesses = node.read_writes
