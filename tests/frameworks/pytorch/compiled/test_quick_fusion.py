@@ -1,15 +1,12 @@
-"""Pairs of nodes that cannot be one kernel, and loops that were tried before."""
+"""Loops of kernels that were tried before."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-
-from tests.frameworks.pytorch.compiled.test_shortcuts import traced, transformer
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning"),
@@ -17,28 +14,6 @@ pytestmark = [
         not torch.__version__.startswith("2.13."), reason="shortcuts were written for torch 2.13"
     ),
 ]
-
-
-def test_torch_refuses_each_pair_that_is_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from wavecast.frameworks.pytorch.compiled import quick_fusion
-
-    stand_in, are_apart = quick_fusion.screen_pairs.made(), quick_fusion._are_apart
-    assert stand_in is not None
-    answers = []
-
-    def checked(scheduler: Any, node1: Any, node2: Any) -> bool:
-        if not are_apart(scheduler, node1, node2):
-            return False
-        for reorders in (False, True):
-            answers.append(stand_in.original(scheduler, node1, node2, reorders))
-        return True
-
-    monkeypatch.setattr(quick_fusion, "_are_apart", checked)
-    traced(transformer, tmp_path, monkeypatch)
-    assert len(answers) > 20
-    assert not any(answers)
 
 
 def test_loops_are_found_again_unless_torch_has_changed_a_body() -> None:

@@ -108,6 +108,29 @@ def test_traces_are_equal_without_shortcuts(
 
 
 @pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
+def test_torch_refuses_each_pair_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wavecast.frameworks.pytorch.compiled import quick_fusion
+
+    stand_in, are_apart = quick_fusion.screen_pairs.made(), quick_fusion._are_apart
+    assert stand_in is not None
+    answers = []
+
+    def checked(scheduler: Any, node1: Any, node2: Any) -> bool:
+        if not are_apart(scheduler, node1, node2):
+            return False
+        for reorders in (False, True):
+            answers.append(stand_in.original(scheduler, node1, node2, reorders))
+        return True
+
+    monkeypatch.setattr(quick_fusion, "_are_apart", checked)
+    traced(transformer, tmp_path, monkeypatch)
+    assert len(answers) > 20
+    assert not any(answers)
+
+
+@pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
 def test_all_shortcuts_are_for_the_torch_that_was_tried(shortcuts: tuple[Shortcut, ...]) -> None:
     assert len(allowed(shortcuts)) == len(shortcuts)
 

@@ -38,7 +38,7 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
-from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
+from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES, share_memory
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
@@ -379,10 +379,10 @@ def _put_on_devices(gm: Any, mode: RealDevices) -> None:
         if id(value) not in made:
             device = CPU if place_of(value) == ON_HOST else GPU
             with no_dispatch():
-                # Views share their memory: passes that renew the values of views would renew these
-                # and all that follow.
-                place = value.untyped_storage(), value.storage_offset(), value.shape, value.stride()
-                elements = torch.empty(0, dtype=value.dtype, device="meta").set_(*place)
+                elements = torch.empty_strided(
+                    value.shape, value.stride(), dtype=value.dtype, device="meta"
+                )
+                share_memory(elements, value)
                 made[id(value)] = (value, FakeTensor(mode, elements, device))
         return made[id(value)][1]
 
