@@ -22,7 +22,7 @@ pytestmark = [
 def stand_in(name: str) -> StandIn:
     from wavecast.frameworks.pytorch.compiled import quick_fakes
 
-    made = getattr(quick_fakes, name).made()
+    made: StandIn | None = getattr(quick_fakes, name).made()
     assert made is not None
     return made
 
@@ -35,8 +35,15 @@ def test_keys_are_those_of_torch() -> None:
         tensors = [image, weight, weight.t(), weight[1:, 2:], image.sum()]
         tensors.append(torch.empty(3, dtype=torch.complex64).conj())
     others = [1, 1.0, True, None, "sum", torch.float32, torch.device("cuda"), torch.strided]
-    arguments = (tensors, [1, [2, (3,)]], torch.Size([4]), {"a": tensors[0], "b": others}, range(2))
-    for given in (arguments, {"x": others, "y": tensors}, (), []):
+    arguments: tuple[Any, ...] = (
+        tensors,
+        [1, [2, (3,)]],
+        torch.Size([4]),
+        {"a": tensors[0], "b": others},
+        range(2),
+    )
+    several: list[Any] = [arguments, {"x": others, "y": tensors}, (), []]
+    for given in several:
         results: tuple[list[Any], list[Any]] = ([], [])
         for result, function in zip(results, (describe.original, describe.function), strict=True):
             function(mode, result, given, SimpleNamespace(), [])
