@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.compiled.plan_store import (
@@ -90,6 +91,13 @@ def test_other_sizes_numbers_and_gpus_are_lowered_anew(monkeypatch: pytest.Monke
     finally:
         torch.backends.cuda.matmul.fp32_precision = "ieee"
     assert len(graphs) == 10
+
+
+def test_gpus_of_a_family_share_one_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = lowered(monkeypatch)
+    several = wavecast.trace(net(), gpus=["h200-sxm", "h100-sxm-80gb", "h100-pcie-80gb"])
+    assert graphs == [False, True]  # each is lowered anew for another GPU, so there was one
+    assert several.on(device("h100-sxm-80gb")) is several.on(device("h200-sxm"))
 
 
 def test_damaged_plans_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,13 @@ from torch import nn
 from torch.utils import _pytree
 from torch.utils._ordered_set import OrderedSet
 
-from wavecast.frameworks.pytorch.compiled.shortcuts import Shortcut, StandIn, allowed, taken
+from wavecast.frameworks.pytorch.compiled.shortcuts import (
+    Shortcut,
+    StandIn,
+    allowed,
+    digest_of,
+    taken,
+)
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Trace
@@ -102,6 +108,29 @@ def test_traces_are_equal_without_shortcuts(
 
 
 @pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
+def test_torch_refuses_each_pair_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from wavecast.frameworks.pytorch.compiled import quick_fusion
+
+    stand_in, are_apart = quick_fusion.screen_pairs.made(), quick_fusion._are_apart
+    assert stand_in is not None
+    answers = []
+
+    def checked(scheduler: Any, node1: Any, node2: Any) -> bool:
+        if not are_apart(scheduler, node1, node2):
+            return False
+        for reorders in (False, True):
+            answers.append(stand_in.original(scheduler, node1, node2, reorders))
+        return True
+
+    monkeypatch.setattr(quick_fusion, "_are_apart", checked)
+    traced(transformer, tmp_path, monkeypatch)
+    assert len(answers) > 20
+    assert not any(answers)
+
+
+@pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")
 def test_all_shortcuts_are_for_the_torch_that_was_tried(shortcuts: tuple[Shortcut, ...]) -> None:
     assert len(allowed(shortcuts)) == len(shortcuts)
 
@@ -111,6 +140,10 @@ def test_other_functions_are_left_alone(shortcuts: tuple[Shortcut, ...]) -> None
     absent = replace(shortcut, name="no_such_function"), replace(shortcut, owner="torch.no_such")
     assert allowed((replace(shortcut, digest="another"), *absent)) == ()
     assert replace(shortcut, make=lambda _original: torch.no_such).made() is None
+    helper = "torch.utils._pytree:tree_map"
+    assert replace(shortcut, relies=((helper, "another"),)).made() is None
+    known = (helper, digest_of(_pytree.tree_map))
+    assert (replace(shortcut, relies=(known,)).made() is None) is not _TRIED
 
 
 def test_functions_are_put_back_also_where_they_were_imported(
@@ -195,6 +228,27 @@ def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], StandIn
             assert ordered.function(layout, order) == ordered.original(layout, order)
             assert equal.function(sizes, *shape[:2]) == equal.original(sizes, *shape[:2])
     assert found == {True, False}
+
+
+def test_sizes_are_what_torch_says(named: Callable[[str], StandIn]) -> None:
+    import sympy
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor.virtualized import V
+
+    simplify, hint = named("simplify"), named("optimization_hint")
+    one, none, put = map(named, ("is_size_one_or_false", "is_zero_elements", "_sympy_subs"))
+    sizes, x = SizeVarAllocator(), sympy.Symbol("x", integer=True)
+    with V.set_graph_handler(SimpleNamespace(sizevars=sizes)):
+        for number in (0, 1, 7, sympy.Integer(0), sympy.Integer(1), sympy.Integer(7)):
+            assert hint.function(sizes, number) == hint.original(sizes, number)
+            assert bool(one.function(sizes, number)) == bool(one.original(sizes, number))
+            tensor = SimpleNamespace(get_size=lambda n=number: [2, n])
+            tensor.get_numel = lambda n=number: sympy.Integer(2) * n
+            assert none.function(tensor) == none.original(tensor)
+        for term in (sympy.Integer(3), x, 2 * (x + 1)):
+            assert simplify.function(sizes, term) == simplify.original(sizes, term)
+            for given in ({}, {x: sympy.Integer(4)}):
+                assert put.function(term, given) == put.original(term, given)
 
 
 @pytest.mark.skipif(not _TRIED, reason="shortcuts were written for torch 2.13")

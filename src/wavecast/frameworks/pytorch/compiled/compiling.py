@@ -20,6 +20,8 @@ from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled import (
     dynamo,
     inductor,
+    quick_fakes,
+    quick_fusion,
     quick_graphs,
     quick_sizes,
     quick_structures,
@@ -40,7 +42,10 @@ from wavecast.frameworks.stages import stage
 from wavecast.traces.graphs import GUARDS
 from wavecast.traces.step import Phase
 
-SHORTCUTS = (*quick_structures.SHORTCUTS, *quick_sizes.SHORTCUTS, *quick_graphs.SHORTCUTS)
+SHORTCUTS = (
+    *(*quick_structures.SHORTCUTS, *quick_sizes.SHORTCUTS),
+    *(*quick_fakes.SHORTCUTS, *quick_graphs.SHORTCUTS, *quick_fusion.SHORTCUTS),
+)
 """What makes the work on a graph quicker, with equal results."""
 
 _OPTIMIZERS = "/torch/optim/"

@@ -124,6 +124,17 @@ class CompilerDevices:
         return from_tensor
 
 
+def share_memory(elements: Any, value: Any) -> None:
+    """Let a tensor have the memory of another one, whose views are then views of it. Passes that
+    renew the values of views would otherwise renew all that follows."""
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    if value._has_symbolic_sizes_strides or type(storage.nbytes()) is not int:
+        return
+    needed = elements.untyped_storage().nbytes() + offset * elements.element_size()
+    if storage.nbytes() >= needed:  # what is gathered from shards may have none yet
+        elements.set_(storage, offset, elements.shape, elements.stride())
+
+
 _in_backend = False
 """Whether the compiler works on a graph, and not on the user's code."""
 

@@ -38,7 +38,7 @@ from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
 from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
 from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
-from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES
+from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES, share_memory
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
@@ -382,6 +382,7 @@ def _put_on_devices(gm: Any, mode: RealDevices) -> None:
                 elements = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device="meta"
                 )
+                share_memory(elements, value)
                 made[id(value)] = (value, FakeTensor(mode, elements, device))
         return made[id(value)][1]
 

@@ -104,11 +104,11 @@ def extent(node: Any, hint: Hint) -> int:
 
 
 def _access(dep: Any, spec: TensorSpec, written: bool, node: Any, hint: Hint) -> Access:
-    free = {str(symbol) for symbol in dep.index.free_symbols}
+    free = {name_of(symbol) for symbol in dep.index.free_symbols}
     indirect = any(_INDIRECT.search(symbol) for symbol in free)
     reduces, elements = node.is_reduction(), 1
     for variable, size in zip(dep.var_names, dep.size, strict=True):
-        if str(variable) in free:
+        if name_of(variable) in free:
             elements *= hint(size)
     if indirect:  # indices that are read depend on all loops
         elements = _points(node, hint) if reduces and written else extent(node, hint)
@@ -217,7 +217,7 @@ def is_contiguous(dep: Any, any_variable: bool = False) -> bool:
     """
     terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
     steps = [_step(term) for term in terms]
-    variables = [str(variable) for variable in dep.var_names]
+    variables = [name_of(variable) for variable in dep.var_names]
     if not variables:
         return True
     if any_variable and any(factor == 1 for variable, factor in steps if variable in variables):
@@ -236,10 +236,15 @@ def _step(term: Any) -> tuple[str, int]:
             return "", 0
         factor, term = int(numbers[0]) if numbers else 1, others[0]
     if getattr(term, "is_Symbol", False):
-        return str(term), factor
-    if type(term).__name__ == _REPEATING and str(term.args[1]) == "1":
-        return str(term.args[0]), factor
+        return name_of(term), factor
+    if type(term).__name__ == _REPEATING and term.args[1] == 1:
+        return name_of(term.args[0]), factor
     return "", 0
+
+
+def name_of(term: Any) -> str:
+    """The text of a term of an index, which for most is the name of a variable."""
+    return str(term.name if getattr(term, "is_Symbol", False) else term)
 
 
 def kept_inside(nodes: Sequence[Any]) -> set[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._dispatch.python import enable_python_dispatcher
@@ -33,38 +33,73 @@ def match_pattern(original: Any) -> Any:
     cannot_match = _excluding()
 
     def match(self: Any, node: Any) -> Any:
-        return no_match if cannot_match(self, node, True) else original(self, node)
+        return no_match if cannot_match(self, node) else original(self, node)
 
     return match
 
 
-def _excluding() -> Callable[[Any, Any, bool], bool]:
-    """Tells whether ops, numbers of arguments or numbers of users rule out a match."""
-    call, several = pattern_matcher._TargetArgsExpr, pattern_matcher.MULTIPLE
-    usual, simple = call._match, call.simple_flatten
+class _Needs(NamedTuple):
+    """What a pattern asks of a node."""
 
-    def cannot_match(pattern: Any, node: Any, is_root: bool) -> bool:
-        if type(pattern)._match is not usual:
-            return False
-        if not isinstance(node, torch.fx.Node) or node.op != pattern.op:
-            return True
-        if node.op == "call_module":
-            return False
-        arguments = node.args
-        if node.target not in pattern.fns_set or len(arguments) != len(pattern.args):
-            return True
-        if not (is_root or pattern.users is several or len(node.users) == pattern.users):
-            return True
-        if pattern.flatten is not simple or len(node.kwargs) < len(pattern.kwargs):
-            return False
-        return any(
-            isinstance(inner, call) and cannot_match(inner, argument, False)
-            for inner, argument in zip(pattern.args, arguments, strict=True)
-        )
+    op: str
+    targets: frozenset[int]
+    """The identities of the functions: torch computes the hash of an op anew each time."""
+    arguments: int
+    users: int | None
+    """None for any number."""
+    keywords: int | None
+    """None if more is to be known of the arguments than here."""
+    inner: tuple[tuple[int, _Needs], ...]
+    """The arguments that are to be the results of ops, too, by their places."""
 
-    return lambda pattern, node, is_root: (
-        isinstance(pattern, call) and cannot_match(pattern, node, is_root)
+
+def _needs_of(pattern: Any) -> _Needs | None:
+    """What a pattern asks; None if this does not say that a node cannot match."""
+    call = pattern_matcher._TargetArgsExpr
+    if not isinstance(pattern, call) or type(pattern)._match is not call._match:
+        return None
+    if pattern.op != "call_function":
+        return None
+    users = None if pattern.users is pattern_matcher.MULTIPLE else pattern.users
+    is_simple = pattern.flatten is call.simple_flatten
+    inner = ((place, _needs_of(each)) for place, each in enumerate(pattern.args))
+    return _Needs(
+        pattern.op,
+        frozenset(map(id, pattern.fns_set)),
+        len(pattern.args),
+        users,
+        len(pattern.kwargs) if is_simple else None,
+        tuple((place, needs) for place, needs in inner if needs is not None),
     )
+
+
+def _excluding() -> Callable[[Any, Any], bool]:
+    """Tells whether ops, numbers of arguments or numbers of users rule out a match."""
+    known: dict[int, tuple[Any, _Needs | None]] = {}  # with the pattern, whose identity is the key
+
+    def cannot_match(pattern: Any, node: Any) -> bool:
+        try:
+            _, needs = known[id(pattern)]
+        except KeyError:
+            _, needs = known[id(pattern)] = pattern, _needs_of(pattern)
+        return needs is not None and not _may_match(needs, node, is_root=True)
+
+    return cannot_match
+
+
+def _may_match(needs: _Needs, node: Any, is_root: bool = False) -> bool:
+    if not isinstance(node, torch.fx.Node) or node.op != needs.op:
+        return False
+    if id(node.target) not in needs.targets:
+        return False
+    arguments = node.args
+    if len(arguments) != needs.arguments:
+        return False
+    if not (is_root or needs.users is None or len(node.users) == needs.users):
+        return False
+    if needs.keywords is None or len(node.kwargs) < needs.keywords:
+        return True
+    return all(_may_match(inner, arguments[place]) for place, inner in needs.inner)
 
 
 @in_place_of(_MATCHER, "_should_debug_node", "e15b54c4849f")
@@ -124,7 +159,10 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
     with V.fake_mode, enable_python_dispatcher():
         value = node.target(*args, **kwargs)
     before = node.meta.get("val")
-    if "val" in node.meta and fx_utils._is_fake_tensor_same(value, before, storages, node=node):
+    if "val" in node.meta and (
+        _is_only_elsewhere(node, value, storages)
+        or fx_utils._is_fake_tensor_same(value, before, storages, node=node)
+    ):
         return False
     shapes = V.fake_mode.shape_env
     fx_utils.rebind_unbacked(shapes, node, value)
@@ -136,6 +174,25 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
     if storage:
         storages[storage] += 1
     return True
+
+
+def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
+    """Whether a new value differs from that before by its memory alone, which is new and which only
+    views of the node shared. Torch would renew all that follows, for the same views."""
+    before = node.meta["val"]
+    if not (isinstance(value, FakeTensor) and isinstance(before, FakeTensor)):
+        return False
+    if fx_utils.get_storage(value) in storages or value.storage_offset() != before.storage_offset():
+        return False
+    if not fx_utils._is_fake_tensor_same(value, before, storages, check_storage=False):
+        return False
+    storage = fx_utils.get_storage(before)
+    views, found = [node], {node}
+    for view in views:  # which grows meanwhile
+        new = [n for n in view.users if n not in found and fx_utils.get_node_storage(n) == storage]
+        views.extend(new)
+        found.update(new)
+    return len(found) == storages[storage]
 
 
 @in_place_of("torch._inductor.utils", "gather_origins", "0bc69e87e146")

@@ -10,6 +10,7 @@ from torch._inductor.virtualized import V
 
 from wavecast.frameworks.pytorch.compiled.shortcuts import in_place_of
 
+_SIZES = "torch._inductor.sizevars:SizeVarAllocator"
 _LOADED = ("indirect", "tmp")
 """How the names of symbols begin that stand for indices which a kernel reads."""
 
@@ -18,7 +19,7 @@ def _is_number(size: Any) -> bool:
     return type(size) is int or isinstance(size, sympy.Integer)
 
 
-@in_place_of("torch._inductor.sizevars:SizeVarAllocator", "statically_known_equals", "427b22ef099a")
+@in_place_of(_SIZES, "statically_known_equals", "427b22ef099a")
 def compare(original: Any) -> Any:
     """Whether two sizes are known to be equal."""
 
@@ -79,4 +80,50 @@ def _is_static(index: Any, ranges: Any) -> bool:
     )
 
 
-SHORTCUTS = (compare, check_order, simplify)
+@in_place_of(_SIZES, "simplify", "84989b16b1ad")
+def expand(original: Any) -> Any:
+    """A size in its simplest form. A number has no simpler one."""
+    return lambda self, size: size if isinstance(size, sympy.Integer) else original(self, size)
+
+
+@in_place_of(_SIZES, "optimization_hint", "b1716ebc6e80")
+def estimate(original: Any) -> Any:
+    """The number that a size is, or most likely is."""
+
+    def optimization_hint(self: Any, size: Any, fallback: Any = None) -> Any:
+        return int(size) if _is_number(size) else original(self, size, fallback)
+
+    return optimization_hint
+
+
+@in_place_of(_SIZES, "is_size_one_or_false", "ecd2a4066417")
+def check_one(original: Any) -> Any:
+    """Whether a size is known to be one."""
+    return lambda self, size: bool(size == 1) if _is_number(size) else original(self, size)
+
+
+@in_place_of("torch._inductor.ir:IRNode", "is_zero_elements", "d8eb2abc7694")
+def check_none(original: Any) -> Any:
+    """Whether a tensor is known to have no elements."""
+
+    def is_zero_elements(self: Any) -> bool:
+        sizes = self.get_size()
+        return 0 in sizes if all(map(_is_number, sizes)) else bool(original(self))
+
+    return is_zero_elements
+
+
+@in_place_of("torch.fx.experimental._size_hinting", "_sympy_subs", "81d8008e9b46")
+def substitute(original: Any) -> Any:
+    """An expression with others in place of its symbols, of which there are mostly none."""
+
+    def substituted(expression: Any, replacements: Any) -> Any:
+        return original(expression, replacements) if replacements else sympy.sympify(expression)
+
+    return substituted
+
+
+SHORTCUTS = (
+    *(compare, check_order, simplify),
+    *(expand, estimate, check_one, check_none, substitute),
+)

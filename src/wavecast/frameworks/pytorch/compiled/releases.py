@@ -41,6 +41,7 @@ REQUIRED = tuple(
     torch._functorch.partitioners:functionalize_rng_ops
     torch._guards:TracingContext
     torch._inductor.async_compile:AsyncCompile.wakeup
+    torch._inductor.choices:InductorChoices
     torch._inductor.codegen.common:Kernel
     torch._inductor.codegen.wrapper:AllocateLine
     torch._inductor.codegen.wrapper:FreeIfNotReusedLine

@@ -36,13 +36,18 @@ class Shortcut:
     """The digest of the text of torch's function for which it was written."""
     make: Callable[[Any], Function]
     """Makes the quicker function; it is given torch's, for what it leaves to it."""
+    relies: tuple[tuple[str, str], ...] = ()
+    """Other functions of torch whose text it relies on, as "torch.fx.graph:Graph.lint", and the
+    digests of these."""
 
     def made(self) -> StandIn | None:
         """The function for the installed torch; None if torch has another text or other helpers."""
         try:
             owner = pkgutil.resolve_name(self.owner)
             original = vars(owner)[self.name]
-            is_known = digest_of(original) == self.digest
+            is_known = digest_of(original) == self.digest and all(
+                digest_of(pkgutil.resolve_name(name)) == digest for name, digest in self.relies
+            )
             return StandIn(owner, self.name, original, self.make(original)) if is_known else None
         except (ImportError, AttributeError, KeyError):
             return None
@@ -66,9 +71,11 @@ def digest_of(function: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def in_place_of(owner: str, name: str, digest: str) -> Callable[[Callable[[Any], Any]], Shortcut]:
+def in_place_of(
+    owner: str, name: str, digest: str, *relies: tuple[str, str]
+) -> Callable[[Callable[[Any], Any]], Shortcut]:
     """A decorator that makes a shortcut of the function that makes it."""
-    return lambda make: Shortcut(owner, name, digest, make)
+    return lambda make: Shortcut(owner, name, digest, make, relies)
 
 
 @cache
