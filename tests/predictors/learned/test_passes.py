@@ -266,3 +266,10 @@ def test_planes_of_one_point_share_a_line() -> None:
         return stream_row(Op("aten.upsample_bilinear2d", (image,), (out,)))
 
     assert 4 * enlarged(1).serial_elements < enlarged(7).serial_elements
+
+
+@pytest.mark.parametrize(("width", "reads"), [(1024, 1), (1025, 2)])
+def test_short_rows_of_a_softmax_are_read_once(width: int, reads: int) -> None:
+    scores = tensor(4096, width, dtype="float32")
+    row = stream_row(Op("aten._softmax", (scores,), (scores,), (("dim", -1),)))
+    assert row.read_bytes + row.reread_bytes == reads * scores.nbytes
