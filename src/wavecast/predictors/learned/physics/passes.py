@@ -23,9 +23,9 @@ column by comparing it with a threshold."""
 FLOATS = {"float16", "bfloat16", "float32", "float64"}
 _PLACES = ("backward", "scatter", "index_put", "index_add")
 _ATOMIC = ("index_add", "scatter_add", "scatter_reduce")
+"""Ops that add with atomic operations. Other ops that add into places sort first."""
 _MOST_NORM_BLOCKS = 256 * 1024
 """Blocks of torch's own batch norm, which then takes several images in each (Normalization.cuh)."""
-"""Ops that add with atomic operations. Other ops that add into places sort first."""
 _READ_ONCE = 1024
 """Up to this many elements, rows of a softmax stay in registers and are read once (SoftMax.cu). On
 NeuSight's V100 such rows take 1.2 times the time of memory, longer ones 1.6 times."""
