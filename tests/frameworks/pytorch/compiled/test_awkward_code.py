@@ -196,3 +196,26 @@ def test_a_convolution_of_a_transposed_sequence_is_compiled() -> None:
     found = wavecast.trace(make_step)
     assert not not_followed(found)
     assert fused(found)
+
+
+def test_places_that_torch_itself_fills_are_followed() -> None:
+    """Inductor leaves rows chosen by a mask to torch's `index_put_`, which makes no tensor."""
+
+    def make_step() -> Step:
+        model, x = Net().cuda(), rows()
+        mask, value = x[:, 0] > 0, torch.zeros(WIDTH, device="cuda")
+
+        def run() -> Any:
+            hidden = model(x)
+            hidden[mask] = value
+            return hidden.square().mean()
+
+        compiled = torch.compile(run)
+        return lambda: compiled().backward()
+
+    trace = wavecast.trace(make_step, gpu="h200-sxm")
+    assert not not_followed(trace)
+    assert fused(trace)
+    (put,) = [c.op for c in trace if "index_put" in c.op.name and c.phase is Phase.FORWARD]
+    assert [t.dtype for t in put.inputs] == ["float32", "bool", "float32"]
+    assert put.outputs[0].shape == put.inputs[0].shape == (32, WIDTH)

@@ -121,7 +121,11 @@ def fused(*nodes: Node, group: tuple[int, int]) -> Any:
 
 
 def graph(**buffers: Buffer) -> Any:
-    return SimpleNamespace(try_get_buffer=buffers.get, sizevars=SimpleNamespace(size_hint=int))
+    return SimpleNamespace(
+        try_get_buffer=buffers.get,
+        sizevars=SimpleNamespace(size_hint=int),
+        scheduler=SimpleNamespace(mutation_real_name={}),
+    )
 
 
 MATRIX = {"x": Buffer((64, 32)), "y": Buffer((64, 32)), "row": Buffer((32,)), "sums": Buffer((64,))}

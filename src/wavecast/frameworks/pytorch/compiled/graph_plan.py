@@ -13,6 +13,7 @@ from wavecast.frameworks.pytorch.compiled.buffer_plan import NodeBuffers, buffer
 from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
 from wavecast.frameworks.pytorch.compiled.library_ops import (
     library_op,
+    makes_tensor,
     module_and_lines,
     result_names,
 )
@@ -113,7 +114,7 @@ class _Planner:
             buffer = known.get(name)
             if buffer is None or self._is_alias(buffer) or buffer.node.should_allocate():
                 continue
-            if name in self._made or not hasattr(buffer.node.get_output_spec(), "size"):
+            if name in self._made or not makes_tensor(buffer.node):
                 continue  # made by an earlier call, or a call with several results
             self._made.add(name)
             yield PlannedBuffer(name, spec_of(buffer.node, self._hint))

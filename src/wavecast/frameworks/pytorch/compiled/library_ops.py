@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._inductor import ir
 
 from wavecast.frameworks.pytorch.compiled.node_accesses import (
     BufferView,
@@ -31,6 +32,8 @@ _LIBRARY = "extern_kernels."
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _COPY = "DeviceCopy"
 """Inductor's node for a copy between the host and the GPU."""
+_INDEX_PUT = "IndexPutFallback"
+"""Inductor's node for torch's own `index_put_`. It has the values before the places."""
 _PATH = (
     (re.compile(r"^L\['\w+'\]"), ""),  # the local variable that holds the compiled module
     (re.compile(r"_modules\['(\w+)'\]"), r"\1"),
@@ -87,6 +90,10 @@ def _overload(kernel: Any) -> Any:
 def _arguments(kernel: Any, func: Any) -> Iterator[tuple[str, Any]]:
     """The names and values of a call's arguments, in the order of the schema."""
     names = [argument.name for argument in func._schema.arguments]
+    if type(kernel).__name__ == _INDEX_PUT:
+        changed, values, *places = kernel.inputs
+        yield from zip(names, (changed, places, values, *kernel.constant_args), strict=False)
+        return
     if hasattr(kernel, "unflatten_args"):
         args, kwargs = kernel.unflatten_args(kernel.inputs, kernel.constant_args)
         yield from zip(names, args, strict=False)
@@ -108,8 +115,14 @@ def _results(kernel: Any) -> Iterator[Any]:
     results = getattr(kernel, "outputs", None)
     if results:
         yield from _flat(results)
-    elif hasattr(kernel.get_output_spec(), "size"):
+    elif makes_tensor(kernel):
         yield kernel
+
+
+def makes_tensor(kernel: Any) -> bool:
+    """Whether a call makes one tensor: not several, and not none, as one that changes its input."""
+    layout = kernel.get_output_spec()
+    return hasattr(layout, "size") and not isinstance(layout, ir.NoneLayout)
 
 
 def result_names(kernel: Any) -> Iterator[str]:

@@ -89,7 +89,8 @@ def accesses_of(nodes: Sequence[Any], graph: Any, hint: Hint) -> list[Access]:
 
 
 def _known_spec(graph: Any, name: str, hint: Hint) -> TensorSpec | None:
-    buffer = graph.try_get_buffer(name)
+    # What a call changed in place has the name of the call from then on.
+    buffer = graph.try_get_buffer(graph.scheduler.mutation_real_name.get(name, name))
     spec = None if buffer is None else spec_of(buffer, hint)
     return None if spec is None or spec.dtype not in DTYPE_BYTES else spec
 
