@@ -76,7 +76,9 @@ def test_json_has_every_number(saved: Path) -> None:
 
 
 def test_json_has_the_documented_keys(saved: Path) -> None:
-    record = json.loads(run("predict", saved, *GPUS, "--json").out)
+    # On these two GPUs the op models predict enough of the step for a range.
+    gpus = ("--gpu", "a100-sxm-80gb", "--gpu", "t4")
+    record = json.loads(run("predict", saved, *gpus, "--json").out)
     assert set(record) == {"schema", "target", "trace", "predictions", "notes"}
     assert set(record["trace"]) == {
         *("calls", "distinct_ops", "kernels", "flops", "executed_flops", "bytes", "by_phase"),
