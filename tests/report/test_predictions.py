@@ -228,7 +228,7 @@ def test_a_range_says_what_it_covers_where_the_host_limits_the_step() -> None:
 
 
 def test_a_range_is_not_printed_where_nothing_calibrated_it() -> None:
-    learned, roofline = [predict(step(), "l4", host="reference")], predictions(step(), "t4")
+    learned, roofline = [predict(step(), "a10", host="reference")], predictions(step(), "t4")
     both = shown(report.predictions("s", learned + roofline, 200))
     [line] = [line for line in both.splitlines() if line.startswith("t4 ")]
     assert " - " not in line

@@ -15,7 +15,7 @@ from wavecast.report.html.choice_reports import choice_report
 from wavecast.report.html.documents import document
 
 PLAN = TrainingPlan(iterations=1e9)
-GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "l4", "t4")
+GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a10", "t4")
 
 
 def _candidates() -> list[Candidate]:
