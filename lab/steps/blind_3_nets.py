@@ -81,12 +81,12 @@ class TextUNet(nn.Module):
         widths = (width, 2 * width, 4 * width)
         self.enter = nn.Conv2d(4, width, 3, padding=1)
         self.down = nn.ModuleList(
-            _block(a, b) for a, b in zip((width, *widths), widths, strict=False)
+            normed_block(a, b) for a, b in zip((width, *widths), widths, strict=False)
         )
         self.seen = nn.ModuleList(Cross(w, w // 64, text) for w in widths)
         self.shrink = nn.ModuleList(nn.Conv2d(w, w, 3, 2, 1) for w in widths[:2])
         self.up = nn.ModuleList(
-            _block(a + b, b) for a, b in ((4 * width, 2 * width), (2 * width, width))
+            normed_block(a + b, b) for a, b in ((4 * width, 2 * width), (2 * width, width))
         )
         self.leave = nn.Sequential(
             nn.GroupNorm(32, width), nn.SiLU(), nn.Conv2d(width, 4, 3, padding=1)
@@ -106,7 +106,8 @@ class TextUNet(nn.Module):
         return self.leave(x)
 
 
-def _block(inner: int, outer: int) -> nn.Sequential:
+def normed_block(inner: int, outer: int) -> nn.Sequential:
+    """Two convolutions of images, each after a group norm."""
     return nn.Sequential(
         nn.GroupNorm(32, inner), nn.SiLU(), nn.Conv2d(inner, outer, 3, padding=1),
         nn.GroupNorm(32, outer), nn.SiLU(), nn.Conv2d(outer, outer, 3, padding=1),

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.steps.blind_3_nets import normed_block
+
 
 class CrossNet(nn.Module):
     """Crossed features beside a deep network (Wang et al., DCN V2, 2021)."""
@@ -84,13 +86,6 @@ class VideoDenoiser(nn.Module):
         return self.leave(x)
 
 
-def _block(inner: int, outer: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.GroupNorm(32, inner), nn.SiLU(), nn.Conv2d(inner, outer, 3, padding=1),
-        nn.GroupNorm(32, outer), nn.SiLU(), nn.Conv2d(outer, outer, 3, padding=1),
-    )  # fmt: skip
-
-
 class PictureCoder(nn.Module):
     """An autoencoder of pictures, as latent diffusion has it (Rombach et al., 2022)."""
 
@@ -98,11 +93,12 @@ class PictureCoder(nn.Module):
         super().__init__()
         a, b, c = width, 2 * width, 4 * width
         self.layers = nn.Sequential(
-            nn.Conv2d(3, a, 3, padding=1), _block(a, a), nn.Conv2d(a, a, 3, 2, 1),
-            _block(a, b), nn.Conv2d(b, b, 3, 2, 1), _block(b, c), nn.Conv2d(c, 8, 3, padding=1),
-            nn.Conv2d(8, c, 3, padding=1), _block(c, c), nn.Upsample(scale_factor=2),
-            nn.Conv2d(c, b, 3, padding=1), _block(b, b), nn.Upsample(scale_factor=2),
-            nn.Conv2d(b, a, 3, padding=1), _block(a, a), nn.GroupNorm(32, a), nn.SiLU(),
+            nn.Conv2d(3, a, 3, padding=1), normed_block(a, a), nn.Conv2d(a, a, 3, 2, 1),
+            normed_block(a, b), nn.Conv2d(b, b, 3, 2, 1), normed_block(b, c),
+            nn.Conv2d(c, 8, 3, padding=1),
+            nn.Conv2d(8, c, 3, padding=1), normed_block(c, c), nn.Upsample(scale_factor=2),
+            nn.Conv2d(c, b, 3, padding=1), normed_block(b, b), nn.Upsample(scale_factor=2),
+            nn.Conv2d(b, a, 3, padding=1), normed_block(a, a), nn.GroupNorm(32, a), nn.SiLU(),
             nn.Conv2d(a, 3, 3, padding=1),
         )  # fmt: skip
 

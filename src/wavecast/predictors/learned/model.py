@@ -117,8 +117,8 @@ class OpModel:
         """The logarithm of the factor of each row's chip or, if it is unknown, of its generation.
 
         A chip's trees count less for filter families on which they were not fitted: what its
-        libraries do with 3 x 3 filters says little about 4 x 4 filters. They say nothing of
-        convolutions in groups, of which one chip's only were measured: `forest` knows these.
+        libraries do with 3 x 3 filters says little about 4 x 4 filters. Convolutions in groups
+        are left to `forest`: only one chip measured them.
         """
         usual = _looked_up(self.steps, _joined(classes, gpu.vendor))
         terms = _looked_up(self.steps, _joined(classes, gpu.generation), usual)
