@@ -107,10 +107,15 @@ class Traces:
         return path.read_text(encoding="utf-8") if path.exists() else None
 
     def make(self, case: Case) -> Trace | None:
-        """Trace a case and write the trace, or the reason if tracing fails."""
+        """Trace a case and write the trace, or the reason if tracing fails.
+
+        A library that is missing here is no such reason: the folder outlives this environment.
+        """
         try:
             trace = wavecast.trace(case.make_step, gpu=case.gpu, samples=case.batch)
         except Exception as error:  # third-party models may raise anything
+            if isinstance(error.__cause__, (ImportError, SystemExit)):
+                raise
             self._failure(case).write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
             return None
         exact, shared = self._paths(case)

@@ -19,6 +19,9 @@ BLOCK_BYTES = 4096
 """Bytes of a row that one block moves: 256 threads (`vectorized_gather_kernel`)."""
 BLOCK_ELEMENTS = 1024
 """Elements of a row that one block adds up, in gradients of lookups that are sorted first."""
+PIECE_LOOKUPS = 10
+"""Sorted lookups whose rows one block adds up, before another adds the sums of a place
+(`NROWS_PER_THREAD` of EmbeddingBackwardKernel.cu)."""
 NARROW = 32
 """Up to this many elements of a row, another kernel adds up (`indexing_backward_kernel_...`)."""
 ADDED = {"single": 320.0, "narrow": 530.0, "float32": 1370.0, "float16": 1980.0}
@@ -79,8 +82,11 @@ def blocks(op: Op) -> int:
     if rows is not None:
         return rows[0] * math.ceil(rows[1] / BLOCK_BYTES)
     if _sorts_lookups(op):  # one kernel adds up pieces of a place's rows, another these sums
-        width = op.outputs[0].shape[-1]
-        return 2 * index_count(op) * math.ceil(width / BLOCK_ELEMENTS)
+        count, (rows_of_table, width) = index_count(op), op.outputs[0].shape[-2:]
+        # Blocks are launched for as many places as there can be, and a piece ends with its place.
+        places = min(count, rows_of_table)
+        pieces = math.ceil(count / PIECE_LOOKUPS) + places
+        return (pieces + places) * math.ceil(width / BLOCK_ELEMENTS)
     return 0
 
 
