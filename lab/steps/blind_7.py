@@ -202,14 +202,14 @@ def _coded(how: str) -> Step:
 
 
 _HUNYUAN = decoder("HunYuanMoEV1Config", 4, num_experts=8, moe_topk=2, intermediate_size=1408,
-                    head_dim=128)  # fmt: skip
+                   head_dim=128)  # fmt: skip
 _MINIMAX = decoder("MiniMaxM2Config", 4, num_local_experts=16, num_experts_per_tok=4,
-                    intermediate_size=704, head_dim=128)  # fmt: skip
+                   intermediate_size=704, head_dim=128)  # fmt: skip
 _LFM = decoder("Lfm2MoeConfig", 4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=896,
-                num_dense_layers=1, layer_types=["conv", "full_attention"] * 2)  # fmt: skip
+               num_dense_layers=1, layer_types=["conv", "full_attention"] * 2)  # fmt: skip
 _FLEX = decoder("FlexOlmoConfig", 3, num_experts=7, num_experts_per_tok=5, intermediate_size=2048)
 _AFMOE = decoder("AfmoeConfig", 4, num_experts=16, num_experts_per_tok=4, num_shared_experts=1,
-                  moe_intermediate_size=704)  # fmt: skip
+                 moe_intermediate_size=704)  # fmt: skip
 _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("swiftformer", DEFAULT, images(
         "SwiftFormerForImageClassification", lambda t: t.SwiftFormerConfig(num_labels=1000), 64,

@@ -53,6 +53,7 @@ def _hearing(t: Any) -> Any:
 
 def _heard() -> dict[str, Any]:
     return {"input_features": torch.randn(16, 1200, 128),
+            "attention_mask": torch.ones(16, 1200, dtype=torch.bool),
             "labels": torch.randint(1, 500, (16, 48))}  # fmt: skip
 
 
