@@ -78,7 +78,8 @@ def _matting(t: Any) -> Any:
         window_block_indices=[0, 1, 3, 4, 6, 7, 9, 10], residual_block_indices=[2, 5, 8, 11],
         use_relative_position_embeddings=True, out_features=["stage12"],
     )  # fmt: skip
-    return t.VitMatteConfig(backbone_config=backbone)
+    return t.VitMatteConfig(backbone_config=backbone, fusion_hidden_sizes=[256, 128, 64, 32],
+                            convstream_hidden_sizes=[48, 96, 192])  # fmt: skip
 
 
 def _seen(batch: int, channels: int, side: int) -> dict[str, Any]:
@@ -103,9 +104,9 @@ def _aya(t: Any) -> Any:
 
 
 def _described() -> dict[str, Any]:
-    given = torch.randint(5, 1000, (8, 512))
+    given = torch.randint(5, 1000, (16, 512))
     given[:, 8:72] = 4  # the places of the picture: 16 x 16 patches, four in each token
-    return {"input_ids": given, "labels": given, "pixel_values": torch.randn(8, 3, 224, 224)}
+    return {"input_ids": given, "labels": given, "pixel_values": torch.randn(16, 3, 224, 224)}
 
 
 def _spectra() -> dict[str, Any]:
@@ -185,8 +186,8 @@ def _forecast(how: str) -> Step:
 def _interested(how: str) -> Step:
     with torch.device(DEVICE):
         model = Interest(500_000, 64)
-        before, offered = torch.randint(0, 500_000, (4096, 100)), torch.randint(0, 500_000, (4096,))
-        clicked = (torch.rand(4096) > 0.7).float()
+        before = torch.randint(0, 500_000, (16_384, 200))
+        offered, clicked = torch.randint(0, 500_000, (16_384,)), torch.rand(16_384).round()
 
     def loss(m: Any) -> Any:
         return F.binary_cross_entropy_with_logits(m(before, offered), clicked)
@@ -197,7 +198,7 @@ def _interested(how: str) -> Step:
 def _goals(how: str) -> Step:
     with torch.device(DEVICE):
         model = Tasks(30, 100_000, 32, 8, 3)
-        given, reached = torch.randint(0, 100_000, (8192, 30)), torch.rand(8192, 3).round()
+        given, reached = torch.randint(0, 100_000, (16_384, 30)), torch.rand(16_384, 3).round()
     return trained(
         model, lambda m: F.binary_cross_entropy_with_logits(m(given), reached), how, "bf16"
     )  # fmt: skip
@@ -214,7 +215,7 @@ _VAULT = decoder("VaultGemmaConfig", 4, head_dim=128, query_pre_attn_scalar=128)
 _JAIS = decoder("Jais2Config", 4, hidden_size=1280, num_attention_heads=10, num_key_value_heads=10)
 _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("textnet", DEFAULT, images(
-        "TextNetForImageClassification", lambda t: t.TextNetConfig(num_labels=1000), 64, "fp16",
+        "TextNetForImageClassification", lambda t: t.TextNetConfig(num_labels=1000), 192, "fp16",
         last=True)),
     ("videoprism", DEFAULT, of_transformers(
         "VideoPrismForVideoClassification", _watching, _films, "bf16")),
@@ -238,7 +239,8 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("longcat", EAGER, causal("LongcatFlashForCausalLM", _longcat, 4, 1024, "fp32", **WHOLE)),
     ("youtu", EAGER, causal("YoutuForCausalLM", _YOUTU, 4, 2048)),
     ("diffllama", EAGER, causal(
-        "DiffLlamaForCausalLM", decoder("DiffLlamaConfig", 5), 4, 1024, "fp16")),
+        "DiffLlamaForCausalLM", decoder("DiffLlamaConfig", 5), 4, 1024, "fp16",
+        change=lambda model: model.to(DEVICE))),  # `torch.normal` heeds no default device
     ("jais2-newton", EAGER, _newton(_JAIS)),
     ("distilled", EAGER, _distilled),
     ("fnet", EAGER, causal(
