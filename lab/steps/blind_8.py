@@ -52,9 +52,9 @@ def _hearing(t: Any) -> Any:
 
 
 def _heard() -> dict[str, Any]:
-    return {"input_features": torch.randn(16, 1200, 128),
-            "attention_mask": torch.ones(16, 1200, dtype=torch.bool),
-            "labels": torch.randint(1, 500, (16, 48))}  # fmt: skip
+    return {"input_features": torch.randn(32, 1200, 128),
+            "attention_mask": torch.ones(32, 1200, dtype=torch.bool),
+            "labels": torch.randint(1, 500, (32, 48))}  # fmt: skip
 
 
 def _films() -> dict[str, Any]:
@@ -249,10 +249,10 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("perceiver", EAGER, images(
         "PerceiverForImageClassificationLearned", _perceiver, 8, "fp16")),
     ("rt-detr2", EAGER, of_transformers(
-        "RTDetrV2ForObjectDetection", lambda t: t.RTDetrV2Config(), partial(_seen, 8, 3, 640),
+        "RTDetrV2ForObjectDetection", lambda t: t.RTDetrV2Config(), partial(_seen, 16, 3, 640),
         "bf16", loss=_boxed)),
     ("vitmatte", EAGER, of_transformers(
-        "VitMatteForImageMatting", _matting, partial(_seen, 4, 4, 512), "bf16",
+        "VitMatteForImageMatting", _matting, partial(_seen, 8, 4, 512), "bf16",
         loss=lambda out: out.alphas.float().square().mean())),
     ("vocoder", EAGER, of_transformers(
         "SpeechT5HifiGan", lambda t: t.SpeechT5HifiGanConfig(), _spectra, "tf32",
