@@ -17,7 +17,7 @@ from lab import needs
 from lab.markdown import heading
 from lab.measured import jax_steps
 from lab.places import H200, ROOT
-from lab.score import blind_3, blind_4, blind_5, blind_7, jax, pages
+from lab.score import blind_torch, jax, pages
 
 README = ROOT / "README.md"
 MARK = "blind tests"
@@ -52,9 +52,10 @@ def _cell(errors: Sequence[float]) -> str:
     return f"{mean(sizes):.1%} ({median(sizes):.1%})"
 
 
-def _of_torch(title: str, steps: Sequence[blind_3.BlindStep]) -> BlindTest:
+def _of_torch(test: blind_torch.TorchTest) -> BlindTest:
+    steps = blind_torch.steps(test)
     return BlindTest(
-        title=title,
+        title=test.title,
         gpu=tuple(step.gpu_error for step in steps),
         iteration=tuple(step.error for step in steps),
         memory=tuple(step.memory_error for step in steps if step.memory_error is not None),
@@ -82,13 +83,8 @@ def _of_jax(group: str) -> BlindTest:
 
 
 def tests() -> Iterator[BlindTest]:
-    """The blind tests in the order in which they were made, those of torch first."""
-    yield _of_torch("torch, eager and compiled, models of 2025 and 2026", list(blind_3.steps()))
-    fourth, fifth = [H200 / "blind_4"], blind_5.HALVES
-    for title, folders in (("torch, other families", fourth), ("torch, again others", fifth)):
-        yield _of_torch(title, [step for folder in folders for step in blind_4.steps(folder)])
-    sixth = blind_7.compared(blind_7.FOLDER, blind_3.predicted(blind_7.FOLDER))
-    yield _of_torch("torch, others once more", sixth)
+    """The blind tests that were measured, as they were made, those of torch first."""
+    yield from (_of_torch(test) for test in blind_torch.TESTS if test.folders)
     yield from map(_of_jax, JAX)
 
 

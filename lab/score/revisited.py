@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from lab import needs
 from lab.places import H200
 from lab.score import pages
-from lab.score.blind_3 import table
-from lab.score.blind_7 import TRACED, all_told, compared, with_its_host
+from lab.score.blind_torch import TRACED, all_told, compared, table, with_its_host
 
 FOLDER = H200 / "revisited"
 

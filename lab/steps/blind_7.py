@@ -20,26 +20,31 @@ from lab.steps.hand_written import adapt
 from lab.steps.host_steps import Settings, of_transformers, pictures, tokens
 from lab.steps.libraries import import_torchvision
 
-_SIZES = {"vocab_size": 32_000, "hidden_size": 2048, "num_attention_heads": 16,
-          "num_key_value_heads": 8, "intermediate_size": 5632, "pad_token_id": 0,
-          "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
-_WHOLE = {"dtype": torch.bfloat16, "optimizer": "fused", "clip": 1.0}
-_ADAPTED = partial(adapt, names=("q_proj", "k_proj", "v_proj", "o_proj"), rank=16)
+SIZES = {"vocab_size": 32_000, "hidden_size": 2048, "num_attention_heads": 16,
+         "num_key_value_heads": 8, "intermediate_size": 5632, "pad_token_id": 0,
+         "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
+"""The sizes of a decoder, where its step says nothing else."""
+WHOLE = {"dtype": torch.bfloat16, "optimizer": "fused", "clip": 1.0}
+"""How a model is trained whose weights themselves are in bf16."""
+ADAPTED = partial(adapt, names=("q_proj", "k_proj", "v_proj", "o_proj"), rank=16)
 
 
-def _decoder(name: str, layers: int, **more: Any) -> Settings:
-    return lambda t: getattr(t, name)(num_hidden_layers=layers, **{**_SIZES, **more})
+def decoder(name: str, layers: int, **more: Any) -> Settings:
+    """A configuration of transformers with a decoder's sizes."""
+    return lambda t: getattr(t, name)(num_hidden_layers=layers, **{**SIZES, **more})
 
 
-def _causal(
+def causal(
     name: str, settings: Settings, batch: int, length: int, precision: str = "bf16", **o: Any
 ) -> Make:
+    """A model of transformers that is trained on tokens."""
     return of_transformers(name, settings, lambda: tokens(batch, length), precision, **o)
 
 
-def _images(
+def images(
     name: str, settings: Settings, batch: int, precision: str, side: int = 224, **o: Any
 ) -> Make:
+    """A model of transformers that is trained to tell pictures apart."""
     return of_transformers(name, settings, lambda: pictures(batch, side), precision, **o)
 
 
@@ -73,7 +78,7 @@ def _next(t: Any) -> Any:
     more = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 704,
             "shared_expert_intermediate_size": 704, "head_dim": 128, "linear_num_value_heads": 16,
             "layer_types": ["linear_attention", "full_attention"]}  # fmt: skip
-    return t.Qwen3NextConfig(num_hidden_layers=2, **{**_SIZES, "num_key_value_heads": 2, **more})
+    return t.Qwen3NextConfig(num_hidden_layers=2, **{**SIZES, "num_key_value_heads": 2, **more})
 
 
 def _films() -> dict[str, Any]:
@@ -196,54 +201,54 @@ def _coded(how: str) -> Step:
     return trained(model, lambda m: F.l1_loss(m(x), x), how, "bf16")
 
 
-_HUNYUAN = _decoder("HunYuanMoEV1Config", 4, num_experts=8, moe_topk=2, intermediate_size=1408,
-                    head_dim=128)  # fmt: skip
-_MINIMAX = _decoder("MiniMaxM2Config", 4, num_local_experts=16, num_experts_per_tok=4,
-                    intermediate_size=704, head_dim=128)  # fmt: skip
-_LFM = _decoder("Lfm2MoeConfig", 4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=896,
-                num_dense_layers=1, layer_types=["conv", "full_attention"] * 2)  # fmt: skip
-_FLEX = _decoder("FlexOlmoConfig", 3, num_experts=7, num_experts_per_tok=5, intermediate_size=2048)
-_AFMOE = _decoder("AfmoeConfig", 4, num_experts=16, num_experts_per_tok=4, num_shared_experts=1,
-                  moe_intermediate_size=704)  # fmt: skip
+_HUNYUAN = decoder("HunYuanMoEV1Config", 4, num_experts=8, moe_topk=2, intermediate_size=1408,
+                   head_dim=128)  # fmt: skip
+_MINIMAX = decoder("MiniMaxM2Config", 4, num_local_experts=16, num_experts_per_tok=4,
+                   intermediate_size=704, head_dim=128)  # fmt: skip
+_LFM = decoder("Lfm2MoeConfig", 4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=896,
+               num_dense_layers=1, layer_types=["conv", "full_attention"] * 2)  # fmt: skip
+_FLEX = decoder("FlexOlmoConfig", 3, num_experts=7, num_experts_per_tok=5, intermediate_size=2048)
+_AFMOE = decoder("AfmoeConfig", 4, num_experts=16, num_experts_per_tok=4, num_shared_experts=1,
+                 moe_intermediate_size=704)  # fmt: skip
 _STEPS: tuple[tuple[str, str, Make], ...] = (
-    ("swiftformer", DEFAULT, _images(
+    ("swiftformer", DEFAULT, images(
         "SwiftFormerForImageClassification", lambda t: t.SwiftFormerConfig(num_labels=1000), 64,
         "bf16")),
-    ("t5gemma", DEFAULT, _causal("T5GemmaForConditionalGeneration", _gemma_pair, 8, 512)),
-    ("levit", DEFAULT, _images(
+    ("t5gemma", DEFAULT, causal("T5GemmaForConditionalGeneration", _gemma_pair, 8, 512)),
+    ("levit", DEFAULT, images(
         "LevitForImageClassification", lambda t: t.LevitConfig(num_labels=1000), 256, "fp16")),
-    ("ijepa", DEFAULT, _images(
+    ("ijepa", DEFAULT, images(
         "IJepaForImageClassification",
         lambda t: t.IJepaConfig(num_hidden_layers=8, num_labels=1000), 64, "bf16")),
     ("vjepa2", DEFAULT, of_transformers(
         "VJEPA2ForVideoClassification", _watching, _films, "bf16")),
-    ("ministral3", DEFAULT, _causal(
-        "Ministral3ForCausalLM", _decoder("Ministral3Config", 3, head_dim=128), 4, 2048)),
-    ("nomic", DEFAULT, _causal("NomicBertForMaskedLM", _nomic, 32, 512, optimizer="fused")),
+    ("ministral3", DEFAULT, causal(
+        "Ministral3ForCausalLM", decoder("Ministral3Config", 3, head_dim=128), 4, 2048)),
+    ("nomic", DEFAULT, causal("NomicBertForMaskedLM", _nomic, 32, 512, optimizer="fused")),
     ("video", DEFAULT, _filmed),
     ("coder", DEFAULT, _coded),
     ("crossed", DEFAULT, _clicked),
-    ("nanochat", EAGER, _causal(
-        "NanoChatForCausalLM", _decoder("NanoChatConfig", 8, hidden_size=1280,
+    ("nanochat", EAGER, causal(
+        "NanoChatForCausalLM", decoder("NanoChatConfig", 8, hidden_size=1280,
                                         num_attention_heads=10, num_key_value_heads=10), 8, 2048)),
-    ("hunyuan", EAGER, _causal(
-        "HunYuanDenseV1ForCausalLM", _decoder("HunYuanDenseV1Config", 5, head_dim=128), 4, 2048)),
-    ("hunyuan-moe", EAGER, _causal("HunYuanMoEV1ForCausalLM", _HUNYUAN, 4, 2048, "fp32", **_WHOLE)),
-    ("minimax-m2", EAGER, _causal("MiniMaxM2ForCausalLM", _MINIMAX, 4, 2048, "fp32", **_WHOLE)),
-    ("lfm2-moe", EAGER, _causal("Lfm2MoeForCausalLM", _LFM, 4, 2048, "fp32", **_WHOLE)),
-    ("flex-olmo", EAGER, _causal("FlexOlmoForCausalLM", _FLEX, 4, 1024, "fp32", **_WHOLE)),
-    ("afmoe", EAGER, _causal("AfmoeForCausalLM", _AFMOE, 4, 2048, "fp32", **_WHOLE)),
-    ("qwen3-next", EAGER, _causal("Qwen3NextForCausalLM", _next, 2, 1024, "fp32", **_WHOLE)),
-    ("qwen2-lora", EAGER, _causal(
-        "Qwen2ForCausalLM", _decoder("Qwen2Config", 8), 4, 2048, "fp32", dtype=torch.bfloat16,
-        change=_ADAPTED)),
-    ("bloom", EAGER, _causal("BloomForCausalLM", _bloom, 4, 1024, "fp16")),
+    ("hunyuan", EAGER, causal(
+        "HunYuanDenseV1ForCausalLM", decoder("HunYuanDenseV1Config", 5, head_dim=128), 4, 2048)),
+    ("hunyuan-moe", EAGER, causal("HunYuanMoEV1ForCausalLM", _HUNYUAN, 4, 2048, "fp32", **WHOLE)),
+    ("minimax-m2", EAGER, causal("MiniMaxM2ForCausalLM", _MINIMAX, 4, 2048, "fp32", **WHOLE)),
+    ("lfm2-moe", EAGER, causal("Lfm2MoeForCausalLM", _LFM, 4, 2048, "fp32", **WHOLE)),
+    ("flex-olmo", EAGER, causal("FlexOlmoForCausalLM", _FLEX, 4, 1024, "fp32", **WHOLE)),
+    ("afmoe", EAGER, causal("AfmoeForCausalLM", _AFMOE, 4, 2048, "fp32", **WHOLE)),
+    ("qwen3-next", EAGER, causal("Qwen3NextForCausalLM", _next, 2, 1024, "fp32", **WHOLE)),
+    ("qwen2-lora", EAGER, causal(
+        "Qwen2ForCausalLM", decoder("Qwen2Config", 8), 4, 2048, "fp32", dtype=torch.bfloat16,
+        change=ADAPTED)),
+    ("bloom", EAGER, causal("BloomForCausalLM", _bloom, 4, 1024, "fp16")),
     ("longt5", EAGER, of_transformers(
         "LongT5ForConditionalGeneration", _long_text, _texts, "bf16")),
-    ("dinov3-convnext", EAGER, _images(
+    ("dinov3-convnext", EAGER, images(
         "DINOv3ConvNextModel", lambda t: t.DINOv3ConvNextConfig(), 64, "bf16",
         loss=lambda out: out.pooler_output.float().square().mean())),
-    ("mobilevit", EAGER, _images(
+    ("mobilevit", EAGER, images(
         "MobileViTForImageClassification", lambda t: t.MobileViTConfig(num_labels=1000), 128,
         "fp16", 256, last=True)),
     ("vitpose", EAGER, of_transformers(

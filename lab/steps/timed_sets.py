@@ -13,6 +13,7 @@ SETS = {
     "blind_5": ("lab.steps.blind_5", "BLIND_5"),
     "blind_6": ("lab.steps.blind_6", "BLIND_6"),
     "blind_7": ("lab.steps.blind_7", "BLIND_7"),
+    "blind_8": ("lab.steps.blind_8", "BLIND_8"),
     "revisited": ("lab.steps.revisited", "REVISITED"),
 }
 """The module and the name of each set."""

@@ -8,11 +8,13 @@ from lab.fit.host import LEASES
 from lab.measured.figures import percent, recorded
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
-from lab.places import DOCS, H200
-from lab.score import blind_3, blind_4, blind_5, blind_7, blind_tests, pages, revisited
+from lab.places import DOCS
+from lab.score import blind_tests, blind_torch, pages, revisited
 from lab.score.blind import figures_of, rows, table
 from wavecast import ops
 from wavecast.ops import Kind
+
+MEASURED = [test for test in blind_torch.TESTS if test.folders]
 
 
 def test_no_fit_reads_them() -> None:
@@ -39,20 +41,14 @@ def test_the_pages_show_the_errors() -> None:
     assert scores.in_range == pytest.approx(kept.in_range, abs=1e-5)
 
 
-def test_the_page_shows_each_test_as_its_predictions_were_committed() -> None:
+@pytest.mark.parametrize("test", MEASURED, ids=lambda test: test.name)
+def test_the_page_shows_each_test_of_torch(test: blind_torch.TorchTest) -> None:
     page = DOCS / "appendix" / "accuracy-blind.md"
-    found = {
-        "third test": list(blind_3.steps()),
-        "fourth test": list(blind_4.steps(H200 / "blind_4")),
-        "fifth test": [step for half in blind_5.HALVES for step in blind_4.steps(half)],
-    }
-    for mark, steps in found.items():
-        assert pages.section(page, mark) == "\n".join(blind_3.table(steps))
+    assert pages.section(page, test.mark) == blind_torch.tables(test)
 
 
-def test_the_page_shows_the_sixth_test_and_the_revisited_steps() -> None:
+def test_the_page_shows_the_revisited_steps() -> None:
     page = DOCS / "appendix" / "accuracy-blind.md"
-    assert pages.section(page, "sixth test") == blind_7.tables()
     assert pages.section(page, "revisited") == revisited.tables()
 
 
