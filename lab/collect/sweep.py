@@ -4,8 +4,9 @@
 
 Needs a GPU and only torch. The set `mixed` is what `wavecast calibrate --ops` measures. The others
 are layers of one kind of network (`wavecast.frameworks.pytorch.measurement.sweep`), of what
-revisited steps showed (`lab.steps.filter_layers`) and of passes over memory
-(`lab.steps.memory_layers`), drawn with a fixed seed: four precisions, images mostly in
+revisited steps showed (`lab.steps.filter_layers`), of passes over memory
+(`lab.steps.memory_layers`) and of waves and volumes (`lab.steps.wave_layers`), drawn with a fixed
+seed: four precisions, images mostly in
 channels-last. A chunk of layers runs once to warm up and is then recorded like a step. Writes one
 trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns of these names,
 which `lab/measured/op_data.py` reads.
@@ -25,13 +26,14 @@ import torch
 from lab import needs
 from lab.steps.filter_layers import FILTERS
 from lab.steps.lookup_layers import MEMORY
+from lab.steps.wave_layers import WAVES
 from wavecast.frameworks.pytorch.measurement import sweep as shipped
 from wavecast.frameworks.pytorch.measurement.sweep import TURNS, recorded_chunk, sweep
 from wavecast.traces.step import Trace
 
 CHUNKS = 40
 """The most chunks of one set."""
-SETS = {**shipped.SETS, "filters": FILTERS, "memory": MEMORY}
+SETS = {**shipped.SETS, "filters": FILTERS, "memory": MEMORY, "waves": WAVES}
 """Layers by the name of their campaign."""
 CHANNELS_LAST = {"filters": 0.55, "memory": 0.5}
 """The share of images in channels-last by campaign, where it is not that of all others."""

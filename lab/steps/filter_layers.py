@@ -30,23 +30,30 @@ _KERNELS = (
 )  # fmt: skip
 
 
-def _convolved(
+def convolved(
     draw: ShapeDraw, image: tuple[int, ...], weight: tuple[int, ...], *, first: bool = False,
-    stride: int | tuple[int, ...] = 1, padding: int | tuple[int, ...] = 0, groups: int = 1,
+    stride: int | tuple[int, ...] = 1, padding: int | tuple[int, ...] = 0, dilation: int = 1,
+    groups: int = 1, transposed: bool = False,
 ) -> Layer:  # fmt: skip
     """A convolution of a layer's sizes; the image of a first one needs no gradient."""
-    run: Any = (F.conv1d, F.conv2d, F.conv3d)[len(image) - 3]
+    plain = (F.conv1d, F.conv2d, F.conv3d), (stride, padding, dilation, groups)
+    other = (
+        (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d),
+        (stride, padding, 0, groups, dilation),
+    )
+    runs, sizes = other if transposed else plain
+    run: Any = runs[len(image) - 3]
     with torch.device("meta"):
-        out = run(torch.empty(image), torch.empty(weight), None, stride, padding, 1, groups)
-    size = torch.Size(weight).numel()
-    if 2.0 * out.numel() * size / weight[0] > MOST_FLOP:
+        out = run(torch.empty(image), torch.empty(weight), None, *sizes)
+    points = torch.Size(image if transposed else out.shape).numel()
+    if 2.0 * points * torch.Size(weight[1:]).numel() > MOST_FLOP:
         raise TooLarge
     if max(torch.Size(image).numel(), out.numel()) > LARGEST // 2:
         raise TooLarge
     x, w = draw.tensor(*image, grad=not first), draw.tensor(*weight)
-    bias = draw.tensor(weight[0]) if draw.random.random() < 0.2 else None
+    bias = draw.tensor(out.shape[1]) if draw.random.random() < 0.2 else None
     leaves = tuple(leaf for leaf in (x, w, bias) if leaf is not None and leaf.requires_grad)
-    return through(partial(run, x, w, bias, stride, padding, 1, groups), *leaves)
+    return through(partial(run, x, w, bias, *sizes), *leaves)
 
 
 def _sized(draw: ShapeDraw, most: int = 15_000) -> tuple[int, int, int]:
@@ -62,7 +69,7 @@ def depthwise(draw: ShapeDraw) -> Layer:
     kernel = pick.choices((3, 5, 7, 9, 2), (44, 26, 24, 4, 2))[0]
     stride = 2 if side >= 14 and pick.random() < 0.25 else 1
     image, weight = (batch, channels, side, side), (channels, 1, kernel, kernel)
-    return _convolved(
+    return convolved(
         draw, image, weight, stride=stride, padding=kernel // 2, groups=channels
     )  # fmt: skip
 
@@ -80,7 +87,7 @@ def grouped(draw: ShapeDraw) -> Layer:
     stride = 2 if side >= 14 and pick.random() < 0.3 else 1
     image = (pick.choice(_BATCHES), groups * width, side, side)
     weight = (groups * filters, width, kernel, kernel)
-    return _convolved(draw, image, weight, stride=stride, padding=kernel // 2, groups=groups)
+    return convolved(draw, image, weight, stride=stride, padding=kernel // 2, groups=groups)
 
 
 def stem(draw: ShapeDraw) -> Layer:
@@ -95,7 +102,7 @@ def stem(draw: ShapeDraw) -> Layer:
         filters = pick.choice((192, 384, 768, 768, 1024))
     side, channels = pick.choice((128, 160, 224, 224, 224, 256, 384)), pick.choice((1, 3, 3, 3, 4))
     image, weight = (pick.choice(_BATCHES), channels, side, side), (filters, channels, kernel)
-    return _convolved(
+    return convolved(
         draw, image, (*weight, kernel), stride=stride, padding=padding, first=pick.random() < 0.9
     )  # fmt: skip
 
@@ -106,7 +113,7 @@ def point(draw: ShapeDraw) -> Layer:
     side = pick.choice((side, side, side, 1, 4))
     filters = pick.choice([w for w in (*_WIDTHS, 21, 1000) if w * side <= 40_000])
     stride = 2 if side >= 14 and pick.random() < 0.1 else 1
-    return _convolved(draw, (batch, channels, side, side), (filters, channels, 1, 1), stride=stride)
+    return convolved(draw, (batch, channels, side, side), (filters, channels, 1, 1), stride=stride)
 
 
 def plain(draw: ShapeDraw) -> Layer:
@@ -116,7 +123,7 @@ def plain(draw: ShapeDraw) -> Layer:
     filters = max(int(channels * pick.choice((0.25, 0.5, 1, 1, 1, 2, 4))) // 8 * 8, 8)
     stride = kernel if kernel == 2 else pick.choices((1, 2), (75, 25))[0]
     image, weight = (batch, channels, side, side), (filters, channels, kernel, kernel)
-    return _convolved(draw, image, weight, stride=stride, padding=kernel // 2 if kernel > 2 else 0)
+    return convolved(draw, image, weight, stride=stride, padding=kernel // 2 if kernel > 2 else 0)
 
 
 def video(draw: ShapeDraw) -> Layer:
@@ -135,7 +142,7 @@ def video(draw: ShapeDraw) -> Layer:
                     for axis, size in enumerate(kernel))  # fmt: skip
     padding = tuple(size // 2 for size in kernel)
     image = (pick.choice((1, 2, 4, 8, 16)), channels, frames, side, side)
-    return _convolved(
+    return convolved(
         draw, image, (filters, channels, *kernel), stride=strides, padding=padding, first=first
     )  # fmt: skip
 
@@ -147,7 +154,7 @@ def sound(draw: ShapeDraw) -> Layer:
         (3, 4, 5, 7, 9, 15, 15, 31, 31)
     )  # fmt: skip
     image = (pick.choice((2, 4, 8, 8, 16, 32)), width, pick.choice(_LENGTHS))
-    return _convolved(draw, image, (width, 1, kernel), padding=kernel // 2, groups=width)
+    return convolved(draw, image, (width, 1, kernel), padding=kernel // 2, groups=width)
 
 
 def attended(draw: ShapeDraw) -> Layer:
