@@ -1,7 +1,8 @@
 """Assumed values and upper bounds for results that depend on data, which fake tensors do not have.
 
 A value that the step reads from the GPU is assumed to be a constant. A size that depends on data
-is assumed to be its upper bound. Each leaves a note in the trace, with the line of the user's code.
+is assumed to be its upper bound or, where the step chose among classes, that of an even choice
+(`choices`). Each leaves a note in the trace, with the line of the user's code.
 The user can give another value or size for a line.
 """
 
@@ -16,6 +17,7 @@ import torch
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
+from wavecast.frameworks.pytorch.capture.choices import expected_entries
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
 from wavecast.frameworks.pytorch.capture.given_values import GivenValues, ReadKind, whole
 from wavecast.frameworks.pytorch.capture.host_values import known_values
@@ -53,7 +55,9 @@ class Assumptions:
             "aten.allclose": lambda *_, **__: self._assumed("compares two GPU tensors", True),
             "aten.is_nonzero": lambda *_: self._assumed("asks whether a GPU tensor is true", False),
             "aten.nonzero": self._nonzero,
-            "aten.masked_select": lambda tensor, mask: self._upper(tensor, (mask.numel(),)),
+            "aten.masked_select": lambda tensor, mask: self._upper(
+                tensor, (mask.numel(),), mask=mask
+            ),
             "aten.index": self._index,
             "aten.index_put": self._index_put,
             "aten.index_put_": self._index_put,
@@ -163,14 +167,22 @@ class Assumptions:
             sizes = [share + (part < rest) for part in range(len(sizes))]
         return _aten.split_with_sizes.default(tensor, sizes, dim)
 
-    def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None) -> Any:
-        rows = self._size("the size of a result", "depends on data; its", shape[0])
+    def _upper(self, like: Any, shape: tuple[int, ...], dtype: Any = None, mask: Any = None) -> Any:
+        """A result with a row for each entry that a mask selects, or as many as possible."""
+        expected = expected_entries(mask)
+        rows = self._size("the size of a result", "depends on data; its", shape[0], expected)
         return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
 
-    def _size(self, what: str, depends: str, bound: int) -> int:
-        """The size that is given for a result; its upper bound if none is given."""
+    def _size(self, what: str, depends: str, bound: int, expected: int | None = None) -> int:
+        """The size that is given for a result; if none is, the expected one or its upper bound."""
         place = user_line()
         size = self._given_size(what, place)
+        if size is None and expected is not None:
+            self.note(
+                f"{what} at {place} depends on which classes (experts) the step chooses; an even "
+                f"choice, {expected} of {bound}, was assumed"
+            )
+            return expected
         if size is None:
             self.note(f"{what} at {place} {depends} upper bound, {bound}, was assumed")
             return bound
@@ -189,13 +201,13 @@ class Assumptions:
         """The indices that a mask selects; if its values are unknown, as many as possible."""
         values = known_values(mask)
         if values is None:
-            return self._upper(mask, (mask.numel(),), torch.int64)
+            return self._upper(mask, (mask.numel(),), torch.int64, mask)
         with no_dispatch():
             count = int(values.sum())
         return mask.new_empty((count,), dtype=torch.int64)
 
     def _nonzero(self, tensor: Any) -> Any:
-        return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64)
+        return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64, tensor)
 
     def _plain_indices(self, indices: Any) -> list[Any]:
         """The indices, with each boolean mask replaced by the integer indices that it selects."""

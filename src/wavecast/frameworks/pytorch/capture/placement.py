@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.choices import follow
 from wavecast.frameworks.pytorch.capture.host_values import (
     LARGEST_CONSTANT,
     LARGEST_REAL_CONSTANT,
@@ -185,6 +186,7 @@ class Placement(TorchDispatchMode):
             out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
         else:
             out, entry, is_recorded = self._run(key, func, args, kwargs)
+        follow(func, args, out)
         if is_recorded:
             op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
             if entry is not None:
