@@ -20,7 +20,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.choices import expected_entries
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
 from wavecast.frameworks.pytorch.capture.given_values import GivenValues, ReadKind, whole
-from wavecast.frameworks.pytorch.capture.host_values import known_values
+from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT, known_values
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _aten = torch.ops.aten
@@ -207,7 +207,17 @@ class Assumptions:
         return mask.new_empty((count,), dtype=torch.int64)
 
     def _nonzero(self, tensor: Any) -> Any:
+        if expected_entries(tensor) == tensor.numel() <= LARGEST_CONSTANT:
+            return self._all_places(tensor)
         return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64, tensor)
+
+    def _all_places(self, mask: Any) -> Any:
+        """The indices of all entries, whose values are known: the step may go through them."""
+        self._upper(mask, (mask.numel(),), mask=mask)  # for the note
+        mode = mask.fake_mode
+        with no_dispatch():
+            places = torch.ones(mask.shape).nonzero()
+        return mode.fake_tensor_converter.from_real_tensor(mode, places, make_constant=True)
 
     def _plain_indices(self, indices: Any) -> list[Any]:
         """The indices, with each boolean mask replaced by the integer indices that it selects."""
