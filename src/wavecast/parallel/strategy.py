@@ -24,6 +24,7 @@ HABITS = (
     "dispatch_once",
     "sequence_first",
     "flash_attention",
+    "first_flash_attention",
 )
 """The options that say how a framework runs a step, where it differs from plain PyTorch."""
 
@@ -120,6 +121,9 @@ class Parallel(Shown):
     not fused needs no copies."""
     flash_attention: bool = False
     """Whether attention is FlashAttention 2 where PyTorch chooses cuDNN's (Hopper, Blackwell)."""
+    first_flash_attention: bool = False
+    """Whether attention is FlashAttention of 2022 or its version in Triton, which take about twice
+    as long as FlashAttention 2."""
     reentrant: bool = False
     """Whether checkpointing has no hooks for the tensors that autograd keeps, as Megatron's own
     function and `use_reentrant=True` have none. The host then takes less time for it."""
@@ -161,6 +165,11 @@ class Parallel(Shown):
             raise InvalidInput(
                 "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
                 "parallelism beside matmuls; it needs sequence=True"
+            )
+        if self.flash_attention and self.first_flash_attention:
+            raise InvalidInput(
+                "flash_attention is FlashAttention 2 and first_flash_attention the kernels before "
+                "it; choose one"
             )
         if self.dispatch_once and self.expert == 1:
             raise InvalidInput(
