@@ -221,8 +221,9 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
 
     Megatron-Core and compiled models fuse gates and rotary positions, nanotron and InternEvo only
     the latter; nanotron's norms and rotary positions are Triton kernels in autograd functions.
-    Transformer Engine's matmuls add gradients to their sums, and it takes cuDNN's
-    attention on Hopper and later; LLM Foundry has the kernels of 2022, the others FlashAttention 2.
+    Old Megatron's optimizer is Apex's, and it reads the time of each step, for which it waits.
+    Transformer Engine's matmuls add gradients to their sums, and it takes cuDNN's attention on
+    Hopper and later; LLM Foundry has the kernels of 2022, the others FlashAttention 2.
     """
     engine, framework = _on_transformer_engine(row), str(row["framework"])
     fuses = _is_gated(row) and (engine or bool(row["compile"]))
@@ -238,6 +239,8 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_experts": nemo,
         "fused_accumulation": engine and kind_of(row) == "dense",
         "triton_functions": framework.startswith("nanotron"),
+        "direct_lists": framework.startswith(NEVER_OVERLAPS),
+        "waits_each_step": framework.startswith(NEVER_OVERLAPS),
         "dispatch_once": bridge and (row["ep"] or 1) > 1,
         "sequence_first": not fused,
         "reentrant": not framework.startswith(_HOOKED),

@@ -11,7 +11,7 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
 from wavecast.parallel.compiled_graphs import cut_graphs, cuts_at_blocks
 from wavecast.parallel.data import cut_at_buckets, with_reduction
-from wavecast.parallel.editing import flat
+from wavecast.parallel.editing import COMPUTE, flat, wait
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.habits.applying import with_habits
 from wavecast.parallel.habits.attention import with_attention
@@ -305,4 +305,8 @@ def _part(trace: Trace, strategy: Parallel) -> ModelPart:
         plain = _accumulating(trace, end)
     if strategy.offload == "optimizer":
         last = with_offloaded_optimizer(last, strategy, HostUpdate.of(trace, strategy))
+    if strategy.waits_each_step:
+        edit = Edit(last)
+        edit.insert(len(last), [replace(wait(COMPUTE, COMPUTE, Phase.OPTIMIZER), syncs=True)])
+        last = edit.trace()
     return ModelPart(plain, last, backward_end(last))

@@ -25,6 +25,8 @@ HABITS = (
     "sequence_first",
     "flash_attention",
     "first_flash_attention",
+    "direct_lists",
+    "waits_each_step",
 )
 """The options that say how a framework runs a step, where it differs from plain PyTorch."""
 
@@ -124,6 +126,11 @@ class Parallel(Shown):
     first_flash_attention: bool = False
     """Whether attention is FlashAttention of 2022 or its version in Triton, which take about twice
     as long as FlashAttention 2."""
+    direct_lists: bool = False
+    """Whether the optimizer's kernels are called on lists of tensors that the framework keeps
+    (Apex's `multi_tensor_apply`), which takes the host less time than torch's optimizers."""
+    waits_each_step: bool = False
+    """Whether the host waits for the GPU at the end of each step, to read the loss or the time."""
     reentrant: bool = False
     """Whether checkpointing has no hooks for the tensors that autograd keeps, as Megatron's own
     function and `use_reentrant=True` have none. The host then takes less time for it."""

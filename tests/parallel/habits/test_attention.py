@@ -68,8 +68,11 @@ def test_hopper_runs_them_with_the_instructions_of_ampere() -> None:
 def test_a_step_takes_longer_with_the_first_kernels(gpu: str) -> None:
     trace = _decoder(gpu, heads=16, seq=16384)
     later, first = (
-        wavecast.predict(trace, gpu, parallel=Parallel(data=2, shard=3, **{option: True})).gpu_s
-        for option in ("flash_attention", "first_flash_attention")
+        wavecast.predict(trace, gpu, parallel=strategy).gpu_s
+        for strategy in (
+            Parallel(data=2, shard=3, flash_attention=True),
+            Parallel(data=2, shard=3, first_flash_attention=True),
+        )
     )
     assert later < first < 2 * later
 
