@@ -53,7 +53,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
         "__main__",
     ),
     "wavecast/predictors": (
-        *("", "base", "collectives", "roofline", "attainable", "mlp", "learned"),
+        *("", "base", "collectives", "roofline", "first_flash", "attainable", "mlp", "learned"),
         *("corrections", "corrected"),
         *("wave", "habitat", "mixed_precision", "published"),
     ),

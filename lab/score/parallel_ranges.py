@@ -4,11 +4,11 @@
     python -m lab score parallel_ranges FILE... --data FOLDER [--write]
 
 Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
-range of a step reaches as far as that of one such GPU while it computes, and beyond it by a width
-(`wavecast.steps.parallel_ranges`). It is the one beyond which one in twenty steps lie, which has
-the least interval score. Then both sides are multiplied by one factor, with which ranges that know
-nothing of the source of a step hold nine in ten. The figures are of such ranges, of which neither
-width nor factor knows the source.
+range of a step is that of one such GPU while it computes, and a width for what no op shows, added
+up in squares (`wavecast.steps.parallel_ranges`). It is the width beyond which one in twenty steps
+lie, which has the least interval score. Then both sides are multiplied by one factor, with which
+ranges that know nothing of the source of a step hold nine in ten. The figures are of such ranges,
+of which neither width nor factor knows the source.
 
 Each row is there as it was rebuilt, and, where options say how its framework runs the step, once
 more without them, as by users who do not state them. Rows that their source
@@ -49,7 +49,7 @@ HOST_SETS = 1.1
 LEAST_FACTOR = 0.5
 """No width is made narrower than this by its factor."""
 Width = tuple[float, float]
-"""How far ranges reach down and up beyond those of one GPU, in logarithms."""
+"""How far what no op shows reaches down and up, in logarithms."""
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,13 @@ class RangedStep:
 
     @property
     def out(self) -> Width:
-        """The widths to both sides with which its range just holds it. Below 0 if it needs none."""
-        low, high = (math.log(end) for end in (self.parts.alone.low, self.parts.alone.high))
-        share, weight = self.parts.computing, self.parts.weight
-        return (share * low - self.off) / weight, (self.off - share * high) / weight
+        """The widths to both sides with which its range just holds it. 0 if it needs none."""
+        sides = zip((-self.off, self.off), self.parts.own, strict=True)
+        below, above = (
+            math.sqrt(off**2 - own**2) / self.parts.weight if off > own else 0.0
+            for off, own in sides
+        )
+        return below, above
 
     def factor(self, width: Width) -> float:
         """The factor on a width with which its range just holds it. 0 if it needs none."""
@@ -216,7 +219,7 @@ def to_toml(steps: Sequence[RangedStep]) -> str:
     sources = len({step.owner for step in made.steps})
     lines = [
         "# Written by python -m lab score parallel_ranges: how far the ranges of steps on several",
-        "# GPUs reach beyond those of one GPU, in logarithms (wavecast.steps.parallel_ranges).",
+        "# GPUs reach for what no op shows, in logarithms (wavecast.steps.parallel_ranges).",
         f"# From {rows} published steps of {sources} sources.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]

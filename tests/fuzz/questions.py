@@ -125,6 +125,8 @@ def strategy(random: Random) -> wavecast.Parallel:
         **dict.fromkeys(("fp8", "fused_rotary", "fused_gates", "fused_experts"), (True, False)),
         **dict.fromkeys(("sequence_first", "flash_attention", "dispatch_once"), (True, False)),
         **dict.fromkeys(("fused_accumulation", "triton_functions"), (True, False)),
+        **dict.fromkeys(("first_flash_attention", "direct_lists"), (True, False)),
+        "waits_each_step": (True, False),
     }
     for name in random.sample(list(axes), random.choice((0, 1, 2, 2, 3))):
         made[name] = random.choice(axes[name])

@@ -87,7 +87,8 @@ def test_what_communicates_more_reaches_further() -> None:
     step = _step(1.0)
     more = replace(step, parts=replace(step.parts, weight=1.5))
     width = 0.1, 0.2
-    assert more.reach(width)[1] == pytest.approx(step.reach(width)[1] + 0.1)
+    assert step.reach(width)[1] == pytest.approx(math.hypot(math.log(1.1), 0.2))
+    assert more.reach(width)[1] == pytest.approx(math.hypot(math.log(1.1), 0.3))
 
 
 def test_flagged_steps_are_left_out_and_mixtures_kept_apart(tmp_path: Path) -> None:

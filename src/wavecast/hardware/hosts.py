@@ -244,6 +244,9 @@ def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
         yield "view_s", 1
         return
     is_list = ops.kind(op) is Kind.OPTIMIZER
+    if is_list and op.attr(DIRECT, False):
+        yield from ((cost, times * DIRECTLY[cost]) for cost, times in _costs_of_list(op))
+        return
     name = _BY_PHASE.get(phase, "other_s" if is_list else "forward_s")
     more = IN_PYTHON.get(op.base, 0.0) + (IN_FUNCTION if op.attr(FUNCTION, False) else 0.0)
     yield name, 1 + (more if name == "forward_s" else 0.0)
@@ -261,6 +264,12 @@ def _costs_of_kernels(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
             yield "tensor_s", len(op.inputs)
         case _:
             yield "kernel_s", max(ops.kernels(op) - 1, 0)
+
+
+def _costs_of_list(op: Op) -> Iterator[tuple[str, float]]:
+    """The costs of a call on lists of tensors in the optimizer."""
+    yield "other_s", 1
+    yield "tensor_s", len(op.inputs)
 
 
 _BY_PHASE = {Phase.FORWARD: "forward_s", Phase.BACKWARD: "backward_s"}
@@ -296,6 +305,14 @@ IN_FUNCTION = 8.7
 and Triton's launch. The median of nine differences between decoders with and without such norms and
 rotary positions (measurements/h200/framework_decoders.json), which are noisy: 152 us for each
 function, of -36 to 259 us; the difference of the plain ops that they replace is added."""
+
+DIRECT = "direct"
+"""The attribute of a call on lists of tensors that is no part of one of torch's optimizers."""
+DIRECTLY = {
+    name: _REFERENCE["cuda"][name] / _REFERENCE["costs"][name] for name in ("other_s", "tensor_s")
+}
+"""What such a call costs, relative to one of torch's optimizers, whose Python collects the tensors
+and their states: the host benchmark calls such an op directly."""
 
 GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 """Seconds that the GPU idles between two kernels of a CUDA graph."""

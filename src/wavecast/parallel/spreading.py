@@ -11,9 +11,10 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
 from wavecast.parallel.compiled_graphs import cut_graphs, cuts_at_blocks
 from wavecast.parallel.data import cut_at_buckets, with_reduction
-from wavecast.parallel.editing import flat
+from wavecast.parallel.editing import COMPUTE, flat, wait
 from wavecast.parallel.gradients import gradients
-from wavecast.parallel.habits.applying import with_attention, with_habits
+from wavecast.parallel.habits.applying import with_habits
+from wavecast.parallel.habits.attention import with_attention
 from wavecast.parallel.layers import Layers
 from wavecast.parallel.offload import HostUpdate, with_offloaded_optimizer
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
@@ -75,7 +76,7 @@ class Spreader:
         self._trace = trace
         self._seconds = seconds or (lambda _: 1.0)
         self._domain_gpus = domain_gpus
-        self._layers: dict[bool, Layers] = {}
+        self._layers: dict[tuple[bool, bool], Layers] = {}
         self._exchanges = bool(exchanging_ranks(trace))
         self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
         self._cut: _Kept[tuple[Cut, list[Trace]]] = _Kept()
@@ -111,7 +112,7 @@ class Spreader:
         return self._divided.get(_layers_key(strategy), lambda: self._sharded(strategy))[0]
 
     def _sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-        kind = strategy.flash_attention
+        kind = strategy.flash_attention, strategy.first_flash_attention
         if kind not in self._layers:
             self._layers[kind] = Layers(with_attention(self._trace, strategy))
         trace, notes = self._layers[kind].sharded(strategy)
@@ -304,4 +305,8 @@ def _part(trace: Trace, strategy: Parallel) -> ModelPart:
         plain = _accumulating(trace, end)
     if strategy.offload == "optimizer":
         last = with_offloaded_optimizer(last, strategy, HostUpdate.of(trace, strategy))
+    if strategy.waits_each_step:
+        edit = Edit(last)
+        edit.insert(len(last), [replace(wait(COMPUTE, COMPUTE, Phase.OPTIMIZER), syncs=True)])
+        last = edit.trace()
     return ModelPart(plain, last, backward_end(last))

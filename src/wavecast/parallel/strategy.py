@@ -24,6 +24,9 @@ HABITS = (
     "dispatch_once",
     "sequence_first",
     "flash_attention",
+    "first_flash_attention",
+    "direct_lists",
+    "waits_each_step",
 )
 """The options that say how a framework runs a step, where it differs from plain PyTorch."""
 
@@ -120,6 +123,14 @@ class Parallel(Shown):
     not fused needs no copies."""
     flash_attention: bool = False
     """Whether attention is FlashAttention 2 where PyTorch chooses cuDNN's (Hopper, Blackwell)."""
+    first_flash_attention: bool = False
+    """Whether attention is FlashAttention of 2022 or its version in Triton, which take about twice
+    as long as FlashAttention 2."""
+    direct_lists: bool = False
+    """Whether the optimizer's kernels are called on lists of tensors that the framework keeps
+    (Apex's `multi_tensor_apply`), which takes the host less time than torch's optimizers."""
+    waits_each_step: bool = False
+    """Whether the host waits for the GPU at the end of each step, to read the loss or the time."""
     reentrant: bool = False
     """Whether checkpointing has no hooks for the tensors that autograd keeps, as Megatron's own
     function and `use_reentrant=True` have none. The host then takes less time for it."""
@@ -161,6 +172,11 @@ class Parallel(Shown):
             raise InvalidInput(
                 "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
                 "parallelism beside matmuls; it needs sequence=True"
+            )
+        if self.flash_attention and self.first_flash_attention:
+            raise InvalidInput(
+                "flash_attention is FlashAttention 2 and first_flash_attention the kernels before "
+                "it; choose one"
             )
         if self.dispatch_once and self.expert == 1:
             raise InvalidInput(

@@ -14,6 +14,7 @@ from wavecast.ops import Kind
 from wavecast.parallel.offload import UPDATE
 from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
+from wavecast.predictors.first_flash import FIRST, first_flash
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.work import work_of
 from wavecast.traces.step import Op, Trace
@@ -94,7 +95,9 @@ class ClusterPredictor:
                 self._answers[op] = None
         if computed:
             predicted = _predicted(computed, self.device, self.kernels)
-            self._answers.update(zip(computed, predicted, strict=True))
+            for op, answer in zip(computed, predicted, strict=True):
+                first = op.attr(FIRST, False)
+                self._answers[op] = first_flash(op, self.device, answer) if first else answer
 
 
 _HOST_RANGE = 2.0

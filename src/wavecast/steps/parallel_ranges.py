@@ -3,7 +3,8 @@
 While a rank computes, a step is as uncertain as one on one such GPU (`wavecast.steps.ranges`). What
 no op shows comes on top: the framework, the state of the network. That reaches as far as published
 steps need, in logarithms, and further for exposed communication and for steps with both tensor and
-pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side.
+pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side. The two errors have
+nothing to do with each other, so their widths add up in squares.
 `lab/score/parallel_ranges.py` fits it, and judges each step by that of other sources. Hosts have
 the range that they have on one GPU.
 """
@@ -40,15 +41,22 @@ class RangeParts:
     """The step's time with the fastest and the slowest hosts."""
 
     def ends(self, below: float, above: float) -> tuple[float, float]:
-        """Low and high end, where others reach so far, in logarithms, beyond those of one GPU.
+        """Low and high end, with such widths, in logarithms, for what no op shows.
 
         >>> alone, hosts = Factors(0.5, 2.0), Factors(0.9, 3.0)
         >>> RangeParts(1.0, 1.0, alone, hosts).ends(0.0, 0.0)
         (0.5, 3.0)
         """
-        low = self.alone.low**self.computing * math.exp(-self.weight * below)
-        high = self.alone.high**self.computing * math.exp(self.weight * above)
+        own_below, own_above = self.own
+        low = math.exp(-math.hypot(own_below, self.weight * below))
+        high = math.exp(math.hypot(own_above, self.weight * above))
         return min(low, self.hosts.low), max(high, self.hosts.high)
+
+    @property
+    def own(self) -> tuple[float, float]:
+        """How far down and up the range of one GPU reaches, in logarithms."""
+        low, high = math.log(self.alone.low), math.log(self.alone.high)
+        return -self.computing * low, self.computing * high
 
 
 def range_on_several_gpus(

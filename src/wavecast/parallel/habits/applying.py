@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from wavecast.hardware.devices import device
 from wavecast.parallel.habits.accumulation import with_fused_accumulation
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.functions import with_norms_in_functions
 from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
 from wavecast.parallel.habits.layout import with_sequence_first
+from wavecast.parallel.habits.lists import with_direct_lists
 from wavecast.parallel.habits.overlap import with_overlap
 from wavecast.parallel.strategy import Parallel
-from wavecast.retargeting.rewriting import retarget
 from wavecast.traces.step import Trace
-
-_FLASH_GPU = "a100-sxm-80gb"
-"""A GPU on which PyTorch chooses FlashAttention 2."""
-
-
-def with_attention(trace: Trace, strategy: Parallel) -> Trace:
-    """A step, before its layers are sharded, with the attention kernels of the framework."""
-    return retarget(trace, device(_FLASH_GPU)).trace if strategy.flash_attention else trace
 
 
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
@@ -44,6 +35,8 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
             trace = with_fused(trace, kernel, in_function=in_function)
     if strategy.triton_functions:
         trace = with_norms_in_functions(trace)
+    if strategy.direct_lists:
+        trace = with_direct_lists(trace)
     if strategy.fused_accumulation:
         trace = with_fused_accumulation(trace)
     if strategy.dispatch_once:
