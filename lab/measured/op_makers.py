@@ -102,12 +102,19 @@ def convolution(
 
 
 def attention(
-    batch: int, heads: int, seq: int, width: int, *, causal: bool, dtype: str = "bfloat16"
+    batch: int,
+    heads: int,
+    seq: int,
+    width: int,
+    *,
+    causal: bool,
+    dtype: str = "bfloat16",
+    kernel: str = "flash",
 ) -> Op:
-    """The forward pass of self-attention with the flash-attention kernel."""
+    """The forward pass of self-attention with one of torch's kernels."""
     whole = tensor(batch, heads, seq, width, dtype=dtype)
     return Op(
-        "aten._scaled_dot_product_flash_attention",
+        f"aten._scaled_dot_product_{kernel}_attention",
         (whole, whole, whole),
         (whole, tensor(batch, heads, seq)),
         (("dropout_p", 0.0), ("is_causal", causal)),

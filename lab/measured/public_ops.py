@@ -50,6 +50,9 @@ KERNELS_ROWS = 900
 ATTENTION_ROWS = 700
 ATTENTION_LEAST_MS = 0.1
 """The measured time includes writing vLLM's cache, up to 0.03 ms; shorter rows are left out."""
+FLASH_2 = ("flash_attn", "flash_attn_fa2")
+"""FlashAttention 2, by how the names of kernels end. FlashAttention 3 and 4 and TensorRT-LLM's have
+the instructions of Hopper and Blackwell, as cuDNN's kernels, and count as these."""
 VIDUR_ROWS = 600
 VIDUR_LEAST_MS = 0.02
 DEEPBENCH_LEAST_MS = 0.02
@@ -141,7 +144,9 @@ def _attention(path: Path) -> Iterator[OpRow]:
 
 
 def _attention_row(row: Any) -> OpRow:
-    op = make.attention(row.batch, row.heads, row.seq, row.head_dim, causal=bool(row.causal))
+    sizes = (row.batch, row.heads, row.seq, row.head_dim)
+    kernel = "flash" if str(row.kernel).endswith(FLASH_2) else "cudnn"
+    op = make.attention(*sizes, causal=bool(row.causal), kernel=kernel)
     return OpRow((op,), KERNELS[row.gpu], row.latency_ms * 1e-3, "aiconfigurator")
 
 
