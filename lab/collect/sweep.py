@@ -5,11 +5,11 @@
 Needs a GPU and only torch. The set `mixed` is what `wavecast calibrate --ops` measures. The others
 are layers of one kind of network (`wavecast.frameworks.pytorch.measurement.sweep`), of what
 revisited steps showed (`lab.steps.filter_layers`), of passes over memory
-(`lab.steps.memory_layers`) and of waves and volumes (`lab.steps.wave_layers`), drawn with a fixed
-seed: four precisions, images mostly in
-channels-last. A chunk of layers runs once to warm up and is then recorded like a step. Writes one
-trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns of these names,
-which `lab/measured/op_data.py` reads.
+(`lab.steps.memory_layers`), of waves and volumes (`lab.steps.wave_layers`) and of attention over
+long sequences (`lab.steps.attention_layers`), drawn with a fixed seed: four precisions, images
+mostly in channels-last. A chunk of layers runs once to warm up and is then recorded like a step.
+Writes one trace for each chunk into the tar file OUT/sweep.tar. The traces are the campaigns of
+these names, which `lab/measured/op_data.py` reads.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 import torch
 
 from lab import needs
+from lab.steps.attention_layers import ATTENTION
 from lab.steps.filter_layers import FILTERS
 from lab.steps.lookup_layers import MEMORY
 from lab.steps.wave_layers import WAVES
@@ -33,7 +34,10 @@ from wavecast.traces.step import Trace
 
 CHUNKS = 40
 """The most chunks of one set."""
-SETS = {**shipped.SETS, "filters": FILTERS, "memory": MEMORY, "waves": WAVES}
+PRECISIONS = {"attention": ("bf16", "bf16", "fp16")}
+"""Precisions that take turns by campaign, where they are not those of all others."""
+SETS = {**shipped.SETS, "filters": FILTERS, "memory": MEMORY, "waves": WAVES,
+        "attention": ATTENTION}  # fmt: skip
 """Layers by the name of their campaign."""
 CHANNELS_LAST = {"filters": 0.55, "memory": 0.5}
 """The share of images in channels-last by campaign, where it is not that of all others."""
@@ -48,7 +52,8 @@ def chunks(which: str, seconds: float) -> Iterator[Trace]:
         begin = time.monotonic()
         if begin + slowest_s > until:
             return
-        pick, precision = random.Random(f"{which} {number}"), TURNS[number % len(TURNS)]
+        turns = PRECISIONS.get(which, TURNS)
+        pick, precision = random.Random(f"{which} {number}"), turns[number % len(turns)]
         yield recorded_chunk(SETS[which], pick, precision, channels_last=share)
         torch.cuda.empty_cache()
         slowest_s = max(slowest_s, time.monotonic() - begin)
