@@ -230,6 +230,72 @@ def test_strides_are_ordered_as_torch_orders_them(named: Callable[[str], StandIn
     assert found == {True, False}
 
 
+def test_tensors_are_contiguous_where_torch_says_so(named: Callable[[str], StandIn]) -> None:
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor.virtualized import V
+
+    contiguous, draw, found = named("is_contiguous_strides_for_shape"), random.Random(0), set()
+    with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
+        for _ in range(1000):
+            strides, shape = ([draw.choice((1, 2, 4, 0)) for _ in range(3)] for _ in range(2))
+            found.add(contiguous.original(strides, shape))
+            assert contiguous.function(strides, shape) == contiguous.original(strides, shape)
+    assert found == {True, False}
+
+
+def test_indices_are_simplified_as_torch_does(named: Callable[[str], StandIn]) -> None:
+    import sympy
+    from torch._inductor.sizevars import SizeVarAllocator
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    simplify, sizes = named("_simplify_with_ranges"), SizeVarAllocator()
+    x, y = sympy.symbols("x y", integer=True, nonnegative=True)
+    ranges = {x: sympy.Integer(4), y: sympy.Integer(8)}
+    indices = (
+        *(8 * x + y, sympy.Integer(3), FloorDiv(y, 8) + x, ModularIndexing(8 * x + y, 1, 8)),
+        ModularIndexing(y, 1, 4) + 4 * ModularIndexing(y, 4, 2),  # which are joined
+    )
+    for index in indices:
+        assert simplify.function(sizes, index, ranges) == simplify.original(sizes, index, ranges)
+
+
+def test_fusions_lead_in_circles_where_torch_says_so(named: Callable[[str], StandIn]) -> None:
+    from torch._inductor.scheduler import FusedSchedulerNode
+
+    class Node(FusedSchedulerNode):
+        def __init__(self, names: set[str], ancestors: set[str]) -> None:
+            self._names, self.ancestors = OrderedSet(sorted(names)), OrderedSet(sorted(ancestors))
+
+        def get_name(self) -> str:
+            return "_".join(self._names)
+
+        def get_operation_names(self) -> OrderedSet[str]:
+            return self._names
+
+    cycle, draw, found = named("will_fusion_create_cycle"), random.Random(0), set()
+    for _ in range(300):
+        # Each op reads earlier ones, and some of them are fused already.
+        reads: dict[str, set[str]] = {}
+        for number in range(9):
+            direct = draw.sample(sorted(reads), draw.randrange(min(3, number + 1)))
+            reads[f"op{number}"] = set(direct).union(*(reads[name] for name in direct))
+        groups = [[name] for name in reads]
+        for _ in range(3):
+            left = groups.pop(draw.randrange(len(groups)))
+            groups[draw.randrange(len(groups))] += left
+        nodes = [
+            Node(set(group), set[str]().union(*(reads[name] for name in group)) - set(group))
+            for group in groups
+        ]
+        scheduler = SimpleNamespace(
+            name_to_fused_node={name: node for node in nodes for name in node.get_operation_names()}
+        )
+        pair = draw.sample(nodes, 2)
+        found.add(cycle.original(scheduler, *pair))
+        assert cycle.function(scheduler, *pair) == cycle.original(scheduler, *pair)
+    assert found == {True, False}
+
+
 def test_sizes_are_what_torch_says(named: Callable[[str], StandIn]) -> None:
     import sympy
     from torch._inductor.sizevars import SizeVarAllocator
@@ -247,7 +313,7 @@ def test_sizes_are_what_torch_says(named: Callable[[str], StandIn]) -> None:
             assert none.function(tensor) == none.original(tensor)
         for term in (sympy.Integer(3), x, 2 * (x + 1)):
             assert simplify.function(sizes, term) == simplify.original(sizes, term)
-            for given in ({}, {x: sympy.Integer(4)}):
+            for given in ({}, {x: sympy.Integer(4)}, {x: "y"}):
                 assert put.function(term, given) == put.original(term, given)
 
 

@@ -83,6 +83,29 @@ def _is_between(scheduler: Any, node1: Any, node2: Any) -> bool:
     return False
 
 
+@in_place_of(_SCHEDULER, "will_fusion_create_cycle", "cb9b9023b322")
+def seek_cycles(_original: Any) -> Any:
+    """Whether earlier fusions lead from one of two nodes to the other, which must run before."""
+    fused = schedulers.FusedSchedulerNode
+
+    def will_fusion_create_cycle(self: Any, node1: Any, node2: Any) -> bool:
+        names = node1.get_operation_names()._dict.keys() | node2.get_operation_names()._dict.keys()
+        before = (node1.ancestors._dict.keys() | node2.ancestors._dict.keys()) - names
+        waiting, seen = [before], set[Any]()
+        while waiting:
+            for node in {self.name_to_fused_node[name] for name in waiting.pop()} - seen:
+                seen.add(node)
+                if not isinstance(node, fused) or node.get_operation_names()._dict.keys() <= before:
+                    continue
+                above = node.ancestors._dict.keys()
+                if not names.isdisjoint(above):
+                    return True
+                waiting.append(above - before)
+        return False
+
+    return will_fusion_create_cycle
+
+
 @in_place_of("torch._inductor.loop_body:LoopBody", "reindex_iter_loops", "13dc6ebddc69")
 def remember_loops(original: Any) -> Any:
     """The body of a kernel with other loops. It is tried for one neighbour after the other."""
@@ -104,4 +127,4 @@ def _state_of(body: Any) -> tuple[Any, ...]:
     return body.sizes, tuple(body.indexing_exprs.items()), body.root_block
 
 
-SHORTCUTS = (screen_pairs, remember_loops)
+SHORTCUTS = (screen_pairs, seek_cycles, remember_loops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -13,11 +14,14 @@ from torch._inductor import config as inductor_config
 from torch._inductor import fx_utils, ir, pattern_matcher
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx._lazy_graph_module import _get_graph_module_cls
 from torch.utils._ordered_set import OrderedSet
 
+from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled.quick_structures import leaves_of
 from wavecast.frameworks.pytorch.compiled.shortcuts import in_place_of
 
+_Node = torch.fx.Node
 _MATCHER = "torch._inductor.pattern_matcher"
 _STAGES = "torch._functorch._aot_autograd.graph_compile"
 _USUAL = frozenset(
@@ -88,18 +92,20 @@ def _excluding() -> Callable[[Any, Any], bool]:
 
 
 def _may_match(needs: _Needs, node: Any, is_root: bool = False) -> bool:
-    if not isinstance(node, torch.fx.Node) or node.op != needs.op:
+    # This is asked a hundred thousand times; a node's arguments are behind Python properties.
+    if not isinstance(node, _Node) or node.op != needs.op or id(node.target) not in needs.targets:
         return False
-    if id(node.target) not in needs.targets:
+    if not (is_root or needs.users is None or len(node.users) == needs.users):
         return False
     arguments = node.args
     if len(arguments) != needs.arguments:
         return False
-    if not (is_root or needs.users is None or len(node.users) == needs.users):
-        return False
-    if needs.keywords is None or len(node.kwargs) < needs.keywords:
+    if needs.keywords is None or (needs.keywords and len(node.kwargs) < needs.keywords):
         return True
-    return all(_may_match(inner, arguments[place]) for place, inner in needs.inner)
+    for place, inner in needs.inner:  # noqa: SIM110
+        if not _may_match(inner, arguments[place]):
+            return False
+    return True
 
 
 @in_place_of(_MATCHER, "_should_debug_node", "e15b54c4849f")
@@ -212,6 +218,24 @@ def collect_origins(_original: Any) -> Any:
     return gather_origins
 
 
+@in_place_of(
+    "torch._functorch.partitioners",
+    "reordering_to_mimic_autograd_engine",
+    "a86ba67f649e",
+    ("torch.fx._lazy_graph_module:_LazyGraphModule", "bb33cad1b229"),
+)
+def reorder_without_code(original: Any) -> Any:
+    """The backward graph in another order, as a module whose Python code is made when it is called.
+    Torch makes it at once, again after the next pass, and again for a copy."""
+
+    def reorder(gm: Any) -> Any:
+        with ExitStack() as stack:
+            replacing(stack)(torch.fx, GraphModule=_get_graph_module_cls())
+            return original(gm)
+
+    return reorder
+
+
 @in_place_of(_STAGES, "_log_joint_graph", "b6cc3aa71cbb")
 def leave_out_joint_text(_original: Any) -> Any:
     """The text of the joint graph, which nobody reads."""
@@ -226,6 +250,6 @@ def leave_out_texts(_original: Any) -> Any:
 
 SHORTCUTS = (
     *(match_pattern, report_nothing, check_types),
-    *(update_values, collect_origins),
+    *(update_values, collect_origins, reorder_without_code),
     *(leave_out_joint_text, leave_out_texts),
 )

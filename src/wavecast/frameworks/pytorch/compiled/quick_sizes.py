@@ -6,7 +6,9 @@ from itertools import pairwise
 from typing import Any
 
 import sympy
+from torch._inductor import sizevars
 from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from wavecast.frameworks.pytorch.compiled.shortcuts import in_place_of
 
@@ -55,6 +57,24 @@ def _is_above(left: int, right: int) -> bool:
     return left >= right or left % right == 0
 
 
+@in_place_of("torch._inductor.ir", "is_contiguous_strides_for_shape", "5f971552aa58")
+def check_contiguous(original: Any) -> Any:
+    """Whether strides are those of a tensor whose elements follow each other."""
+
+    def is_contiguous(strides: Any, sizes: Any) -> bool:
+        if not all(map(_is_number, (*strides, *sizes))):
+            return bool(original(strides, sizes))
+        expected = of_full = 1
+        for size, stride in reversed(tuple(zip(sizes, strides, strict=False))):
+            if size != 1:
+                if stride not in (expected, of_full):
+                    return False
+                expected, of_full = expected * size, of_full * max(1, size)
+        return True
+
+    return is_contiguous
+
+
 @in_place_of("torch._inductor.dependencies:_RecordLoadStoreInner", "canonicalize", "a6889ea92374")
 def simplify(original: Any) -> Any:
     """An index in its simplest form, with the loops that it depends on. Equal layers ask again."""
@@ -86,6 +106,19 @@ def expand(original: Any) -> Any:
     return lambda self, size: size if isinstance(size, sympy.Integer) else original(self, size)
 
 
+@in_place_of(_SIZES, "_simplify_with_ranges", "b13209b67ef9")
+def simplify_in_ranges(original: Any) -> Any:
+    """An index in its simplest form, given the loops. Torch writes down what these say of the
+    index before it asks whether there is a division or remainder to which it matters."""
+
+    def simplify_with_ranges(self: Any, index: Any, ranges: Any) -> Any:
+        joined = sizevars.join_dimensions(self.simplify(index))
+        is_divided = joined.has(ModularIndexing) or joined.has(FloorDiv)
+        return original(self, index, ranges) if is_divided else joined
+
+    return simplify_with_ranges
+
+
 @in_place_of(_SIZES, "optimization_hint", "b1716ebc6e80")
 def estimate(original: Any) -> Any:
     """The number that a size is, or most likely is."""
@@ -115,15 +148,19 @@ def check_none(original: Any) -> Any:
 
 @in_place_of("torch.fx.experimental._size_hinting", "_sympy_subs", "81d8008e9b46")
 def substitute(original: Any) -> Any:
-    """An expression with others in place of its symbols, of which there are mostly none."""
+    """An expression with others in place of its symbols, which are mostly no names to be made."""
 
     def substituted(expression: Any, replacements: Any) -> Any:
-        return original(expression, replacements) if replacements else sympy.sympify(expression)
+        if not replacements:
+            return sympy.sympify(expression)
+        if any(isinstance(value, str) for value in replacements.values()):
+            return original(expression, replacements)
+        return sympy.sympify(expression).xreplace(replacements)
 
     return substituted
 
 
 SHORTCUTS = (
-    *(compare, check_order, simplify),
-    *(expand, estimate, check_one, check_none, substitute),
+    *(compare, check_order, check_contiguous, simplify),
+    *(expand, simplify_in_ranges, estimate, check_one, check_none, substitute),
 )
