@@ -86,7 +86,7 @@ def _seen(batch: int, channels: int, side: int) -> dict[str, Any]:
     return {"pixel_values": torch.randn(batch, channels, side, side)}
 
 
-def _boxed(out: Any) -> Any:
+def boxed(out: Any) -> Any:
     return out.logits.float().square().mean() + out.pred_boxes.float().mean()
 
 
@@ -250,7 +250,7 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
         "PerceiverForImageClassificationLearned", _perceiver, 8, "fp16")),
     ("rt-detr2", EAGER, of_transformers(
         "RTDetrV2ForObjectDetection", lambda t: t.RTDetrV2Config(), partial(_seen, 16, 3, 640),
-        "bf16", loss=_boxed)),
+        "bf16", loss=boxed)),
     ("vitmatte", EAGER, of_transformers(
         "VitMatteForImageMatting", _matting, partial(_seen, 8, 4, 512), "bf16",
         loss=lambda out: out.alphas.float().square().mean())),

@@ -32,3 +32,11 @@ def test_a_break_inside_a_library_is_noted_where_the_user_called_it() -> None:
     notes = breaks_as_notes([(reason, [FrameSummary("a.py", 1, "f"), *inside]), (reason, inside)])
     assert len(notes) == 1
     assert "a.py:1: a value is read from the GPU" in notes[0]
+
+
+def test_a_line_of_a_library_is_named_without_the_folder_of_the_libraries() -> None:
+    frames = [FrameSummary(_TORCH, 7, "call")]
+    assert breaks_as_notes([("generic_jump TensorVariable()", frames)]) == [
+        "torch.compile: graph break at torch/__init__.py:7: a branch depends on the values of a "
+        "tensor"
+    ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from wavecast.frameworks.pytorch.recording.user_lines import is_users, line_of
+from wavecast.frameworks.pytorch.recording.user_lines import is_users, line_of, source_line
 
 _EXPLANATION = re.compile(r"Explanation:\s*(.+)")
 _MORE = re.compile(r"\s+\(?(has_kwargs|with argument types).*")
@@ -47,7 +47,7 @@ def _line(frames: list[Any]) -> str:
     for frame in reversed(frames):
         if is_users(frame.filename):
             return line_of(frame.filename, frame.lineno)
-    return line_of(frames[-1].filename, frames[-1].lineno) if frames else "an unknown line"
+    return source_line(frames[-1].filename, frames[-1].lineno) if frames else "an unknown line"
 
 
 def _reason(text: str) -> str:
