@@ -185,14 +185,8 @@ def _scenes(batch: int, side: int) -> dict[str, Any]:
     return {"pixel_values": torch.randn(batch, 3, side, side)}
 
 
-def _queries(t: Any) -> Any:
-    return t.EomtConfig(hidden_size=768, num_hidden_layers=12, num_attention_heads=12,
-                        image_size=512, num_labels=150)  # fmt: skip
-
-
-def _masked(out: Any) -> Any:
-    masks, kinds = out.masks_queries_logits.float(), out.class_queries_logits.float()
-    return F.softplus(masks).mean() + kinds.square().mean()
+def _rooms() -> dict[str, Any]:
+    return {"pixel_values": torch.randn(16, 3, 480, 640)}
 
 
 def _prompted(how: str) -> Step:
@@ -399,9 +393,9 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("clovax-lora", DEFAULT, causal(
         "HyperCLOVAXForCausalLM", decoder("HyperCLOVAXConfig", 6), 4, 2048, "fp32",
         dtype=torch.bfloat16, change=ADAPTED)),
-    ("eomt", DEFAULT, of_transformers(
-        "EomtForUniversalSegmentation", _queries, partial(_scenes, 16, 512), "bf16",
-        loss=_masked)),
+    ("glpn", DEFAULT, of_transformers(
+        "GLPNForDepthEstimation", lambda t: t.GLPNConfig(), _rooms, "bf16",
+        loss=lambda out: out.predicted_depth.float().clamp(min=1e-3).log().var())),
     ("hgnet", DEFAULT, images(
         "HGNetV2ForImageClassification", lambda t: t.HGNetV2Config(num_labels=1000), 256, "bf16",
         last=True, optimizer="momentum")),

@@ -156,7 +156,7 @@ class Equivariant(nn.Module):
             far = apart.square().sum(-1, keepdim=True)
             sent = F.silu(told(torch.cat([x[source], x[target], far], -1)))
             sent = sent * near(sent).sigmoid()
-            step = apart / (far.sqrt() + 1) * moved(sent)
+            step = apart / (far.add(1e-8).sqrt() + 1) * moved(sent)
             places = places + torch.zeros_like(places).index_add(0, target, step) / degree
             sums = torch.zeros_like(x).index_add(0, target, sent)
             x = x + heard(torch.cat([x, sums], -1))
