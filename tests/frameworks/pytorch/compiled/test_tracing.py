@@ -196,6 +196,32 @@ def test_an_error_of_the_compiler_while_its_code_runs_does_not_end_the_trace(
     assert any("could not be followed (KeyError: 'buf7')" in note for note in trace.notes)
 
 
+def test_code_that_is_called_with_several_sizes_is_compiled_for_each() -> None:
+    """From the second size on, torch compiles for all sizes, which a trace does not follow."""
+
+    def make_step() -> Callable[[], None]:
+        wide = torch.randn(4, 64, 128, device="cuda", requires_grad=True)
+        narrow = torch.randn(4, 32, 64, device="cuda", requires_grad=True)
+
+        @torch.compile
+        def turned(weight: Any) -> Any:
+            return weight.transpose(1, 2), weight.mul(2).relu()
+
+        def step() -> None:
+            for weight in (wide, narrow, wide):
+                view, doubled = turned(weight)
+                (view.sum() + doubled.sum()).backward()
+
+        return step
+
+    trace = capture(make_step)
+    forward = [
+        c.op for c in trace if c.op.base == "inductor.pointwise" and c.phase is Phase.FORWARD
+    ]
+    assert [op.inputs[0].shape for op in forward] == [(4, 64, 128), (4, 32, 64), (4, 64, 128)]
+    assert not trace.notes
+
+
 def test_an_error_of_the_compiler_outside_of_the_step_does_not_end_the_trace(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -74,17 +74,26 @@ class StepCompiler:
         target: the GPU.
         everything: whether to compile the modules that the step calls, too, if it compiles none;
             or the mode of torch.compile in which to do so.
+        fixed_sizes: whether code that is called with several sizes is compiled for each, where
+            torch compiles it once for all sizes from the second on.
     """
 
-    def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
+    def __init__(
+        self, target: CompileTarget, everything: bool | str = False, *, fixed_sizes: bool = False
+    ) -> None:
         self._target = target
         self._everything = everything
+        self._fixed_sizes = fixed_sizes
         self._compiled: list[Any] = []
         self._is_asked = bool(everything)
         """Whether the step asks torch to compile anything."""
         dynamo.look_up_functions()
         self.notes: tuple[str, ...] = ()
         """What was noticed while compiling: graph breaks, and code that could not be compiled."""
+
+    def with_fixed_sizes(self) -> StepCompiler:
+        """A compiler that compiles code for each size by itself."""
+        return StepCompiler(self._target, self._everything, fixed_sizes=True)
 
     def properties(self) -> dict[str, Any]:
         """What the compiler asks of the GPU, by the names of torch's device properties."""
@@ -98,6 +107,8 @@ class StepCompiler:
             on_padded = partial(session.notes.setdefault, _PADDED)
             compiler = inductor.compiler_on(self._target, session.compile, on_padded)
             stack.enter_context(compiler)
+            if self._fixed_sizes:
+                stack.enter_context(dynamo.sizes_fixed())
             stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)

@@ -52,25 +52,32 @@ def capture(
         except CompilesCode:
             pass  # the compiler is slow to load, and most steps do not need it
     compiler, reason = compiler_for(gpu, capability, compiled)
-    trace, why = followed(lambda c: capture_plain(make_step, compiler=c, **options), compiler)
-    return with_notes(trace, None if why else compiler, why or reason)
+    trace, compiler, why = followed(
+        lambda c: capture_plain(make_step, compiler=c, **options), compiler
+    )
+    return with_notes(trace, compiler, why or reason)
 
 
 def followed(
     attempt: Callable[[StepCompiler | None], Traced], compiler: StepCompiler | None
-) -> tuple[Traced, str]:
+) -> tuple[Traced, StepCompiler | None, str]:
     """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
 
     The compiler's interfaces are private to torch, so any error may come from there. An error of
-    the user's code occurs without the compiler, too, or is one that a GPU would raise.
+    the user's code occurs without the compiler, too, or is one that a GPU would raise. Code that
+    torch compiles for all sizes has the sizes of its second call, so that a third one may fail.
+    Then code is compiled for each size by itself, as experts are whose weights differ in shape.
     """
-    try:
-        return attempt(compiler), ""
-    except Exception as error:
-        why = why_not_followed(error, compiler)
-        if not why:
-            raise
-    return attempt(None), why
+    first = ""
+    for one in () if compiler is None else (compiler, compiler.with_fixed_sizes()):
+        try:
+            return attempt(one), one, ""
+        except Exception as error:
+            why = why_not_followed(error, one)
+            if not why:
+                raise
+            first = first or why
+    return attempt(None), None, first
 
 
 class NotFollowed(BaseException):
