@@ -203,13 +203,14 @@ def test_code_that_is_called_with_several_sizes_is_compiled_for_each() -> None:
         wide = torch.randn(4, 64, 128, device="cuda", requires_grad=True)
         narrow = torch.randn(4, 32, 64, device="cuda", requires_grad=True)
 
-        @torch.compile
         def turned(weight: Any) -> Any:
             return weight.transpose(1, 2), weight.mul(2).relu()
 
+        compiled: Any = torch.compile(turned)
+
         def step() -> None:
             for weight in (wide, narrow, wide):
-                view, doubled = turned(weight)
+                view, doubled = compiled(weight)
                 (view.sum() + doubled.sum()).backward()
 
         return step
