@@ -70,8 +70,8 @@ TESTS = (
     TorchTest("fourth", "torch, other families", ("blind_4",)),
     TorchTest("fifth", "torch, again others", ("blind_5", "blind_6")),
     TorchTest("sixth", "torch, others once more", ("blind_7",)),
-    TorchTest("seventh", "torch, yet others", ("blind_8",)),
-    TorchTest("eighth", "torch, further ones", ("blind_9",)),
+    TorchTest("seventh", "torch, families that nobody had run", ("blind_8",)),
+    TorchTest("eighth", "torch, usual models of these years", ("blind_9",)),
 )
 """The blind tests of torch that have a page in common, as they were made."""
 
