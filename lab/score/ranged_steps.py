@@ -118,22 +118,6 @@ def bound(prediction: Prediction, case: Case, known: Familiarity) -> OffStep | N
     return None
 
 
-def on_our_gpu(cache: Path, apart: KeptApart, traced: bool) -> Iterator[OffStep]:
-    """The GPU time of our own steps, predicted without anything that we measured.
-
-    Their iterations are left out: most were timed after a profiler had run (docs/adr/0018).
-    """
-    cases = list(own_steps.cases())
-    for case, trace in read(cases, _made(cases, cache, traced)):
-        for known in apart.familiarities(case):
-            if case.gpu_s:
-                predictor = apart.predictor(case, known)
-                predicted = wavecast.predict(trace, case.gpu, predictor=predictor, host="reference")
-                ratio = case.gpu_s / predicted.gpu_s
-                where = case.set, OURS, _chip(case.gpu)
-                yield of_prediction(predicted, ratio, "gpu", known, *where)
-
-
 def families_out(data: Path, cache: Path, traced: bool) -> Iterator[OffStep]:
     """The GPU time of our own steps, predicted with our GPU and without their model families."""
     cases = list(own_steps.cases())

@@ -8,13 +8,14 @@ The widths of ranges depend on the class of ignorance and on what the GPU time i
 shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
 without its source. All widths of a class are then multiplied by one factor, `wider`, with which
 nine in ten of its steps lie in such ranges, and in those that all steps make. GPUs of other vendors
-were measured with convolutions alone, so their class has one width for all kinds.
+were measured with convolutions alone and nearly all by one source, so their class has one width for
+all kinds, and is judged by the ranges that all its steps make.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
 * `partly`, `unseen` and `foreign` GPUs: published steps, predicted by models fitted without their
-  source and, except for `partly`, without their GPU's architecture (`lab.fit.kept_apart`). `partly`
-  and `unseen` also have the GPU time of our own steps, predicted without anything of ours.
+  source and, except for `partly`, without their GPU's architecture (`lab.fit.kept_apart`). Our own
+  steps are none of them: without our ops, most kinds of op are in no fit, which no user's are.
 * `measured` GPUs: steps on our H200, predicted by models that saw its chip, but no model of the
   step's family; and steps that were measured after the fit. The source is the campaign; the GPU
   cannot be left out.
@@ -76,6 +77,10 @@ CLASSES = (
     *(("scaled", str(how)) for how in ScaledTo),
 )
 """The part and the name of each class. The last two are of `lab.score.scaled_ranges`."""
+FEW_SOURCES = {("gpu", str(Familiarity.FOREIGN))}
+"""Classes of which one source has nearly all steps. Ranges without it are made from a few steps of
+another, so these classes are judged by the ranges that all their steps make. The predictions know
+neither source nor GPU, all the same."""
 PARTS = tuple(dict.fromkeys(part for part, _ in CLASSES))
 MARK = "begin: python -m lab score ranges"
 Key = tuple[str, str]
@@ -206,14 +211,16 @@ class Ranges:
     def of(cls, steps: Sequence[OffStep]) -> Ranges:
         """The ranges that some steps give."""
         apart, tree = judged(steps), WidthTree(steps)
-        wider = {}
+        wider: dict[Key, float] = {}
+        kept: list[JudgedRange] = []
         for key in CLASSES:
             same = [one for one in apart if one.key == key]
             if len(same) >= LEAST:
                 reach = tree.widths(*key).reach
                 ships = [JudgedRange(one.step, one.weight, *reach(one.step)) for one in same]
+                same = ships if key in FEW_SOURCES else same
                 wider[key] = max(widening(same), widening(ships))
-        kept = [one.times(wider[one.key]) for one in apart if one.key in wider]
+                kept += [one.times(wider[key]) for one in same]
         # Where only some of the steps were predicted, others that gave ranges before still count.
         traced = (step.modelled for step in steps if step.part in BEFORE)
         modelled = min([least_modelled(), *traced])
@@ -365,7 +372,6 @@ def predicted(data: Path, cache_folder: Path, traced: bool) -> list[OffStep]:
         lambda: ranged_steps.families_out(data, cache_folder, traced),
         lambda: ranged_steps.never_seen(),
         lambda: ranged_steps.published(data, cache_folder, apart, traced),
-        lambda: ranged_steps.on_our_gpu(cache_folder, apart, traced),
         lambda: ranged_steps.timed(data, cache_folder),
     )
     return [step for make in makers for step in make()]
