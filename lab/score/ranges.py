@@ -78,13 +78,10 @@ CLASSES = (
 )
 """The part and the name of each class. The last two are of `lab.score.scaled_ranges`."""
 FEW_SOURCES = {("gpu", str(Familiarity.FOREIGN))}
-"""Classes of which one source has nearly all steps. Ranges without it are made from a few steps of
-another, so these classes are judged by the ranges that all their steps make. The predictions know
-neither source nor GPU, all the same."""
+"""Classes of which one source has nearly all steps, so that ranges without it say nothing."""
 PARTS = tuple(dict.fromkeys(part for part, _ in CLASSES))
 MARK = "begin: python -m lab score ranges"
 Key = tuple[str, str]
-"""Part and class."""
 
 
 class WidthTree:
@@ -314,8 +311,7 @@ def table(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> Iterator[st
     yield from heading(f"class | set | {COLUMNS}", "ll")
     for known in dict.fromkeys(one.step.known for one in new):
         same = [[one for one in some if one.step.known == known] for some in (new, old)]
-        names = [*by_set(same[0]), "**all**"]
-        for name in names:
+        for name in [*by_set(same[0]), "**all**"]:
             groups = [[one for one in some if name in (one.step.set, "**all**")] for some in same]
             cells = [cell for group in groups for cell in _cells(group)]
             yield f"| {known} | {name} | {len(groups[0])} | {' | '.join(cells)} |"
@@ -389,14 +385,11 @@ def main(arguments: Sequence[str] = ()) -> None:
     args = parser.parse_args(arguments)
     if args.steps is None and not (args.data and args.cache):
         parser.error("give --data and --cache, or --steps")
-    if args.steps is not None:
-        steps = ranged_steps.read_file(args.steps)
-    else:
-        steps = predicted(args.data, args.cache, args.traced)
-    if args.save is not None:
+    kept = args.steps and ranged_steps.read_file(args.steps)
+    steps = kept or predicted(args.data, args.cache, args.traced)
+    if args.save:
         ranged_steps.write(steps, args.save)
-    ranges = Ranges.of(steps)
-    old = before(steps)
+    ranges, old = Ranges.of(steps), before(steps)
     text, shown = ranges.to_toml(), report(old, ranges.judged)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
     print(f"{text}\n{shown}")

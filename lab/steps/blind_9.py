@@ -9,7 +9,6 @@ capture or a fit before its predictions are written down.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -21,7 +20,7 @@ from lab.steps.blind_7 import ADAPTED, WHOLE, causal, decoder, images
 from lab.steps.blind_8 import boxed
 from lab.steps.blind_9_nets import (
     Columns,
-    Equivariant,
+    EquivariantMessages,
     Interactions,
     LinearDenoiser,
     MotionDenoiser,
@@ -32,75 +31,14 @@ from lab.steps.blind_9_nets import (
 from lab.steps.compiled import DEFAULT, DEVICE, EAGER, CompiledStep, Make, Step, trained
 from lab.steps.host_steps import of_transformers, tokens
 from lab.steps.libraries import import_torchvision
-from wavecast.suite.training import autocast
-
-
-def _followed(step: Any, *more: Callable[[], Any]) -> Step:
-    """A step after which more is done, as a schedule or averaged weights want it."""
-
-    def run() -> Any:
-        loss = step()
-        for do in more:
-            do()
-        return loss
-
-    return run
-
-
-def _scheduled(make: Make) -> Make:
-    """A step whose learning rate falls along a cosine."""
-
-    def made(how: str) -> Step:
-        step: Any = make(how)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(step.optimizer, 10_000)
-        return _followed(step, schedule.step)
-
-    return made
-
-
-def _accumulated(make: Make, parts: int) -> Make:
-    """A step that adds up the gradients of several small batches."""
-
-    def made(how: str) -> Step:
-        step: Any = make(how)
-
-        def run() -> Any:
-            step.optimizer.zero_grad()
-            for _ in range(parts):
-                with autocast(step.precision, step.device_type):
-                    loss = step.loss() / parts
-                (loss if step.scaler is None else step.scaler.scale(loss)).backward()
-            if step.scaler is None:
-                step.optimizer.step()
-            else:
-                step.scaler.step(step.optimizer)
-                step.scaler.update()
-            return loss.detach()
-
-        return run
-
-    return made
-
-
-def _averaging(model: Any, average: Any, share: float) -> Callable[[], None]:
-    """Move averaged weights a little towards those of a model."""
-
-    def do() -> None:
-        with torch.no_grad():
-            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 1 - share)
-
-    return do
-
-
-def _checkpointed(model: Any) -> Any:
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    return model
-
-
-def _adapted_and_checkpointed(model: Any) -> Any:
-    model = _checkpointed(ADAPTED(model))
-    model.enable_input_require_grads()
-    return model
+from lab.steps.training_ways import (
+    accumulated,
+    adapted_and_checkpointed,
+    averaging,
+    checkpointed,
+    followed,
+    scheduled,
+)
 
 
 def _neo(t: Any) -> Any:
@@ -245,7 +183,7 @@ def _taught(how: str) -> Step:
         return -(wanted * said(m, 0.1).log_softmax(-1)).sum(-1).mean()
 
     step = trained(both, loss, EAGER, "bf16", optimizer="fused", clip=3.0)
-    return _followed(step, _averaging(both, teacher, 0.996))
+    return followed(step, averaging(both, teacher, 0.996))
 
 
 def _clap(t: Any) -> Any:
@@ -286,7 +224,7 @@ def _painted(how: str) -> Step:
     average = deepcopy(model).requires_grad_(False)
     step = trained(model, lambda m: F.mse_loss(m(x, text, when), goal), how, "bf16",
                    optimizer="fused", clip=0.5)  # fmt: skip
-    return _followed(step, _averaging(model, average, 0.9999))
+    return followed(step, averaging(model, average, 0.9999))
 
 
 def _animated(how: str) -> Step:
@@ -305,7 +243,7 @@ def _unmasked(how: str) -> Step:
 
 def _atoms(how: str) -> Step:
     with torch.device(DEVICE):
-        model = Equivariant(128, 4)
+        model = EquivariantMessages(128, 4)
         kinds, places = torch.randint(0, 100, (25_000,)), torch.randn(25_000, 3) * 5
         edges, goal = torch.randint(0, 25_000, (2, 500_000)), torch.randn(25_000, 3)
     return trained(model, lambda m: F.mse_loss(m(kinds, places, edges), goal), how, "tf32")
@@ -387,7 +325,7 @@ _MISTRAL = decoder("Mistral4Config", 3, n_routed_experts=8, num_experts_per_tok=
                    num_key_value_heads=16, moe_intermediate_size=1024)  # fmt: skip
 _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("mistral4-moe", DEFAULT, causal("Mistral4ForCausalLM", _MISTRAL, 4, 2048, "fp32", **WHOLE)),
-    ("persimmon", DEFAULT, _scheduled(causal(
+    ("persimmon", DEFAULT, scheduled(causal(
         "PersimmonForCausalLM", _persimmon, 4, 2048, optimizer="fused", clip=1.0))),
     ("albert", DEFAULT, causal("AlbertForMaskedLM", _albert, 32, 512, "fp16")),
     ("clovax-lora", DEFAULT, causal(
@@ -407,11 +345,11 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("fields", DEFAULT, _fields),
     ("mimo-moe", EAGER, causal("MiMoV2FlashForCausalLM", _MIMO, 4, 2048, "fp32", **WHOLE)),
     ("glm-lite-moe", EAGER, causal(
-        "Glm4MoeLiteForCausalLM", _GLM, 4, 2048, "fp32", **WHOLE, change=_checkpointed)),
+        "Glm4MoeLiteForCausalLM", _GLM, 4, 2048, "fp32", **WHOLE, change=checkpointed)),
     ("ministral-lora", EAGER, causal(
         "MinistralForCausalLM", decoder("MinistralConfig", 8, head_dim=128, sliding_window=1024), 4,
-        2048, "fp32", dtype=torch.bfloat16, change=_adapted_and_checkpointed)),
-    ("neo", EAGER, _accumulated(causal("GPTNeoForCausalLM", _neo, 4, 1024, "fp16"), 4)),
+        2048, "fp32", dtype=torch.bfloat16, change=adapted_and_checkpointed)),
+    ("neo", EAGER, accumulated(causal("GPTNeoForCausalLM", _neo, 4, 1024, "fp16"), 4)),
     ("led", EAGER, of_transformers(
         "LEDForConditionalGeneration", _long, _reports, "bf16", optimizer="fused")),
     ("embeddings", EAGER, _pairs_of_texts),
@@ -425,7 +363,7 @@ _STEPS: tuple[tuple[str, str, Make], ...] = (
     ("speech-t5", EAGER, of_transformers(
         "SpeechT5ForTextToSpeech", _voice, _spoken, "tf32", clip=1.0)),
     ("animated", EAGER, _animated),
-    ("unmasked", EAGER, _accumulated(_unmasked, 2)),
+    ("unmasked", EAGER, accumulated(_unmasked, 2)),
     ("summaries", EAGER, _summarized),
     ("sessions", EAGER, _visited),
     ("autoformer", EAGER, of_transformers("AutoformerForPrediction", _loads, _hours, "fp32")),

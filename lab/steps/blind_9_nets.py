@@ -130,7 +130,7 @@ class Unmasking(nn.Module):
         return (lost * masked / share).mean()
 
 
-class Equivariant(nn.Module):
+class EquivariantMessages(nn.Module):
     """Atoms whose places move as the messages say (Satorras et al., EGNN, 2021)."""
 
     def __init__(self, width: int, layers: int) -> None:

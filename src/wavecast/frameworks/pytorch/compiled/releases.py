@@ -73,6 +73,7 @@ REQUIRED = tuple(
     torch._inductor.runtime.hints:DeviceProperties.create
     torch._inductor.scheduler:Scheduler.compute_last_usage
     torch._inductor.scheduler:has_triton
+    torch._inductor.sizevars:SizeVarAllocator
     torch._inductor.utils:get_device_tflops
     torch._inductor.utils:get_gpu_dram_gbps
     torch._inductor.virtualized:V
