@@ -18,7 +18,8 @@ from lab.measured import own_steps, public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
 from lab.measured.timed_traces import GPU
-from lab.score import blind, iterations
+from lab.measured.traced_steps import read_traces
+from lab.score import blind, blind_torch, iterations
 from lab.score.families import folds
 from wavecast import Prediction
 from wavecast.predictors.base import Familiarity
@@ -131,10 +132,22 @@ def families_out(data: Path, cache: Path, traced: bool) -> Iterator[OffStep]:
 
 
 def never_seen() -> Iterator[OffStep]:
-    """The GPU time of models that are in no fit (`lab.score.blind`)."""
+    """The GPU time of models that are in no fit, eager and compiled, of all blind tests."""
     for row in blind.rows():
-        ratio, of_set = 1 / (1 + row.gpu_error), f"{OURS} blind"
-        yield of_prediction(row.prediction, ratio, "gpu", Familiarity.MEASURED, of_set, of_set)
+        yield _unseen_model(row.prediction, row.prediction.gpu_s / (1 + row.gpu_error), "blind")
+    for test in blind_torch.TESTS:
+        for folder in (one for one in test.folders if (one / blind_torch.TRACED).exists()):
+            found = blind_torch.measured(folder)
+            for name, trace in read_traces(folder / blind_torch.TRACED).items():
+                if name in found:
+                    gpu_s = min(found[name]["busy_s"], found[name]["wall_s"])
+                    prediction = wavecast.predict(trace, GPU, host="reference")
+                    yield _unseen_model(prediction, gpu_s, f"{test.name} blind test")
+
+
+def _unseen_model(prediction: Prediction, gpu_s: float, of_set: str) -> OffStep:
+    owner, ratio = f"{OURS} {of_set}", gpu_s / prediction.gpu_s
+    return of_prediction(prediction, ratio, "gpu", Familiarity.MEASURED, owner, owner)
 
 
 def timed(data: Path, cache: Path) -> Iterator[OffStep]:

@@ -6,10 +6,10 @@
 The widths of ranges depend on the class of ignorance and on what the GPU time is made of
 (`wavecast.steps.ranges`). `lab.score.range_widths` fits them by the interval score, each class
 shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
-without its source. All widths of a class are then multiplied by one factor, `wider`, with which
-nine in ten of its steps lie in such ranges, and in those that all steps make. GPUs of other vendors
-were measured with convolutions alone and nearly all by one source, so their class has one width for
-all kinds, and is judged by the ranges that all its steps make.
+without without its source. All widths of a class are then multiplied by one factor, `wider`, with which
+92% of its steps lie in such ranges, and in those that all steps make: nine in ten of a new set.
+GPUs of other vendors were measured with convolutions alone and nearly all by one source, so their
+class has one width for all kinds, and is judged by the ranges that all its steps make.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
@@ -69,6 +69,8 @@ BEFORE = {
 (docs/adr/0024)."""
 KINDS = ("matmul", "convolution", "recurrent", "memory")
 """The parts of a makeup, in the order of its shares."""
+HELD = 0.92
+"""The share of a class that ranges hold: more than nine in ten, as new sets differ from these."""
 LEAST = 19
 """The fewest steps that can show a share of one in twenty: the largest of them is the end."""
 CLASSES = (
@@ -176,9 +178,9 @@ def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
 
 
 def widening(same: Sequence[JudgedRange]) -> float:
-    """The factor with which ranges made apart hold nine in ten steps of a class.
+    """The factor with which ranges made apart hold enough steps of a class.
 
-    Nine in ten hold whether every step has the same weight or a source's weight grows with the
+    So many hold whether every step has the same weight or a source's weight grows with the
     square root of its number of steps. The factor may make ranges narrower, to a half at most.
     """
     by_step = _quantile([(one.needed, 1.0) for one in same])
@@ -187,10 +189,10 @@ def widening(same: Sequence[JudgedRange]) -> float:
 
 
 def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
-    """The smallest value that nine in ten of the weights do not exceed."""
+    """The smallest value that `HELD` of the weights do not exceed."""
     values, weights = zip(*sorted(pairs), strict=True)
     total = np.cumsum(weights)
-    at = int(np.searchsorted(total, (1 - ALPHA) * total[-1] - 1e-9))
+    at = int(np.searchsorted(total, HELD * total[-1] - 1e-9))
     return float(values[min(at, len(values) - 1)])
 
 
@@ -258,12 +260,11 @@ class Ranges:
                 yield f"{side} = {{ {', '.join(f'{name} = {x:.3f}' for name, x in named)} }}"
         same = [one for one in self.judged if one.key == (part, known)]
         sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
-        least, most = min(sets), max(sets)
         if known == ScaledTo.OTHER:
             modelled = min(one.step.modelled for one in same)
             yield f"modelled = {math.floor(1000 * modelled) / 1000:.3f}"
         yield f"steps = {len(same)}"
-        for name, value in (("held", share(same)), ("least", least), ("most", most)):
+        for name, value in (("held", share(same)), ("least", min(sets)), ("most", max(sets))):
             yield f"{name} = {math.floor(value * 1000 + 1e-6) / 1000:.3f}"
 
 
