@@ -6,10 +6,10 @@
 The widths of ranges depend on the class of ignorance and on what the GPU time is made of
 (`wavecast.steps.ranges`). `lab.score.range_widths` fits them by the interval score, each class
 shrunk towards all steps. Each step is judged by a range that is made without the step's GPU and
-without without its source. All widths of a class are then multiplied by one factor, `wider`, with which
-92% of its steps lie in such ranges, and in those that all steps make: nine in ten of a new set.
-GPUs of other vendors were measured with convolutions alone and nearly all by one source, so their
-class has one width for all kinds, and is judged by the ranges that all its steps make.
+without its source. All widths of a class are then multiplied by one factor, `wider`, with which 92%
+of its steps lie in such ranges, and in those that all steps make: nine in ten of a new set. GPUs
+of other vendors were measured with convolutions alone and nearly all by one source, so their class
+has one width for all kinds, and is judged by the ranges that all its steps make.
 
 The steps are predicted by models that know as little as the class says (`lab.score.ranged_steps`):
 
