@@ -12,6 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,17 @@ class Server:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Send SIGKILL to the server and all of its processes at once."""
+        """Send SIGKILL to the server and all of its processes at once.
+
+        Each of its processes leads a group of its own, so that one would still commit.
+        """
         assert self._process is not None
-        os.killpg(self._process.pid, signal.SIGKILL)
+        server = self._process.pid
+        listed = Path(f"/proc/{server}/task/{server}/children")  # Linux has it
+        for process in listed.read_text().split() if listed.exists() else ():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
+        os.killpg(server, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
