@@ -1,6 +1,7 @@
 """How wide must a step's range be? Fits the widths by class, and scores them, before and after.
 
-    python -m lab score ranges --data FOLDER --cache FOLDER [--traced] [--save FILE] [--write]
+    python -m lab score ranges --data FOLDER --cache FOLDER [--traced] [--gpu-only]
+                                  [--save FILE] [--write]
     python -m lab score ranges --steps FILE [--write]
 
 The widths of ranges depend on the class of ignorance and on what the GPU time is made of
@@ -31,7 +32,8 @@ Steps with torch before 1.10 have a width of their own on top, which no predicti
 The command prints, by class and by set, the share of steps in their ranges, the ratio of high and
 low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
 the exponents of docs/adr/0024, and after. It writes data/models/ranges.toml. `--traced` leaves out
-steps whose traces are not in the cache. `--save` keeps the predicted steps, and `--steps` reads
+steps whose traces are not in the cache, and `--gpu-only` those that wait for the host, which also
+need torchvision. `--save` keeps the predicted steps, and `--steps` reads
 them; a class that they lack stays as it ships. `--write` puts the tables into
 docs/appendix/accuracy-ranges.md, docs/accuracy.md and docs/concepts/estimates.md.
 """
@@ -40,10 +42,9 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,145 +56,32 @@ from lab.markdown import heading
 from lab.measured.figures import percent
 from lab.places import DOCS, MODELS
 from lab.score import pages, ranged_steps
-from lab.score.range_widths import ALPHA, LEAST_WIDTH, Widths, fit, interval_score, weights_of
+from lab.score.judged_ranges import (
+    BEFORE,
+    CLASSES,
+    KINDS,
+    JudgedRange,
+    Key,
+    WidthTree,
+    before,
+    by_set,
+    given,
+    judged,
+    needed,
+    share,
+    widening,
+)
+from lab.score.range_widths import Widths
 from lab.score.ranged_steps import OffStep
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
 from wavecast.steps.ranges import FILE, ScaledTo, least_modelled
 
-BEFORE = {
-    "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
-    "host": {"known": (0.295, 0.324), "unknown": (0.403, 0.457)},
-}
-"""The ranges before: exponents of the range of the ops for GPUs, logarithms of factors for hosts
-(docs/adr/0024)."""
-KINDS = ("matmul", "convolution", "recurrent", "memory")
-"""The parts of a makeup, in the order of its shares."""
-HELD = 0.92
-"""The share of a class that ranges hold: more than nine in ten, as new sets differ from these."""
 LEAST = 19
 """The fewest steps that can show a share of one in twenty: the largest of them is the end."""
-CLASSES = (
-    *(("gpu", str(known)) for known in Familiarity),
-    *(("host", known) for known in ("known", "unknown")),
-    *(("scaled", str(how)) for how in ScaledTo),
-)
-"""The part and the name of each class. The last two are of `lab.score.scaled_ranges`."""
 FEW_SOURCES = {("gpu", str(Familiarity.FOREIGN))}
 """Classes of which one source has nearly all steps, so that ranges without it say nothing."""
-PARTS = tuple(dict.fromkeys(part for part, _ in CLASSES))
 MARK = "begin: python -m lab score ranges"
-Key = tuple[str, str]
-
-
-class WidthTree:
-    """The widths of all classes that some steps give."""
-
-    def __init__(self, steps: Sequence[OffStep]) -> None:
-        self._steps = steps
-        self.widths = cache(self._widths)
-
-    def _widths(self, part: str, known: str = "") -> Widths:
-        """The widths of a class, shrunk towards all steps; "" stands for these."""
-        own = [step for step in self._steps if step.part == part and known in ("", step.known)]
-        if part == "scaled":  # too few to tell more than how far all reach, which is the factor
-            one = (LEAST_WIDTH,) * (len(KINDS) + 1)
-            return Widths(one, one)
-        if not known:
-            return fit(own)
-        parent = self.widths(part)
-        if not own:
-            return parent
-        fitted = fit(own, parent)
-        return fitted.flat(own) if known == Familiarity.FOREIGN else fitted
-
-
-@dataclass(frozen=True)
-class JudgedRange:
-    """A step, and how far the range reaches that was made without its GPU and source."""
-
-    step: OffStep
-    weight: float
-    below: float
-    above: float
-
-    @property
-    def key(self) -> Key:
-        """The class of the step."""
-        return self.step.part, self.step.known
-
-    @property
-    def needed(self) -> float:
-        """The factor on both ends with which the range just holds the step."""
-        return max(-self.step.off / self.below, self.step.off / self.above)
-
-    @property
-    def inside(self) -> bool:
-        """Whether the step lies in the range."""
-        return self.needed <= 1
-
-    @property
-    def score(self) -> float:
-        """The interval score."""
-        return interval_score(self.step.off, self.below, self.above)
-
-    def times(self, factor: float) -> JudgedRange:
-        """The same with a range that is wider by a factor."""
-        return JudgedRange(self.step, self.weight, self.below * factor, self.above * factor)
-
-
-def judged(steps: Sequence[OffStep]) -> list[JudgedRange]:
-    """Each step with a range that is made without its GPU and source, before it is widened.
-
-    Steps that no other GPU and source can judge are left out.
-    """
-    every = []
-    for part in PARTS:
-        own = [step for step in steps if step.part == part]
-        trees: dict[tuple[str, str], WidthTree | None] = {}
-        for step, weight in zip(own, weights_of(own).tolist(), strict=True):
-            pair = step.owner, step.chip
-            if pair not in trees:
-                others = [other for other in own if other.is_apart(*pair)]
-                trees[pair] = WidthTree(others) if others else None
-            tree = trees[pair]
-            if tree is not None:
-                reach = tree.widths(part, step.known).reach(step)
-                every.append(JudgedRange(step, weight, *reach))
-    return every
-
-
-def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
-    """The steps that had a range before, with that range."""
-    every = []
-    for step in steps:
-        powers = BEFORE.get(step.part, {}).get(step.known)
-        if powers is not None:
-            logs = (-math.log(step.spread[0]), math.log(step.spread[1]))
-            below, above = powers
-            if step.part == "gpu":
-                below, above = below * logs[0], above * logs[1]
-            every.append(JudgedRange(step, 1.0, below, above))
-    return every
-
-
-def widening(same: Sequence[JudgedRange]) -> float:
-    """The factor with which ranges made apart hold enough steps of a class.
-
-    So many hold whether every step has the same weight or a source's weight grows with the
-    square root of its number of steps. The factor may make ranges narrower, to a half at most.
-    """
-    by_step = _quantile([(one.needed, 1.0) for one in same])
-    by_source = _quantile([(one.needed, one.weight) for one in same])
-    return math.ceil(1000 * max(by_step, by_source, 0.5)) / 1000
-
-
-def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
-    """The smallest value that `HELD` of the weights do not exceed."""
-    values, weights = zip(*sorted(pairs), strict=True)
-    total = np.cumsum(weights)
-    at = int(np.searchsorted(total, HELD * total[-1] - 1e-9))
-    return float(values[min(at, len(values) - 1)])
 
 
 @dataclass(frozen=True)
@@ -280,30 +168,6 @@ def _inline(value: Any) -> str:
     return f"{{ {', '.join(f'{name} = {x}' for name, x in value.items())} }}"
 
 
-def by_set(some: Iterable[JudgedRange]) -> dict[str, list[JudgedRange]]:
-    """Steps by set, in the order of the names."""
-    sets: dict[str, list[JudgedRange]] = {}
-    for one in sorted(some, key=lambda one: one.step.set):
-        sets.setdefault(one.step.set, []).append(one)
-    return sets
-
-
-def share(some: Sequence[JudgedRange]) -> float:
-    """The share of steps in their ranges."""
-    return sum(one.inside for one in some) / len(some)
-
-
-def given(some: Sequence[JudgedRange]) -> float:
-    """The mean width of the ranges, as the ratio of their ends."""
-    return math.exp(float(np.mean([one.below + one.above for one in some])))
-
-
-def needed(some: Sequence[JudgedRange]) -> float:
-    """The same if all ranges are scaled by the factor with which they hold nine in ten."""
-    factor = float(np.quantile([one.needed for one in some], 1 - ALPHA, method="higher"))
-    return float(given(some) ** max(factor, 0.0))
-
-
 COLUMNS = "steps | in range | given / needed | score | in range before | given / needed | score"
 
 
@@ -362,16 +226,17 @@ def widths_table(made: Ranges) -> str:
     return "\n".join(lines)
 
 
-def predicted(data: Path, cache_folder: Path, traced: bool) -> list[OffStep]:
+def predicted(data: Path, cache_folder: Path, traced: bool, gpu_only: bool) -> list[OffStep]:
     """All measured steps, predicted by models that know as little as their classes say."""
     apart = KeptApart(data, cache_folder)
     makers: Sequence[Callable[[], Iterator[OffStep]]] = (
         lambda: ranged_steps.families_out(data, cache_folder, traced),
         lambda: ranged_steps.never_seen(),
         lambda: ranged_steps.published(data, cache_folder, apart, traced),
-        lambda: ranged_steps.timed(data, cache_folder),
+        lambda: iter(()) if gpu_only else ranged_steps.timed(data, cache_folder),
     )
-    return [step for make in makers for step in make()]
+    every = (step for make in makers for step in make())
+    return [step for step in every if step.part == "gpu" or not gpu_only]
 
 
 def main(arguments: Sequence[str] = ()) -> None:
@@ -380,15 +245,18 @@ def main(arguments: Sequence[str] = ()) -> None:
     needs.add_data(parser, *needs.OPS_AND_STEPS, required=False)
     parser.add_argument("--cache", type=Path, help="folder that keeps traces and fits")
     parser.add_argument("--traced", action="store_true", help="only steps traced in the cache")
+    parser.add_argument("--gpu-only", action="store_true", help="no steps that wait for the host")
     parser.add_argument("--save", type=Path, help="a file for the predicted steps")
     parser.add_argument("--steps", type=Path, help="a file that --save wrote")
     parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
     args = parser.parse_args(arguments)
     if args.steps is None and not (args.data and args.cache):
         parser.error("give --data and --cache, or --steps")
-    kept = args.steps and ranged_steps.read_file(args.steps)
-    steps = kept or predicted(args.data, args.cache, args.traced)
-    if args.save:
+    if args.steps is not None:
+        steps = ranged_steps.read_file(args.steps)
+    else:
+        steps = predicted(args.data, args.cache, args.traced, args.gpu_only)
+    if args.save is not None:
         ranged_steps.write(steps, args.save)
     ranges, old = Ranges.of(steps), before(steps)
     text, shown = ranges.to_toml(), report(old, ranges.judged)

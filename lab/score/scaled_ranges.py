@@ -32,8 +32,9 @@ from lab.measured import campaigns, public_steps
 from lab.measured.public_steps.case import Case, Traces
 from lab.places import DOCS, H200, MODELS
 from lab.score import pages
+from lab.score.judged_ranges import judged, widening
 from lab.score.ranged_steps import MARGIN, OffStep, bound, of_prediction
-from lab.score.ranges import Ranges, judged, table, widening, widths_table
+from lab.score.ranges import Ranges, table, widths_table
 from lab.score.scaled_steps import CAMPAIGN, HOST, ORIGIN
 from wavecast import Prediction, Trace
 from wavecast.predictors.base import Familiarity

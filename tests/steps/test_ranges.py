@@ -18,25 +18,22 @@ from made import call, mm, relu, trace
 from lab.measured import campaigns
 from lab.places import DOCS
 from lab.score import scaled_ranges
-from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
-from lab.score.ranged_steps import OffStep, read_file, write
-from lab.score.ranges import (
+from lab.score.judged_ranges import (
     CLASSES,
     HELD,
-    LEAST,
     PARTS,
     JudgedRange,
-    Ranges,
     WidthTree,
     before,
     judged,
     needed,
-    report,
     share,
     widening,
-    widths_table,
 )
-from lab.score.ranges import given as given_width
+from lab.score.judged_ranges import given as given_width
+from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
+from lab.score.ranged_steps import OffStep, read_file, write
+from lab.score.ranges import LEAST, Ranges, report, widths_table
 from wavecast.files import shipped_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
