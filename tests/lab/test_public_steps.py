@@ -119,6 +119,33 @@ def test_classifiers_have_their_published_size_and_trace() -> None:
     ], run.stderr
 
 
+def _case(make_step: Callable[[], Callable[[], None]]) -> Case:
+    return Case(
+        *("a set", "t4", "a model", "a family", "fp32"),
+        batch=1,
+        layout="nchw",
+        measured_s=1.0,
+        make_step=make_step,
+    )
+
+
+def _without_a_library() -> Callable[[], None]:
+    raise SystemExit("this step needs a library")
+
+
+def _broken() -> Callable[[], None]:
+    raise ValueError("no such model")
+
+
+def test_a_missing_library_is_not_kept_as_a_failure(tmp_path: Path) -> None:
+    traces, case = Traces(tmp_path), _case(_without_a_library)
+    with pytest.raises(wavecast.WavecastError, match="needs a library"):
+        traces.make(case)
+    assert traces.failure(case) is None
+    assert traces.make(_case(_broken)) is None
+    assert "no such model" in str(traces.failure(case))
+
+
 def names(trace: Trace) -> list[str]:
     return [call.op.base for call in trace]
 

@@ -1,9 +1,9 @@
 """The time of FlashAttention's first kernels (2022), which frameworks of 2023 ran.
 
-The op models know FlashAttention 2 and what came later. Of the first kernels no times are public,
-but the shares of the peak that they attained: 30 to 50% in the forward pass, 25 to 35% in the
-backward pass on A100 (Dao, "FlashAttention-2", 2023, section 1). The middle of each is taken. The
-version in Triton of that time is as fast within these ranges. Both have Ampere's instructions.
+The op models know FlashAttention 2 and what came later. No times of the first kernels are public.
+What is published is how much of an A100's peak they attained: 30 to 50% in the forward pass, 25 to
+35% in the backward pass (Dao, "FlashAttention-2", 2023, section 1). We take the middle of each. The
+version in Triton of that time lies in the same ranges. Both are written with Ampere's instructions.
 """
 
 from __future__ import annotations

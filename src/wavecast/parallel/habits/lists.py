@@ -26,8 +26,8 @@ def with_direct_lists(trace: Trace) -> Trace:
     ]
     if not lists:
         raise InvalidInput(
-            "direct_lists says how the optimizer's lists of tensors are issued, and the step has "
-            "none; leave it out"
+            "direct_lists is for optimizers that work on lists of tensors, and that of this step "
+            "works on none; leave it out"
         )
     edit = Edit(trace)
     for position in lists:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import Step, calls_of, forward, mlp, training
 
 import wavecast
@@ -77,12 +78,13 @@ def test_values_are_read_in_order_and_the_last_one_again() -> None:
     [
         lambda x: x[x[:, 0] > 0],
         lambda x: (x[:, 0] > 0).nonzero(),
+        lambda x: F.one_hot(x.detach().topk(2).indices, 8).sum((0, 1)).nonzero(),
         lambda x: torch.masked_select(x, x > 0),
         lambda x: x.detach().unique(),
         lambda x: x[0].detach().long().bincount(),
         lambda x: x.repeat_interleave(x[:, 0].detach().long(), 0),
     ],
-    ids=["mask", "nonzero", "masked_select", "unique", "bincount", "repeat_interleave"],
+    ids=["mask", "nonzero", "experts", "masked_select", "unique", "bincount", "repeat_interleave"],
 )
 def test_the_number_of_rows_can_be_given(select: Callable[[Any], Any]) -> None:
     sizes: list[int] = []

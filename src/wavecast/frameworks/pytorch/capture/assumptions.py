@@ -174,7 +174,8 @@ class Assumptions:
         return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
 
     def _size(self, what: str, depends: str, bound: int, expected: int | None = None) -> int:
-        """The size that is given for a result; if none is, the expected one or its upper bound."""
+        """The size of a result: the one that the user gives, else the expected one if there is one,
+        else its upper bound."""
         place = user_line()
         size = self._given_size(what, place)
         if size is None and expected is not None:
@@ -207,17 +208,9 @@ class Assumptions:
         return mask.new_empty((count,), dtype=torch.int64)
 
     def _nonzero(self, tensor: Any) -> Any:
-        if expected_entries(tensor) == tensor.numel() <= LARGEST_CONSTANT:
-            return self._all_places(tensor)
-        return self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64, tensor)
-
-    def _all_places(self, mask: Any) -> Any:
-        """The indices of all entries, whose values are known: the step may go through them."""
-        self._upper(mask, (mask.numel(),), mask=mask)  # for the note
-        mode = mask.fake_mode
-        with no_dispatch():
-            places = torch.ones(mask.shape).nonzero()
-        return mode.fake_tensor_converter.from_real_tensor(mode, places, make_constant=True)
+        places = self._upper(tensor, (tensor.numel(), tensor.dim()), torch.int64, tensor)
+        are_all = expected_entries(tensor) == len(places) == tensor.numel() <= LARGEST_CONSTANT
+        return _all_places(tensor) if are_all else places
 
     def _plain_indices(self, indices: Any) -> list[Any]:
         """The indices, with each boolean mask replaced by the integer indices that it selects."""
@@ -323,6 +316,14 @@ def _unbounded(name: str, hint: str) -> CaptureError:
         f"the size of {name}'s result at {user_line()} depends on the data, and its upper bound is "
         f"not known; {hint}"
     )
+
+
+def _all_places(mask: Any) -> Any:
+    """The indices of all entries. Their values are known: the step may go through them."""
+    mode = mask.fake_mode
+    with no_dispatch():
+        places = torch.ones(mask.shape).nonzero()
+    return mode.fake_tensor_converter.from_real_tensor(mode, places, make_constant=True)
 
 
 def _numbered(tensor: Any, inverse: bool, shape: Any, counts: bool, count: int) -> tuple[Any, Any]:

@@ -3,8 +3,9 @@
 A mixture of experts chooses experts for each token with `topk`, and finds the tokens of an expert
 by `nonzero` of a mask: a row of `one_hot(chosen)`, or `chosen == expert`. The choice depends on
 data, which fake tensors lack. Each class is assumed to be chosen as often as any other, which is
-what the losses that balance experts aim at. So the mask of a class has as many entries as an even
-choice gives, and not all that it could have. Marks on tensors follow this through the ops between.
+what the losses that balance experts aim at. So one in eight entries of a mask is set if the choice
+was among eight experts. Tensors are marked with this share, and ops that only reshape, select or
+convert a marked tensor pass the mark on.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _chosen(args: tuple[Any, ...], out: Any) -> None:
 
 
 def _drawn(args: tuple[Any, ...], out: Any) -> None:
-    """Indices that are drawn, or the largest of all along the last dimension."""
+    """Indices that are drawn at random."""
     if args[0].dim():
         setattr(out, _CLASSES, args[0].shape[-1])
 

@@ -64,11 +64,11 @@ def followed(
     """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
 
     The compiler's interfaces are private to torch, so any error may come from there. An error of
-    the user's code occurs without the compiler, too, or is one that a GPU would raise. Code that
-    torch compiles for all sizes has the sizes of its second call, so that a third one may fail.
-    Then code is compiled for each size by itself, as experts are whose weights differ in shape.
+    the user's code occurs without the compiler, too, or is one that a GPU would raise. From the
+    second size with which code is called, torch compiles it once for all sizes. Its trace has only
+    the second one, so that a third call may fail. Then each size is compiled by itself.
     """
-    first = ""
+    reason = ""
     for one in () if compiler is None else (compiler, compiler.with_fixed_sizes()):
         try:
             return attempt(one), one, ""
@@ -76,8 +76,8 @@ def followed(
             why = why_not_followed(error, one)
             if not why:
                 raise
-            first = first or why
-    return attempt(None), None, first
+            reason = reason or why
+    return attempt(None), None, reason
 
 
 class NotFollowed(BaseException):
