@@ -87,10 +87,11 @@ def tensor(name: str) -> Step:
 
 
 STEPS: dict[str, Callable[[], Step]] = {
-    f"{strategy.__name__} {name}": partial(strategy, name)
-    for strategy in (ddp, fsdp, tensor)
-    for name in _SIZES
-} | {
+    **{
+        f"{strategy.__name__} {name}": partial(strategy, name)
+        for strategy in (ddp, fsdp, tensor)
+        for name in _SIZES
+    },
     "hsdp llama": partial(fsdp, "llama", ranks=(2, RANKS // 2)),
     "zero2 llama": partial(fsdp, "llama", reshard=False),
     "fsdp-checkpointed llama": partial(fsdp, "llama", checkpointing=True),
