@@ -13,7 +13,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, pairwise
 
 from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
@@ -22,7 +22,7 @@ from wavecast.parallel.expert_ranks import Holders
 from wavecast.parallel.gradients import buckets, gradients
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.editing import Edit
+from wavecast.traces.editing import Edit, Inserted
 from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
@@ -92,14 +92,13 @@ class _Unit:
     """The ranks that share its weights."""
 
 
-def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bool = True) -> Trace:
-    """A micro-batch of FSDP.
+def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
+    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients.
 
     Args:
         trace: forward pass, backward pass and optimizer of one micro-batch.
         strategy: how the step is spread.
         end: the position where the backward pass ends.
-        reduces: whether gradients are reduced after it. Without `no_sync`, FSDP always does.
     """
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
@@ -110,15 +109,14 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
     for previous, unit in zip([None, *units], units, strict=False):
         _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
-    if reduces:
-        for unit in units:
-            whole = flat(_in(unit.nbytes, "float32"), "float32")
-            copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
-            others = replica if unit.shard == holders.dense else RankAxis(1, 1)
-            calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
-            edit.insert(unit.backward[1], calls)
-            edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
-        edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    reductions = []
+    for unit in units:
+        whole = flat(_in(unit.nbytes, "float32"), "float32")
+        copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
+        others = replica if unit.shard == holders.dense else RankAxis(1, 1)
+        calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
+        reductions.append(edit.insert(unit.backward[1], calls))
+    edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     if strategy.reshard:
         order = sorted(units, key=lambda unit: unit.backward[0])
         for previous, unit in zip([None, *order], order, strict=False):
@@ -131,8 +129,8 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
             a, holders.axis_of(next(numbers)).size, gradients_too=True, weights_too=True
         )
     )
-    for unit in units:
-        _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
+    _hold_weights(edit, units, reductions, dtype, strategy.reshard)
+    _hold_gradients(edit, units, reductions, holders, end)
     return edit.trace()
 
 
@@ -156,14 +154,55 @@ def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: 
     edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
 
 
-def _allocate_gathered(edit: Edit, unit: _Unit, dtype: str, reshard: bool, end: int) -> None:
-    nbytes = _in(unit.nbytes, dtype)
-    for begin, finish in (unit.forward, unit.backward):
-        edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)  # what the collective fills
+def _hold_weights(
+    edit: Edit, units: list[_Unit], reductions: list[list[Inserted]], dtype: str, reshard: bool
+) -> None:
+    """The memory of gathered weights, as FSDP2 allocates and frees it (`_fsdp_param_group.py`).
+
+    What a gather fills is copied to the weights. In the forward pass it is kept until the next unit
+    has its own, in the backward pass it is there while the unit before computes.
+    """
+    following = [*(unit.forward[0] for unit in units[1:]), units[-1].forward[1]] if units else []
+    order = sorted(units, key=lambda unit: unit.backward[0])
+    ahead = {unit: before.backward[0] for before, unit in pairwise(order)}
+    for unit, after, reduction in zip(units, following, reductions, strict=True):
+        nbytes, done = _in(unit.nbytes, dtype), reduction[0]
+        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], max(after, unit.forward[0] + 1))
         if reshard and unit.name:
-            edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)
-    if not (reshard and unit.name):
-        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], unit.backward[1])
+            begin = unit.backward[0]
+            edit.allocate(nbytes, Role.INTERMEDIATE, *unit.forward)
+            edit.allocate(nbytes, Role.INTERMEDIATE, min(ahead.get(unit, begin), begin), begin)
+            edit.allocate(nbytes, Role.INTERMEDIATE, begin, done)
+        else:
+            edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], done)
+    if dtype != "float32":  # what was gathered takes the place of autocast's copies
+        edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
+
+
+def _hold_gradients(
+    edit: Edit, units: list[_Unit], reductions: list[list[Inserted]], holders: Holders, end: int
+) -> None:
+    """The memory of gradients: whole until their unit's are reduced, then a share.
+
+    They are copied to what is reduced, in float32, which is freed when the next unit has its own.
+    """
+    order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
+    freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
+    for index, until in zip(order, freed, strict=True):
+        edit.allocate(units[index].nbytes, Role.INTERMEDIATE, reductions[index][0], until)
+    block_of = block_finder(edit.before)
+    of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
+    narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)
+    for number, gradient in enumerate(edit.before.allocations):
+        index = of_unit.get((block_of(gradient.module), holders.axis_of(number)))
+        born = gradient.born
+        if gradient.role is not Role.GRADIENT or born is None or index is None:
+            continue
+        if born < units[index].backward[1]:
+            nbytes = gradient.nbytes // 2 if narrow else gradient.nbytes
+            _, reducing, scatter = reductions[index][:3]
+            edit.allocate(nbytes, Role.GRADIENT, born, reducing, gradient.module)
+            edit.set_lifetime(number, scatter, gradient.freed)
 
 
 def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
