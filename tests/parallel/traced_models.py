@@ -88,4 +88,4 @@ def collectives(trace: Trace) -> list[Call]:
 
 
 def held(trace: Trace, role: Role) -> int:
-    return sum(a.nbytes for a in trace.allocations if a.role is role)
+    return sum(a.nbytes for a in trace.allocations if a.role is role and a.born is None)

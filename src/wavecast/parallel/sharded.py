@@ -19,14 +19,12 @@ from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import buckets, gradients
+from wavecast.parallel.gradients import buckets, clips, gradients, updated_parameters
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit, Inserted
 from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
-
-_LIST_OPS = ("aten._foreach_", "aten._fused_")
 
 
 def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
@@ -170,11 +168,11 @@ def _hold_weights(
         edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], max(after, unit.forward[0] + 1))
         if reshard and unit.name:
             begin = unit.backward[0]
-            edit.allocate(nbytes, Role.INTERMEDIATE, *unit.forward)
+            edit.allocate(nbytes, Role.PARAMETER, *unit.forward)
             edit.allocate(nbytes, Role.INTERMEDIATE, min(ahead.get(unit, begin), begin), begin)
-            edit.allocate(nbytes, Role.INTERMEDIATE, begin, done)
+            edit.allocate(nbytes, Role.PARAMETER, begin, done)
         else:
-            edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], done)
+            edit.allocate(nbytes, Role.PARAMETER, unit.forward[0], done)
     if dtype != "float32":  # what was gathered takes the place of autocast's copies
         edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
 
@@ -199,9 +197,11 @@ def _hold_gradients(
         if gradient.role is not Role.GRADIENT or born is None or index is None:
             continue
         if born < units[index].backward[1]:
-            nbytes = gradient.nbytes // 2 if narrow else gradient.nbytes
             _, reducing, scatter = reductions[index][:3]
-            edit.allocate(nbytes, Role.GRADIENT, born, reducing, gradient.module)
+            if narrow:  # what autocast casts to float32 stays as it is
+                edit.allocate(gradient.nbytes // 2, Role.INTERMEDIATE, born + 1, reducing)
+            else:
+                edit.allocate(gradient.nbytes, Role.INTERMEDIATE, born, reducing)
             edit.set_lifetime(number, scatter, gradient.freed)
 
 
@@ -272,14 +272,11 @@ def _sharded_memory(
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
-    """Let the optimizer's ops work on one rank's share of each tensor."""
-    values = edit.before.values
-    owners = {number: value.parameter or value.gradient_of for number, value in enumerate(values)}
+    """Let the optimizer's ops work on one rank's share of each tensor, in as much memory."""
+    owners, on_shares = updated_parameters(edit.before), set()
     for position, call in enumerate(edit.before):
-        if call.phase is not Phase.OPTIMIZER and not _clips(call):
+        if call.phase is not Phase.OPTIMIZER and not clips(call):
             continue
-        for written, read in zip(call.writes, call.reads, strict=False):
-            owners[written] = owners[written] or owners[read]
         every = (holders.dense.size,)
         inputs = tuple(holders.axis(owners[value]).size for value in call.reads) or every
         outputs = tuple(holders.axis(owners[value]).size for value in call.writes) or every
@@ -287,11 +284,11 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
         edit.replace_op(
             position, _shared(call.op, every, every) if same else _shared(call.op, inputs, outputs)
         )
-
-
-def _clips(call: Call) -> bool:
-    """Whether a call between backward pass and optimizer works on all gradients at once."""
-    return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
+        on_shares.add(position)
+    owner = {value.allocation: owners[n] for n, value in enumerate(edit.before.values)}
+    for number, memory in enumerate(edit.before.allocations):
+        if memory.role is Role.INTERMEDIATE and memory.born in on_shares and memory.nbytes > 8:
+            edit.resize(number, -(-memory.nbytes // holders.axis(owner.get(number, "")).size))
 
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
