@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count, pairwise
+from itertools import count
 
 from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
@@ -39,7 +40,9 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
             last = bucket[-1]
             whole = flat(sum(g.nbytes for g in bucket), "float32")
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
+            # Buckets that hold all gradients stay from step to step, as DDP's do.
+            alive = (None, None) if strategy.shard == 1 else (last.ready, end)
+            edit.allocate(whole.nbytes, Role.GRADIENT, *alive)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
@@ -104,8 +107,6 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
     edit = Edit(trace)
     units = _units(trace, end, holders)
     dtype = gathered_dtype(trace)
-    for previous, unit in zip([None, *units], units, strict=False):
-        _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
     reductions = []
     for unit in units:
@@ -115,11 +116,7 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
         calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
         reductions.append(edit.insert(unit.backward[1], calls))
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    if strategy.reshard:
-        order = sorted(units, key=lambda unit: unit.backward[0])
-        for previous, unit in zip([None, *order], order, strict=False):
-            if unit.name:  # the root's weights stay gathered
-                _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+    done = {unit: reduction[0] for unit, reduction in zip(units, reductions, strict=True)}
     _share_optimizer(edit, holders)
     numbers = count()
     edit.change_memory(
@@ -127,7 +124,11 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
             a, holders.axis_of(next(numbers)).size, gradients_too=True, weights_too=True
         )
     )
-    _hold_weights(edit, units, reductions, dtype, strategy.reshard)
+    _gather_forward(edit, done, dtype, strategy.reshard)
+    if strategy.reshard:
+        _gather_backward(edit, done, dtype)
+    if dtype != "float32":  # what is gathered takes the place of autocast's copies
+        edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
     _hold_gradients(edit, units, reductions, holders, end)
     return edit.trace()
 
@@ -137,8 +138,47 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase) -> None:
-    """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
+def _gather_forward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str, reshard: bool) -> None:
+    """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
+
+    What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
+
+    Args:
+        edit: the step.
+        done: for each unit where its backward pass has ended.
+        dtype: the data type in which they are gathered.
+        reshard: whether the others are freed after their forward pass.
+    """
+    units = list(done)
+    for previous, unit, following in zip([None, *units], units, [*units[1:], None], strict=False):
+        _, there, copied = _gather(edit, unit, previous, dtype, Phase.FORWARD)
+        nbytes = _in(unit.nbytes, dtype)
+        until = unit.forward[1] if following is None else following.forward[0]
+        edit.allocate(nbytes, Role.INTERMEDIATE, there, until)
+        freed = unit.forward[1] if reshard and unit.name else done[unit]
+        edit.allocate(nbytes, Role.PARAMETER, copied, freed)
+
+
+def _gather_backward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str) -> None:
+    """Gather units again, each while the one before it computes. The arguments are as above."""
+    order = sorted(done, key=lambda unit: unit.backward[0])
+    for previous, unit in zip([None, *order], order, strict=False):
+        if unit.name:
+            gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+            nbytes = _in(unit.nbytes, dtype)
+            after = copied._replace(order=copied.order + 1)  # before the next one is gathered
+            edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
+            edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
+
+
+def _gather(
+    edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase
+) -> tuple[Inserted, Inserted, Inserted]:
+    """Gather a unit's weights while the previous unit computes, and wait before its own pass.
+
+    Returns:
+        The gather, the wait for it, and the copy to the weights.
+    """
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
     ahead = begin
     if previous is not None:
@@ -147,34 +187,10 @@ def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: 
     share = shard_of(whole, unit.shard)
     copy_in = kernel("aten.copy_", share, share, phase, unit.name)
     gather = all_gather(share, unit.shard, GATHERS, phase, unit.name)
-    edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
+    _, gathered = edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
     copy_out = kernel("aten.split_with_sizes_copy", whole, whole, phase, unit.name)
-    edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
-
-
-def _hold_weights(
-    edit: Edit, units: list[_Unit], reductions: list[list[Inserted]], dtype: str, reshard: bool
-) -> None:
-    """The memory of gathered weights, as FSDP2 allocates and frees it (`_fsdp_param_group.py`).
-
-    What a gather fills is copied to the weights. In the forward pass it is kept until the next unit
-    has its own, in the backward pass it is there while the unit before computes.
-    """
-    following = [*(unit.forward[0] for unit in units[1:]), units[-1].forward[1]] if units else []
-    order = sorted(units, key=lambda unit: unit.backward[0])
-    ahead = {unit: before.backward[0] for before, unit in pairwise(order)}
-    for unit, after, reduction in zip(units, following, reductions, strict=True):
-        nbytes, done = _in(unit.nbytes, dtype), reduction[0]
-        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], max(after, unit.forward[0] + 1))
-        if reshard and unit.name:
-            begin = unit.backward[0]
-            edit.allocate(nbytes, Role.PARAMETER, *unit.forward)
-            edit.allocate(nbytes, Role.INTERMEDIATE, min(ahead.get(unit, begin), begin), begin)
-            edit.allocate(nbytes, Role.PARAMETER, begin, done)
-        else:
-            edit.allocate(nbytes, Role.PARAMETER, unit.forward[0], done)
-    if dtype != "float32":  # what was gathered takes the place of autocast's copies
-        edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
+    there, copied = edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+    return gathered, there, copied
 
 
 def _hold_gradients(
