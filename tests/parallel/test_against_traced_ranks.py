@@ -17,7 +17,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
 
 slow = pytest.mark.slow
-NARROW = Sizes(dtype=torch.bfloat16)
+SMALL, NARROW = Sizes(), Sizes(dtype=torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Row:
 
     step: Callable[[Sizes], own.Step]
     strategy: Parallel
-    sizes: Sizes = Sizes()
+    sizes: Sizes = SMALL
 
 
 ROWS = {

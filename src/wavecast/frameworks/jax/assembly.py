@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.jax.collectives import is_collective, is_waited_for
+from wavecast.frameworks.jax.collectives import argument_ranks, is_collective, is_waited_for
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.frameworks.jax.instruction_ops import PlannedCall, planned_call
 from wavecast.frameworks.jax.origins import module_of, phase_of
@@ -74,7 +74,8 @@ class Schedule:
     def run(self) -> None:
         """Walk through the module's schedule."""
         inputs = len(self.module.entry.parameters)
-        dispatch = Op(XLA_CALL, (), (), (("inputs", inputs), ("gpu", self.gpu)))
+        attrs = (("inputs", inputs), ("gpu", self.gpu), *argument_ranks(self.module))
+        dispatch = Op(XLA_CALL, (), (), attrs)
         for mark in (dispatch, Op(GRAPH_LAUNCH, (), ())):
             self.calls.append(Call(mark, Phase.FORWARD, graph=0))
             self.sources.append("")
