@@ -244,8 +244,9 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     for (name, axis), weights in nbytes.items():
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
-        if not name:  # the root: first to come, last to go
-            units.append(_Unit("", weights, (0, turn), (turn, end), axis))
+        if not name:  # the root: first to come, last to go; a loss outside of it goes before
+            own = (p for p in range(turn, end) if trace.calls[p].module)
+            units.append(_Unit("", weights, (0, turn), (next(own, turn), end), axis))
         elif forward and backward:
             ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
             units.append(_Unit(name, weights, ahead, back, axis))
