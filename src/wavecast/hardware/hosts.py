@@ -140,10 +140,11 @@ class Host:
         """None, so that the measured gaps between kernels are kept."""
         return None
 
-    def graphed(self) -> GraphedHost:
-        """This host when it replays the whole step as one CUDA graph."""
+    def graphed(self, by_pass: bool = False) -> GraphedHost:
+        """This host when it replays the whole step as one CUDA graph, or each pass as one."""
         return GraphedHost(
-            name=f"{self.name}, as one CUDA graph",
+            name=f"{self.name}, {'each pass ' if by_pass else ''}as one CUDA graph",
+            by_pass=by_pass,
             graph_s=self.graph_s,
             node_s=self.node_s,
             trip_s=self.trip_s,
@@ -320,7 +321,10 @@ GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 
 @dataclass(frozen=True)
 class GraphedHost:
-    """A host that replays the whole step as one CUDA graph, so that no single op costs it time."""
+    """A host that replays the whole step as one CUDA graph, so that no single op costs it time.
+
+    Of several micro-batches each is a graph, or in a pipeline each of their passes.
+    """
 
     name: str
     graph_s: float
@@ -328,16 +332,27 @@ class GraphedHost:
     node_s: float
     """Launching one kernel of the graph, in seconds."""
     trip_s: float
+    by_pass: bool = False
+    """Whether forward and backward pass are graphs of their own."""
     known: bool = False
+
+    def scaled(self, factor: float) -> GraphedHost:
+        """This host with every cost multiplied by `factor`."""
+        _check_factor(factor)
+        costs = {name: getattr(self, name) * factor for name in ("graph_s", "node_s", "trip_s")}
+        return replace(self, name=f"{self.name} x{factor:g}", **costs)
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
         """The GPU's idle time between the kernels of each call."""
         return GRAPH_GAP_S * kernels(calls)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
-        """The host's time for each call: the first call carries the launch of the whole graph."""
+        """The host's time for each call: the first of a graph carries the launch of all of it."""
         times = np.zeros(len(calls))
-        times[:1] = self.graph_s + self.node_s * kernels(calls).sum()
+        in_backward = (at for at, call in enumerate(calls) if call.phase is Phase.BACKWARD)
+        turn = next(in_backward, 0) if self.by_pass else 0
+        for begin, end in {(0, turn or len(calls)), (turn, len(calls))}:
+            times[begin:end][:1] = self.graph_s + self.node_s * kernels(calls[begin:end]).sum()
         return times
 
 
