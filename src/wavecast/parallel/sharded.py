@@ -202,8 +202,8 @@ def _hold_gradients(
     """
     order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
     freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
-    for index, until in zip(order, freed, strict=True):
-        edit.allocate(units[index].nbytes, Role.INTERMEDIATE, reductions[index][0], until)
+    for place, until in zip(order, freed, strict=True):
+        edit.allocate(units[place].nbytes, Role.INTERMEDIATE, reductions[place][0], until)
     block_of = block_finder(edit.before)
     of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
     narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)

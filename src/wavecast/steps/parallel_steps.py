@@ -7,11 +7,12 @@ from functools import cached_property
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.hosts import GraphedHost, Host, HostModel, refuse_waits
+from wavecast.hardware.hosts import GraphedHost, Host, HostModel
 from wavecast.hardware.processors import update_rate
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
+from wavecast.steps.arguments import refuse_waits
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction

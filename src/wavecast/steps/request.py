@@ -14,7 +14,6 @@ from wavecast.hardware.hosts import (
     Host,
     HostModel,
     RecordedHost,
-    refuse_waits,
 )
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.spreading import exchanging_ranks
@@ -29,6 +28,7 @@ from wavecast.steps.arguments import (
     origin_of,
     refuse_origin,
     refuse_other_predictors,
+    refuse_waits,
 )
 from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
