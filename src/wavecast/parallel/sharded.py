@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
@@ -19,14 +20,12 @@ from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import buckets, gradients
+from wavecast.parallel.gradients import buckets, clips, gradients, updated_parameters
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.editing import Edit
+from wavecast.traces.editing import Edit, Inserted
 from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
-
-_LIST_OPS = ("aten._foreach_", "aten._fused_")
 
 
 def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
@@ -41,7 +40,9 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
             last = bucket[-1]
             whole = flat(sum(g.nbytes for g in bucket), "float32")
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
+            # Buckets that hold all gradients stay from step to step, as DDP's do.
+            alive = (None, None) if strategy.shard == 1 else (last.ready, end)
+            edit.allocate(whole.nbytes, Role.GRADIENT, *alive)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
@@ -92,14 +93,13 @@ class _Unit:
     """The ranks that share its weights."""
 
 
-def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bool = True) -> Trace:
-    """A micro-batch of FSDP.
+def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
+    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients.
 
     Args:
         trace: forward pass, backward pass and optimizer of one micro-batch.
         strategy: how the step is spread.
         end: the position where the backward pass ends.
-        reduces: whether gradients are reduced after it. Without `no_sync`, FSDP always does.
     """
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
@@ -107,23 +107,16 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
     edit = Edit(trace)
     units = _units(trace, end, holders)
     dtype = gathered_dtype(trace)
-    for previous, unit in zip([None, *units], units, strict=False):
-        _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
-    if reduces:
-        for unit in units:
-            whole = flat(_in(unit.nbytes, "float32"), "float32")
-            copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
-            others = replica if unit.shard == holders.dense else RankAxis(1, 1)
-            calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
-            edit.insert(unit.backward[1], calls)
-            edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
-        edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    if strategy.reshard:
-        order = sorted(units, key=lambda unit: unit.backward[0])
-        for previous, unit in zip([None, *order], order, strict=False):
-            if unit.name:  # the root's weights stay gathered
-                _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+    reductions = []
+    for unit in units:
+        whole = flat(_in(unit.nbytes, "float32"), "float32")
+        copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
+        others = replica if unit.shard == holders.dense else RankAxis(1, 1)
+        calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
+        reductions.append(edit.insert(unit.backward[1], calls))
+    edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    done = {unit: reduction[0] for unit, reduction in zip(units, reductions, strict=True)}
     _share_optimizer(edit, holders)
     numbers = count()
     edit.change_memory(
@@ -131,8 +124,12 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
             a, holders.axis_of(next(numbers)).size, gradients_too=True, weights_too=True
         )
     )
-    for unit in units:
-        _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
+    _gather_forward(edit, done, dtype, strategy.reshard)
+    if strategy.reshard:
+        _gather_backward(edit, done, dtype)
+    if dtype != "float32":  # what is gathered takes the place of autocast's copies
+        edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
+    _hold_gradients(edit, units, reductions, holders, end)
     return edit.trace()
 
 
@@ -141,8 +138,47 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase) -> None:
-    """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
+def _gather_forward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str, reshard: bool) -> None:
+    """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
+
+    What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
+
+    Args:
+        edit: the step.
+        done: for each unit where its backward pass has ended.
+        dtype: the data type in which they are gathered.
+        reshard: whether the others are freed after their forward pass.
+    """
+    units = list(done)
+    for previous, unit, following in zip([None, *units], units, [*units[1:], None], strict=False):
+        _, there, copied = _gather(edit, unit, previous, dtype, Phase.FORWARD)
+        nbytes = _in(unit.nbytes, dtype)
+        until = unit.forward[1] if following is None else following.forward[0]
+        edit.allocate(nbytes, Role.INTERMEDIATE, there, until)
+        freed = unit.forward[1] if reshard and unit.name else done[unit]
+        edit.allocate(nbytes, Role.PARAMETER, copied, freed)
+
+
+def _gather_backward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str) -> None:
+    """Gather units again, each while the one before it computes. The arguments are as above."""
+    order = sorted(done, key=lambda unit: unit.backward[0])
+    for previous, unit in zip([None, *order], order, strict=False):
+        if unit.name:
+            gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+            nbytes = _in(unit.nbytes, dtype)
+            after = copied._replace(order=copied.order + 1)  # before the next one is gathered
+            edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
+            edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
+
+
+def _gather(
+    edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase
+) -> tuple[Inserted, Inserted, Inserted]:
+    """Gather a unit's weights while the previous unit computes, and wait before its own pass.
+
+    Returns:
+        The gather, the wait for it, and the copy to the weights.
+    """
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
     ahead = begin
     if previous is not None:
@@ -151,19 +187,38 @@ def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: 
     share = shard_of(whole, unit.shard)
     copy_in = kernel("aten.copy_", share, share, phase, unit.name)
     gather = all_gather(share, unit.shard, GATHERS, phase, unit.name)
-    edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
+    _, gathered = edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
     copy_out = kernel("aten.split_with_sizes_copy", whole, whole, phase, unit.name)
-    edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+    there, copied = edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+    return gathered, there, copied
 
 
-def _allocate_gathered(edit: Edit, unit: _Unit, dtype: str, reshard: bool, end: int) -> None:
-    nbytes = _in(unit.nbytes, dtype)
-    for begin, finish in (unit.forward, unit.backward):
-        edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)  # what the collective fills
-        if reshard and unit.name:
-            edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)
-    if not (reshard and unit.name):
-        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], unit.backward[1])
+def _hold_gradients(
+    edit: Edit, units: list[_Unit], reductions: list[list[Inserted]], holders: Holders, end: int
+) -> None:
+    """The memory of gradients: whole until their unit's are reduced, then a share.
+
+    They are copied to what is reduced, in float32, which is freed when the next unit has its own.
+    """
+    order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
+    freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
+    for place, until in zip(order, freed, strict=True):
+        edit.allocate(units[place].nbytes, Role.INTERMEDIATE, reductions[place][0], until)
+    block_of = block_finder(edit.before)
+    of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
+    narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)
+    for number, gradient in enumerate(edit.before.allocations):
+        index = of_unit.get((block_of(gradient.module), holders.axis_of(number)))
+        born = gradient.born
+        if gradient.role is not Role.GRADIENT or born is None or index is None:
+            continue
+        if born < units[index].backward[1]:
+            _, reducing, scatter = reductions[index][:3]
+            if narrow:  # what autocast casts to float32 stays as it is
+                edit.allocate(gradient.nbytes // 2, Role.INTERMEDIATE, born + 1, reducing)
+            else:
+                edit.allocate(gradient.nbytes, Role.INTERMEDIATE, born, reducing)
+            edit.set_lifetime(number, scatter, gradient.freed)
 
 
 def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
@@ -189,8 +244,9 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     for (name, axis), weights in nbytes.items():
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
-        if not name:  # the root: first to come, last to go
-            units.append(_Unit("", weights, (0, turn), (turn, end), axis))
+        if not name:  # the root: first to come, last to go; a loss outside of it goes before
+            own = (p for p in range(turn, end) if trace.calls[p].module)
+            units.append(_Unit("", weights, (0, turn), (next(own, turn), end), axis))
         elif forward and backward:
             ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
             units.append(_Unit(name, weights, ahead, back, axis))
@@ -233,14 +289,11 @@ def _sharded_memory(
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
-    """Let the optimizer's ops work on one rank's share of each tensor."""
-    values = edit.before.values
-    owners = {number: value.parameter or value.gradient_of for number, value in enumerate(values)}
+    """Let the optimizer's ops work on one rank's share of each tensor, in as much memory."""
+    owners, on_shares = updated_parameters(edit.before), set()
     for position, call in enumerate(edit.before):
-        if call.phase is not Phase.OPTIMIZER and not _clips(call):
+        if call.phase is not Phase.OPTIMIZER and not clips(call):
             continue
-        for written, read in zip(call.writes, call.reads, strict=False):
-            owners[written] = owners[written] or owners[read]
         every = (holders.dense.size,)
         inputs = tuple(holders.axis(owners[value]).size for value in call.reads) or every
         outputs = tuple(holders.axis(owners[value]).size for value in call.writes) or every
@@ -248,11 +301,11 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
         edit.replace_op(
             position, _shared(call.op, every, every) if same else _shared(call.op, inputs, outputs)
         )
-
-
-def _clips(call: Call) -> bool:
-    """Whether a call between backward pass and optimizer works on all gradients at once."""
-    return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
+        on_shares.add(position)
+    owner = {value.allocation: owners[n] for n, value in enumerate(edit.before.values)}
+    for number, memory in enumerate(edit.before.allocations):
+        if memory.role is Role.INTERMEDIATE and memory.born in on_shares and memory.nbytes > 8:
+            edit.resize(number, -(-memory.nbytes // holders.axis(owner.get(number, "")).size))
 
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once

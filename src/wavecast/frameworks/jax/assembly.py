@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.jax.collectives import is_collective, is_waited_for
+from wavecast.frameworks.jax.collectives import argument_ranks, is_collective, is_waited_for
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.frameworks.jax.instruction_ops import PlannedCall, planned_call
 from wavecast.frameworks.jax.origins import module_of, phase_of
 from wavecast.traces.graphs import GRAPH_LAUNCH, XLA_CALL
-from wavecast.traces.step import Call, Op, Phase, TensorSpec
+from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
 MOST_CALLS = 400_000
 """Loops are written out up to this many calls."""
@@ -74,7 +74,8 @@ class Schedule:
     def run(self) -> None:
         """Walk through the module's schedule."""
         inputs = len(self.module.entry.parameters)
-        dispatch = Op(XLA_CALL, (), (), (("inputs", inputs), ("gpu", self.gpu)))
+        attrs: list[tuple[str, Scalar]] = [("inputs", inputs), ("gpu", self.gpu)]
+        dispatch = Op(XLA_CALL, (), (), (*attrs, *argument_ranks(self.module)))
         for mark in (dispatch, Op(GRAPH_LAUNCH, (), ())):
             self.calls.append(Call(mark, Phase.FORWARD, graph=0))
             self.sources.append("")

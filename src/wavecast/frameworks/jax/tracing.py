@@ -13,6 +13,7 @@ from wavecast.frameworks.jax.driver import CompiledModule, check_installed, comp
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.nnx_scopes import named_modules
 from wavecast.hardware.device import Device
+from wavecast.ops.registry import integer
 from wavecast.traces.step import Trace
 from wavecast.traces.values import compacted
 
@@ -80,8 +81,11 @@ def trace_of(
     samples: int | None = None,
     unit: str = "samples",
 ) -> Trace:
-    """The trace of a compiled module."""
+    """The trace of a compiled module; of the step's samples it has those of one device."""
     schedule = scheduled(read_hlo(compiled.text), gpu.id)
+    devices = integer(schedule.calls[0].op, "sample_ranks", 1)
+    if samples is not None and samples % devices == 0:
+        samples //= devices
     memory = memory_of(schedule, compiled.sizes)
     trace = Trace(
         tuple(schedule.calls),
