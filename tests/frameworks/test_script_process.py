@@ -127,7 +127,7 @@ def test_what_a_script_leaves_running_is_ended(script: Callable[[str], str]) -> 
     command = [sys.executable, "-c", "import wavecast; wavecast.run_script('train.py')"]
     script(body + "while True: update()")
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    number = int(done.stderr.split()[0])
+    number = int(done.stderr.splitlines()[-1])
     for _ in range(50):
         status = Path(f"/proc/{number}/status")
         if not status.exists() or "State:\tZ" in status.read_text():
