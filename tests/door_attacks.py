@@ -150,7 +150,9 @@ class Victims:
         """The names by which an attack knows them."""
         paths = {name: str(getattr(self, name)) for name in ("file", "overlay", "shared")}
         others = ("marker", "terminal", "memory", "semaphore", "queue")
-        return paths | {name: getattr(self, name) for name in others} | {"process": self.process.pid}
+        return (
+            paths | {name: getattr(self, name) for name in others} | {"process": self.process.pid}
+        )
 
     def look(self) -> dict[str, object]:
         """What can be seen of them."""
@@ -202,7 +204,6 @@ class Victims:
             LIBC.shmdt(ctypes.c_void_p(place))
 
 
-
 def processes(marker: str) -> list[int]:
     """The processes that have a marker as their name, as an argument or in their environment."""
     found = []
@@ -223,4 +224,3 @@ def _asked(path: Path, request: int, size: int) -> bytes:
         answer = bytearray(size)
         fcntl.ioctl(file, request, answer)
         return bytes(answer)
-
