@@ -181,8 +181,11 @@ class Victims:
 
     def end(self) -> None:
         """Remove them."""
-        while any(running := [processes(self.marker) for _ in range(5)]):
-            for number in sum(running, []):
+        quiet = 0
+        while quiet < 5:  # one that runs may be missed
+            running = processes(self.marker)
+            quiet = 0 if running else quiet + 1
+            for number in running:
                 with suppress(ProcessLookupError):
                     os.kill(number, signal.SIGKILL)
         self.process.kill()
@@ -207,15 +210,14 @@ class Victims:
 def processes(marker: str) -> list[int]:
     """The processes that have a marker as their name, as an argument or in their environment."""
     found = []
-    for number in sorted(map(int, filter(str.isdigit, os.listdir("/proc"))), reverse=True):
+    for folder in sorted(Path("/proc").glob("[0-9]*"), key=lambda path: -int(path.name)):
         with suppress(OSError):
-            folder = Path(f"/proc/{number}")
             name = (folder / "comm").read_bytes()
             is_marked = marker.encode() in name or any(
                 marker.encode() in (folder / file).read_bytes() for file in ("cmdline", "environ")
             )
             if is_marked and b"State:\tZ" not in (folder / "status").read_bytes():
-                found.append(number)
+                found.append(int(folder.name))
     return found
 
 

@@ -96,7 +96,7 @@ class ScriptPass:
         self._heard_s = time.monotonic()
         self._stopped_s: float | None = None
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._printed = _Printed()
+        self._printed = Printed()
 
     def open_reports(self) -> int:
         """The end of a new pipe on which the script's process says what it does."""
@@ -232,7 +232,7 @@ class ScriptPass:
             self._control.sendall(command)
 
 
-class _Printed:
+class Printed:
     """The last lines that a script printed, of which each may be of any length."""
 
     def __init__(self) -> None:
@@ -248,6 +248,11 @@ class _Printed:
                 self._lines.append(line[:_LONGEST_LINE])
             self._line = b""
         self._extend(begin)
+
+    @property
+    def kept_bytes(self) -> int:
+        """How much is kept of it."""
+        return len(self._line) + sum(map(len, self._lines))
 
     def shown(self) -> str:
         """The lines as the end of a message."""
