@@ -263,3 +263,11 @@ def rewrite(only: Collection[str]) -> None:
 
 if __name__ == "__main__":
     rewrite(sys.argv[1:])
+
+
+def test_the_security_policy_is_of_this_version() -> None:
+    policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    series = wavecast.__version__.rpartition(".")[0]
+    assert re.findall(r"^\| ([\d.]+) \| yes \|$", policy, re.M) == [series]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == wavecast.__version__
