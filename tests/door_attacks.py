@@ -133,7 +133,8 @@ class Victims:
         os.set_blocking(self.master, False)
         self.terminal = os.ttyname(slave)
         self.slave = slave
-        for path in (self.file, self.overlay, *self.overlay.iterdir(), self.shared, self.terminal):
+        given = (self.file, self.overlay, *self.overlay.iterdir(), self.shared, Path(self.terminal))
+        for path in given:
             os.chown(path, user, -1)
         before = os.geteuid()
         os.seteuid(user)

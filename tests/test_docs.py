@@ -166,6 +166,8 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert wavecast.__version__ == version
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    supported = re.findall(r"^\| ([\d.]+) \| yes \|$", (ROOT / "SECURITY.md").read_text(), re.M)
+    assert supported == [version.rpartition(".")[0]]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
 
@@ -263,11 +265,3 @@ def rewrite(only: Collection[str]) -> None:
 
 if __name__ == "__main__":
     rewrite(sys.argv[1:])
-
-
-def test_the_security_policy_is_of_this_version() -> None:
-    policy = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
-    series = wavecast.__version__.rpartition(".")[0]
-    assert re.findall(r"^\| ([\d.]+) \| yes \|$", policy, re.M) == [series]
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["project"]["version"] == wavecast.__version__

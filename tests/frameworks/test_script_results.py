@@ -17,7 +17,22 @@ from wavecast.frameworks.script_results import Failure, read_result, write_resul
 from wavecast.report.scripts import result_record, script_run
 from wavecast.traces.script import LoaderTime, Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
 
-WRONG = (None, True, -1, 2.5, 1e400, 1 << 80, "x", "", [], ["x"], {}, {"x": 1}, [[1]], "\ud800")
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    2.5,
+    1e400,
+    1 << 80,
+    "x",
+    "",
+    [],
+    ["x"],
+    {},
+    {"x": 1},
+    [[1]],
+    "\ud800",
+)
 """Values that most fields cannot have."""
 
 

@@ -34,8 +34,8 @@ from wavecast.hardware.device_files import save
 from wavecast.traces.script import ScriptRun
 
 _WORKER = "wavecast.frameworks.pytorch.scripts.worker"
-_PASSES = 3
-"""A script is run as it is, once more if it compiles, and once more if that cannot be followed."""
+_MORE_PASSES = 2
+"""A script that compiles is run once more, and again if its compiled code cannot be followed."""
 _one_script = threading.Lock()
 _worker: _Worker | None = None
 
@@ -45,17 +45,18 @@ def run_in_process(
 ) -> ScriptRun:
     """What a script's run gives, in a process of its own that cannot write the user's files."""
     with _one_script, stages.stage(START):  # until the script's process says more
-        for _ in range(_PASSES):
-            result = _present_worker().run(request, progress)
-            if isinstance(result, ScriptRun):
-                return result
-            if result.kind not in (COMPILES, UNCOMPILED):
+        result = _present_worker().run(request, progress)
+        for _ in range(_MORE_PASSES):
+            if isinstance(result, ScriptRun) or result.kind not in (COMPILES, UNCOMPILED):
                 break
             # In a new process: libraries register their ops once, or crash.
             uncompiled = result.message if result.kind == UNCOMPILED else ""
             change = {"compiles": True, "uncompiled": uncompiled}
             request = replace(request, options=request.options | change)
-    raise result.raised()
+            result = _present_worker().run(request, progress)
+    if isinstance(result, Failure):
+        raise result.raised()
+    return result
 
 
 @dataclass(frozen=True)

@@ -99,7 +99,8 @@ def _pass_on(control: socket.socket, heard: int, guard: int) -> bool:
     """Pass messages on between a guard and who asked for the script; whether that one is there."""
     listens = [control]
     while True:
-        ready, _, _ = select.select([heard, *listens], [], [])
+        waiting: list[Any] = [heard, *listens]
+        ready, _, _ = select.select(waiting, [], [])
         if heard in ready:
             if not (said := os.read(heard, select.PIPE_BUF)):
                 return bool(listens)
