@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT
+from wavecast.predictors.learned.physics.depthwise import has_depthwise_kernel
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 NAMES = ("aten.convolution", "aten.convolution_backward")
@@ -171,8 +173,7 @@ class Convolution:
         computes_weight = self.backward and self.wanted[1]
         contiguous = not any(map(_has_channels_last, (self.source, self.output)))
         if self.groups > 1:
-            partials = _DEPTHWISE_PARTIALS * self.source.shape[0] * self.weight.numel * _FLOAT
-            return partials if computes_weight and narrow else 0
+            return self._tuned_depthwise_bytes(narrow, computes_weight)
         copied = [
             tensor
             for tensor in (self.source, self.weight, self.output)
@@ -182,6 +183,19 @@ class Convolution:
             copied.append(self.output)
         partials = (sm_count or 0) * _TILE * _TILE * _FLOAT if computes_weight else 0
         return sum(map(_aligned, copied)) + partials
+
+    def _tuned_depthwise_bytes(self, narrow: bool, computes_weight: bool) -> int:
+        """That of a depthwise convolution: without a kernel of its own, its channels are padded."""
+        item = DTYPE_BYTES[self.source.dtype]
+        if self.weight.shape[1] > 1:
+            return 0
+        computes = OF_WEIGHT if computes_weight else OF_IMAGE if self.backward else FORWARD
+        if not has_depthwise_kernel(computes, item, math.prod(self.weight.shape[2:])):
+            copies_both = computes_weight and not narrow
+            padded = self.source.nbytes + (self.output.nbytes if copies_both else 0)
+            return padded * _GRANULE_BYTES // item
+        partials = _DEPTHWISE_PARTIALS * self.source.shape[0] * self.weight.numel * _FLOAT
+        return partials if computes_weight and narrow else 0
 
     @property
     def _growth(self) -> float:
