@@ -71,6 +71,14 @@ def test_processor_time_is_of_all_cores() -> None:
     assert profile(ran(relu(8), (0, 1)), seconds=2.0).cpu_utilisation is None
 
 
+def test_work_that_was_measured_as_longer_than_the_step_is_said() -> None:
+    """The step is timed without a profiler, and the kernels with one."""
+    profiled = profile(ran(relu(8), (0, 10.5)), seconds=10)
+    assert profiled.gpu_utilisation == 1
+    assert any("measured as 105% and is shown as 100%" in note for note in profiled.notes)
+    assert not profile(ran(relu(8), (0, 10.02)), seconds=10).notes
+
+
 def test_kernels_of_one_call_may_begin_and_end_together() -> None:
     """As those of a CUDA graph on two streams do."""
     together = Call(
