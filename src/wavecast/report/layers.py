@@ -142,8 +142,9 @@ def _rows(predicted: NetworkTime, measured: Mapping[Key, float]) -> Iterator[_Ro
     """The categories, what has no line if something has none, and the sum."""
     for category in dict.fromkeys(category for category, _ in predicted.parts):
         keys = [(category, which) for which in Pass]
+        forward_s, backward_s = (predicted.parts.get(key) for key in keys)
         theirs = sum(measured.get(key, 0.0) for key in keys if key in predicted.parts)
-        yield _Row(str(category), *(predicted.parts.get(key) for key in keys), theirs)
+        yield _Row(str(category), forward_s, backward_s, theirs)
     others = sum(seconds for key, seconds in measured.items() if key not in predicted.parts)
     if predicted.unpredicted or others:
         yield _Row(_NO_LINE, None, None, others)
