@@ -80,7 +80,7 @@ PREDICTED = output(
 )
 
 
-class _Row(NamedTuple):
+class _CategoryTime(NamedTuple):
     """The time of a category, of the layers without a line, or of all."""
 
     name: str
@@ -138,20 +138,20 @@ def network_time(
     )
 
 
-def _rows(predicted: NetworkTime, measured: Mapping[Key, float]) -> Iterator[_Row]:
+def _rows(predicted: NetworkTime, measured: Mapping[Key, float]) -> Iterator[_CategoryTime]:
     """The categories, what has no line if something has none, and the sum."""
     for category in dict.fromkeys(category for category, _ in predicted.parts):
         keys = [(category, which) for which in Pass]
         forward_s, backward_s = (predicted.parts.get(key) for key in keys)
         theirs = sum(measured.get(key, 0.0) for key in keys if key in predicted.parts)
-        yield _Row(str(category), forward_s, backward_s, theirs)
+        yield _CategoryTime(str(category), forward_s, backward_s, theirs)
     others = sum(seconds for key, seconds in measured.items() if key not in predicted.parts)
     if predicted.unpredicted or others:
-        yield _Row(_NO_LINE, None, None, others)
-    yield _Row(_SUM, predicted.forward_s, predicted.backward_s, sum(measured.values()))
+        yield _CategoryTime(_NO_LINE, None, None, others)
+    yield _CategoryTime(_SUM, predicted.forward_s, predicted.backward_s, sum(measured.values()))
 
 
-def _share(row: _Row, whole_s: float, covered: float | None) -> str:
+def _share(row: _CategoryTime, whole_s: float, covered: float | None) -> str:
     """The share of a row in the time of all layers, or of those with a line if that is unknown."""
     if row.name == _SUM:
         return UNKNOWN if covered is None else percent(1.0)
