@@ -276,7 +276,7 @@ def _strategy(row: Mapping[str, Any], gpu: Device) -> Parallel:
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
         microbatches=int(row["grad_accum"]),
-        bucket_bytes=ONE_BUFFER if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
+        bucket_bytes=ONE_BUFFER if framework.startswith(NEVER_OVERLAPS) else None,
         **_habits(row, gpu),
     )
 

@@ -7,6 +7,8 @@ graphs are cut at buckets.
 
 Gradients in one buffer (`Parallel.has_one_buffer`) are reduced when the backward pass has ended.
 One kernel fills the buffer and one empties it, as in Apex (`flatten`, `multi_tensor_scale`).
+
+Sums that the framework keeps in its buffers (`Gradient.in_place`) are reduced where they are.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from wavecast.parallel.compiled_graphs import cut_graphs
 from wavecast.parallel.editing import COMPUTE, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_reduce
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import Gradient, buckets, gradients
+from wavecast.parallel.gradients import Gradient, framework_buckets, gradients
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import has_graphs
@@ -43,11 +45,11 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
             _reduce_buffer(edit, members, axis, end)
         return edit.trace()
     for axis, members in holders.grouped(ready):
-        for bucket in buckets(members, strategy.bucket_bytes):
+        for bucket in framework_buckets(members, strategy):
             _reduce(edit, bucket, axis)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     reduced = [gradient for gradient in ready if holders.axis(gradient.parameter).size > 1]
-    for gradient in reduced:
+    for gradient in _apart(reduced):
         tensor = flat(gradient.nbytes, "float32")
         edit.insert(end, [kernel("aten.copy_", tensor, tensor, Phase.BACKWARD, gradient.module)])
     return edit.trace()
@@ -68,7 +70,7 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
             first_use.setdefault(call.module, position)
     cuts = []
     for _, members in holders.grouped(gradients(trace, inside_graphs=True)):
-        for bucket in buckets(members, strategy.bucket_bytes):
+        for bucket in framework_buckets(members, strategy):
             last = bucket[-1]
             cuts += [last.ready + 1, first_use.get(last.module, 0)]
     return cut_graphs(trace, cuts)
@@ -77,22 +79,39 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
 def _reduce_buffer(edit: Edit, members: Sequence[Gradient], axis: RankAxis, end: int) -> None:
     """Reduce gradients that lie in one buffer after the backward pass."""
     whole = flat(sum(gradient.nbytes for gradient in members), "float32")
-    copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, "")
+    copied = flat(sum(gradient.nbytes for gradient in _apart(members)), "float32")
+    copies = [kernel("aten.copy_", copied, copied, Phase.BACKWARD, "")] if copied.numel else []
     there = wait(REDUCTIONS, COMPUTE, Phase.BACKWARD)
     reduction = all_reduce(whole, axis, REDUCTIONS, Phase.BACKWARD)
-    edit.insert(end, [copy, there, reduction, wait(COMPUTE, REDUCTIONS, Phase.BACKWARD), copy])
-    edit.allocate(whole.nbytes, Role.GRADIENT)
+    back = wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)
+    edit.insert(end, [*copies, there, reduction, back, *copies])
+    if copies:
+        edit.allocate(copied.nbytes, Role.GRADIENT)
 
 
 def _reduce(edit: Edit, bucket: Sequence[Gradient], axis: RankAxis) -> None:
-    """Copy gradients into a bucket when they are ready, and reduce it when it is full."""
-    for gradient in bucket:
+    """Copy gradients into a bucket when they are ready, and reduce it when it is full.
+
+    Sums that are kept in place lie in their bucket, which one kernel divides by the ranks.
+    """
+    for gradient in _apart(bucket):
         tensor = flat(gradient.nbytes, "float32")
         copy = kernel("aten.mul.Tensor", tensor, tensor, Phase.BACKWARD, gradient.module)
         edit.insert(gradient.ready + 1, [copy])
     last = bucket[-1]
     whole = flat(sum(g.nbytes for g in bucket), "float32")
+    copied_bytes = sum(g.nbytes for g in _apart(bucket))
+    if copied_bytes:
+        edit.allocate(copied_bytes, Role.GRADIENT)
+    in_place = flat(whole.nbytes - copied_bytes, "float32")
+    if in_place.numel:
+        scaling = kernel("aten.mul_.Tensor", in_place, in_place, Phase.BACKWARD, last.module)
+        edit.insert(last.ready + 1, [scaling])
     reduction = all_reduce(whole, axis, REDUCTIONS, Phase.BACKWARD, last.module)
     waiting = wait(REDUCTIONS, COMPUTE, Phase.BACKWARD, last.module)
     edit.insert(last.ready + 1, [waiting, reduction])
-    edit.allocate(whole.nbytes, Role.GRADIENT)
+
+
+def _apart(members: Sequence[Gradient]) -> list[Gradient]:
+    """The gradients that do not lie in the buffer that is reduced."""
+    return [gradient for gradient in members if not gradient.in_place]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.compiled_graphs import ends_of_graphs
-from wavecast.traces.step import Allocation, Phase, Role, Trace
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import DTYPE_BYTES, Allocation, Phase, Role, Trace
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Gradient:
     dtype: str = "float32"
     parameter: str = ""
     """The parameter; empty if the trace has no values."""
+    in_place: bool = False
+    """Whether it is a sum that the framework keeps from step to step in another type than that of
+    the weight (Megatron's `main_grad`). It lies in the buffer that is reduced."""
 
 
 def parameters(trace: Trace) -> list[Allocation]:
@@ -53,20 +57,33 @@ def _written(trace: Trace) -> list[Gradient]:
                 known = trace.values[value]
                 if known.gradient_of and known.allocation is not None:
                     last[known.allocation] = position, value
+    stored = stored_dtypes(trace)
     made = []
     for number, memory in enumerate(trace.allocations):
         if memory.role is not Role.GRADIENT:
             continue
         if number in last:
             ready, value = last[number]
-            spec, name = trace.values[value].spec, trace.values[value].gradient_of
-            made.append(Gradient(memory.nbytes, ready, trace.calls[ready].module, spec.dtype, name))
+            dtype, name = trace.values[value].spec.dtype, trace.values[value].gradient_of
+            kept = memory.born is None and memory.freed is None
+            module, own = trace.calls[ready].module, kept and stored.get(name, dtype) != dtype
+            made.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
         elif memory.born is not None and memory.born < len(trace):
             maker = trace.calls[memory.born]
             if maker.phase is Phase.BACKWARD:  # a compiled kernel, of which no values are known
                 dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
                 made.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
     return made
+
+
+def stored_dtypes(trace: Trace) -> dict[str, str]:
+    """The data types in which parameters are stored."""
+    memory = trace.allocations
+    return {
+        value.parameter: value.spec.dtype
+        for value in trace.values
+        if value.allocation is not None and memory[value.allocation].role is Role.PARAMETER
+    }
 
 
 def _by_module(trace: Trace) -> list[Gradient]:
@@ -83,6 +100,33 @@ def _by_module(trace: Trace) -> list[Gradient]:
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The size of the bucket that DDP reduces first (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
+_DDP_BUCKET_BYTES = 25 << 20
+"""`bucket_cap_mb` of DistributedDataParallel."""
+_DEEPSPEED_BUCKET = 500_000_000
+"""The elements of a bucket of DeepSpeed (`reduce_bucket_size`)."""
+_MEGATRON_BUCKET, _MEGATRON_BUCKET_OF_A_RANK = 40_000_000, 1_000_000
+"""The elements of a bucket of Megatron-Core: the larger of both, the second times the data ranks
+(`DistributedDataParallel`)."""
+
+
+def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:
+    """The buckets of the framework that runs so: the strategy's size, or else its default.
+
+    Sums that are kept in place are Megatron's, other gradients DDP's if nothing is sharded, else
+    DeepSpeed's. What is sharded in stage 2 is DeepSpeed's in any case.
+    """
+    if not ready:
+        return []
+    element_bytes = max(DTYPE_BYTES[gradient.dtype] for gradient in ready)
+    in_place = any(gradient.in_place for gradient in ready)
+    if strategy.shard == 0 and not in_place:
+        return buckets(ready, strategy.bucket_bytes or _DDP_BUCKET_BYTES)
+    elements = _DEEPSPEED_BUCKET
+    if in_place and strategy.shard < 2:
+        ranks = strategy.axes["data"].size
+        elements = max(_MEGATRON_BUCKET, _MEGATRON_BUCKET_OF_A_RANK * ranks)
+    limit = strategy.bucket_bytes or elements * element_bytes
+    return buckets(ready, limit, first_bytes=limit)
 
 
 def buckets(

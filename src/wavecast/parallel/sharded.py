@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, zip_longest
 
 from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import buckets, gradients
+from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, stored_dtypes
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import has_graphs
-from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
+from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
 
@@ -34,14 +35,16 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
         return trace
-    edit = Edit(trace)
+    edit, stage = Edit(trace), strategy.shard
     for shard, members in holders.grouped(gradients(trace)):
         others = replica if shard == holders.dense else RankAxis(1, 1)
-        for bucket in buckets(members, strategy.bucket_bytes):
+        filled = framework_buckets(members, strategy)
+        for bucket, following in zip_longest(filled, filled[1:]):
             last = bucket[-1]
             whole = flat(sum(g.nbytes for g in bucket), "float32")
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            edit.allocate(whole.nbytes, Role.GRADIENT, last.ready, end)
+            freed = following[-1].ready if following and stage == 2 else end
+            _allocate_bucket(edit, bucket, stage, freed)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
@@ -49,7 +52,6 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
         share = shard_of(flat(nbytes, weight_dtype(trace)), shard)
         edit.insert(len(trace), [all_gather(share, shard, GATHERS, Phase.OPTIMIZER)])
     edit.insert(len(trace), [wait(COMPUTE, GATHERS, Phase.OPTIMIZER)])
-    stage = strategy.shard
     numbers = count()
     edit.change_memory(
         lambda a: _sharded_memory(a, holders.axis_of(next(numbers)).size, gradients_too=stage >= 2)
@@ -57,13 +59,32 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     return edit.trace()
 
 
+def _allocate_bucket(edit: Edit, bucket: Sequence[Gradient], stage: int, until: int) -> None:
+    """The memory of a bucket beside its gradients.
+
+    Stage 1 keeps what it has reduced, unless gradients lie in their bucket anyway. Stage 2 keeps
+    shares only: a bucket is free for others once the following one is full.
+    """
+    apart = [gradient for gradient in bucket if not gradient.in_place]
+    if stage == 1 and apart:
+        edit.allocate(sum(g.nbytes for g in apart), Role.GRADIENT, bucket[-1].ready, until)
+    if stage == 2:
+        whole = sum(g.nbytes for g in bucket)
+        edit.allocate(whole, Role.INTERMEDIATE, bucket[0].ready, until)
+        for gradient in apart:
+            at = gradient.ready
+            edit.allocate(gradient.nbytes, Role.INTERMEDIATE, at, at + 1)
+
+
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
-    """The bytes of the weights by the ranks that share them."""
+    """The bytes of the weights that are trained by the ranks that share them."""
+    stored = stored_dtypes(trace)
     nbytes: dict[RankAxis, int] = defaultdict(int)
-    for number, allocation in enumerate(trace.allocations):
-        axis = holders.axis_of(number)
-        if allocation.role is Role.PARAMETER and axis.size > 1:
-            nbytes[axis] += allocation.nbytes
+    for axis, members in holders.grouped(gradients(trace)):
+        for gradient in members:
+            dtype = stored.get(gradient.parameter, gradient.dtype)
+            elements = gradient.nbytes // DTYPE_BYTES[gradient.dtype]
+            nbytes[axis] += elements * DTYPE_BYTES[dtype]
     return nbytes
 
 

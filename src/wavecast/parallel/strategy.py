@@ -16,6 +16,7 @@ SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
 HABITS = (
     "fp8",
     "overlap_tensor",
+    "gathers_again",
     "fused_rotary",
     "fused_gates",
     "fused_experts",
@@ -92,10 +93,12 @@ class Parallel(Shown):
     offload: Offload = "none"
     """What is kept in the host's memory and done there: "optimizer" for the states and the update
     of the weights (ZeRO-Offload)."""
-    bucket_bytes: int = 25 << 20
-    """The size of the buckets in which DDP reduces gradients. From 10**12 on all gradients lie in
-    one buffer, which is reduced when the backward pass has ended (Megatron without overlap, Apex
-    with `delay_allreduce`)."""
+    bucket_bytes: int | None = None
+    """The size of the buckets in which gradients are reduced. None for that of the framework that
+    runs the step so: DDP's 25 MiB, Megatron's where matmuls' gradients are added to float32 sums,
+    DeepSpeed's with `shard=1` or `2` elsewhere. From 10**12 on all gradients lie in one buffer,
+    which is reduced when the backward pass has ended (Megatron without overlap, Apex with
+    `delay_allreduce`)."""
     tensor_plan: Mapping[str, str] | None = None
     """How modules are split, as in `{"layers.*.attention.q": "colwise"}`. None to find it."""
     fp8: bool = False
@@ -103,6 +106,9 @@ class Parallel(Shown):
     overlap_tensor: bool = False
     """Whether the all-gathers and reduce-scatters of `sequence` run beside the matmuls next to
     them (`tp_comm_overlap` in Megatron and NeMo)."""
+    gathers_again: bool = False
+    """Whether what `sequence` gathers for a matmul is not kept, but gathered again in the backward
+    pass (Megatron, nanotron)."""
     fused_rotary: bool = False
     """Whether rotary positions are one kernel for queries and one for keys (Megatron, nanotron)."""
     fused_gates: bool = False
@@ -138,10 +144,9 @@ class Parallel(Shown):
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "virtual", "context", "expert", "microbatches"):
             _check_count(name, getattr(self, name))
-        for name in ("shard_group", "nodes"):
+        for name in ("shard_group", "nodes", "bucket_bytes"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
-        _check_count("bucket_bytes", self.bucket_bytes)
         if self.gpus > MOST_GPUS:
             raise InvalidInput(
                 f"the strategy has {self.gpus:,} GPUs; at most {MOST_GPUS:,} are predicted"
@@ -172,6 +177,11 @@ class Parallel(Shown):
             raise InvalidInput(
                 "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
                 "parallelism beside matmuls; it needs sequence=True"
+            )
+        if self.gathers_again and not self.sequence:
+            raise InvalidInput(
+                "gathers_again=True is for what sequence parallelism gathers; it needs "
+                "sequence=True"
             )
         if self.flash_attention and self.first_flash_attention:
             raise InvalidInput(
@@ -230,7 +240,7 @@ class Parallel(Shown):
     @property
     def has_one_buffer(self) -> bool:
         """Whether all gradients lie in one buffer that is reduced after the backward pass."""
-        return self.bucket_bytes >= ONE_BUFFER
+        return self.bucket_bytes is not None and self.bucket_bytes >= ONE_BUFFER
 
     @property
     def gpus(self) -> int:

@@ -7,6 +7,7 @@ from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.functions import with_norms_in_functions
 from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
+from wavecast.parallel.habits.gathers import with_gathers_again
 from wavecast.parallel.habits.layout import with_sequence_first
 from wavecast.parallel.habits.lists import with_direct_lists
 from wavecast.parallel.habits.overlap import with_overlap
@@ -41,4 +42,6 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
         trace = with_fused_accumulation(trace)
     if strategy.dispatch_once:
         trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
+    if strategy.gathers_again:
+        trace = with_gathers_again(trace)
     return with_overlap(trace) if strategy.overlap_tensor else trace
