@@ -31,6 +31,16 @@ def parameters(trace: Trace) -> list[Allocation]:
     return [a for a in trace.allocations if a.role is Role.PARAMETER]
 
 
+def trained(trace: Trace) -> set[int]:
+    """The memory of the weights that have gradients, by number. Those of adapters are few."""
+    names = {gradient.parameter for gradient in gradients(trace)}
+    kept = {n for n, memory in enumerate(trace.allocations) if memory.role is Role.PARAMETER}
+    if "" in names:
+        return kept
+    places = (value.allocation for value in trace.values if value.parameter in names)
+    return {place for place in places if place in kept}
+
+
 def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     """The gradients of a step in the order in which they become ready.
 

@@ -20,12 +20,12 @@ from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, stored_dtypes
+from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, trained
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import has_graphs
-from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Op, Phase, Role, TensorSpec, Trace
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
 
@@ -78,13 +78,11 @@ def _allocate_bucket(edit: Edit, bucket: Sequence[Gradient], stage: int, until: 
 
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
     """The bytes of the weights that are trained by the ranks that share them."""
-    stored = stored_dtypes(trace)
     nbytes: dict[RankAxis, int] = defaultdict(int)
-    for axis, members in holders.grouped(gradients(trace)):
-        for gradient in members:
-            dtype = stored.get(gradient.parameter, gradient.dtype)
-            elements = gradient.nbytes // DTYPE_BYTES[gradient.dtype]
-            nbytes[axis] += elements * DTYPE_BYTES[dtype]
+    for number in sorted(trained(trace)):
+        axis = holders.axis_of(number)
+        if axis.size > 1:
+            nbytes[axis] += trace.allocations[number].nbytes
     return nbytes
 
 
@@ -106,6 +104,8 @@ class _Unit:
     name: str
     nbytes: int
     """The bytes of its weights in float32."""
+    trained_bytes: int
+    """Those of the weights that have gradients."""
     forward: tuple[int, int]
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
@@ -133,7 +133,9 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
     if reduces:
         for unit in units:
-            whole = flat(_in(unit.nbytes, "float32"), "float32")
+            if not unit.trained_bytes:
+                continue
+            whole = flat(_in(unit.trained_bytes, "float32"), "float32")
             copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
             others = replica if unit.shard == holders.dense else RankAxis(1, 1)
             calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
@@ -194,11 +196,14 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     """
     block_of = block_finder(trace)
     nbytes: dict[tuple[str, RankAxis], int] = defaultdict(int)
-    wider = 2 if _stored_narrow(trace) else 1
+    reduced: dict[tuple[str, RankAxis], int] = defaultdict(int)
+    wider, with_gradients = 2 if _stored_narrow(trace) else 1, trained(trace)
     for number, allocation in enumerate(trace.allocations):
         axis = holders.axis_of(number)
         if allocation.role is Role.PARAMETER and axis.size > 1:
-            nbytes[block_of(allocation.module), axis] += allocation.nbytes * wider
+            unit = block_of(allocation.module), axis
+            nbytes[unit] += allocation.nbytes * wider
+            reduced[unit] += allocation.nbytes * wider * (number in with_gradients)
     spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
     for position, call in enumerate(trace.calls[:end]):
         phase = Phase.BACKWARD if call.phase is Phase.BACKWARD else Phase.FORWARD
@@ -210,25 +215,26 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     for (name, axis), weights in nbytes.items():
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
+        both = weights, reduced[name, axis]
         if not name:  # the root: first to come, last to go
-            units.append(_Unit("", weights, (0, turn), (turn, end), axis))
+            units.append(_Unit("", *both, (0, turn), (turn, end), axis))
         elif forward and backward:
             ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
-            units.append(_Unit(name, weights, ahead, back, axis))
+            units.append(_Unit(name, *both, ahead, back, axis))
     return sorted(units, key=lambda unit: (unit.forward[0], bool(unit.name)))
 
 
-def gathered_units(trace: Trace, end: int) -> dict[str, int]:
-    """The bytes in float32 of the weights of each FSDP unit, the root's as "".
+def gathered_units(trace: Trace, end: int) -> dict[str, tuple[int, int]]:
+    """The bytes in float32 of the weights of each FSDP unit, and of those with gradients.
 
-    Experts are not counted: other ranks share them.
+    The root's name is "". Experts are not counted: other ranks share them.
 
     Args:
         trace: forward pass, backward pass and optimizer of one micro-batch.
         end: the position where the backward pass ends.
     """
     apart = Holders.of(trace, Parallel(data=2, expert=2), "shard")
-    return {unit.name: unit.nbytes for unit in _units(trace, end, apart)}
+    return {unit.name: (unit.nbytes, unit.trained_bytes) for unit in _units(trace, end, apart)}
 
 
 def _sharded_memory(
