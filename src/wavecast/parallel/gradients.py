@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.compiled_graphs import ends_of_graphs
+from wavecast.parallel.editing import flat
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.step import DTYPE_BYTES, Allocation, Phase, Role, Trace
+from wavecast.traces.step import DTYPE_BYTES, Allocation, Phase, Role, TensorSpec, Trace
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,8 @@ class Gradient:
     parameter: str = ""
     """The parameter; empty if the trace has no values."""
     in_place: bool = False
-    """Whether it is a sum that the framework keeps from step to step in another type than that of
-    the weight (Megatron's `main_grad`). It lies in the buffer that is reduced."""
+    """Whether it is a sum that a framework with wider copies of weights keeps from step to step
+    (Megatron's `main_grad`). It lies in the buffer that is reduced."""
 
 
 def parameters(trace: Trace) -> list[Allocation]:
@@ -67,7 +68,7 @@ def _written(trace: Trace) -> list[Gradient]:
                 known = trace.values[value]
                 if known.gradient_of and known.allocation is not None:
                     last[known.allocation] = position, value
-    stored = stored_dtypes(trace)
+    wide = widened(trace)
     made = []
     for number, memory in enumerate(trace.allocations):
         if memory.role is not Role.GRADIENT:
@@ -75,8 +76,7 @@ def _written(trace: Trace) -> list[Gradient]:
         if number in last:
             ready, value = last[number]
             dtype, name = trace.values[value].spec.dtype, trace.values[value].gradient_of
-            kept = memory.born is None and memory.freed is None
-            module, own = trace.calls[ready].module, kept and stored.get(name, dtype) != dtype
+            module, own = trace.calls[ready].module, _is_kept(memory) and name in wide
             made.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
         elif memory.born is not None and memory.born < len(trace):
             maker = trace.calls[memory.born]
@@ -86,14 +86,26 @@ def _written(trace: Trace) -> list[Gradient]:
     return made
 
 
-def stored_dtypes(trace: Trace) -> dict[str, str]:
-    """The data types in which parameters are stored."""
+def widened(trace: Trace) -> dict[str, TensorSpec]:
+    """The parameters with states or gradients that are kept in a wider type than their own.
+
+    A framework that keeps them so adds gradients up in a buffer of its own (`main_grad`).
+    """
     memory = trace.allocations
-    return {
-        value.parameter: value.spec.dtype
-        for value in trace.values
-        if value.allocation is not None and memory[value.allocation].role is Role.PARAMETER
+    kept = [v for v in trace.values if v.allocation is not None and _is_kept(memory[v.allocation])]
+    stored = {v.parameter: v.spec for v in kept if memory[v.allocation or 0].role is Role.PARAMETER}
+    names = {
+        v.parameter or v.gradient_of
+        for v in kept
+        if (own := stored.get(v.parameter or v.gradient_of)) is not None
+        and DTYPE_BYTES[v.spec.dtype] > DTYPE_BYTES[own.dtype]
+        and v.spec.numel == own.numel
     }
+    return {name: stored[name] for name in names}
+
+
+def _is_kept(memory: Allocation) -> bool:
+    return memory.born is None and memory.freed is None
 
 
 def _by_module(trace: Trace) -> list[Gradient]:
@@ -117,6 +129,16 @@ _DEEPSPEED_BUCKET = 500_000_000
 _MEGATRON_BUCKET, _MEGATRON_BUCKET_OF_A_RANK = 40_000_000, 1_000_000
 """The elements of a bucket of Megatron-Core: the larger of both, the second times the data ranks
 (`DistributedDataParallel`)."""
+
+
+def reduced_as(members: Sequence[Gradient], strategy: Parallel) -> TensorSpec:
+    """The flat tensor in which gradients are reduced."""
+    elements = sum(gradient.nbytes // DTYPE_BYTES[gradient.dtype] for gradient in members)
+    if strategy.reduce_in_16_bits:
+        return TensorSpec((elements,), "bfloat16")
+    half = {"bfloat16", "float16"}.issuperset(gradient.dtype for gradient in members)
+    dtype = members[0].dtype if members and half else "float32"
+    return flat(sum(gradient.nbytes for gradient in members), dtype)
 
 
 def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:

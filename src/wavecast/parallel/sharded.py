@@ -20,7 +20,7 @@ from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, trained
+from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, reduced_as, trained
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
@@ -41,10 +41,10 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
         filled = framework_buckets(members, strategy)
         for bucket, following in zip_longest(filled, filled[1:]):
             last = bucket[-1]
-            whole = flat(sum(g.nbytes for g in bucket), "float32")
+            whole = reduced_as(bucket, strategy)
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
             freed = following[-1].ready if following and stage == 2 else end
-            _allocate_bucket(edit, bucket, stage, freed)
+            _allocate_bucket(edit, bucket, strategy, freed)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
@@ -59,21 +59,24 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     return edit.trace()
 
 
-def _allocate_bucket(edit: Edit, bucket: Sequence[Gradient], stage: int, until: int) -> None:
+def _allocate_bucket(
+    edit: Edit, bucket: Sequence[Gradient], strategy: Parallel, freed: int
+) -> None:
     """The memory of a bucket beside its gradients.
 
     Stage 1 keeps what it has reduced, unless gradients lie in their bucket anyway. Stage 2 keeps
     shares only: a bucket is free for others once the following one is full.
     """
     apart = [gradient for gradient in bucket if not gradient.in_place]
-    if stage == 1 and apart:
-        edit.allocate(sum(g.nbytes for g in apart), Role.GRADIENT, bucket[-1].ready, until)
-    if stage == 2:
-        whole = sum(g.nbytes for g in bucket)
-        edit.allocate(whole, Role.INTERMEDIATE, bucket[0].ready, until)
+    if strategy.shard == 2:
+        whole = reduced_as(bucket, strategy)
+        edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
         for gradient in apart:
             at = gradient.ready
             edit.allocate(gradient.nbytes, Role.INTERMEDIATE, at, at + 1)
+    elif apart:
+        nbytes = reduced_as(apart, strategy).nbytes
+        edit.allocate(nbytes, Role.GRADIENT, bucket[-1].ready, freed)
 
 
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
@@ -135,7 +138,8 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
         for unit in units:
             if not unit.trained_bytes:
                 continue
-            whole = flat(_in(unit.trained_bytes, "float32"), "float32")
+            kind = "bfloat16" if strategy.reduce_in_16_bits else "float32"
+            whole = flat(_in(unit.trained_bytes, kind), kind)
             copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
             others = replica if unit.shard == holders.dense else RankAxis(1, 1)
             calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]

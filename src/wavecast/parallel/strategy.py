@@ -21,6 +21,7 @@ HABITS = (
     "fused_gates",
     "fused_experts",
     "fused_accumulation",
+    "reduce_in_16_bits",
     "triton_functions",
     "dispatch_once",
     "sequence_first",
@@ -118,6 +119,9 @@ class Parallel(Shown):
     fused_accumulation: bool = False
     """Whether matmuls add gradients to their float32 sums themselves (Megatron's
     `gradient_accumulation_fusion`)."""
+    reduce_in_16_bits: bool = False
+    """Whether gradients are reduced in 16 bits, and so are the sums that a framework keeps for it
+    (`grad_reduce_in_fp32=False` of Megatron-Core, `reduce_dtype` of FSDP, `bf16_compress_hook`)."""
     triton_functions: bool = False
     """Whether norms, and rotary positions that are one kernel, are Triton kernels in autograd
     functions (nanotron). The host takes longer for each of them."""

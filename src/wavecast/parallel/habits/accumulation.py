@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.parallel.gradients import widened
 from wavecast.parallel.habits.flow import Flow
 from wavecast.traces.editing import Edit
-from wavecast.traces.step import Call, Phase, Trace
+from wavecast.traces.step import Call, Phase, Role, Trace
 
 
 def with_fused_accumulation(trace: Trace) -> Trace:
@@ -37,6 +38,18 @@ def with_fused_accumulation(trace: Trace) -> Trace:
         edit.replace(writer, _adding(matmul, added))
     edit.remove(sums)
     edit.keep_memory(n for n in range(len(trace.allocations)) if n not in gone)
+    return edit.trace()
+
+
+def with_narrow_sums(trace: Trace) -> Trace:
+    """A rank's step whose sums of gradients that are kept in float32 have the type of weights."""
+    wide, edit = widened(trace), Edit(trace)
+    for number, value in enumerate(trace.values):
+        memory = None if value.allocation is None else trace.allocations[value.allocation]
+        if memory is None or memory.role is not Role.GRADIENT or memory.born is not None:
+            continue
+        if value.gradient_of in wide and value.spec.dtype == "float32":
+            edit.reshape(number, replace(value.spec, dtype=wide[value.gradient_of].dtype))
     return edit.trace()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wavecast.parallel.habits.accumulation import with_fused_accumulation
+from wavecast.parallel.habits.accumulation import with_fused_accumulation, with_narrow_sums
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.functions import with_norms_in_functions
@@ -40,6 +40,8 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
         trace = with_direct_lists(trace)
     if strategy.fused_accumulation:
         trace = with_fused_accumulation(trace)
+    if strategy.reduce_in_16_bits:
+        trace = with_narrow_sums(trace)
     if strategy.dispatch_once:
         trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
     if strategy.gathers_again:
