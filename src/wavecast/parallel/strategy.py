@@ -27,6 +27,7 @@ HABITS = (
     "sequence_first",
     "flash_attention",
     "first_flash_attention",
+    "cudnn_attention",
     "direct_lists",
     "waits_each_step",
 )
@@ -136,6 +137,9 @@ class Parallel(Shown):
     first_flash_attention: bool = False
     """Whether attention is FlashAttention of 2022 or its version in Triton, which take about twice
     as long as FlashAttention 2."""
+    cudnn_attention: bool = False
+    """Whether attention is cuDNN's where PyTorch chooses another kernel: on GPUs of compute
+    capability 10.3, and for DeepSeek's heads (Transformer Engine)."""
     direct_lists: bool = False
     """Whether the optimizer's kernels are called on lists of tensors that the framework keeps
     (Apex's `multi_tensor_apply`), which takes the host less time than torch's optimizers."""
@@ -187,10 +191,10 @@ class Parallel(Shown):
                 "gathers_again=True is for what sequence parallelism gathers; it needs "
                 "sequence=True"
             )
-        if self.flash_attention and self.first_flash_attention:
+        if self.flash_attention + self.first_flash_attention + self.cudnn_attention > 1:
             raise InvalidInput(
-                "flash_attention is FlashAttention 2 and first_flash_attention the kernels before "
-                "it; choose one"
+                "flash_attention is FlashAttention 2, first_flash_attention the kernels before it "
+                "and cudnn_attention cuDNN's; choose one"
             )
         if self.dispatch_once and self.expert == 1:
             raise InvalidInput(
