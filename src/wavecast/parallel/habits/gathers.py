@@ -32,9 +32,10 @@ def with_gathers_again(trace: Trace) -> Trace:
     ]
     edit, changed = Edit(trace), False
     for memory, (gather, earlier, later) in _gathered(trace).items():
-        index = bisect_left(beside, later[0]) if later else 0
-        if index:
-            _gather_again(edit, memory, gather, later, beside[index - 1])
+        if later:
+            index = bisect_left(beside, later[0])
+            place = beside[index - 1] if index else later[0]
+            _gather_again(edit, memory, gather, later, place)
             edit.set_lifetime(memory, trace.allocations[memory].born, earlier[-1] + 1)
             changed = True
     if not changed:
