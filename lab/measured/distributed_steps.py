@@ -237,6 +237,7 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_rotary": fuses or rotates,
         "fused_gates": nemo if is_mixture(row) else fuses,
         "fused_experts": nemo,
+        "fused_loss": engine and kind_of(row) == "dense",
         "fused_accumulation": engine and kind_of(row) == "dense",
         "gathers_again": engine and kind_of(row) == "dense" and _has_sequence(row),
         "triton_functions": framework.startswith("nanotron"),

@@ -20,6 +20,7 @@ HABITS = (
     "fused_rotary",
     "fused_gates",
     "fused_experts",
+    "fused_loss",
     "fused_accumulation",
     "reduce_in_16_bits",
     "triton_functions",
@@ -117,9 +118,13 @@ class Parallel(Shown):
     """Whether an activation and its gate are one kernel (Megatron-Core, Transformer Engine)."""
     fused_experts: bool = False
     """Whether the weighted sum of the experts' results is one kernel (Megatron-Core)."""
+    fused_loss: bool = False
+    """Whether the gradient of cross entropy is one kernel that writes over the softmax (Megatron's
+    `cross_entropy_loss_fusion`)."""
     fused_accumulation: bool = False
     """Whether matmuls add gradients to their float32 sums themselves (Megatron's
-    `gradient_accumulation_fusion`)."""
+    `gradient_accumulation_fusion`). A rank then keeps an empty 16-bit gradient of each shape, which
+    Transformer Engine gives to autograd."""
     reduce_in_16_bits: bool = False
     """Whether gradients are reduced in 16 bits, and so are the sums that a framework keeps for it
     (`grad_reduce_in_fp32=False` of Megatron-Core, `reduce_dtype` of FSDP, `bf16_compress_hook`)."""

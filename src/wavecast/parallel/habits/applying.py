@@ -10,6 +10,7 @@ from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
 from wavecast.parallel.habits.gathers import with_gathers_again
 from wavecast.parallel.habits.layout import with_sequence_first
 from wavecast.parallel.habits.lists import with_direct_lists
+from wavecast.parallel.habits.loss import with_fused_loss
 from wavecast.parallel.habits.overlap import with_overlap
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
@@ -40,6 +41,8 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
         trace = with_direct_lists(trace)
     if strategy.fused_accumulation:
         trace = with_fused_accumulation(trace)
+    if strategy.fused_loss:
+        trace = with_fused_loss(trace)
     if strategy.reduce_in_16_bits:
         trace = with_narrow_sums(trace)
     if strategy.dispatch_once:

@@ -62,13 +62,13 @@ def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
     return gathered
 
 
-def _gather_again(
-    edit: Edit, memory: int, gather: Call, later: Sequence[int], beside: int
-) -> None:
+def _gather_again(edit: Edit, memory: int, gather: Call, later: Sequence[int], beside: int) -> None:
     """Gather memory again beside a kernel, for its users in the backward pass."""
     trace = edit.before
     module = trace.calls[later[0]].module
-    again = edit.allocate(trace.allocations[memory].nbytes, Role.INTERMEDIATE, beside, later[-1] + 1)
+    again = edit.allocate(
+        trace.allocations[memory].nbytes, Role.INTERMEDIATE, beside, later[-1] + 1
+    )
     renamed: dict[int, int] = {}
 
     def moved(value: int) -> int:
