@@ -165,6 +165,7 @@ class Parallel(Shown):
                 f"the strategy has {self.gpus:,} GPUs; at most {MOST_GPUS:,} are predicted"
             )
         self._check_choices()
+        self._check_sequence()
         self._check_divisions()
 
     def _check_choices(self) -> None:
@@ -184,18 +185,6 @@ class Parallel(Shown):
                 f"offload={self.offload} with data={self.data} needs shard=1, 2 or 3, as in "
                 "DeepSpeed: each rank's host updates its share of the weights"
             )
-        if self.sequence and self.tensor == 1:
-            raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
-        if self.overlap_tensor and not self.sequence:
-            raise InvalidInput(
-                "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
-                "parallelism beside matmuls; it needs sequence=True"
-            )
-        if self.gathers_again and not self.sequence:
-            raise InvalidInput(
-                "gathers_again=True is for what sequence parallelism gathers; it needs "
-                "sequence=True"
-            )
         if self.flash_attention + self.first_flash_attention + self.cudnn_attention > 1:
             raise InvalidInput(
                 "flash_attention is FlashAttention 2, first_flash_attention the kernels before it "
@@ -211,6 +200,16 @@ class Parallel(Shown):
                 f"virtual={self.virtual} gives each pipeline stage several parts; it needs "
                 "pipeline above 1"
             )
+
+    def _check_sequence(self) -> None:
+        if self.sequence and self.tensor == 1:
+            raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
+        for name in ("overlap_tensor", "gathers_again"):
+            if getattr(self, name) and not self.sequence:
+                raise InvalidInput(
+                    f"{name}=True is for the all-gathers and reduce-scatters of sequence "
+                    "parallelism; it needs sequence=True"
+                )
 
     def _check_divisions(self) -> None:
         group = self.shard_group

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from parallel_steps import small_gpt2_step
 
 import wavecast
@@ -31,9 +34,7 @@ def test_one_pass_writes_over_the_softmax() -> None:
 
 
 def test_a_step_without_cross_entropy_is_refused() -> None:
-    import torch
-
-    def make_step() -> object:
+    def make_step() -> Any:
         net, x = torch.nn.Linear(8, 8, device="cuda"), torch.randn(4, 8, device="cuda")
         return lambda: net(x).sum().backward()
 

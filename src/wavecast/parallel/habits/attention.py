@@ -46,8 +46,8 @@ def _fused(trace: Trace, option: str) -> list[int]:
     fused = [p for p, call in enumerate(trace) if ops.kind(call.op) is ops.Kind.ATTENTION]
     if not fused:
         raise InvalidInput(
-            f"{option} says which kernels compute fused attention, and the step has none; leave it "
-            "out"
+            f"{option} says which kernels compute fused attention, and the step has none; "
+            "leave it out"
         )
     return fused
 

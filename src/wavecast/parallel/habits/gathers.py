@@ -53,7 +53,8 @@ def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
         places = {trace.values[value].allocation for value in (*call.reads, *call.writes)}
         for memory in places & gathered.keys():
             assert memory is not None
-            gathered[memory][1 + (call.phase is not Phase.FORWARD)].append(position)
+            _, earlier, later = gathered[memory]
+            (earlier if call.phase is Phase.FORWARD else later).append(position)
         gathers = call.op.name == "nccl.all_gather" and call.stream == TRANSFERS
         if gathers and call.phase is Phase.FORWARD and call.writes:
             place = trace.values[call.writes[0]].allocation

@@ -1,4 +1,4 @@
-"""Cross entropy whose gradient takes the place of the softmax, as Megatron's fused kernel has it."""
+"""Cross entropy whose gradient takes the place of the softmax, as in Megatron's fused kernel."""
 
 from __future__ import annotations
 
