@@ -237,13 +237,16 @@ def _habits(row: Mapping[str, Any], gpu: Device) -> dict[str, Any]:
         "fused_rotary": fuses or rotates,
         "fused_gates": nemo if is_mixture(row) else fuses,
         "fused_experts": nemo,
+        "fused_loss": engine and kind_of(row) == "dense",
         "fused_accumulation": engine and kind_of(row) == "dense",
+        "gathers_again": engine and kind_of(row) == "dense" and _has_sequence(row),
         "triton_functions": framework.startswith("nanotron"),
         "direct_lists": framework.startswith(NEVER_OVERLAPS),
         "waits_each_step": framework.startswith(NEVER_OVERLAPS),
         "dispatch_once": bridge and (row["ep"] or 1) > 1,
         "sequence_first": not fused,
         "reentrant": not framework.startswith(_HOOKED),
+        "cudnn_attention": fused and engine and gpu.id.startswith(("h", "b", "gb")),
         "flash_attention": later and gpu.id.startswith(("h", "b", "gb")) and not engine,
         "first_flash_attention": fused and not later,
     }
@@ -259,11 +262,7 @@ def _strategy(row: Mapping[str, Any], gpu: Device) -> Parallel:
     group = int(row["shard_group"]) if row["shard_group"] is not None else None
     if stage == "hybrid" and group is None:
         group = int(row["gpus_per_node"])
-    stated = row["sequence_parallel"]
-    # The default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
-    framework = str(row["framework"])
-    usual = framework.startswith("nanotron") or _on_transformer_engine(row)
-    sequence = tensor > 1 and bool(usual if stated is None else stated)
+    framework, sequence = str(row["framework"]), _has_sequence(row)
     return Parallel(
         data=data,
         shard=shard if data > 1 else 0,
@@ -276,9 +275,19 @@ def _strategy(row: Mapping[str, Any], gpu: Device) -> Parallel:
         pipeline=pipeline,
         virtual=int(row["virtual_pp"] or 1) if pipeline > 1 else 1,
         microbatches=int(row["grad_accum"]),
-        bucket_bytes=ONE_BUFFER if framework.startswith(NEVER_OVERLAPS) else 25 << 20,
+        bucket_bytes=ONE_BUFFER if framework.startswith(NEVER_OVERLAPS) else None,
         **_habits(row, gpu),
     )
+
+
+def _has_sequence(row: Mapping[str, Any]) -> bool:
+    """Whether tensor ranks have sequence parallelism.
+
+    It is the default of Megatron-Core and of nanotron's benchmarks; older frameworks have none.
+    """
+    stated = row["sequence_parallel"]
+    usual = str(row["framework"]).startswith("nanotron") or _on_transformer_engine(row)
+    return int(row["tp"] or 1) > 1 and bool(usual if stated is None else stated)
 
 
 def _cluster(row: Mapping[str, Any], gpu: Device) -> Cluster:

@@ -139,7 +139,7 @@ def dlperf_rows(folder: Path) -> Iterator[ScaledRow]:
             link=f"{row.n_nodes} x {int(row.n_gpu) // int(row.n_nodes)}",
             case=_dlperf_case(bert, size, precision),
             cluster=cluster("dlperf-v100"),
-            strategy=Parallel(data=int(row.n_gpu), bucket_bytes=ONE_BUFFER if bert else 25 << 20),
+            strategy=Parallel(data=int(row.n_gpu), bucket_bytes=ONE_BUFFER if bert else None),
             efficiency=float(row.scaling_efficiency),
             is_flagged=isinstance(row.qc, str) or str(row.loader_workers) == "8",
         )

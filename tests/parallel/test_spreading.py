@@ -18,6 +18,7 @@ from wavecast.parallel.rank_memory import memory_trace
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import ONE_BUFFER, Parallel
+from wavecast.planning.bounds import RankStates
 from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
 
@@ -201,6 +202,29 @@ def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced()
     block = Parallel(data=4, shard=3, reshard=False)
     assert moved(block, "nccl.all_gather", "outputs") == pytest.approx(weights, rel=0.01)
     assert moved(block, "nccl.reduce_scatter", "inputs") == pytest.approx(2 * weights, rel=0.01)
+
+
+@pytest.mark.parametrize("shard", [1, 2, 3])
+def test_frozen_weights_are_neither_reduced_nor_gathered_after_the_update(shard: int) -> None:
+    small: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "vocab": 64}
+    trace = wavecast.trace(lambda: gpt(2, "bf16", weights="bf16", lora=2, **small))
+    assert isinstance(trace, Trace)
+    adapters = 4 * 2 * 2 * 64 * 2  # of each layer two matrices: 64 x 2, and 2 x 192
+    last = spread(trace, Parallel(data=2, shard=shard)).groups[0].parts[0].last
+    reduced = [c.op for c in last if c.op.name == "nccl.reduce_scatter"]
+    gathered = [c.op for c in last if c.op.name == "nccl.all_gather" and c.phase is Phase.OPTIMIZER]
+    # Gradients have four bytes where weights have two.
+    assert sum(op.inputs[0].nbytes for op in reduced) == 2 * adapters
+    assert sum(op.outputs[0].nbytes for op in gathered) == (adapters if shard < 3 else 0)
+
+
+def test_the_search_knows_that_frozen_weights_have_no_gradients() -> None:
+    small: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 4, "seq": 16, "vocab": 64}
+    trace = wavecast.trace(lambda: gpt(2, "bf16", weights="bf16", lora=2, **small))
+    assert isinstance(trace, Trace)
+    states, strategy = RankStates.of(trace), Parallel(data=2)
+    assert states.least_bytes(strategy) <= fullest_rank(spread(trace, strategy), None).peak_bytes
+    assert sum(states.gradients) == sum(gradient.nbytes for gradient in gradients(trace))
 
 
 def test_float32_copies_for_the_optimizer_are_not_reduced() -> None:

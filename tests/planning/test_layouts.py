@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -12,12 +13,14 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import SCHEDULES, Parallel
-from wavecast.planning.layouts import Layout, search_layouts
+from wavecast.planning.layouts import BUCKET_SIZES, Layout, search_layouts
 from wavecast.planning.scaling import Scaling, scale
 from wavecast.planning.strategies import Search, candidates
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import predict_parallel
 from wavecast.steps.request import on_cluster
+from wavecast.suite.decoders import gpt
+from wavecast.traces.step import Trace
 
 FAST_HOST = REFERENCE_HOST.scaled(1e-3)
 
@@ -49,6 +52,19 @@ def test_the_fastest_comes_first_and_failures_last_with_their_reason() -> None:
     assert all(layout.prediction is None and layout.reason for layout in failed)
     # Two heads cannot be divided among four GPUs.
     assert any("tensor=4" in layout.reason for layout in failed)
+
+
+def test_other_sizes_of_buckets_are_tried_with_the_best() -> None:
+    sizes = {"layers": 4, "hidden": 1024, "heads": 8, "seq": 256, "vocab": 1000}
+    trace = wavecast.trace(partial(gpt, 2, "bf16", **sizes), gpu="h100-sxm-80gb")
+    assert isinstance(trace, Trace)
+    search = Search(4, 8, (2,), most_tensor=1)
+    found = search_layouts(search, lambda *_: trace, _predictor(), FAST_HOST)
+    times = {layout.strategy: layout.seconds for layout in found if layout.seconds is not None}
+    best = next(one for one in times if one.data > 1 and one.shard in (1, 2))
+    # 200 MB of gradients are less than a bucket of DeepSpeed, which hides nothing of its reduction.
+    assert best.bucket_bytes in BUCKET_SIZES
+    assert times[best] < times[replace(best, bucket_bytes=None)]
 
 
 @pytest.mark.slow

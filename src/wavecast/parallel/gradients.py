@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.parallel.compiled_graphs import ends_of_graphs
-from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
+from wavecast.parallel.editing import flat
+from wavecast.parallel.strategy import Parallel
+from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
 
@@ -22,11 +24,24 @@ class Gradient:
     dtype: str = "float32"
     parameter: str = ""
     """The parameter; empty if the trace has no values."""
+    in_place: bool = False
+    """Whether it is a sum that a framework with wider copies of weights keeps from step to step
+    (Megatron's `main_grad`). It lies in the buffer that is reduced."""
 
 
 def parameters(trace: Trace) -> list[Allocation]:
     """The memory of the weights, in the order in which they were made."""
     return [a for a in trace.allocations if a.role is Role.PARAMETER]
+
+
+def trained(trace: Trace) -> set[int]:
+    """The memory of the weights that have gradients, by number. Those of adapters are few."""
+    names = {gradient.parameter for gradient in gradients(trace)}
+    kept = {n for n, memory in enumerate(trace.allocations) if memory.role is Role.PARAMETER}
+    if "" in names:
+        return kept
+    places = (value.allocation for value in trace.values if value.parameter in names)
+    return {place for place in places if place in kept}
 
 
 def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
@@ -55,20 +70,44 @@ def _written(trace: Trace) -> list[Gradient]:
                 known = trace.values[value]
                 if known.gradient_of and known.allocation is not None:
                     last[known.allocation] = position, value
+    wide = widened(trace)
     made = []
     for number, memory in enumerate(trace.allocations):
         if memory.role is not Role.GRADIENT:
             continue
         if number in last:
             ready, value = last[number]
-            spec, name = trace.values[value].spec, trace.values[value].gradient_of
-            made.append(Gradient(memory.nbytes, ready, trace.calls[ready].module, spec.dtype, name))
+            dtype, name = trace.values[value].spec.dtype, trace.values[value].gradient_of
+            module, own = trace.calls[ready].module, _is_kept(memory) and name in wide
+            made.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
         elif memory.born is not None and memory.born < len(trace):
             maker = trace.calls[memory.born]
             if maker.phase is Phase.BACKWARD:  # a compiled kernel, of which no values are known
                 dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
                 made.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
     return made
+
+
+def widened(trace: Trace) -> dict[str, TensorSpec]:
+    """The parameters with states or gradients that are kept in a wider type than their own.
+
+    A framework that keeps them so adds gradients up in a buffer of its own (`main_grad`).
+    """
+    memory = trace.allocations
+    kept = [v for v in trace.values if v.allocation is not None and _is_kept(memory[v.allocation])]
+    stored = {v.parameter: v.spec for v in kept if memory[v.allocation or 0].role is Role.PARAMETER}
+    names = {
+        v.parameter or v.gradient_of
+        for v in kept
+        if (own := stored.get(v.parameter or v.gradient_of)) is not None
+        and DTYPE_BYTES[v.spec.dtype] > DTYPE_BYTES[own.dtype]
+        and v.spec.numel == own.numel
+    }
+    return {name: stored[name] for name in names}
+
+
+def _is_kept(memory: Allocation) -> bool:
+    return memory.born is None and memory.freed is None
 
 
 def _by_module(trace: Trace) -> list[Gradient]:
@@ -103,6 +142,43 @@ def clips(call: Call) -> bool:
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The size of the bucket that DDP reduces first (`dist._DEFAULT_FIRST_BUCKET_BYTES`)."""
+_DDP_BUCKET_BYTES = 25 << 20
+"""`bucket_cap_mb` of DistributedDataParallel."""
+_DEEPSPEED_BUCKET = 500_000_000
+"""The elements of a bucket of DeepSpeed (`reduce_bucket_size`)."""
+_MEGATRON_BUCKET, _MEGATRON_BUCKET_OF_A_RANK = 40_000_000, 1_000_000
+"""The elements of a bucket of Megatron-Core: the larger of both, the second times the data ranks
+(`DistributedDataParallel`)."""
+
+
+def reduced_as(members: Sequence[Gradient], strategy: Parallel) -> TensorSpec:
+    """The flat tensor in which gradients are reduced."""
+    elements = sum(gradient.nbytes // DTYPE_BYTES[gradient.dtype] for gradient in members)
+    if strategy.reduce_in_16_bits:
+        return TensorSpec((elements,), "bfloat16")
+    half = {"bfloat16", "float16"}.issuperset(gradient.dtype for gradient in members)
+    dtype = members[0].dtype if members and half else "float32"
+    return flat(sum(gradient.nbytes for gradient in members), dtype)
+
+
+def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:
+    """The buckets of the framework that runs so: the strategy's size, or else its default.
+
+    Sums that are kept in place are Megatron's, other gradients DDP's if nothing is sharded, else
+    DeepSpeed's. What is sharded in stage 2 is DeepSpeed's in any case.
+    """
+    if not ready:
+        return []
+    element_bytes = max(DTYPE_BYTES[gradient.dtype] for gradient in ready)
+    in_place = any(gradient.in_place for gradient in ready)
+    if strategy.shard == 0 and not in_place:
+        return buckets(ready, strategy.bucket_bytes or _DDP_BUCKET_BYTES)
+    elements = _DEEPSPEED_BUCKET
+    if in_place and strategy.shard < 2:
+        ranks = strategy.axes["data"].size
+        elements = max(_MEGATRON_BUCKET, _MEGATRON_BUCKET_OF_A_RANK * ranks)
+    limit = strategy.bucket_bytes or elements * element_bytes
+    return buckets(ready, limit, first_bytes=limit)
 
 
 def buckets(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from wavecast.parallel.editing import COMPUTE, OFFLOAD, REDUCTIONS, flat, wait
 from wavecast.parallel.exchanges import shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import Gradient, buckets, gradients
+from wavecast.parallel.gradients import Gradient, framework_buckets, gradients
 from wavecast.parallel.sharded import weight_dtype
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.editing import Edit
@@ -86,7 +86,7 @@ def with_offloaded_optimizer(last: Trace, strategy: Parallel, update: HostUpdate
     for position, tensor in _reduced(last):
         ready = wait(OFFLOAD, REDUCTIONS, Phase.BACKWARD)
         edit.insert(position, [ready, _copy(tensor, "cuda", Phase.BACKWARD)])
-    for bucket in buckets(_never_reduced(last, strategy), strategy.bucket_bytes):
+    for bucket in framework_buckets(_never_reduced(last, strategy), strategy):
         tensor = flat(sum(gradient.nbytes for gradient in bucket), bucket[0].dtype)
         ready = wait(OFFLOAD, COMPUTE, Phase.BACKWARD)
         edit.insert(bucket[-1].ready + 1, [ready, _copy(tensor, "cuda", Phase.BACKWARD)])

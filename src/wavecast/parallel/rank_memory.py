@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from wavecast.parallel.habits.accumulation import empty_gradients
 from wavecast.parallel.ranks import ParallelStep, RankGroup
 from wavecast.parallel.schedules import in_flight, order_of
 from wavecast.parallel.strategy import Parallel
@@ -40,6 +41,9 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
     if held > 0:
         mean_bytes = sum(kept_bytes(p.last) for p in group.parts) // len(group.parts)
         extra.append(Allocation(held * mean_bytes, None, part.end, Role.INTERMEDIATE))
+    if strategy.fused_accumulation:
+        nbytes = empty_gradients(part.last for part in group.parts)
+        extra.append(Allocation(nbytes, None, None, Role.INTERMEDIATE))
     return replace(trace, allocations=(*trace.allocations, *extra))
 
 

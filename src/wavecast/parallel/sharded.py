@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
+from itertools import count, zip_longest
 
 from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import buckets, clips, gradients, updated_parameters
+from wavecast.parallel.gradients import (
+    Gradient,
+    clips,
+    framework_buckets,
+    gradients,
+    reduced_as,
+    trained,
+    updated_parameters,
+)
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit, Inserted
@@ -33,16 +41,16 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
         return trace
-    edit = Edit(trace)
+    edit, stage = Edit(trace), strategy.shard
     for shard, members in holders.grouped(gradients(trace)):
         others = replica if shard == holders.dense else RankAxis(1, 1)
-        for bucket in buckets(members, strategy.bucket_bytes):
+        filled = framework_buckets(members, strategy)
+        for bucket, following in zip_longest(filled, filled[1:]):
             last = bucket[-1]
-            whole = flat(sum(g.nbytes for g in bucket), "float32")
+            whole = reduced_as(bucket, strategy)
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            # Buckets that hold all gradients stay from step to step, as DDP's do.
-            alive = (None, None) if strategy.shard == 1 else (last.ready, end)
-            edit.allocate(whole.nbytes, Role.GRADIENT, *alive)
+            freed = following[-1].ready if following and stage == 2 else end
+            _allocate_bucket(edit, bucket, strategy, freed)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
     edit.insert(len(trace), [wait(GATHERS, COMPUTE, Phase.OPTIMIZER)])
@@ -50,7 +58,6 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
         share = shard_of(flat(nbytes, weight_dtype(trace)), shard)
         edit.insert(len(trace), [all_gather(share, shard, GATHERS, Phase.OPTIMIZER)])
     edit.insert(len(trace), [wait(COMPUTE, GATHERS, Phase.OPTIMIZER)])
-    stage = strategy.shard
     numbers = count()
     edit.change_memory(
         lambda a: _sharded_memory(a, holders.axis_of(next(numbers)).size, gradients_too=stage >= 2)
@@ -58,13 +65,32 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
     return edit.trace()
 
 
+def _allocate_bucket(
+    edit: Edit, bucket: Sequence[Gradient], strategy: Parallel, freed: int
+) -> None:
+    """The memory of a bucket beside its gradients.
+
+    Stage 1 keeps its buckets from step to step, as DDP does, unless gradients lie in them anyway.
+    Stage 2 keeps shares only: a bucket is free for others once the following one is full.
+    """
+    apart = [gradient for gradient in bucket if not gradient.in_place]
+    if strategy.shard == 2:
+        whole = reduced_as(bucket, strategy)
+        edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
+        for gradient in apart:
+            at = gradient.ready
+            edit.allocate(gradient.nbytes, Role.INTERMEDIATE, at, at + 1)
+    elif apart:
+        edit.allocate(reduced_as(apart, strategy).nbytes, Role.GRADIENT)
+
+
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
-    """The bytes of the weights by the ranks that share them."""
+    """The bytes of the weights that are trained by the ranks that share them."""
     nbytes: dict[RankAxis, int] = defaultdict(int)
-    for number, allocation in enumerate(trace.allocations):
+    for number in sorted(trained(trace)):
         axis = holders.axis_of(number)
-        if allocation.role is Role.PARAMETER and axis.size > 1:
-            nbytes[axis] += allocation.nbytes
+        if axis.size > 1:
+            nbytes[axis] += trace.allocations[number].nbytes
     return nbytes
 
 
@@ -86,6 +112,8 @@ class _Unit:
     name: str
     nbytes: int
     """The bytes of its weights in float32."""
+    trained_bytes: int
+    """Those of the weights that have gradients."""
     forward: tuple[int, int]
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
@@ -108,15 +136,20 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
     units = _units(trace, end, holders)
     dtype = gathered_dtype(trace)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
-    reductions = []
+    reductions: dict[_Unit, list[Inserted]] = {}
+    kind = "bfloat16" if strategy.reduce_in_16_bits else "float32"
     for unit in units:
-        whole = flat(_in(unit.nbytes, "float32"), "float32")
+        if not unit.trained_bytes:
+            continue
+        whole = flat(_in(unit.trained_bytes, kind), kind)
         copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
         others = replica if unit.shard == holders.dense else RankAxis(1, 1)
         calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
-        reductions.append(edit.insert(unit.backward[1], calls))
+        reductions[unit] = edit.insert(unit.backward[1], calls)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    done = {unit: reduction[0] for unit, reduction in zip(units, reductions, strict=True)}
+    done: dict[_Unit, int | Inserted] = {
+        unit: reductions[unit][0] if unit in reductions else unit.backward[1] for unit in units
+    }
     _share_optimizer(edit, holders)
     numbers = count()
     edit.change_memory(
@@ -129,7 +162,7 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
         _gather_backward(edit, done, dtype)
     if dtype != "float32":  # what is gathered takes the place of autocast's copies
         edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
-    _hold_gradients(edit, units, reductions, holders, end)
+    _hold_gradients(edit, reductions, holders, kind, end)
     return edit.trace()
 
 
@@ -138,7 +171,9 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather_forward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str, reshard: bool) -> None:
+def _gather_forward(
+    edit: Edit, done: Mapping[_Unit, int | Inserted], dtype: str, reshard: bool
+) -> None:
     """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
 
     What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
@@ -159,7 +194,7 @@ def _gather_forward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str, resh
         edit.allocate(nbytes, Role.PARAMETER, copied, freed)
 
 
-def _gather_backward(edit: Edit, done: Mapping[_Unit, Inserted], dtype: str) -> None:
+def _gather_backward(edit: Edit, done: Mapping[_Unit, int | Inserted], dtype: str) -> None:
     """Gather units again, each while the one before it computes. The arguments are as above."""
     order = sorted(done, key=lambda unit: unit.backward[0])
     for previous, unit in zip([None, *order], order, strict=False):
@@ -194,26 +229,38 @@ def _gather(
 
 
 def _hold_gradients(
-    edit: Edit, units: list[_Unit], reductions: list[list[Inserted]], holders: Holders, end: int
+    edit: Edit,
+    reductions: Mapping[_Unit, Sequence[Inserted]],
+    holders: Holders,
+    kind: str,
+    end: int,
 ) -> None:
     """The memory of gradients: whole until their unit's are reduced, then a share.
 
-    They are copied to what is reduced, in float32, which is freed when the next unit has its own.
+    They are copied to what is reduced, which is freed when the next unit has its own.
+
+    Args:
+        edit: the step.
+        reductions: for each unit with gradients the copy, the wait and the reduction.
+        holders: the ranks that share weights.
+        kind: the data type in which they are reduced.
+        end: where the backward pass ends.
     """
-    order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
-    freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
-    for place, until in zip(order, freed, strict=True):
-        edit.allocate(units[place].nbytes, Role.INTERMEDIATE, reductions[place][0], until)
+    order = sorted(reductions, key=lambda unit: unit.backward[1])
+    freed: list[int | Inserted] = [*(reductions[unit][0] for unit in order[1:]), end]
+    for unit, until in zip(order, freed, strict=True):
+        nbytes = _in(unit.trained_bytes, kind)
+        edit.allocate(nbytes, Role.INTERMEDIATE, reductions[unit][0], until)
     block_of = block_finder(edit.before)
-    of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
+    units = {(unit.name, unit.shard): unit for unit in reductions}
     narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)
     for number, gradient in enumerate(edit.before.allocations):
-        index = of_unit.get((block_of(gradient.module), holders.axis_of(number)))
+        owner = units.get((block_of(gradient.module), holders.axis_of(number)))
         born = gradient.born
-        if gradient.role is not Role.GRADIENT or born is None or index is None:
+        if gradient.role is not Role.GRADIENT or born is None or owner is None:
             continue
-        if born < units[index].backward[1]:
-            _, reducing, scatter = reductions[index][:3]
+        if born < owner.backward[1]:
+            _, reducing, scatter = reductions[owner][:3]
             if narrow:  # what autocast casts to float32 stays as it is
                 edit.allocate(gradient.nbytes // 2, Role.INTERMEDIATE, born + 1, reducing)
             else:
@@ -228,11 +275,14 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     """
     block_of = block_finder(trace)
     nbytes: dict[tuple[str, RankAxis], int] = defaultdict(int)
-    wider = 2 if _stored_narrow(trace) else 1
+    reduced: dict[tuple[str, RankAxis], int] = defaultdict(int)
+    wider, with_gradients = 2 if _stored_narrow(trace) else 1, trained(trace)
     for number, allocation in enumerate(trace.allocations):
         axis = holders.axis_of(number)
         if allocation.role is Role.PARAMETER and axis.size > 1:
-            nbytes[block_of(allocation.module), axis] += allocation.nbytes * wider
+            unit = block_of(allocation.module), axis
+            nbytes[unit] += allocation.nbytes * wider
+            reduced[unit] += allocation.nbytes * wider * (number in with_gradients)
     spans: dict[tuple[str, Phase], list[int]] = defaultdict(list)
     for position, call in enumerate(trace.calls[:end]):
         phase = Phase.BACKWARD if call.phase is Phase.BACKWARD else Phase.FORWARD
@@ -244,26 +294,27 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
     for (name, axis), weights in nbytes.items():
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
+        both = weights, reduced[name, axis]
         if not name:  # the root: first to come, last to go; a loss outside of it goes before
             own = (p for p in range(turn, end) if trace.calls[p].module)
-            units.append(_Unit("", weights, (0, turn), (next(own, turn), end), axis))
+            units.append(_Unit("", *both, (0, turn), (next(own, turn), end), axis))
         elif forward and backward:
             ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
-            units.append(_Unit(name, weights, ahead, back, axis))
+            units.append(_Unit(name, *both, ahead, back, axis))
     return sorted(units, key=lambda unit: (unit.forward[0], bool(unit.name)))
 
 
-def gathered_units(trace: Trace, end: int) -> dict[str, int]:
-    """The bytes in float32 of the weights of each FSDP unit, the root's as "".
+def gathered_units(trace: Trace, end: int) -> dict[str, tuple[int, int]]:
+    """The bytes in float32 of the weights of each FSDP unit, and of those with gradients.
 
-    Experts are not counted: other ranks share them.
+    The root's name is "". Experts are not counted: other ranks share them.
 
     Args:
         trace: forward pass, backward pass and optimizer of one micro-batch.
         end: the position where the backward pass ends.
     """
     apart = Holders.of(trace, Parallel(data=2, expert=2), "shard")
-    return {unit.name: unit.nbytes for unit in _units(trace, end, apart)}
+    return {unit.name: (unit.nbytes, unit.trained_bytes) for unit in _units(trace, end, apart)}
 
 
 def _sharded_memory(

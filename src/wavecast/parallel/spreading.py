@@ -77,7 +77,7 @@ class Spreader:
         self._trace = trace
         self._seconds = seconds or (lambda _: 1.0)
         self._domain_gpus = domain_gpus
-        self._layers: dict[tuple[bool, bool], Layers] = {}
+        self._layers: dict[tuple[bool, ...], Layers] = {}
         self._exchanges = bool(exchanging_ranks(trace))
         self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
         self._cut: _Kept[tuple[Cut, list[Trace]]] = _Kept()
@@ -113,7 +113,8 @@ class Spreader:
         return self._divided.get(_layers_key(strategy), lambda: self._sharded(strategy))[0]
 
     def _sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-        kind = strategy.flash_attention, strategy.first_flash_attention
+        names = ("flash_attention", "first_flash_attention", "cudnn_attention")
+        kind = tuple(getattr(strategy, name) for name in names)
         if kind not in self._layers:
             self._layers[kind] = Layers(with_attention(self._trace, strategy))
         trace, notes = self._layers[kind].sharded(strategy)

@@ -16,15 +16,19 @@ SCHEDULES: tuple[Schedule, ...] = ("1f1b", "gpipe", "zero-bubble")
 HABITS = (
     "fp8",
     "overlap_tensor",
+    "gathers_again",
     "fused_rotary",
     "fused_gates",
     "fused_experts",
+    "fused_loss",
     "fused_accumulation",
+    "reduce_in_16_bits",
     "triton_functions",
     "dispatch_once",
     "sequence_first",
     "flash_attention",
     "first_flash_attention",
+    "cudnn_attention",
     "direct_lists",
     "waits_each_step",
 )
@@ -92,10 +96,12 @@ class Parallel(Shown):
     offload: Offload = "none"
     """What is kept in the host's memory and done there: "optimizer" for the states and the update
     of the weights (ZeRO-Offload)."""
-    bucket_bytes: int = 25 << 20
-    """The size of the buckets in which DDP reduces gradients. From 10**12 on all gradients lie in
-    one buffer, which is reduced when the backward pass has ended (Megatron without overlap, Apex
-    with `delay_allreduce`)."""
+    bucket_bytes: int | None = None
+    """The size of the buckets in which gradients are reduced. None for that of the framework that
+    runs the step so: DDP's 25 MiB, Megatron's where matmuls' gradients are added to float32 sums,
+    DeepSpeed's with `shard=1` or `2` elsewhere. From 10**12 on all gradients lie in one buffer,
+    which is reduced when the backward pass has ended (Megatron without overlap, Apex with
+    `delay_allreduce`)."""
     tensor_plan: Mapping[str, str] | None = None
     """How modules are split, as in `{"layers.*.attention.q": "colwise"}`. None to find it."""
     fp8: bool = False
@@ -103,15 +109,25 @@ class Parallel(Shown):
     overlap_tensor: bool = False
     """Whether the all-gathers and reduce-scatters of `sequence` run beside the matmuls next to
     them (`tp_comm_overlap` in Megatron and NeMo)."""
+    gathers_again: bool = False
+    """Whether what `sequence` gathers for a matmul is not kept, but gathered again in the backward
+    pass (Megatron, nanotron)."""
     fused_rotary: bool = False
     """Whether rotary positions are one kernel for queries and one for keys (Megatron, nanotron)."""
     fused_gates: bool = False
     """Whether an activation and its gate are one kernel (Megatron-Core, Transformer Engine)."""
     fused_experts: bool = False
     """Whether the weighted sum of the experts' results is one kernel (Megatron-Core)."""
+    fused_loss: bool = False
+    """Whether the gradient of cross entropy is one kernel that writes over the softmax (Megatron's
+    `cross_entropy_loss_fusion`)."""
     fused_accumulation: bool = False
     """Whether matmuls add gradients to their float32 sums themselves (Megatron's
-    `gradient_accumulation_fusion`)."""
+    `gradient_accumulation_fusion`). A rank then keeps an empty 16-bit gradient of each shape, which
+    Transformer Engine gives to autograd."""
+    reduce_in_16_bits: bool = False
+    """Whether gradients are reduced in 16 bits, and so are the sums that a framework keeps for it
+    (`grad_reduce_in_fp32=False` of Megatron-Core, `reduce_dtype` of FSDP, `bf16_compress_hook`)."""
     triton_functions: bool = False
     """Whether norms, and rotary positions that are one kernel, are Triton kernels in autograd
     functions (nanotron). The host takes longer for each of them."""
@@ -126,6 +142,9 @@ class Parallel(Shown):
     first_flash_attention: bool = False
     """Whether attention is FlashAttention of 2022 or its version in Triton, which take about twice
     as long as FlashAttention 2."""
+    cudnn_attention: bool = False
+    """Whether attention is cuDNN's where PyTorch chooses another kernel: on GPUs of compute
+    capability 10.3, and for DeepSeek's heads (Transformer Engine)."""
     direct_lists: bool = False
     """Whether the optimizer's kernels are called on lists of tensors that the framework keeps
     (Apex's `multi_tensor_apply`), which takes the host less time than torch's optimizers."""
@@ -138,15 +157,15 @@ class Parallel(Shown):
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "virtual", "context", "expert", "microbatches"):
             _check_count(name, getattr(self, name))
-        for name in ("shard_group", "nodes"):
+        for name in ("shard_group", "nodes", "bucket_bytes"):
             if getattr(self, name) is not None:
                 _check_count(name, getattr(self, name))
-        _check_count("bucket_bytes", self.bucket_bytes)
         if self.gpus > MOST_GPUS:
             raise InvalidInput(
                 f"the strategy has {self.gpus:,} GPUs; at most {MOST_GPUS:,} are predicted"
             )
         self._check_choices()
+        self._check_sequence()
         self._check_divisions()
 
     def _check_choices(self) -> None:
@@ -166,17 +185,10 @@ class Parallel(Shown):
                 f"offload={self.offload} with data={self.data} needs shard=1, 2 or 3, as in "
                 "DeepSpeed: each rank's host updates its share of the weights"
             )
-        if self.sequence and self.tensor == 1:
-            raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
-        if self.overlap_tensor and not self.sequence:
+        if self.flash_attention + self.first_flash_attention + self.cudnn_attention > 1:
             raise InvalidInput(
-                "overlap_tensor=True runs the all-gathers and reduce-scatters of sequence "
-                "parallelism beside matmuls; it needs sequence=True"
-            )
-        if self.flash_attention and self.first_flash_attention:
-            raise InvalidInput(
-                "flash_attention is FlashAttention 2 and first_flash_attention the kernels before "
-                "it; choose one"
+                "flash_attention is FlashAttention 2, first_flash_attention the kernels before it "
+                "and cudnn_attention cuDNN's; choose one"
             )
         if self.dispatch_once and self.expert == 1:
             raise InvalidInput(
@@ -188,6 +200,16 @@ class Parallel(Shown):
                 f"virtual={self.virtual} gives each pipeline stage several parts; it needs "
                 "pipeline above 1"
             )
+
+    def _check_sequence(self) -> None:
+        if self.sequence and self.tensor == 1:
+            raise InvalidInput("sequence=True splits among tensor ranks; it needs tensor above 1")
+        for name in ("overlap_tensor", "gathers_again"):
+            if getattr(self, name) and not self.sequence:
+                raise InvalidInput(
+                    f"{name}=True is for the all-gathers and reduce-scatters of sequence "
+                    "parallelism; it needs sequence=True"
+                )
 
     def _check_divisions(self) -> None:
         group = self.shard_group
@@ -230,7 +252,7 @@ class Parallel(Shown):
     @property
     def has_one_buffer(self) -> bool:
         """Whether all gradients lie in one buffer that is reduced after the backward pass."""
-        return self.bucket_bytes >= ONE_BUFFER
+        return self.bucket_bytes is not None and self.bucket_bytes >= ONE_BUFFER
 
     @property
     def gpus(self) -> int:

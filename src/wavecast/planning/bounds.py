@@ -80,10 +80,12 @@ class RankWork:
         return sum(g.nbytes for g in gradients(self.trace) if g.parameter not in experts)
 
     @cached_property
-    def units(self) -> Mapping[tuple[int, bool], int]:
-        """How many FSDP units there are of each size, in bytes of float32, roots apart."""
+    def units(self) -> Mapping[tuple[int, int, bool], int]:
+        """How many FSDP units there are of each size, in bytes of float32, roots apart.
+
+        The second size is that of the weights with gradients."""
         units = gathered_units(self.trace, self.end)
-        return Counter((nbytes, bool(name)) for name, nbytes in units.items())
+        return Counter((*sizes, bool(name)) for name, sizes in units.items())
 
     @cached_property
     def dtype(self) -> str:
@@ -164,10 +166,11 @@ class RankWork:
             return 0.0, self._sum(all_reduce(total, axes["data"], REDUCTIONS, Phase.BACKWARD))
         if strategy.shard == 3:
             gathers_s = reductions_s = 0.0
-            for (nbytes, is_block), times in self.units.items():
+            for (nbytes, reduced, is_block), times in self.units.items():
                 again = 2 if strategy.reshard and is_block else 1  # the root's weights stay
                 gathers_s += times * again * self._sum(self._gather(strategy, nbytes))
-                reductions_s += times * self._sum(*_reductions(strategy, nbytes))
+                if reduced:
+                    reductions_s += times * self._sum(*_reductions(strategy, reduced))
             return max(gathers_s, reductions_s), 0.0
         reduced_s = self._sum(*_reductions(strategy, self.gradient_bytes))
         return (reduced_s, 0.0) if strategy.shard == 2 else (0.0, reduced_s)
@@ -215,19 +218,22 @@ class RankStates:
     """The bytes of what a step keeps, experts apart: dense first."""
 
     weights: tuple[int, int]
+    gradients: tuple[int, int]
     optimizer: tuple[int, int]
 
     @staticmethod
     def of(trace: Trace) -> RankStates:
         """The weights and optimizer states of a micro-batch on one GPU."""
-        experts = {name.rpartition(".")[0] for name in expert_weights(trace)}
+        names = expert_weights(trace)
+        experts = {name.rpartition(".")[0] for name in names}
         sums: dict[tuple[Role, bool], int] = defaultdict(int)
         for allocation in trace.allocations:
-            sums[allocation.role, allocation.module in experts] += allocation.nbytes
-        kept = (
-            (sums[role, False], sums[role, True]) for role in (Role.PARAMETER, Role.OPTIMIZER_STATE)
-        )
-        return RankStates(*kept)
+            if allocation.role is not Role.GRADIENT:
+                sums[allocation.role, allocation.module in experts] += allocation.nbytes
+        for gradient in gradients(trace):
+            sums[Role.GRADIENT, gradient.parameter in names] += gradient.nbytes
+        roles = Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE
+        return RankStates(*((sums[role, False], sums[role, True]) for role in roles))
 
     @property
     def has_optimizer(self) -> bool:
@@ -238,9 +244,8 @@ class RankStates:
         """The weights, gradients and optimizer states of one rank."""
         on_gpu = strategy.offload == "none"
         kept = self._bytes(self.optimizer, strategy, strategy.shard >= 1) if on_gpu else 0.0
-        for is_sharded in (strategy.shard >= 2, strategy.shard >= 3):  # gradients, and weights
-            kept += self._bytes(self.weights, strategy, is_sharded)
-        return kept
+        kept += self._bytes(self.gradients, strategy, strategy.shard >= 2)
+        return kept + self._bytes(self.weights, strategy, strategy.shard >= 3)
 
     def _bytes(self, kinds: tuple[int, int], strategy: Parallel, is_sharded: bool) -> float:
         # With sequence parallelism each tensor rank has whole experts.
@@ -257,8 +262,8 @@ class RankStates:
         as there are so many. How they are distributed is not known, so it is as good as can be.
         """
         stages, count = strategy.pipeline, strategy.microbatches
-        gradients = self._bytes(self.weights, strategy, strategy.shard >= 2) if count == 1 else 0.0
-        states = self.least_bytes(strategy) - gradients
+        made = self._bytes(self.gradients, strategy, strategy.shard >= 2) if count == 1 else 0.0
+        states = self.least_bytes(strategy) - made
         held = sum(1 / min(stages - stage, count) for stage in range(stages))
         return max(states + kept_bytes / stages, kept_bytes / held)
 

@@ -10,6 +10,7 @@ import math
 from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
@@ -62,6 +63,10 @@ class Layout(Shown):
         return not self.reason.startswith(_TOO_LARGE)
 
 
+BUCKET_SIZES = (25 << 20, 200 << 20, 1600 << 20)
+"""The sizes of buckets that are tried beside the framework's own, in bytes."""
+_REFINED = 3
+"""How many of the best strategies are tried with them."""
 _TOO_LARGE = "does not fit: "
 _SLOWER = "slower than those shown, by its lower bound"
 
@@ -105,7 +110,12 @@ def search_layouts(
     for recompute in search.recompute[1:]:
         # What fits without is slower with it: the same calls run, and some of them twice.
         running.try_all(running.too_large(), recompute)
+    running.try_buckets()
     return ranked(running.tried)
+
+
+def _has_buckets(strategy: Parallel) -> bool:
+    return strategy.axes["data"].size > 1 and strategy.shard < 3
 
 
 def _part_of(
@@ -160,6 +170,20 @@ class _Running:
         for key in sorted(groups.keys() - set(whole)):
             left = self._bounded(groups[key], recompute, steps[key[-1]], bounds, key)
             self._play(left, recompute, steps[key[-1]])
+
+    def try_buckets(self) -> None:
+        """Try other sizes of buckets with the best, and add those with which they are faster."""
+        bucketed = (one for one in ranked(self.tried) if one.seconds and _has_buckets(one.strategy))
+        for layout in list(islice(bucketed, _REFINED)):
+            trace = self.trace_of(layout.micro_batch, layout.recompute)
+            steps = ParallelSteps(trace, self.predictor, self.host)
+            for size in BUCKET_SIZES:
+                changed = replace(layout.strategy, bucket_bytes=size)
+                other = _tried(
+                    changed, layout.micro_batch, layout.recompute, steps, self.predictor.device
+                )
+                if other.seconds and other.seconds < (layout.seconds or 0.0):
+                    self.tried.append(other)
 
     def _bounded(
         self,

@@ -51,6 +51,21 @@ def supports(backend: str, query: Query, capability: tuple[int, int]) -> bool:
     return not (query.mask_strided or query.uneven) and _SUPPORTS[backend](query, capability)
 
 
+def has_own(backend: str, query: Query, capability: tuple[int, int]) -> bool:
+    """Whether a framework that calls a kernel itself has it for this attention.
+
+    cuDNN has DeepSeek's heads, 192 and 128, on Hopper and Blackwell (its own documentation), which
+    torch does not ask it for on Blackwell.
+    """
+    if backend == CUDNN and capability >= (9, 0) and _is_latent(query):
+        return not query.mask and query.dtype in _HALF
+    return supports(backend, query, capability)
+
+
+def _is_latent(query: Query) -> bool:
+    return (query.head_dim, query.value_dim) == (192, 128)
+
+
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:
     # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell
     # (observed on an H200 with torch 2.11).

@@ -25,6 +25,7 @@ from wavecast.retargeting.attention_kernels import (
     MATH,
     Query,
     choose,
+    has_own,
 )
 from wavecast.retargeting.attention_ops import (
     AttentionRun,
@@ -79,6 +80,21 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
     if (compiled := compiled_gpu(trace)) is not None:
         return Retargeted(trace, (_COMPILED.format(compiled),))
     return _retarget(_Same(trace), family(gpu))
+
+
+def with_kernel(trace: Trace, backend: str) -> Retargeted:
+    """The trace with one kernel for all fused attention: a framework's own, not torch's choice.
+
+    Args:
+        trace: a trace that was made for a GPU, not measured on one.
+        backend: one of `attention_kernels.BACKENDS`, but not several ops ("math").
+    """
+    if trace.capability is None:
+        return Retargeted(trace)
+    try:
+        return Retargeted(_Retarget(trace, family_of(trace.capability), backend).trace())
+    except _Inexact as reason:
+        return Retargeted(trace, (str(reason),))
 
 
 def made_for(trace: Trace, gpu: Device) -> bool:
@@ -145,9 +161,10 @@ def _is_plain(op: Op) -> bool:
 class _Retarget:
     """The replacement of the kernels of a trace by those of another GPU family."""
 
-    def __init__(self, trace: Trace, wanted: Family) -> None:
+    def __init__(self, trace: Trace, wanted: Family, backend: str | None = None) -> None:
         self._trace = trace
         self._wanted = wanted
+        self._backend = backend
         self._made_for = trace.capability or wanted
         self._attentions = [attention_in(call.op) for call in trace]
         self._ends = _ends(trace, self._attentions)
@@ -180,6 +197,13 @@ class _Retarget:
     def _choice(self, position: int, attention: AttentionRun) -> str:
         """The backend that the family chooses for an attention, with the step's own switches."""
         facts = attention.facts
+        if self._backend is not None:
+            if not has_own(self._backend, facts, self._wanted):
+                raise _Inexact(
+                    f"{self._backend} has no kernel for heads of {facts.head_dim} and "
+                    f"{facts.value_dim} in {facts.dtype} on this GPU"
+                )
+            return self._backend
         chosen = choose(facts, self._wanted, _enabled(attention, facts, self._made_for))
         if chosen == attention.backend:
             return chosen
@@ -205,7 +229,10 @@ class _Retarget:
         attention = replace(old, backend=backend, mask=mask)
         make = backward_op if old.is_backward else forward_op
         op = make(attention, self._ends[position])
-        if not has_layout_of(op, call.op):
+        if self._backend is not None:  # it reads and writes tensors as they lie
+            same = 3 if old.is_backward else 1
+            op = replace(op, outputs=(*call.op.outputs[:same], *op.outputs[same:]))
+        elif not has_layout_of(op, call.op):
             raise _Inexact(
                 f"this GPU's kernel ({backend}) lays out its results in another order than the "
                 f"traced one ({old.backend})"

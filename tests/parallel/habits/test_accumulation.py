@@ -53,7 +53,7 @@ def test_the_same_gradients_are_exchanged_as_before(decoder: Trace) -> None:
     }
 
 
-def test_the_step_takes_less_time_and_no_more_memory(decoder: Trace) -> None:
+def test_the_step_takes_less_time_and_the_memory_of_empty_gradients(decoder: Trace) -> None:
     plain, fused = (
         wavecast.predict(
             decoder,
@@ -65,7 +65,8 @@ def test_the_step_takes_less_time_and_no_more_memory(decoder: Trace) -> None:
     assert fused.gpu_s < plain.gpu_s
     assert fused.memory is not None
     assert plain.memory is not None
-    assert fused.memory.peak_bytes <= plain.memory.peak_bytes
+    empty = 2 * (256 * 256 + 2 * 256 * 512)  # one of each shape
+    assert fused.memory.peak_bytes <= plain.memory.peak_bytes + empty
 
 
 def test_a_step_without_sums_in_float32_is_refused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from over_all import over
 
 from wavecast.hardware.device import Device
@@ -12,6 +13,8 @@ from wavecast.hardware.devices import device, devices
 from wavecast.ops import Unit
 from wavecast.predictors.learned.gpus import CODES, LATER_BOOST, gpu_of
 from wavecast.predictors.learned.physics.tiles import sustained
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.traces.step import Op, TensorSpec
 
 FP32 = CODES[Unit.FP32]
 
@@ -26,6 +29,17 @@ def test_every_gpu_has_rates(gpu: Device) -> None:
     if facts is not None:
         assert facts.fp32 > 0
         assert (facts.rates[facts.rates == facts.rates] > 0).all()
+
+
+@pytest.mark.parametrize(("later", "earlier"), [("b300-sxm", "b200"), ("gb300", "gb200")])
+def test_blackwell_ultra_multiplies_as_fast_as_blackwell(later: str, earlier: str) -> None:
+    # Steps that were published for both take equally long.
+    one, other = TensorSpec((4096, 8192), "bfloat16"), TensorSpec((8192, 28_672), "bfloat16")
+    op = Op("aten.mm", (one, other), (TensorSpec((4096, 28_672), "bfloat16"),))
+    first, second = (Learned.shipped().predict(op, device(gpu)) for gpu in (later, earlier))
+    assert first is not None
+    assert second is not None
+    assert 0.95 < first.seconds / second.seconds < 1.01
 
 
 def test_cards_for_consumers_run_above_their_boost_clock() -> None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from wavecast.parallel.habits.accumulation import with_fused_accumulation
+from collections.abc import Callable
+
+from wavecast.parallel.habits.accumulation import with_fused_accumulation, with_narrow_sums
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.functions import with_norms_in_functions
 from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
+from wavecast.parallel.habits.gathers import with_gathers_again
 from wavecast.parallel.habits.layout import with_sequence_first
 from wavecast.parallel.habits.lists import with_direct_lists
+from wavecast.parallel.habits.loss import with_fused_loss
 from wavecast.parallel.habits.overlap import with_overlap
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
+
+_CHANGES: dict[str, Callable[[Trace], Trace]] = {
+    "triton_functions": with_norms_in_functions,
+    "direct_lists": with_direct_lists,
+    "fused_accumulation": with_fused_accumulation,
+    "fused_loss": with_fused_loss,
+    "reduce_in_16_bits": with_narrow_sums,
+}
+"""What options do that need the trace only, in this order."""
 
 
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
@@ -33,12 +46,11 @@ def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Tr
         if getattr(strategy, kernel.option):
             in_function = kernel is ROTARY and strategy.triton_functions
             trace = with_fused(trace, kernel, in_function=in_function)
-    if strategy.triton_functions:
-        trace = with_norms_in_functions(trace)
-    if strategy.direct_lists:
-        trace = with_direct_lists(trace)
-    if strategy.fused_accumulation:
-        trace = with_fused_accumulation(trace)
+    for option, change in _CHANGES.items():
+        if getattr(strategy, option):
+            trace = change(trace)
     if strategy.dispatch_once:
         trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
+    if strategy.gathers_again:
+        trace = with_gathers_again(trace)
     return with_overlap(trace) if strategy.overlap_tensor else trace

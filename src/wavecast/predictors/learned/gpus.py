@@ -76,6 +76,11 @@ of its own, and our H200 just begins to slow down at 700 W, as it does without p
 matmuls (measurements/h200/sustained.json)."""
 
 
+SAME_CORES = {"Blackwell Ultra": "Blackwell"}
+"""Architectures that libraries find built as another one: what B300's dies changed, FP4, FP64 and
+the exponentials of attention, no model of an op depends on."""
+
+
 @dataclass(frozen=True)
 class GpuFacts:
     """The numbers of one GPU, or arrays with the numbers of each row's GPU."""
@@ -101,7 +106,7 @@ class GpuFacts:
     groups: Any
     """Whether torch has a kernel for grouped matmuls: on compute capability 9 and 10."""
     architecture: Any
-    """The name of the architecture."""
+    """The name of the architecture, or of the one that has the same cores (`SAME_CORES`)."""
     generation: Any
     """The major compute capability, or the architecture's name where there is none. SMs of one
     generation are built alike."""
@@ -165,7 +170,7 @@ def gpu_of(device: Device) -> GpuFacts | None:
         node=energy * (clock_hz / full_hz) ** 2,
         winograd=(device.compute_capability or (8, 0)) < (9, 0),
         groups=(device.compute_capability or (0, 0))[0] in (9, 10),
-        architecture=device.architecture,
+        architecture=SAME_CORES.get(device.architecture, device.architecture),
         generation=str((device.compute_capability or (device.architecture,))[0]),
         vendor=device.vendor,
         rates=np.array(fed) * faster,
