@@ -102,6 +102,20 @@ def test_the_parent_writes_through_no_link_and_ends(
     assert not list(tmp_path.rglob("*.plan"))
 
 
+def test_a_file_beside_the_script_is_run_by_nobody_unconfined(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    write = f"open({str(tmp_path / 'victim')!r}, 'w').close()\n"
+    for name in ("select", "tempfile", "json", "numpy"):
+        Path(f"{name}.py").write_text(f"{write}raise ImportError('{name}')\n")
+    script("import select\ntrain()")
+    code = "import wavecast; print(wavecast.run_script('train.py').step)"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout == "3\n", done.stderr
+    assert not (tmp_path / "victim").exists()
+
+
 @pytest.mark.slow
 def test_the_parent_ends_no_process_that_a_script_names(script: Callable[[str], str]) -> None:
     with subprocess.Popen(["sleep", "1000"], start_new_session=True) as victim:

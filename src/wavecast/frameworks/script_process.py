@@ -128,10 +128,11 @@ class _Worker:
         self._output = output
         is_typed = sys.__stdin__ is not None and _is_terminal(0)
         self._process = subprocess.Popen(
-            # Python's own switches, such as -W and -X, hold for the script as well.
+            # Python's own switches, such as -W and -X, hold for the script as well. With -P, no
+            # file of the current folder is imported: the worker is not confined.
             [
                 *(sys.executable, *subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]
-                *("-m", _WORKER, str(theirs.fileno())),
+                *("-P", "-m", _WORKER, str(theirs.fileno())),
             ],
             stdin=subprocess.DEVNULL if is_typed else None,
             stdout=their_output,

@@ -11,13 +11,15 @@ import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.jax.assembly import scheduled
-from wavecast.frameworks.jax.collectives import first_group
+from wavecast.frameworks.jax.collectives import argument_ranks, first_group
 from wavecast.frameworks.jax.driver import CompiledModule
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.origins import argument_of, module_of, phase_of
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.devices import device
+from wavecast.parallel.own_ranks import own_strategy
+from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Phase, Role
 
 MODULE = Path(__file__).with_name("step.hlo").read_text(encoding="utf-8")
@@ -238,3 +240,41 @@ def test_a_jax_step_is_spread_by_its_own_code_alone() -> None:
     trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
     with pytest.raises(InvalidInput, match="--ranks instead of --parallel"):
         wavecast.predict(trace, GPU, parallel=wavecast.Parallel(data=8, cluster="dgx-h100"))
+
+
+SHARDED = """HloModule step, is_scheduled=true, num_partitions=8
+
+ENTRY %main (p: f32[128,1024], n: f32[512], t: s32[8,128]) -> (f32[128,1024], f32[256]) {
+  %p = f32[128,1024]{1,0} parameter(0), sharding={devices=[4,2]<=[8]}, metadata={op_name="w[0]"}
+  %n = f32[512]{0} parameter(1), sharding={replicated}, metadata={op_name="w[1]"}
+  %t = s32[8,128]{1,0} parameter(2), sharding=@, metadata={op_name="batch[0]"}
+  %half = f32[256]{0} slice(%n), slice={[0:256]}
+  ROOT %made = (f32[128,1024]{1,0}, f32[256]{0}) tuple(%p, %half)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("batch", "ranks"),
+    [
+        ("{devices=[4,1,2]<=[8] last_tile_dim_replicate}", (4, 8)),
+        ("{replicated}", (1, 8)),
+        ("{devices=[1,8]<=[8]}", ()),  # the samples of a step in turn, or parts of each
+        ("{manual}", ()),
+    ],
+)
+def test_the_shardings_of_arguments_say_what_ranks_share(
+    batch: str, ranks: tuple[int, ...]
+) -> None:
+    module = read_hlo(SHARDED.replace("@", batch))
+    assert tuple(number for _, number in argument_ranks(module)) == ranks
+    trace = trace_of(CompiledModule(SHARDED.replace("@", batch), SIZES), GPU, samples=32)
+    assert trace.samples == 32 // (ranks[0] if ranks else 1)
+    if ranks:
+        others = 8 // ranks[0]
+        shard = 3 if ranks[0] > 1 else 0
+        assert own_strategy(trace, 8) == Parallel(data=ranks[0], tensor=others, shard=shard)
+
+
+def test_a_step_on_one_device_says_nothing_of_ranks() -> None:
+    assert argument_ranks(read_hlo(MODULE)) == ()
