@@ -17,8 +17,8 @@ def test_a_mixture_has_its_experts_its_heads_and_its_expert_ranks() -> None:
     options = dict(step.sizes.options)
     assert (options["experts"], options["top_k"], options["head_size"]) == (128, 8, 128)
     assert (step.strategy.expert, step.strategy.data, step.strategy.shard) == (8, 8, 1)
-    habits = ("fp8", "fused_rotary", "fused_gates", "fused_experts", "dispatch_once")
-    assert step.strategy.habits == habits
+    names = "fp8 fused_rotary fused_gates fused_experts dispatch_once cudnn_attention"
+    assert step.strategy.habits == tuple(names.split())
     assert step.sizes.gated
 
 
