@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.places import ON_HOST, on_gpu, on_host, put, tensors_in
+from wavecast.frameworks.pytorch.capture.places import CPU, ON_HOST, on_gpu, on_host, put, tensors_in
 
 LARGEST_CONSTANT = 1 << 16
 """GPU tensors of up to this many whole numbers keep values that are known. Masks stay exact."""
@@ -51,6 +51,8 @@ _UNSET = {_aten.empty.memory_format, _aten.empty_strided.default}
 # Ops that read only the elements that they return.
 _SELECTING = ("aten::index.", "aten::index_select", "aten::gather", "aten::embedding", "aten::take")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "dot", "addmv")
+_ZERO_DECIDES = ("bitwise_and", "logical_and", "__and__", "__iand__", "mul")
+_ONE_DECIDES = ("bitwise_or", "logical_or", "__or__", "__ior__")
 _RESETTING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default}
 
 
@@ -160,6 +162,42 @@ class HostValues:
                 # A new object: the converter returns the same fake tensor for the same plain one.
                 real = real.detach()
         return converter.from_real_tensor(self._mode, real)
+
+    def fill(self, tensor: Any, number: int) -> None:
+        """Let a fake tensor have known values: this number everywhere."""
+        with no_dispatch():
+            tensor.constant = torch.full(tensor.shape, number, dtype=tensor.dtype, device=CPU)
+        self._mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+
+def decided(func: Any, args: tuple[Any, ...]) -> int | None:
+    """The number that fills an op's result if one of its arguments is enough to know it.
+
+    False and anything is False, True or anything is True, 0 times anything is 0. So a loop whose
+    sequences end at unknown tokens or at a largest length ends at that length. None if the values
+    that are not known count.
+    """
+    number, operands = _deciding(func.overloadpacket), args[:2]
+    if number is None or not all(isinstance(tensor, torch.Tensor) for tensor in operands):
+        return None
+    if any(
+        tensor.dtype.is_floating_point or (number and tensor.dtype is not torch.bool)
+        for tensor in operands
+    ):
+        return None
+    values = [real for real in map(known_values, operands) if real is not None]
+    with no_dispatch():
+        return number if any(bool((real == number).all()) for real in values) else None
+
+
+@cache
+def _deciding(packet: Any) -> int | None:
+    """The number that decides the result of an op on two tensors; None if none does."""
+    namespace, _, name = packet._qualified_op_name.partition("::")
+    name = name if name.endswith("__") else name.removesuffix("_")
+    if namespace != "aten" or name not in (*_ZERO_DECIDES, *_ONE_DECIDES):
+        return None
+    return int(name in _ONE_DECIDES)
 
 
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

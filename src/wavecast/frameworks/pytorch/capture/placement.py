@@ -30,6 +30,7 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     LARGEST_CONSTANT,
     LARGEST_REAL_CONSTANT,
     HostValues,
+    decided,
     forget_written,
     is_made_by_python,
     written,
@@ -274,13 +275,18 @@ class Placement(TorchDispatchMode):
             return self._make_constant(func, args, kwargs)
         if _only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
             return None
+        number = None
         if any(_has_values(tensor) for tensor in tensors_in(args)):
+            number = decided(func, args)
             # Torch computes the values of the result, if it finds those of all arguments.
             args = self.host.with_values(args)
         try:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self.assumptions.bound(func, args, kwargs)
+        if number is not None and 0 < out.numel() <= LARGEST_CONSTANT:
+            self.host.fill(out, number)
+        return out
 
     def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor that keeps its values if it is small.

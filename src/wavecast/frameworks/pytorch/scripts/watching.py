@@ -33,6 +33,7 @@ class Watched(Protocol):
 
     running: bool
     modules: Any
+    assumptions: Any
 
     @property
     def boundaries(self) -> list[Any]:
@@ -148,7 +149,9 @@ class Watcher:
     def _impatience(self, steps: int, doing: str) -> str:
         frame = sys._current_frames().get(self._thread)
         come = f"came to no {'further ' if steps else 'optimizer '}step in {self._patience_s:g} s"
-        advice = (
+        loop = self._loop
+        endless = "" if loop is None else loop.assumptions.given.why_endless()
+        advice = endless or (
             "give it more time with --patience (patience=)"
             if steps
             else "if it trains, name the line that ends a step with --until FILE:LINE (until=); if "
