@@ -211,12 +211,12 @@ class TracedReducer:
         if not self._expects_hooks:
             return  # under no_sync
         self._arrived[number] += 1
-        is_first = self._arrived[number] == 1
-        if is_first and not self._has_rebuilt and number not in self._unused:
-            self._ready_order.append(number)
         if self._static and not self._is_counted:
             self._uses[number] += 1
-        elif self._arrived[number] >= self._uses[number]:
+            return
+        if self._arrived[number] == 1 and not self._has_rebuilt:
+            self._ready_order.append(number)
+        if self._arrived[number] >= self._uses[number]:
             self._reduce_ready(number)
             if self._next == len(self._buckets):
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)
