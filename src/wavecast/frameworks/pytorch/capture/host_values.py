@@ -53,6 +53,11 @@ _SELECTING = ("aten::index.", "aten::index_select", "aten::gather", "aten::embed
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "dot", "addmv")
 _ZERO_DECIDES = ("bitwise_and", "logical_and", "__and__", "__iand__", "mul")
 _ONE_DECIDES = ("bitwise_or", "logical_or", "__or__", "__ior__")
+# Ops whose results are cheap, and of which torch can make no fake ones.
+_WITHOUT_FAKE_FORM = {
+    getattr(_aten, name)
+    for name in ("from_file", *(f"{n}_window" for n in ("hann", "hamming", "bartlett", "blackman")))
+}
 _RESETTING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default}
 
 
@@ -104,8 +109,6 @@ class HostValues:
         if any(real is None for real in values.values()) or not _is_affordable(func, tensors):
             return NotImplemented
         options = {name: _replaced(value, values) for name, value in kwargs.items()}
-        if is_made_by_python(options):
-            options["pin_memory"] = False  # pinning needs a GPU
         with no_dispatch():
             out = func(*_replaced(args, values), **options)
         # An op that writes to an argument returns it, and that argument may be fake.
@@ -122,12 +125,15 @@ class HostValues:
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op that makes a tensor from nothing."""
         by_python = is_made_by_python(kwargs)
+        if by_python and func.overloadpacket in _WITHOUT_FAKE_FORM:
+            with no_dispatch():
+                return func(*args, **kwargs)
         fake = func(*args, **kwargs)
         if not isinstance(fake, FakeTensor) or fake.numel() > _largest(func, fake.dtype, by_python):
             return NotImplemented
         unset = func in _UNSET and fake.dtype.is_floating_point
         with no_dispatch():
-            real = func(*args, **{**kwargs, "pin_memory": False} if by_python else kwargs)
+            real = func(*args, **kwargs)
         # Memory that is not set becomes a weight more often than not, and weights are fake.
         if by_python and not unset:
             return real
@@ -230,6 +236,16 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterabl
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         yield from tensors_in(value)
+
+
+@cache
+def only_writes(func: Any) -> bool:
+    """Whether an op on lists of tensors changes them in place and returns nothing.
+
+    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
+    """
+    name = func._schema.name
+    return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     decided,
     forget_written,
     is_made_by_python,
+    only_writes,
     written,
 )
 from wavecast.frameworks.pytorch.capture.places import (
@@ -46,6 +46,7 @@ from wavecast.frameworks.pytorch.capture.places import (
     on_gpu,
     on_host,
     on_meta,
+    pin,
     place_of,
     put,
     put_on_gpu,
@@ -187,6 +188,8 @@ class Placement(TorchDispatchMode):
             out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
         else:
             out, entry, is_recorded = self._run(key, func, args, kwargs)
+        if kwargs.get("pin_memory") and func is not _aten._to_copy.default:
+            pin(out)
         follow(func, args, out)
         if is_recorded:
             op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
@@ -273,7 +276,7 @@ class Placement(TorchDispatchMode):
             return answer(*args, **kwargs)
         if func in _CONSTANTS:
             return self._make_constant(func, args, kwargs)
-        if _only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
+        if only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
             return None
         number = None
         if any(_has_values(tensor) for tensor in tensors_in(args)):
@@ -308,6 +311,8 @@ class Placement(TorchDispatchMode):
         The place is None if C++ code makes the result, which may be meant for either place.
         """
         device = kwargs.get("device")
+        if is_made_by_python(kwargs):
+            kwargs["pin_memory"] = False  # pinning needs a GPU; the result gets a mark (`pin`)
         if device is not None:
             if func is _aten._to_copy.default:
                 del kwargs["device"]  # with device="cpu", torch would not copy it
@@ -378,16 +383,6 @@ def _plain_if_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return out
     target = next(iter(written(func, args, kwargs)), out)
     return out if isinstance(target, FakeTensor) else target
-
-
-@cache
-def _only_writes(func: Any) -> bool:
-    """Whether an op on lists of tensors changes them in place and returns nothing.
-
-    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
-    """
-    name = func._schema.name
-    return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 
 
 def _refuse_mixed_dtypes(func: Any, args: tuple[Any, ...]) -> None:

@@ -108,7 +108,7 @@ def run(
         recorder.on_call = progress
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
-        pretence = pretending(capability, recorder, assumptions, place, compiler)
+        pretence = pretending(capability, recorder, assumptions, place, compiler, gpu)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
         naming = naming_all_lines() if lines else nullcontext()
         with explaining_assumed(assumptions, ranks), watching, naming:
