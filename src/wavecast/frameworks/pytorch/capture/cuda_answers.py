@@ -20,8 +20,7 @@ from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.recording.user_lines import is_ours, is_users
 from wavecast.hardware.device import Device
 
-CUDA_VERSION, DRIVER_VERSION = "12.8", "570.124.06"
-_CUDNN_VERSION, _NCCL_VERSION = 91002, (2, 27, 3)
+CUDA_VERSION, _CUDNN_VERSION, _NCCL_VERSION = "12.8", 91002, (2, 27, 3)
 _ARCHITECTURES = (75, 80, 86, 90, 100, 120)
 _MEMORY = "the GPU's free memory"
 
