@@ -132,6 +132,10 @@ def _is_asked_by_user() -> bool:
     return is_users(frame.f_code.co_filename)
 
 
+def _is_asked_by_torch() -> bool:
+    return str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
+
+
 def state_of_no_work() -> dict[str, Any]:
     """The functions of `torch.cuda` that tell and set what a GPU is doing, as of an idle one."""
     zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
@@ -189,7 +193,8 @@ def replace_build(replace: Callable[..., None], capability: tuple[int, int]) -> 
     numbers = sorted({*_ARCHITECTURES, 10 * capability[0] + capability[1]})
     flags = " ".join(f"-gencode compute=compute_{n},code=sm_{n}" for n in numbers)
     replace(torch.version, cuda=torch.version.cuda or CUDA_VERSION)
-    replace(torch.backends.cuda, is_built=lambda: True)
+    # Torch itself would import what only such a build has.
+    replace(torch.backends.cuda, is_built=lambda: not _is_asked_by_torch())
     replace(torch.backends.cudnn, version=lambda: _CUDNN_VERSION)
     replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda _: True)
     replace(

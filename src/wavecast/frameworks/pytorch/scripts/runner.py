@@ -52,6 +52,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.triton_kernels import kernels_refused
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
 from wavecast.hardware.device import Device
@@ -177,6 +178,7 @@ def _repeat(
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
+            stack.enter_context(kernels_refused())
             stack.enter_context(changing(changes))
             loop.run(program)
             loop.finish()
