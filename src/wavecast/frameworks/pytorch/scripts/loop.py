@@ -15,7 +15,7 @@ from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
-from wavecast.frameworks.pytorch.scripts.batches import Batches
+from wavecast.frameworks.pytorch.scripts.batches import SPREAD_OVER, Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
     EnoughSteps,
@@ -35,6 +35,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     outline,
     pattern_length,
     periods_of,
+    vary_in_size,
     window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
@@ -183,6 +184,7 @@ class Loop:
             self._updates,
             may_be_short=self.batches.may_be_short,
             asked=self._steps is not None,
+            is_spread=self.batches.is_spread,
         )
 
     def is_whole(self, period: Period) -> bool:
@@ -271,6 +273,8 @@ class Loop:
         if len(last) == 2 and not any(map(self.is_whole, last)):
             self.modules.skipping = False  # evaluation is a part of every step
         whole = [self.ops(period) for period in periods if self.is_whole(period)]
+        if self.batches.is_spread and vary_in_size(whole):
+            return len(periods) >= SPREAD_OVER
         in_a_row = len(last) == 2 and all(map(self.is_whole, last)) and whole[-1] == whole[-2]
         if in_a_row or (whole and whole.count(whole[-1]) >= ENOUGH_EQUAL):
             return True

@@ -99,6 +99,7 @@ class Candidates:
         updates_of: how many calls of a step are in its backward passes and optimizers.
         may_be_short: whether some steps may have a smaller batch than others.
         asked: whether the user said how many steps to run.
+        is_spread: whether their batches come from all over an epoch.
     """
 
     periods: Sequence[Period]
@@ -107,6 +108,13 @@ class Candidates:
     updates_of: Callable[[Period], int]
     may_be_short: bool = False
     asked: bool = False
+    is_spread: bool = False
+
+
+def vary_in_size(outlines: Sequence[tuple[Op, ...]]) -> bool:
+    """Whether steps run the same ops on tensors of different sizes."""
+    different = set(outlines)
+    return len(different) > 1 and len({tuple(op.name for op in ops) for ops in different}) == 1
 
 
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -141,7 +149,8 @@ def choose(steps: Candidates) -> Choice:
 
     It is the most frequent one; with smaller batches among others, that of the full batch; with
     steps that also evaluate or log, one that does not. If all differ, or most of many do, it is
-    the one in the middle by its FLOPs.
+    the one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
+    nearest to the mean, which makes the epoch's time right.
     """
     candidates = [p for p in steps.periods if steps.is_whole(p)] or list(steps.periods)
     equal: dict[tuple[Op, ...], list[Period]] = {}
@@ -150,8 +159,11 @@ def choose(steps: Candidates) -> Choice:
     times = max(map(len, equal.values()))
     work = {ops: _work(ops) for ops in equal}
     varies = _varied(work)
+    works = {p: work[ops] for ops, ps in equal.items() for p in ps}
+    if steps.is_spread and varies and vary_in_size(tuple(equal)):
+        return _mean(candidates, works)
     if times == 1 or (steps.asked and varies and 2 * times < len(candidates)):
-        return _median(candidates, {p: work[ops] for ops, ps in equal.items() for p in ps}, steps)
+        return _median(candidates, works, steps)
     repeated = [ops for ops in equal if len(equal[ops]) > 1]
     chosen = max(repeated, key=lambda ops: len(equal[ops]))
     if steps.may_be_short:
@@ -221,6 +233,21 @@ def _median(
     if least != most and not steps.asked:
         reason += _MORE
     return Choice(chosen, (chosen.number,), reason)
+
+
+def _mean(candidates: Sequence[Period], work: Mapping[Period, tuple[float, float]]) -> Choice:
+    """The step that is nearest to the mean by its work."""
+    flops = [work[period][0] for period in candidates]
+    mean = sum(flops) / len(flops)
+    chosen = min(candidates, key=lambda period: abs(work[period][0] - mean))
+    equal = tuple(period.number for period in candidates if work[period] == work[chosen])
+    numbers = listed(tuple(period.number for period in candidates))
+    return Choice(
+        chosen,
+        equal,
+        f"steps {numbers}, from all over the epoch, differ in size ({min(flops):.3g} to "
+        f"{max(flops):.3g} FLOPs), and it is the nearest to their mean",
+    )
 
 
 def listed(numbers: Sequence[int]) -> str:
