@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import dataloader
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.scripts.periods import SPREAD_OVER
 from wavecast.traces.script import Loading
 
 _AHEAD = "accelerate."
@@ -26,8 +27,7 @@ _WORKERS = "_wavecast_workers"
 """The attribute of an iterator that has the number of workers that its loader asks for."""
 
 
-SPREAD_OVER = 16
-"""Into how many parts an epoch is divided: a batch from each stands for the epoch."""
+_GOLDEN = (5**0.5 - 1) / 2
 _LEAST_SPREAD = 2 * SPREAD_OVER
 _MOST_SPREAD = 1 << 20
 """An epoch of fewer batches, or of more samples, is drawn in its own order."""
@@ -202,8 +202,9 @@ def _spread(sampler: Iterator[Any], batches: int) -> Iterator[Any]:
     most, and then the middle, the quarters, and so on.
     """
     epoch = list(islice(sampler, batches))
-    parts = [(2 * part + 1) / (2 * SPREAD_OVER) for part in _halving(SPREAD_OVER)]
-    chosen = [0, *(int(part * len(epoch)) for part in (max(parts), min(parts), *parts))]
+    # Each part is taken elsewhere, since buckets may repeat as often as the parts.
+    places = [(part + (part * _GOLDEN + 0.5) % 1) / SPREAD_OVER for part in _halving(SPREAD_OVER)]
+    chosen = [0, *(int(place * len(epoch)) for place in (max(places), min(places), *places))]
     for index in dict.fromkeys((*chosen, *range(len(epoch)))):
         yield epoch[index]
     yield from sampler

@@ -49,6 +49,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     Period,
     choose,
     periods_of,
+    seen_ahead,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
@@ -199,7 +200,11 @@ def _result(
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
     if periods:
-        choice = choose(loop.candidates(periods))
+        early = loop.early(periods) or periods
+        choice = choose(loop.candidates(early))
+        if len(early) < len(periods):
+            whole = periods[:-1] if loop.ended_by_itself else periods
+            choice = seen_ahead(choice, loop.candidates(whole))
     else:
         first = loop.modules.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"
