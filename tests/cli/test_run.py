@@ -220,7 +220,8 @@ def test_an_option_of_ours_after_a_script_that_has_none_of_that_name_is_refused(
     option: str,
 ) -> None:
     done = run("run", "train.py", option, "8")
-    assert done.code == 1 and not done.out
+    assert done.code == 1
+    assert not done.out
     name = option.partition("=")[0]
     assert f"{name} stands after train.py" in done.err
     assert f"wavecast run {name} ... train.py" in done.err

@@ -136,7 +136,6 @@ class Script:
                 if options:
                     yield max(options, key=len)
 
-
     def may_have(self, option: str) -> bool:
         """Whether the script's own code may take an option: it names it, or cannot be read."""
         name, seen = option.lstrip("-").replace("-", "_"), set[Path]()
@@ -184,7 +183,9 @@ def _local_files(tree: ast.Module, folders: set[Path]) -> Iterator[Path]:
     texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
     named = {Path(text) for text in texts if isinstance(text, str) and text.endswith(".py")}
     for folder in folders:
-        for path in {p.with_suffix(".py") for p in paths} | {p / "__init__.py" for p in paths} | named:
+        for path in (
+            {p.with_suffix(".py") for p in paths} | {p / "__init__.py" for p in paths} | named
+        ):
             if (folder / path).is_file():
                 yield folder / path
 

@@ -166,7 +166,9 @@ def _notice_own_options(context: typer.Context, script: Script, *, is_asked: boo
     words = [word.partition("=")[0] for word in script.arguments]
     for option in dict.fromkeys(word for word in words if word.startswith("--") and word in ours):
         place = f"{option} stands after {script.path}, so it is the script's"
-        order = f"options of wavecast come before the script: wavecast run {option} ... {script.path}"
+        order = (
+            f"options of wavecast come before the script: wavecast run {option} ... {script.path}"
+        )
         if not script.may_have(option):
             raise InvalidInput(
                 f"{place}, whose own code has no such option; {order}. If it is for the script "

@@ -414,7 +414,8 @@ def test_torch_is_a_build_for_cuda_that_agrees_with_itself() -> None:
         assert f"sm_{major}{minor}" in torch.cuda.get_arch_list()
         assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
         properties = torch.cuda.get_device_properties(0)
-        assert "L2_cache_size" in str(properties) and not properties.is_integrated
+        assert "L2_cache_size" in str(properties)
+        assert not properties.is_integrated
         torch.backends.cuda.preferred_linalg_library("cusolver")
         torch.backends.cuda.preferred_blas_library("cublaslt")
         torch.cuda.set_sync_debug_mode("warn")
@@ -449,7 +450,8 @@ def test_every_function_that_makes_a_tensor_makes_a_pinned_one() -> None:
             *(torch.randn(3000, 3000, **pinned), torch.ones_like(torch.ones(2), **pinned)),
             *(torch.ones(2).new_zeros(2, **pinned), torch.full((2,), 1.0, **pinned)),
         ):
-            assert made.is_pinned() and not made.is_cuda
+            assert made.is_pinned()
+            assert not made.is_cuda
         assert not torch.empty(2).is_pinned()
         torch.tensor([1.0, 2.0], **pinned).cuda(non_blocking=True) + 1
 

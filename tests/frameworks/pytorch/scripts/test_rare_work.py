@@ -30,7 +30,6 @@ def train(**options):
 """
 
 
-
 def rows_of(run: wavecast.ScriptRun) -> float:
     """The rows of the batch that the step multiplies."""
     [rows] = [call.op.inputs[1].shape[0] for call in run.trace if call.op.base == "aten.addmm"]
@@ -105,7 +104,6 @@ while True:
 def test_work_that_comes_every_few_steps_is_named_with_its_period(
     work: str, said: str, script: MakeScript
 ) -> None:
-
 
     head = "ema = torch.zeros(8, 32, device='cuda')"
     run = wavecast.run_script(script(head + EVERY + f"    {work}\n"))

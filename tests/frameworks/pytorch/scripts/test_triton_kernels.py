@@ -53,7 +53,7 @@ def test_a_kernel_is_refused_where_it_is_launched(script: Callable[..., Path]) -
 @without_triton
 def test_what_nobody_knows_of_triton_is_refused(script: Callable[..., Path]) -> None:
     body = "from triton.testing import do_bench\ndo_bench(print)\n"
-    with pytest.raises(CaptureError, match="do_bench is called at .*Triton is not installed"):
+    with pytest.raises(CaptureError, match=r"do_bench is called at .*Triton is not installed"):
         wavecast.run_script(script(body + UPDATES))
 
 

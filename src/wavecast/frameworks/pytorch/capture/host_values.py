@@ -17,7 +17,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.places import CPU, ON_HOST, on_gpu, on_host, put, tensors_in
+from wavecast.frameworks.pytorch.capture.places import (
+    CPU,
+    ON_HOST,
+    on_gpu,
+    on_host,
+    put,
+    tensors_in,
+)
 
 LARGEST_CONSTANT = 1 << 16
 """GPU tensors of up to this many whole numbers keep values that are known. Masks stay exact."""

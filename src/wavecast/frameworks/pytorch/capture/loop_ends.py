@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import islice
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 
 from wavecast.frameworks.pytorch.recording.user_lines import is_ours
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _LOOPS = (ast.For, ast.While)
 _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
 _LEAVING = (ast.Break, ast.Return, ast.Raise)

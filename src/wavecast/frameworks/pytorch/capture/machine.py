@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -240,9 +238,7 @@ def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, A
 def _from_data(make: Any, outside: OutsideTensors) -> Any:
     """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
-    def tensor(
-        data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any
-    ) -> Any:
+    def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
         wanted = torch.device(device if device is not None else _default_device())
         if wanted.type == "meta":

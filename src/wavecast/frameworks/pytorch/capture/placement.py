@@ -82,7 +82,6 @@ _MIXES = {
 # Ops whose first result is on the GPU and the others on the host.
 _REST_ON_HOST = {_aten._pack_padded_sequence.default}
 
-
 # Ops that refuse tensors of different dtypes on a GPU. Torch's fake versions accept them.
 _OF_ONE_DTYPE = {
     _aten.mm.default,
@@ -203,7 +202,7 @@ class Placement(TorchDispatchMode):
         """The result of an op, how to make it again, and whether the op is to be recorded."""
         promoted = self._promotions
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
-        place, kwargs = self._placed(func, tensors, dict(kwargs))
+        place, kwargs = self._placed(func, tensors, _unpinned(kwargs))
         is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
         # An op of C++ code may later prove to run on the GPU.
         is_recorded = not is_of_host or place is None
@@ -311,8 +310,6 @@ class Placement(TorchDispatchMode):
         The place is None if C++ code makes the result, which may be meant for either place.
         """
         device = kwargs.get("device")
-        if is_made_by_python(kwargs):
-            kwargs["pin_memory"] = False  # pinning needs a GPU; the result gets a mark (`pin`)
         if device is not None:
             if func is _aten._to_copy.default:
                 del kwargs["device"]  # with device="cpu", torch would not copy it
@@ -347,6 +344,11 @@ class Placement(TorchDispatchMode):
         put_on_gpu(tensor)
         self.recorder.promote(tensor)
         self._promotions += 1
+
+
+def _unpinned(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without pinning, which needs a GPU; the result gets a mark (`pin`)."""
+    return {**kwargs, "pin_memory": False} if is_made_by_python(kwargs) else dict(kwargs)
 
 
 def _is_read(func: Any, tensor: Any) -> bool:

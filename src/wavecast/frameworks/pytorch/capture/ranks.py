@@ -22,7 +22,6 @@ from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
 
-
 def forget_shardings() -> None:
     """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
 

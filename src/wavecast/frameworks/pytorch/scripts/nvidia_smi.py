@@ -17,7 +17,9 @@ from typing import Any
 _DRIVER_VERSION = "570.124.06"
 _UNKNOWN = "[N/A]"
 _CSV = "--query-gpu="
-_RULE = "+-----------------------------------------+------------------------+----------------------+"
+_RULE = (
+    "+-----------------------------------------+------------------------+----------------------+"
+)
 _UNITS = {"memory": "MiB", "utilization": "%", "power": "W"}
 
 
@@ -164,8 +166,8 @@ def _table(facts: Mapping[str, str], chosen: Sequence[int]) -> list[str]:
         "+" + "-" * (len(_RULE) - 2) + "+",
         f"{driver}CUDA Version: {facts['cuda_version']:<9}|",
         "|" + _RULE[1:-1] + "|",
-        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
-        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+        f"| {'GPU  Name':<26}Persistence-M | {'Bus-Id':<16}Disp.A | Volatile Uncorr. ECC |",
+        f"| {'Fan  Temp   Perf':<26}Pwr:Usage/Cap | {'Memory-Usage':>22} | GPU-Util  Compute M. |",
         "|" + _RULE[1:-1].replace("-", "=") + "|",
     ]
     for index in chosen:

@@ -114,7 +114,9 @@ def run(
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler, gpu)
-        facts = facts_of(properties_of(gpu, capability, {}), gpu.tdp_w if gpu else None, CUDA_VERSION)
+        facts = facts_of(
+            properties_of(gpu, capability, {}), gpu.tdp_w if gpu else None, CUDA_VERSION
+        )
         smi = partial(nvidia_smi_on_path, facts, 1 if place is None else place.machine)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
         naming = naming_all_lines() if lines else nullcontext()
