@@ -9,6 +9,7 @@ import pytest
 from shell import run
 
 import wavecast
+from wavecast.frameworks.script_targets import Script
 from wavecast.traces.script import LoaderTime, Loading
 
 SCRIPT = """
@@ -212,3 +213,44 @@ def test_a_loader_without_workers_loads_between_the_ops_of_the_host() -> None:
     Path("train.py").write_text(LOADED)
     done = run("run", "--gpu", "l4", "--loader", "train.py")
     assert "so an iteration takes" in " ".join(done.out.split())
+
+
+@pytest.mark.parametrize("option", ["--memory", "--ranks=8", "--host", "--epochs"])
+def test_an_option_of_ours_after_a_script_that_has_none_of_that_name_is_refused(
+    option: str,
+) -> None:
+    done = run("run", "train.py", option, "8")
+    assert done.code == 1
+    assert not done.out
+    name = option.partition("=")[0]
+    assert f"{name} stands after train.py" in done.err
+    assert f"wavecast run {name} ... train.py" in done.err
+    assert f"train.py -- {name}" in done.err
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "parser.add_argument('--host-factor')",
+        "host_factor: float = 1.0",
+        "host_factor = 1.0",
+        "def main(host_factor): pass",
+        "from own.options import parse",
+        "exec(open('own/options.py').read())",
+    ],
+)
+def test_options_that_a_script_may_have_are_its_own(code: str) -> None:
+    Path("own").mkdir()
+    Path("own/options.py").write_text("HOST_FACTOR = '--host-factor'")
+    assert Script("train.py").may_have("--gpu")
+    assert not Script("train.py").may_have("--host-factor")
+    Path("other.py").write_text(code)
+    assert Script("other.py").may_have("--host-factor")
+    assert Script("other", is_module=True).may_have("--host-factor")
+
+
+def test_an_option_of_the_scripts_own_is_noted_if_nothing_was_asked() -> None:
+    note = "note: --gpu stands after train.py, so it is the script's; options of wavecast come"
+    assert note in run("run", "train.py", "--gpu", "0").err
+    assert "stands after" not in run("run", "--gpu", "l4", "train.py", "--gpu", "0").err
+    assert "stands after" not in run("run", "train.py", "--", "--gpu", "0").err

@@ -65,6 +65,13 @@ def test_a_script_that_comes_to_no_step_is_ended(
         wavecast.run_script(script(body), patience=1)
 
 
+def test_the_hint_for_an_endless_loop_is_about_its_value(script: Callable[[str], str]) -> None:
+    body = "x = torch.randn(8, device='cuda')\nwhile not x.sum() == 0:\n    time.sleep(0.02)"
+    hint = r"came to no optimizer step.*GPU value at train\.py:10 more than.*--assume train\.py:10="
+    with pytest.raises(CaptureError, match=hint):
+        wavecast.run_script(script(body), patience=8)
+
+
 def test_steps_that_were_seen_are_kept(script: Callable[[str], str]) -> None:
     run = wavecast.run_script(script("update()\nupdate()\ntime.sleep(1000)"), patience=1)
     assert run.step == 2

@@ -136,6 +136,59 @@ class Script:
                 if options:
                     yield max(options, key=len)
 
+    def may_have(self, option: str) -> bool:
+        """Whether the script's own code may take an option: it names it, or cannot be read."""
+        name, seen = option.lstrip("-").replace("-", "_"), set[Path]()
+        module = Path(*self.path.split("."))
+        first = (module.with_suffix(".py"), module / "__main__.py") if self.is_module else ()
+        waiting = [path for path in first or (Path(self.path),) if path.is_file()]
+        while waiting:
+            path = waiting.pop()
+            seen.add(path)
+            try:
+                tree = ast.parse(path.read_bytes())
+            except (SyntaxError, ValueError, OSError):
+                return True
+            if name in _option_names(tree):
+                return True
+            folders = {Path(self.path).parent if not self.is_module else Path(), path.parent}
+            waiting += [p for p in _local_files(tree, folders) if p not in seen]
+        return not seen
+
+
+def _option_names(tree: ast.Module) -> Iterator[str]:
+    """The names that code may give to options: texts, arguments, fields and global variables."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from (part.lstrip("-").replace("-", "_") for part in node.value.split("/"))
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            yield from (target.id for target in statement.targets if isinstance(target, ast.Name))
+
+
+def _local_files(tree: ast.Module, folders: set[Path]) -> Iterator[Path]:
+    """The files beside a script that its code imports, or names as text."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            names |= {module, *(f"{module}.{alias.name}".lstrip(".") for alias in node.names)}
+    paths = {Path(*name.split(".")) for name in names if name}
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    named = {Path(text) for text in texts if isinstance(text, str) and text.endswith(".py")}
+    for folder in folders:
+        for path in (
+            {p.with_suffix(".py") for p in paths} | {p / "__init__.py" for p in paths} | named
+        ):
+            if (folder / path).is_file():
+                yield folder / path
+
 
 def _is_batch(name: str, sign: str) -> bool:
     """Whether an option's name, or the name before an equals sign, is that of a batch."""

@@ -110,7 +110,7 @@ def found_step(run: ScriptRun) -> list[str]:
     lines = [f"{run.script}: {run.summary}", f"one step: {run.holds}"]
     lines += [f"left out: {text}" for text in run.left_out]
     if run.length is not None:
-        lines.append(_length(run.length))
+        lines.append(f"{_length(run.length)}; {run.steps} of them ran here")
     if run.largest is not None:
         lines.append("memory: that of the step that needs most of those that ran")
     return lines

@@ -28,7 +28,7 @@ from wavecast.cli.options.steps import (
 )
 from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
-from wavecast.cli.output.screen import print_json, show, width
+from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
     ShownPredictions,
     exit_if_incomplete,
@@ -90,6 +90,7 @@ _SETTINGS = {"allow_interspersed_args": False}
 @training_options
 @step_options("batch", "options")
 def run(
+    context: typer.Context,
     script: ScriptArgument,
     arguments: ArgumentsArgument = None,
     is_module: ModuleOption = False,
@@ -129,6 +130,8 @@ def run(
     strategy = _strategy(parallel, memory or bool(devices))
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     program = Script(script, _own(arguments or []), is_module, step.running)
+    if (arguments or [])[:1] != ["--"]:
+        _notice_own_options(context, program, is_asked=memory or bool(devices))
     source = script_source(_target(program, step, batch), lambda _: None)
     rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
@@ -149,6 +152,30 @@ def run(
     if as_json:
         print_json(script_report.result_record(source.runs[0], **record))
     exit_if_incomplete(rows)
+
+
+def _notice_own_options(context: typer.Context, script: Script, *, is_asked: bool) -> None:
+    """Refuse an option of ours among a script's arguments, unless the script may have one, too.
+
+    Args:
+        context: the command as it was called.
+        script: the script with its arguments.
+        is_asked: whether options before the script ask for a prediction or the memory.
+    """
+    ours = {name for parameter in context.command.params for name in parameter.opts}
+    words = [word.partition("=")[0] for word in script.arguments]
+    for option in dict.fromkeys(word for word in words if word.startswith("--") and word in ours):
+        place = f"{option} stands after {script.path}, so it is the script's"
+        order = (
+            f"options of wavecast come before the script: wavecast run {option} ... {script.path}"
+        )
+        if not script.may_have(option):
+            raise InvalidInput(
+                f"{place}, whose own code has no such option; {order}. If it is for the script "
+                f"all the same, put -- before it: wavecast run ... {script.path} -- {option}"
+            )
+        if not is_asked:
+            warn([f"{place}; {order}"], "note")
 
 
 def _own(arguments: list[str]) -> tuple[str, ...]:

@@ -121,3 +121,24 @@ def test_gradient_checkpointing_of_a_library_runs_layers_again() -> None:
     plain = _trace(_build(*TEXT["llama"]), inputs, torch.bfloat16)
     attention = "aten._scaled_dot_product_cudnn_attention"
     assert names(again)[attention] == 2 * names(plain)[attention]
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True, "num_return_sequences": 2}])
+def test_a_generation_with_an_end_token_runs_to_its_largest_length(options: dict[str, Any]) -> None:
+    lengths = []
+
+    def make_step() -> Step:
+        architecture, configuration, sizes = TEXT["gpt2"]
+        config = getattr(transformers, configuration)(**sizes, eos_token_id=5, pad_token_id=0)
+        model = getattr(transformers, architecture)(config).cuda().eval()
+        prompt = torch.randint(7, 100, (2, 8)).cuda()
+
+        def step() -> None:
+            with torch.no_grad():
+                lengths.append(model.generate(prompt, max_new_tokens=4, **options).shape[1])
+
+        return step
+
+    trace = capture(make_step)
+    assert set(lengths) == {12}
+    assert "reads a GPU value" in trace.notes[0]

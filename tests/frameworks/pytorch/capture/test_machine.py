@@ -402,3 +402,59 @@ def test_code_that_asks_for_the_capability_is_traced_for_each_family(
     assert widths == ([4, 8] if expected == 2 else [8])
     traces.traces[0].save(tmp_path / "step.json.gz")
     assert wavecast.load_trace(tmp_path / "step.json.gz") == traces.traces[0]
+
+
+def test_torch_is_a_build_for_cuda_that_agrees_with_itself() -> None:
+    def step() -> None:
+        assert tuple(map(int, torch.version.cuda.split("."))) >= (12, 0)
+        assert torch.backends.cuda.is_built()
+        assert torch.backends.cudnn.version() > 90000
+        assert torch.cuda.nccl.version() > (2, 20)
+        major, minor = torch.cuda.get_device_capability()
+        assert f"sm_{major}{minor}" in torch.cuda.get_arch_list()
+        assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+        properties = torch.cuda.get_device_properties(0)
+        assert "L2_cache_size" in str(properties)
+        assert not properties.is_integrated
+        torch.backends.cuda.preferred_linalg_library("cusolver")
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+        torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.reset_accumulated_memory_stats()
+        assert torch.cuda.cudart().cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+        assert not torch.cuda.memory_snapshot()
+
+    before = torch.version.cuda, torch.cuda.is_available()
+    _trace(lambda x: (step(), x + 1))
+    assert (torch.version.cuda, torch.cuda.is_available()) == before
+
+
+def test_the_gpu_has_a_generator_of_its_own() -> None:
+    def step(x: Any) -> None:
+        host = torch.get_rng_state()
+        [generator] = torch.cuda.default_generators
+        generator.set_state(torch.cuda.get_rng_state())  # as Megatron's tensor parallel seeds do
+        generator.graphsafe_set_state(generator.graphsafe_get_state())
+        assert generator.device.type == torch.Generator("cuda").device.type == "cuda"
+        assert torch.equal(host, torch.get_rng_state())
+        x + torch.randn(x.shape, device="cuda", generator=generator)
+
+    assert names(_trace(step))["aten.add"] == 1
+
+
+def test_every_function_that_makes_a_tensor_makes_a_pinned_one() -> None:
+    def step(x: Any) -> None:
+        pinned = {"pin_memory": True}
+        for made in (
+            *(torch.tensor([1.0, 2.0], **pinned), torch.empty(2, **pinned)),
+            *(torch.zeros(2, **pinned), torch.randn(2, **pinned), torch.arange(2, **pinned)),
+            *(torch.randn(3000, 3000, **pinned), torch.ones_like(torch.ones(2), **pinned)),
+            *(torch.ones(2).new_zeros(2, **pinned), torch.full((2,), 1.0, **pinned)),
+        ):
+            assert made.is_pinned()
+            assert not made.is_cuda
+        assert not torch.empty(2).is_pinned()
+        torch.tensor([1.0, 2.0], **pinned).cuda(non_blocking=True) + 1
+
+    trace = _trace(step)
+    [copy] = [call.op for call in trace if call.op.base == "aten._to_copy"]
+    assert ("pin_memory", True) in copy.attrs

@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
@@ -42,6 +43,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.steps.player import play_streams
 from wavecast.traces.step import Call, Phase, Role, Trace
 
+checkpointed = partial(checkpoint, use_reentrant=True)
 HERE = r"tests/frameworks/pytorch/capture/test_ranks\.py:\d+"
 every_model = pytest.mark.parametrize(
     "name",
@@ -307,6 +309,26 @@ def _wrapped(run: Callable[[Any, Any], Any], **options: Any) -> Trace:
         return lambda: (model.zero_grad(), run(model, x))
 
     return traced(make_step)
+
+
+def test_a_static_graph_is_reduced_as_by_torchs_reducer() -> None:
+    step = partial(ddp_step, "gpt2", static_graph=True)
+    for warm_up in (0, 1, 3):  # the third rebuilds the buckets, by a broadcast that comes once
+        real = issued(partial(step, "cpu"), "gloo", warm_up=warm_up)
+        assert sizes(exchanges(traced(step, warm_up=warm_up))) == sizes(real)
+
+
+def test_a_static_graph_may_leave_parameters_out_and_use_others_twice() -> None:
+    def make_step() -> Step:
+        layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        used = layers[0]
+        layers.forward = lambda x: checkpointed(used, checkpointed(used, x))  # type: ignore
+        model = DistributedDataParallel(layers.cuda(), static_graph=True)
+        x = torch.randn(4, 8, device="cuda", requires_grad=True)
+        return lambda: (model.zero_grad(), model(x).sum().backward())
+
+    made = exchanges(traced(make_step))
+    assert sum(each.given for each in made) == 2 * (64 + 8) * 4
 
 
 def test_no_sync_reduces_only_after_the_last_micro_batch() -> None:

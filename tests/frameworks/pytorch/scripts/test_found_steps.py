@@ -185,7 +185,7 @@ def test_whole_numbers_that_an_op_computes_with_make_no_difference(script: MakeS
 
 def test_an_optimizer_that_never_steps_is_not_awaited_for_long(script: MakeScript) -> None:
     body = "other = torch.optim.SGD(model.parameters())\nwhile True:\n    update()\n"
-    assert wavecast.run_script(script(body)).steps <= 16
+    assert wavecast.run_script(script(body)).step <= 16
 
 
 def test_what_one_step_holds_is_said(script: MakeScript) -> None:

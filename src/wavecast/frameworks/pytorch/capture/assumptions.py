@@ -21,6 +21,7 @@ from wavecast.frameworks.pytorch.capture.choices import expected_entries
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
 from wavecast.frameworks.pytorch.capture.given_values import GivenValues, ReadKind, whole
 from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT, known_values
+from wavecast.frameworks.pytorch.capture.loop_ends import going_on
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _aten = torch.ops.aten
@@ -123,14 +124,14 @@ class Assumptions:
         if self.compiled:
             self.note("torch.compile was ignored; the step was traced as eager PyTorch")
 
-    def _assumed(self, action: str, value: Any) -> Any:
+    def _assumed(self, action: str, value: Any, why: str = "") -> Any:
         if self._quiet:
             return value
         place = user_line()
         given = self.given.read(place, ReadKind.VALUE)
         if given is None:
             self.read[place] = value
-            self.note(f"the step {action} at {place}; {value} was assumed")
+            self.note(f"the step {action} at {place}; {value} was assumed{why}")
             return value
         self.note(f"the step {action} at {place}; {given[1]}")
         return whole(given[0], place) if type(value) is int else type(value)(given[0])
@@ -149,7 +150,10 @@ class Assumptions:
     def assume_value(self, dtype: Any, truth: bool = False) -> Any:
         """The value to assume for a value that the step reads from the GPU."""
         if dtype is torch.bool:
-            return self._assumed("reads a GPU value", truth)
+            goes_on = going_on()
+            if goes_on is None:
+                return self._assumed("reads a GPU value", truth)
+            return self._assumed("reads a GPU value", goes_on, ", so that a loop runs to its bound")
         if dtype.is_floating_point:
             return self._assumed("reads a GPU value", float(_ASSUMED_NUMBER))
         self._read_numbers = True

@@ -23,6 +23,8 @@ Given = Number | Sequence[Number]
 
 MOST_READS = 10_000
 """How often one line may read a value that is not known, in one call of the step."""
+_OFTEN = 100
+"""A line that does so this often is taken for the reason if a step does not end."""
 
 
 class ReadKind(StrEnum):
@@ -67,7 +69,7 @@ class GivenValues:
         count = self._reads[place, kind]
         self._reads[place, kind] += 1
         if count >= MOST_READS:
-            raise CaptureError(self._loop_message(place, kind))
+            raise CaptureError(self._too_often(place, kind))
         for given in self._lines:
             if given.kind in (None, kind) and _is_at(place, given.file, given.line):
                 self._use(given, kind, place)
@@ -93,16 +95,18 @@ class GivenValues:
             f"{known}"
         )
 
-    def _loop_message(self, place: str, kind: ReadKind) -> str:
+    def _too_often(self, place: str, kind: ReadKind) -> str:
         """The error about a loop, which reads at one line or at several."""
         often = {line for (line, _), count in self._reads.items() if count >= MOST_READS}
         also = "".join(f" and {line}" for line in sorted(often - {place}))
-        what = "reads a GPU value" if kind is ReadKind.VALUE else "makes a result of unknown size"
-        return (
-            f"the step {what} at {place}{also} more than {MOST_READS:,} times in one call; if a "
-            "loop waits for a value to change, give the values in order, as in "
-            f'assume={{"{place}": [1, 0.5, 0]}} (--assume {place}=1,0.5,0), or bound the loop'
-        )
+        return _loop_message(f"{place}{also}", place, kind, MOST_READS)
+
+    def why_endless(self) -> str:
+        """The line whose loop may be the reason that the step does not end; empty if none is."""
+        for (place, kind), count in self._reads.most_common(1):
+            if count >= _OFTEN:
+                return _loop_message(place, place, kind, count - 1)
+        return ""
 
     def _use(self, given: _GivenLine, kind: ReadKind, place: str) -> None:
         kinds = self._used.setdefault(given.key, set())
@@ -112,6 +116,15 @@ class GivenValues:
                 f"{place} reads a value and makes a result whose size depends on data; say which "
                 f"of them is given: {given.key}:value or {given.key}:size"
             )
+
+
+def _loop_message(places: str, place: str, kind: ReadKind, times: int) -> str:
+    what = "reads a GPU value" if kind is ReadKind.VALUE else "makes a result of unknown size"
+    return (
+        f"the step {what} at {places} more than {times:,} times in one call; if a loop waits for a "
+        f'value to change, give the values in order, as in assume={{"{place}": [1, 0.5, 0]}} '
+        f"(--assume {place}=1,0.5,0), or bound the loop"
+    )
 
 
 def whole(number: Number, place: str) -> int:

@@ -17,7 +17,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.capture.places import ON_HOST, on_gpu, on_host, put, tensors_in
+from wavecast.frameworks.pytorch.capture.places import (
+    CPU,
+    ON_HOST,
+    on_gpu,
+    on_host,
+    put,
+    tensors_in,
+)
 
 LARGEST_CONSTANT = 1 << 16
 """GPU tensors of up to this many whole numbers keep values that are known. Masks stay exact."""
@@ -51,6 +58,13 @@ _UNSET = {_aten.empty.memory_format, _aten.empty_strided.default}
 # Ops that read only the elements that they return.
 _SELECTING = ("aten::index.", "aten::index_select", "aten::gather", "aten::embedding", "aten::take")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "mv", "dot", "addmv")
+_ZERO_DECIDES = ("bitwise_and", "logical_and", "__and__", "__iand__", "mul")
+_ONE_DECIDES = ("bitwise_or", "logical_or", "__or__", "__ior__")
+# Ops whose results are cheap, and of which torch can make no fake ones.
+_WITHOUT_FAKE_FORM = {
+    getattr(_aten, name)
+    for name in ("from_file", *(f"{n}_window" for n in ("hann", "hamming", "bartlett", "blackman")))
+}
 _RESETTING = {_aten.zero_.default, _aten.fill_.Scalar, _aten.fill_.Tensor, _aten.copy_.default}
 
 
@@ -102,8 +116,6 @@ class HostValues:
         if any(real is None for real in values.values()) or not _is_affordable(func, tensors):
             return NotImplemented
         options = {name: _replaced(value, values) for name, value in kwargs.items()}
-        if is_made_by_python(options):
-            options["pin_memory"] = False  # pinning needs a GPU
         with no_dispatch():
             out = func(*_replaced(args, values), **options)
         # An op that writes to an argument returns it, and that argument may be fake.
@@ -120,12 +132,15 @@ class HostValues:
     def _make(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an op that makes a tensor from nothing."""
         by_python = is_made_by_python(kwargs)
+        if by_python and func.overloadpacket in _WITHOUT_FAKE_FORM:
+            with no_dispatch():
+                return func(*args, **kwargs)
         fake = func(*args, **kwargs)
         if not isinstance(fake, FakeTensor) or fake.numel() > _largest(func, fake.dtype, by_python):
             return NotImplemented
         unset = func in _UNSET and fake.dtype.is_floating_point
         with no_dispatch():
-            real = func(*args, **{**kwargs, "pin_memory": False} if by_python else kwargs)
+            real = func(*args, **kwargs)
         # Memory that is not set becomes a weight more often than not, and weights are fake.
         if by_python and not unset:
             return real
@@ -161,6 +176,42 @@ class HostValues:
                 real = real.detach()
         return converter.from_real_tensor(self._mode, real)
 
+    def fill(self, tensor: Any, number: int) -> None:
+        """Let a fake tensor have known values: this number everywhere."""
+        with no_dispatch():
+            tensor.constant = torch.full(tensor.shape, number, dtype=tensor.dtype, device=CPU)
+        self._mode.fake_tensor_converter.add_constant_storage_mapping(tensor)
+
+
+def decided(func: Any, args: tuple[Any, ...]) -> int | None:
+    """The number that fills an op's result if one of its arguments is enough to know it.
+
+    False and anything is False, True or anything is True, 0 times anything is 0. So a loop whose
+    sequences end at unknown tokens or at a largest length ends at that length. None if the values
+    that are not known count.
+    """
+    number, operands = _deciding(func.overloadpacket), args[:2]
+    if number is None or not all(isinstance(tensor, torch.Tensor) for tensor in operands):
+        return None
+    if any(
+        tensor.dtype.is_floating_point or (number and tensor.dtype is not torch.bool)
+        for tensor in operands
+    ):
+        return None
+    values = [real for real in map(known_values, operands) if real is not None]
+    with no_dispatch():
+        return number if any(bool((real == number).all()) for real in values) else None
+
+
+@cache
+def _deciding(packet: Any) -> int | None:
+    """The number that decides the result of an op on two tensors; None if none does."""
+    namespace, _, name = packet._qualified_op_name.partition("::")
+    name = name if name.endswith("__") else name.removesuffix("_")
+    if namespace != "aten" or name not in (*_ZERO_DECIDES, *_ONE_DECIDES):
+        return None
+    return int(name in _ONE_DECIDES)
+
 
 def forget_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Remember that the values of the host tensors that an op writes to are unknown from now on."""
@@ -192,6 +243,16 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterabl
             continue
         value = args[position] if position < len(args) else kwargs.get(argument.name)
         yield from tensors_in(value)
+
+
+@cache
+def only_writes(func: Any) -> bool:
+    """Whether an op on lists of tensors changes them in place and returns nothing.
+
+    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
+    """
+    name = func._schema.name
+    return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,11 +21,17 @@ from wavecast.frameworks.pytorch.capture import torchscript
 from wavecast.frameworks.pytorch.capture.accelerator import replace_accelerator
 from wavecast.frameworks.pytorch.capture.adaptive_softmax import adaptive_log_softmax
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.cuda_answers import (
+    answers,
+    properties_of,
+    replace_build,
+    state_of_no_work,
+)
 from wavecast.frameworks.pytorch.capture.flex_attention import flex_attention
 from wavecast.frameworks.pytorch.capture.host_values import LARGEST_CONSTANT
 from wavecast.frameworks.pytorch.capture.loaded_files import load_real, rebuilt
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
-from wavecast.frameworks.pytorch.capture.places import GPU, on_gpu, put_on_gpu
+from wavecast.frameworks.pytorch.capture.places import GPU, is_gpu, on_gpu, pin, put_on_gpu
 from wavecast.frameworks.pytorch.capture.refusals import refused_functions
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.capture.rnn_weights import flatten_parameters
@@ -35,7 +39,8 @@ from wavecast.frameworks.pytorch.capture.sparse_making import sparse_functions
 from wavecast.frameworks.pytorch.capture.streams import Streams, event_class, stream_class
 from wavecast.frameworks.pytorch.capture.uncompiled import compile_nothing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.user_lines import is_ours, is_users, user_line
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.hardware.device import Device
 
 
 @contextmanager
@@ -46,6 +51,7 @@ def cuda_machine(
     outside: OutsideTensors,
     is_ranked: bool,
     properties: Mapping[str, Any] | None,
+    gpu: Device | None = None,
 ) -> Iterator[None]:
     """Make torch behave as if the machine had one GPU of this compute capability.
 
@@ -57,12 +63,17 @@ def cuda_machine(
         is_ranked: whether the step is one rank of several.
         properties: what else a compiler may ask of the GPU. None if compiled code is to run as it
             was written.
+        gpu: the GPU that the user's code is told of. None for one of the capability.
     """
     with ExitStack() as stack:
         replace = replacing(stack)
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        facts = _properties(capability, properties or {})
-        machine = _cuda_module(facts, recorder) | _answers(capability, facts, assumptions)
+        machine = _cuda_module(recorder) | answers(
+            capability,
+            properties_of(None, capability, properties or {}),
+            properties_of(gpu, capability, properties or {}),
+            assumptions,
+        )
         replace(torch.cuda, **machine)
         for module in (torch.cuda.random, torch.cuda.memory):
             # Some code calls these functions where they are defined.
@@ -95,6 +106,7 @@ def cuda_machine(
         replace(torch._subclasses, FakeTensor=_NoFakeTensor)
         replace(fake_tensor, init_gpu_context=lambda *_: None)
         replace_accelerator(replace)
+        replace_build(replace, capability)
         _use_foreach(replace, stack)
         if properties is None:
             compile_nothing(replace, stack, assumptions)
@@ -113,72 +125,11 @@ def _use_foreach(replace: Callable[..., None], stack: ExitStack) -> None:
         stack.callback(types.remove, FakeTensor)
 
 
-_MEMORY = "the GPU's free memory"
-
-
-def _properties(capability: tuple[int, int], known: Mapping[str, Any]) -> Any:
-    facts = {
-        "name": f"a GPU of compute capability {capability[0]}.{capability[1]}",
-        "major": capability[0],
-        "minor": capability[1],
-        "total_memory": 80 << 30,
-        "multi_processor_count": 132,
-        "warp_size": 32,
-    }
-    return SimpleNamespace(**(facts | dict(known)))
-
-
-def _answers(
-    capability: tuple[int, int], properties: Any, assumptions: Assumptions
-) -> dict[str, Any]:
-    """The functions of `torch.cuda` that describe the GPU. Calls by the user's code are noted."""
-    memory, name = properties.total_memory, "{}.{}".format(*capability)
-
-    def telling(question: str, shown: str, answer: Any) -> Callable[..., Any]:
-        def tell(device: Any = None) -> Any:
-            if _is_asked_by_user():
-                assumptions.note_answer(question, shown)
-                assumptions.asks_capability |= question != _MEMORY
-            return answer
-
-        return tell
-
-    def since_ampere() -> bool:
-        assumptions.asks_capability = True
-        return capability >= (8, 0)
-
-    def count() -> int:
-        assumptions.asks_count |= _is_asked_by_user()
-        return 1
-
-    size = f"{memory >> 30} GiB"
-    return {
-        "device_count": count,
-        "get_device_capability": telling("the GPU's compute capability", name, capability),
-        "get_device_properties": telling(
-            "a property of the GPU", f"compute capability {name}, {size}", properties
-        ),
-        "is_bf16_supported": lambda including_emulation=True: including_emulation or since_ampere(),
-        "is_tf32_supported": since_ampere,
-        "mem_get_info": telling(_MEMORY, size, (memory, memory)),
-    }
-
-
-def _is_asked_by_user() -> bool:
-    """Whether the user's own code calls the calling function, maybe through another of ours."""
-    frame = sys._getframe(2)
-    while is_ours(frame.f_code.co_filename) and frame.f_back is not None:
-        frame = frame.f_back
-    return is_users(frame.f_code.co_filename)
-
-
-def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
-    zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
+def _cuda_module(recorder: OpRecorder) -> dict[str, Any]:
     machine: dict[str, Any] = {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "current_device": lambda: 0,
-        "get_device_name": lambda device=None: properties.name,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
         "Stream": stream_class(recorder),
         "Event": event_class(recorder),
@@ -190,8 +141,7 @@ def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
         "is_current_stream_capturing": lambda: False,
         "get_rng_state": lambda device="cuda": torch.get_rng_state(),
         "get_rng_state_all": lambda: [torch.get_rng_state()],
-        "memory_stats": lambda device=None: {},
-        "memory_summary": lambda *_, **__: "",
+        "default_generators": (_Generator("cuda"),),
         "initial_seed": torch.initial_seed,
         "_snapshot": lambda *_, **__: {},
     }
@@ -202,19 +152,7 @@ def _cuda_module(properties: Any, recorder: OpRecorder) -> dict[str, Any]:
         "default_stream": streams.default,
         "set_stream": streams.set,
     }
-    return machine | dict.fromkeys(_COUNTERS, zero) | dict.fromkeys(_SILENT, nothing)
-
-
-_COUNTERS = (
-    *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
-    *("max_memory_cached", "memory_cached", "utilization"),
-)
-_SILENT = (
-    *("set_device", "empty_cache", "reset_peak_memory_stats", "reset_max_memory_allocated"),
-    *("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all"),
-    *("init", "set_per_process_memory_fraction", "ipc_collect", "_lazy_init"),
-    *("_record_memory_history", "_dump_snapshot"),
-)
+    return machine | state_of_no_work()
 
 
 class _NoFakeTensor:
@@ -247,8 +185,21 @@ class _CudaGraph:
 class _Generator(torch._C.Generator):
     """A random generator that is on the CPU, whichever device was asked for."""
 
+    _place: Any
+    device = property(lambda self: self._place)
+
     def __new__(cls, device: Any = "cpu") -> Any:
-        return super().__new__(cls, "cpu")
+        generator = super().__new__(cls, "cpu")
+        generator._place = GPU if is_gpu(device) else torch.device("cpu")
+        return generator
+
+    def graphsafe_get_state(self) -> Any:
+        """A generator with the same state, as those of GPUs give it to captured graphs."""
+        return self.clone_state()
+
+    def graphsafe_set_state(self, state: Any) -> Any:
+        """Take the state of another generator."""
+        return self.set_state(state.get_state())
 
     def set_state(self, state: Any) -> Any:
         """Take a state. One that came from the GPU has no values, and the generator keeps its."""
@@ -287,13 +238,13 @@ def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, A
 def _from_data(make: Any, outside: OutsideTensors) -> Any:
     """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
-    def tensor(data: Any, *, device: Any = None, **options: Any) -> Any:
+    def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
         made = make(data, device="cpu", **options)
         wanted = torch.device(device if device is not None else _default_device())
         if wanted.type == "meta":
             return made.to(wanted)
         if wanted.type != "cuda":
-            return made
+            return pin(made) if pin_memory else made
         on_the_gpu = outside.copy_of(made)
         put_on_gpu(on_the_gpu)
         return torch.ops.aten.lift_fresh.default(on_the_gpu)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -30,8 +29,10 @@ from wavecast.frameworks.pytorch.capture.host_values import (
     LARGEST_CONSTANT,
     LARGEST_REAL_CONSTANT,
     HostValues,
+    decided,
     forget_written,
     is_made_by_python,
+    only_writes,
     written,
 )
 from wavecast.frameworks.pytorch.capture.places import (
@@ -45,6 +46,7 @@ from wavecast.frameworks.pytorch.capture.places import (
     on_gpu,
     on_host,
     on_meta,
+    pin,
     place_of,
     put,
     put_on_gpu,
@@ -79,7 +81,6 @@ _MIXES = {
 
 # Ops whose first result is on the GPU and the others on the host.
 _REST_ON_HOST = {_aten._pack_padded_sequence.default}
-
 
 # Ops that refuse tensors of different dtypes on a GPU. Torch's fake versions accept them.
 _OF_ONE_DTYPE = {
@@ -186,6 +187,8 @@ class Placement(TorchDispatchMode):
             out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
         else:
             out, entry, is_recorded = self._run(key, func, args, kwargs)
+        if kwargs.get("pin_memory") and func is not _aten._to_copy.default:
+            pin(out)
         follow(func, args, out)
         if is_recorded:
             op = self.recorder.write_down(func, args, kwargs, out, entry.op if entry else None)
@@ -199,7 +202,7 @@ class Placement(TorchDispatchMode):
         """The result of an op, how to make it again, and whether the op is to be recorded."""
         promoted = self._promotions
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
-        place, kwargs = self._placed(func, tensors, dict(kwargs))
+        place, kwargs = self._placed(func, tensors, _unpinned(kwargs))
         is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
         # An op of C++ code may later prove to run on the GPU.
         is_recorded = not is_of_host or place is None
@@ -272,15 +275,20 @@ class Placement(TorchDispatchMode):
             return answer(*args, **kwargs)
         if func in _CONSTANTS:
             return self._make_constant(func, args, kwargs)
-        if _only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
+        if only_writes(func) and not any(_has_values(t) for t in tensors_in(args)):
             return None
+        number = None
         if any(_has_values(tensor) for tensor in tensors_in(args)):
+            number = decided(func, args)
             # Torch computes the values of the result, if it finds those of all arguments.
             args = self.host.with_values(args)
         try:
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             return self.assumptions.bound(func, args, kwargs)
+        if number is not None and 0 < out.numel() <= LARGEST_CONSTANT:
+            self.host.fill(out, number)
+        return out
 
     def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A tensor that keeps its values if it is small.
@@ -338,6 +346,11 @@ class Placement(TorchDispatchMode):
         self._promotions += 1
 
 
+def _unpinned(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without pinning, which needs a GPU; the result gets a mark (`pin`)."""
+    return {**kwargs, "pin_memory": False} if is_made_by_python(kwargs) else dict(kwargs)
+
+
 def _is_read(func: Any, tensor: Any) -> bool:
     """Whether code may read the known values of a result on the GPU.
 
@@ -372,16 +385,6 @@ def _plain_if_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], 
         return out
     target = next(iter(written(func, args, kwargs)), out)
     return out if isinstance(target, FakeTensor) else target
-
-
-@cache
-def _only_writes(func: Any) -> bool:
-    """Whether an op on lists of tensors changes them in place and returns nothing.
-
-    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
-    """
-    name = func._schema.name
-    return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 
 
 def _refuse_mixed_dtypes(func: Any, args: tuple[Any, ...]) -> None:

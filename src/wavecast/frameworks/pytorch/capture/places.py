@@ -117,3 +117,17 @@ def compiling() -> Iterator[None]:
 def is_cuda(tensor: Any) -> bool:
     """Whether a tensor is on the GPU, also if it is one of the compiler's."""
     return bool(tensor.is_cuda) or (_compiling and not isinstance(tensor, FakeTensor))
+
+
+_PINNED = "_wavecast_pinned"
+
+
+def pin(tensor: Any, device: Any = None) -> Any:
+    """The tensor in pinned memory: itself, with a mark, since pinning needs a GPU."""
+    setattr(tensor, _PINNED, True)
+    return tensor
+
+
+def is_pinned(tensor: Any, device: Any = None) -> bool:
+    """Whether a tensor is in pinned memory."""
+    return getattr(tensor, _PINNED, False)

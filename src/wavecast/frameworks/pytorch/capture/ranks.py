@@ -21,9 +21,6 @@ from wavecast.frameworks.pytorch.capture.process_groups import RankPlace, fake_p
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 
-_NCCL_VERSION = (2, 27, 5)
-"""The version of NCCL that code sees. Torch writes it into its logs."""
-
 
 def forget_shardings() -> None:
     """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
@@ -60,7 +57,6 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         replace = replacing(stack)
         replace(torch.cuda, device_count=lambda: place.machine)
         replace(torch.accelerator, device_count=lambda: place.machine)
-        replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION)
         replace(torch.distributed, is_nccl_available=lambda: True)
         collectives = TracedCollectives(placement, recorder)
         replace(placement, collectives=collectives.handlers() | _copies_of_fsdp(placement))

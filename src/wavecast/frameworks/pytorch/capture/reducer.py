@@ -9,6 +9,7 @@ backward pass the present stream waits for all of them, and the gradients are co
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -111,6 +112,10 @@ class TracedReducer:
         self._params = list(params)
         self._hook: Callable[[Any], Any] | None = None
         self._static = False
+        self._uses: Counter[int] = Counter()
+        """How often each parameter gets a gradient in a backward pass of a static graph."""
+        self._is_counted = False
+        self._arrived: Counter[int] = Counter()
         self._expects_hooks = False
         self._has_rebuilt = False
         self._ready_order: list[int] = []
@@ -145,13 +150,16 @@ class TracedReducer:
     def prepare_for_backward(self, outputs: Sequence[Any]) -> None:
         """Expect the gradients of a backward pass."""
         self._expects_hooks, self._next, self._unused = True, 0, set()
+        self._arrived.clear()
         for bucket in self._buckets:
             bucket.pending, bucket.future = set(bucket.variables), None
-        if self._options.find_unused and not self._static:
+        if self._is_counted:
+            self._unused = {n for n in range(len(self._params)) if not self._uses[n]}
+        elif self._options.find_unused and not self._static:
             used = _leaves_of(outputs)
             self._unused = {n for n, p in enumerate(self._params) if id(p) not in used}
-            for number in sorted(self._unused):
-                self._mark_ready(number)
+        for number in sorted(self._unused):
+            self._reduce_ready(number)
 
     def _rebuild_buckets(self) -> bool:
         wanted = self._static or not self._options.find_unused
@@ -171,6 +179,16 @@ class TracedReducer:
 
     def _set_static_graph(self) -> None:
         self._static = True
+
+    def _delay_all_reduce(self) -> None:
+        """Reduce all gradients at the end of the first backward pass of a static graph."""
+        if not self._expects_hooks or self._is_counted:
+            return
+        self._is_counted = True
+        self._reduce_used()
+        for number in range(len(self._params)):
+            self._reduce_ready(number)
+        self._finish()
 
     def set_logger(self, logger: Any) -> None:
         """Take the logger, which is not used."""
@@ -192,8 +210,19 @@ class TracedReducer:
     def _mark_ready(self, number: int) -> None:
         if not self._expects_hooks:
             return  # under no_sync
-        if not self._has_rebuilt and number not in self._unused:
+        self._arrived[number] += 1
+        if self._static and not self._is_counted:
+            self._uses[number] += 1
+            return
+        if self._arrived[number] == 1 and not self._has_rebuilt:
             self._ready_order.append(number)
+        if self._arrived[number] >= self._uses[number]:
+            self._reduce_ready(number)
+            if self._next == len(self._buckets):
+                torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _reduce_ready(self, number: int) -> None:
+        """Put a gradient into its bucket, and reduce the buckets that are full."""
         bucket = self._bucket_of[number]
         if number not in bucket.pending:
             raise CaptureError(
@@ -205,8 +234,6 @@ class TracedReducer:
         while self._next < len(self._buckets) and not self._buckets[self._next].pending:
             self._reduce(self._buckets[self._next])
             self._next += 1
-        if self._next == len(self._buckets):
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _fill(self, bucket: Bucket, number: int) -> None:
         view, grad = bucket.view(number), self._params[number].grad

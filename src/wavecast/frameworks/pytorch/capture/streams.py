@@ -19,6 +19,8 @@ def stream_class(recorder: OpRecorder) -> type:
     class Stream:
         """A CUDA stream: a number that is recorded with each op."""
 
+        cuda_stream = 0
+
         def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
             recorder.streams += 1
             self.stream_id = recorder.streams

@@ -28,8 +28,10 @@ from wavecast.frameworks.pytorch.capture.places import (
     META,
     is_gpu,
     is_meta,
+    is_pinned,
     on_gpu,
     on_meta,
+    pin,
     place_of,
     put,
 )
@@ -79,8 +81,8 @@ def _of_fake_tensors(
         "is_meta": property(lambda self: not placement.inside and on_meta(self)),
         "get_device": lambda self: 0 if on_gpu(self) else -1,
         **mover.methods(),
-        "pin_memory": _pin,
-        "is_pinned": _is_pinned,
+        "pin_memory": pin,
+        "is_pinned": is_pinned,
         "record_stream": lambda self, stream: None,
         "share_memory_": lambda self: self,
         "is_shared": lambda self: False,
@@ -92,19 +94,6 @@ def _of_fake_tensors(
         **_reading(placement.assumptions),
         "__deepcopy__": _deep_copy,
     }
-
-
-_PINNED = "_wavecast_pinned"
-
-
-def _pin(self: Any, device: Any = None) -> Any:
-    """The tensor in pinned memory: itself, with a mark, since pinning needs a GPU."""
-    setattr(self, _PINNED, True)
-    return self
-
-
-def _is_pinned(self: Any, device: Any = None) -> bool:
-    return getattr(self, _PINNED, False)
 
 
 def _reading(assumptions: Assumptions) -> dict[str, Any]:
@@ -145,13 +134,13 @@ def _of_real_tensors(
 
     def moved(self: Any) -> Any:
         copy = outside.copy_of(self)
-        return _pin(copy) if _is_pinned(self) else copy
+        return pin(copy) if is_pinned(self) else copy
 
     return {
         "to": to,
         "cuda": lambda self, *args, **kwargs: mover.cuda(moved(self), *args, **kwargs),
-        "pin_memory": _pin,
-        "is_pinned": _is_pinned,
+        "pin_memory": pin,
+        "is_pinned": is_pinned,
         **_reading(placement.assumptions),
     }
 
@@ -369,7 +358,7 @@ class _Mover:
             on_meta(tensor),
         ):
             keywords = {"device": torch.device(device), "non_blocking": non_blocking}
-            if _is_pinned(tensor):
+            if is_pinned(tensor):
                 keywords["pin_memory"] = True
         if dtype is not None and dtype != tensor.dtype:
             keywords["dtype"] = dtype

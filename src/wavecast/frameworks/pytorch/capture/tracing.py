@@ -39,6 +39,7 @@ from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line, failures_explained
+from wavecast.hardware.device import Device
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -190,10 +191,11 @@ def pretending(
     assumptions: Assumptions,
     place: RankPlace | None = None,
     compiler: Compiler | None = None,
+    gpu: Device | None = None,
 ) -> Iterator[TracedThreads]:
     """Run the block with fake tensors, as if on a machine with a CUDA GPU.
 
-    It yields the threads that take part in the trace.
+    It yields the threads that take part in the trace. The user's code sees the GPU that is given.
     """
     threads = TracedThreads()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -216,7 +218,8 @@ def pretending(
         stack.enter_context(all_iterations(assumptions))
         is_ranked = place is not None
         properties = None if compiler is None else compiler.properties()
-        machine = cuda_machine(capability, recorder, assumptions, outside, is_ranked, properties)
+        shown = (is_ranked, properties, gpu)
+        machine = cuda_machine(capability, recorder, assumptions, outside, *shown)
         stack.enter_context(machine)
         # Torch warns that global hooks also see the wrapper of a compiled module. That is fine.
         stack.enter_context(warnings.catch_warnings())

@@ -43,7 +43,6 @@ from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padd
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 
-_CUDA = "12.8"
 _aten = torch.ops.aten
 
 InnerCompile = Callable[..., Any]
@@ -96,7 +95,6 @@ def compiler_on(
         )
         for module in (scheduler, pad_mm):  # both have imported it
             replace(module, has_triton=lambda *_: True)
-        replace(torch.version, cuda=torch.version.cuda or _CUDA)  # None would mean an AMD GPU
         _replace_passes(replace, target, on_padded)
         replace(compile_fx, compile_fx=compile_graph)
         stack.enter_context(_configured())

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from statistics import median
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import dataloader
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.scripts.periods import SPREAD_OVER
 from wavecast.traces.script import Loading
 
 _AHEAD = "accelerate."
@@ -25,6 +27,10 @@ _WORKERS = "_wavecast_workers"
 """The attribute of an iterator that has the number of workers that its loader asks for."""
 
 
+_GOLDEN = (5**0.5 - 1) / 2
+_LEAST_SPREAD = 2 * SPREAD_OVER
+_MOST_SPREAD = 1 << 20
+"""An epoch of fewer batches, or of more samples, is drawn in its own order."""
 _LOADER = "_wavecast_loader"
 """The attribute of an iterator that has its loader."""
 
@@ -61,6 +67,8 @@ class Batches:
         self._last: dict[int, tuple[int | None, Any]] = {}
         """The last batch of each dataset, with its number of samples."""
         self._spent_s = 0.0
+        self.is_spread = False
+        """Whether the batches of a loader came from all over its epoch."""
         self.repeated = 0
         """How many batches were given again, because loading took too long."""
 
@@ -104,6 +112,8 @@ class Batches:
             new = make(self_)
             setattr(new, _WORKERS, self_.num_workers)
             setattr(new, _LOADER, self_)
+            if batches := _epoch_of(new):
+                new._sampler_iter, self.is_spread = _spread(new._sampler_iter, batches), True
             return new
 
         iterator.__next__, iterator._next_index = drawn, indexed
@@ -171,6 +181,39 @@ class Batches:
 
     def _between(self, begin: int, end: int) -> list[_Batch]:
         return [batch for batch in self._drawn if begin <= batch.position < end]
+
+
+def _epoch_of(iterator: Any) -> int | None:
+    """The batches of an epoch that can be drawn in any order; None if they cannot."""
+    if iterator._dataset_kind != dataloader._DatasetKind.Map:
+        return None
+    try:
+        batches, samples = len(iterator._index_sampler), len(iterator._dataset)
+    except (TypeError, NotImplementedError):
+        return None
+    return batches if batches >= _LEAST_SPREAD and samples <= _MOST_SPREAD else None
+
+
+def _spread(sampler: Iterator[Any], batches: int) -> Iterator[Any]:
+    """All batches of an epoch in another order: those that are drawn first come from all over it.
+
+    Samplers sort by length, wholly or in parts, so that the first batches are no sample of all.
+    The first one stays first. Then come one from the end and one from the beginning, which differ
+    most, and then the middle, the quarters, and so on.
+    """
+    epoch = list(islice(sampler, batches))
+    # Each part is taken elsewhere, since buckets may repeat as often as the parts.
+    places = [(part + (part * _GOLDEN + 0.5) % 1) / SPREAD_OVER for part in _halving(SPREAD_OVER)]
+    chosen = [0, *(int(place * len(epoch)) for place in (max(places), min(places), *places))]
+    for index in dict.fromkeys((*chosen, *range(len(epoch)))):
+        yield epoch[index]
+    yield from sampler
+
+
+def _halving(count: int) -> list[int]:
+    """The numbers below a power of two, so that each beginning of the list is spread evenly."""
+    width = count.bit_length() - 1
+    return [int(f"{number:0{width}b}"[::-1], 2) for number in range(count)]
 
 
 def _samples(iterator: Any, index: Any, batch: Any) -> int | None:

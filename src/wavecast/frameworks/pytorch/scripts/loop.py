@@ -29,12 +29,14 @@ from wavecast.frameworks.pytorch.scripts.own_work import OwnWork
 from wavecast.frameworks.pytorch.scripts.passes import BackwardPasses, WeightUpdates
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
+    SPREAD_OVER,
     Candidates,
     Period,
     held_bytes,
     outline,
     pattern_length,
     periods_of,
+    vary_in_size,
     window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
@@ -49,6 +51,8 @@ _MOST_PASSES = 256
 """How many backward passes run at most before an optimizer does."""
 ENOUGH_EQUAL = 3
 """How many equal steps are enough, if others are between them."""
+_MOST_AHEAD, _MOST_OPS_AHEAD = 40, 30_000
+"""Up to which step, and for how many ops, a loop with equal steps is watched for rare work."""
 
 
 def _reason_of(ended: SystemExit) -> str:
@@ -78,6 +82,11 @@ class Loop:
         self.stopped = False
         self.running = False
         """Whether the script's own code is running."""
+        self.known: int | None = None
+        """How many steps ran until two were equal. More may run, to look for rare work."""
+        self._ops_known = 0
+        self.ended_by_itself = False
+        """Whether the script ended before another step began, so that the last may lack its end."""
         self.cut_short = ""
         """Why the script was stopped before its step repeated; empty if it was not."""
         self._steps = steps
@@ -115,17 +124,22 @@ class Loop:
         except EnoughSteps:
             pass
         except SystemExit as error:
-            if error.code not in (None, 0) and not self.stopped:
+            if error.code not in (None, 0) and not (self.stopped or self.looks_ahead):
                 raise CaptureError(
                     f"{program.shown} ended with sys.exit({error.code!r}) before its step repeated"
                     f"{_reason_of(error)}"
                 ) from error
         except Exception:
             # Code that stopped the script on its way out may fail on what it did not finish.
-            if not self.stopped:
+            if not (self.stopped or self.looks_ahead):
                 raise
         finally:
             self.running = False
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the step that repeats is known, and further ones are looked at."""
+        return self.known is not None
 
     def cut(self, why: str) -> None:
         """Stop the script here, although its step has not repeated; its own thread calls this."""
@@ -183,6 +197,7 @@ class Loop:
             self._updates,
             may_be_short=self.batches.may_be_short,
             asked=self._steps is not None,
+            is_spread=self.batches.is_spread,
         )
 
     def is_whole(self, period: Period) -> bool:
@@ -193,6 +208,7 @@ class Loop:
         """Close the last step of a script that ended by itself."""
         if self._ended is not None:
             self._close(self._ended)
+            self.ended_by_itself = True
         if not self.stopped:
             self.recorder.assign_roles()
 
@@ -260,6 +276,27 @@ class Loop:
             raise EnoughSteps
 
     def _is_enough(self) -> bool:
+        if self.known is None:
+            if not self._is_known():
+                return False
+            self.known, self._ops_known = len(self.boundaries), len(self.recorder)
+        is_done = self._until or self._steps is not None or not self._is_equal()
+        ops = len(self.recorder) - self._ops_known
+        return is_done or len(self.boundaries) >= _MOST_AHEAD or ops >= _MOST_OPS_AHEAD
+
+    def _is_equal(self) -> bool:
+        """Whether the last steps until the loop was known were equal."""
+        last = self.early(periods_of(self.boundaries, self.length() or 1))[-2:]
+        return len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
+
+    def early(self, periods: list[Period]) -> list[Period]:
+        """The steps among these that ran until the loop was known."""
+        if self.known is None:
+            return periods
+        end = self.boundaries[self.known - 1].position
+        return [period for period in periods if period.end <= end]
+
+    def _is_known(self) -> bool:
         length = self.length()
         if length is None:
             # An optimizer for each parameter, which steps in the backward pass, is not rare.
@@ -271,6 +308,8 @@ class Loop:
         if len(last) == 2 and not any(map(self.is_whole, last)):
             self.modules.skipping = False  # evaluation is a part of every step
         whole = [self.ops(period) for period in periods if self.is_whole(period)]
+        if self.batches.is_spread and vary_in_size(whole):
+            return len(periods) >= SPREAD_OVER
         in_a_row = len(last) == 2 and all(map(self.is_whole, last)) and whole[-1] == whole[-2]
         if in_a_row or (whole and whole.count(whole[-1]) >= ENOUGH_EQUAL):
             return True

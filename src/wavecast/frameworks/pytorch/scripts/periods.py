@@ -18,6 +18,8 @@ from wavecast.traces.values import compacted
 
 LONGEST_PATTERN = 64
 """How many optimizer steps a step of the loop has at most."""
+SPREAD_OVER = 16
+"""How many steps of different sizes stand for an epoch."""
 _AWAITED = 16
 """How many optimizer steps to wait for an optimizer that has not stepped yet."""
 _VARIED = 1.1
@@ -87,6 +89,12 @@ class Choice:
     left_out: tuple[str, ...] = ()
     """What other steps also do, in words."""
 
+    def is_most_of(self, steps: Candidates, after: int) -> bool:
+        """Whether at least half of the steps after a number are as the chosen one."""
+        later = [period for period in steps.periods if period.number > after]
+        chosen = steps.ops_of(self.period)
+        return 2 * sum(steps.ops_of(period) == chosen for period in later) >= len(later)
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -99,6 +107,7 @@ class Candidates:
         updates_of: how many calls of a step are in its backward passes and optimizers.
         may_be_short: whether some steps may have a smaller batch than others.
         asked: whether the user said how many steps to run.
+        is_spread: whether their batches come from all over an epoch.
     """
 
     periods: Sequence[Period]
@@ -107,6 +116,13 @@ class Candidates:
     updates_of: Callable[[Period], int]
     may_be_short: bool = False
     asked: bool = False
+    is_spread: bool = False
+
+
+def vary_in_size(outlines: Sequence[tuple[Op, ...]]) -> bool:
+    """Whether steps run the same ops on tensors of different sizes."""
+    different = set(outlines)
+    return len(different) > 1 and len({tuple(op.name for op in ops) for ops in different}) == 1
 
 
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
@@ -141,7 +157,8 @@ def choose(steps: Candidates) -> Choice:
 
     It is the most frequent one; with smaller batches among others, that of the full batch; with
     steps that also evaluate or log, one that does not. If all differ, or most of many do, it is
-    the one in the middle by its FLOPs.
+    the one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
+    nearest to the mean, which makes the epoch's time right.
     """
     candidates = [p for p in steps.periods if steps.is_whole(p)] or list(steps.periods)
     equal: dict[tuple[Op, ...], list[Period]] = {}
@@ -150,13 +167,17 @@ def choose(steps: Candidates) -> Choice:
     times = max(map(len, equal.values()))
     work = {ops: _work(ops) for ops in equal}
     varies = _varied(work)
+    works = {p: work[ops] for ops, ps in equal.items() for p in ps}
+    are_many = steps.is_spread or (len(candidates) >= SPREAD_OVER and not steps.asked)
+    if are_many and varies and vary_in_size(tuple(equal)):
+        return _mean(candidates, works, steps)
     if times == 1 or (steps.asked and varies and 2 * times < len(candidates)):
-        return _median(candidates, {p: work[ops] for ops, ps in equal.items() for p in ps}, steps)
+        return _median(candidates, works, steps)
     repeated = [ops for ops in equal if len(equal[ops]) > 1]
     chosen = max(repeated, key=lambda ops: len(equal[ops]))
     if steps.may_be_short:
         alike = [ops for ops in repeated if _computing(ops) == _computing(chosen)]
-        chosen = max(alike, key=work.__getitem__)
+        chosen = max(alike, key=lambda ops: (work[ops][0], len(equal[ops])))
     counts = {ops: Counter(ops) for ops in equal}
 
     def adds_to(more: tuple[Op, ...], fewer: tuple[Op, ...]) -> bool:
@@ -164,7 +185,9 @@ def choose(steps: Candidates) -> Choice:
         updates = (steps.updates_of(equal[ops][0]) for ops in (more, fewer))
         return counts[fewer] < counts[more] and len(set(updates)) == 1
 
-    chosen = min((ops for ops in repeated if adds_to(chosen, ops)), key=len, default=chosen)
+    since = equal[chosen][0].number  # a kind that came only before, as in a warm-up, is over
+    again = (ops for ops in repeated if equal[ops][-1].number > since)
+    chosen = min((ops for ops in again if adds_to(chosen, ops)), key=len, default=chosen)
     numbers = tuple(period.number for period in equal[chosen])
     others = len(candidates) - len(numbers)
     reason = f"steps {listed(numbers)} are equal" + (
@@ -185,6 +208,49 @@ def choose(steps: Candidates) -> Choice:
     return Choice(equal[chosen][-1], numbers, reason, left_out)
 
 
+def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
+    """A choice among the first steps, with what others do besides, now that more of them ran.
+
+    Work that comes every few steps is named with its period. If most of the later steps are of
+    another kind, as after a warm-up, the choice is made again among all.
+    """
+    if not choice.is_most_of(steps, after=max(choice.equal)):
+        choice = choose(steps)
+        if not choice.is_most_of(steps, after=choice.equal[0]):
+            return choice
+    chosen, kinds = steps.ops_of(choice.period), dict[tuple[Op, ...], list[int]]()
+    for period in steps.periods:
+        if period.number > choice.equal[0]:
+            kinds.setdefault(steps.ops_of(period), []).append(period.number)
+    last = steps.periods[-1].number
+    rare = (_rare(ops, seen, chosen, last) for ops, seen in kinds.items() if ops != chosen)
+    return replace(choice, left_out=tuple(filter(None, rare)))
+
+
+def _rare(ops: tuple[Op, ...], seen: list[int], chosen: tuple[Op, ...], last: int) -> str | None:
+    """What some steps do that the chosen one does not, and how often they come."""
+    work, usual = _work(ops)[0], _work(chosen)[0]
+    names, usual_names = (Counter(op.name for op in each) for each in (ops, chosen))
+    more = (names - usual_names).total()
+    if not more and (names != usual_names or work == usual):
+        return None
+    times = f"{work / usual:.3g} times the FLOPs" if usual and work != usual else ""
+    what = f"{more} more ops" if more else "other sizes"
+    what = " and ".join(filter(None, (what, times)))
+    apart = {after - before for before, after in pairwise(seen)}
+    if len(apart) == 1:
+        shown = listed(seen) if len(seen) <= _MOST_LISTED else f"{seen[0]} to {seen[-1]}"
+        return f"{what} in every {_ordinal(*apart)} step ({shown})"
+    word = "step" if len(seen) == 1 else "steps"
+    return f"{what} in {word} {listed(seen)}; {last} steps do not tell how often they come"
+
+
+def _ordinal(number: int) -> str:
+    is_teen = number % 100 in (11, 12, 13)
+    return f"{number}{'th' if is_teen else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
+
+
+_MOST_LISTED = 4
 _MORE = "; to see more of them, add --steps 100"
 
 
@@ -223,11 +289,37 @@ def _median(
     return Choice(chosen, (chosen.number,), reason)
 
 
+def _mean(
+    candidates: Sequence[Period], work: Mapping[Period, tuple[float, float]], steps: Candidates
+) -> Choice:
+    """The step that is nearest to the mean by its work."""
+    flops = [work[period][0] for period in candidates]
+    mean = sum(flops) / len(flops)
+    chosen = min(candidates, key=lambda period: abs(work[period][0] - mean))
+    equal = tuple(period.number for period in candidates if work[period] == work[chosen])
+    numbers = listed(tuple(period.number for period in candidates))
+    return Choice(
+        chosen,
+        equal,
+        f"steps {numbers}{', from all over the epoch,' if steps.is_spread else ''} differ in size "
+        f"({min(flops):.3g} to {max(flops):.3g} FLOPs), and it is the nearest to their mean",
+    )
+
+
 def listed(numbers: Sequence[int]) -> str:
-    """Numbers in words: "2 and 3", "2, 4 and 6", "2 to 8"."""
-    if len(numbers) > 3 and numbers[-1] - numbers[0] == len(numbers) - 1:
-        return f"{numbers[0]} to {numbers[-1]}"
-    return " and ".join(filter(None, (", ".join(map(str, numbers[:-1])), str(numbers[-1]))))
+    """Numbers in words: "2 and 3", "2, 4 and 6", "2 to 8 and 10"."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    words = [
+        word
+        for run in runs
+        for word in ([f"{run[0]} to {run[-1]}"] if len(run) > 3 else map(str, run))
+    ]
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _work(ops: Sequence[Op]) -> tuple[float, float]:

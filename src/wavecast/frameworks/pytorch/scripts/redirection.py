@@ -51,7 +51,11 @@ def redirected(overlay: Overlay) -> Iterator[None]:
             for name in _OF_PYARROW:
                 replace(pyarrow, name, functions.reader(getattr(pyarrow, name)))
 
+        def replace_reader_of_torch(torch: Any) -> None:
+            replace(torch, "from_file", functions.reader(torch.from_file))
+
         stack.enter_context(after_import("pyarrow", replace_readers))
+        stack.enter_context(after_import("torch", replace_reader_of_torch))
         yield
 
 

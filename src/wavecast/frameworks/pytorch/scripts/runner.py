@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import torch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.cuda_answers import CUDA_VERSION, properties_of
 from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
 from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
@@ -40,15 +42,18 @@ from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_a
 from wavecast.frameworks.pytorch.scripts.jax_runner import TENSORFLOW, WITHOUT_SCRIPT
 from wavecast.frameworks.pytorch.scripts.loader_times import time_loader
 from wavecast.frameworks.pytorch.scripts.loop import Loop
+from wavecast.frameworks.pytorch.scripts.nvidia_smi import facts_of, nvidia_smi_on_path
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import (
     Choice,
     Period,
     choose,
     periods_of,
+    seen_ahead,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
+from wavecast.frameworks.pytorch.scripts.triton_kernels import kernels_refused
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
 from wavecast.hardware.device import Device
@@ -108,11 +113,15 @@ def run(
         recorder.on_call = progress
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
-        pretence = pretending(capability, recorder, assumptions, place, compiler)
+        pretence = pretending(capability, recorder, assumptions, place, compiler, gpu)
+        facts = facts_of(
+            properties_of(gpu, capability, {}), gpu.tdp_w if gpu else None, CUDA_VERSION
+        )
+        smi = partial(nvidia_smi_on_path, facts, 1 if place is None else place.machine)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
         naming = naming_all_lines() if lines else nullcontext()
         with explaining_assumed(assumptions, ranks), watching, naming:
-            _repeat(program, loop, pretence, line, changes)
+            _repeat(program, loop, pretence, line, changes, smi)
         if line is not None and not loop.boundaries:
             raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
         return _result(program, loop, capability, samples, ranks, loader)
@@ -159,6 +168,7 @@ def _repeat(
     pretence: AbstractContextManager[Any],
     line: LineOfCode | None,
     changes: tuple[str, ...],
+    smi: Callable[[Path], AbstractContextManager[None]],
 ) -> None:
     """Run a script until its loop has repeated itself."""
     with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch:
@@ -166,10 +176,12 @@ def _repeat(
         # The files of the script are known until its errors are explained.
         with programs_forgotten(), explaining("the script"), ExitStack() as stack:
             stack.enter_context(pretence)
+            stack.enter_context(smi(Path(scratch, "programs")))
             stack.enter_context(loop.recorder.step())
             stack.enter_context(loop.watched(line))
             stack.enter_context(checkpoints_kept(loop.recorder))
             stack.enter_context(redirected(overlay))
+            stack.enter_context(kernels_refused())
             stack.enter_context(changing(changes))
             loop.run(program)
             loop.finish()
@@ -190,7 +202,11 @@ def _result(
     length = loop.length() or 1
     periods = periods_of(loop.boundaries, length)
     if periods:
-        choice = choose(loop.candidates(periods))
+        early = loop.early(periods) or periods
+        choice = choose(loop.candidates(early))
+        if len(early) < len(periods):
+            whole = periods[:-1] if loop.ended_by_itself else periods
+            choice = seen_ahead(choice, loop.candidates(whole))
     else:
         first = loop.modules.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"

@@ -25,6 +25,8 @@ from wavecast.frameworks.stages import current
 _TICK_S = 0.25
 _GRACE_S = 5.0
 """How long a script that is stopped may take to end."""
+_AHEAD_S = 10.0
+"""For how long a script may look for rare work at most, once its step is known."""
 _open = open  # the real one: the script's is redirected
 
 
@@ -33,6 +35,12 @@ class Watched(Protocol):
 
     running: bool
     modules: Any
+    assumptions: Any
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its step is known, and it only looks for rare work."""
+        ...
 
     @property
     def boundaries(self) -> list[Any]:
@@ -73,6 +81,7 @@ class Watcher:
         self._tell, self._warn, self._give_up = tell, warn, give_up
         self._loop: Watched | None = None
         self._why = ""
+        self._has_looked = False
         self.interrupted = False
         """Whether the user stopped the script."""
         self._thread = threading.get_ident()
@@ -121,12 +130,18 @@ class Watcher:
         return f"running {self._script} up to its first step{at}"
 
     def _watch(self, loop: Watched, over: threading.Event) -> None:
-        steps, since_s, asked_s = -1, 0.0, None
+        steps, since_s, asked_s, known_s = -1, 0.0, None, None
         while not over.wait(_TICK_S):
             doing, now_s = self.doing(), self._clock.spent_s(is_paused=bool(current()))
             self._tell(doing, len(loop.recorder))
             if len(loop.boundaries) != steps:
                 steps, since_s = len(loop.boundaries), now_s
+            if loop.looks_ahead:
+                known_s = now_s if known_s is None else known_s
+                self._has_looked = now_s - known_s > _AHEAD_S
+            if self._has_looked and loop.running:
+                signal.pthread_kill(self._thread, STOP)
+                continue
             is_late = self._patience_s is not None and now_s - since_s > self._patience_s
             if not self._why and is_late:
                 self._why = self._impatience(steps, doing)
@@ -139,7 +154,7 @@ class Watcher:
 
     def _stop(self, _signal: int, frame: FrameType | None) -> None:
         loop = self._loop
-        if not self._why:
+        if not self._why and not self._has_looked:
             self.interrupted = True
             self._why = f"was interrupted while {self.doing()}{_inner(frame)}"
         if loop is not None and loop.running:
@@ -148,7 +163,9 @@ class Watcher:
     def _impatience(self, steps: int, doing: str) -> str:
         frame = sys._current_frames().get(self._thread)
         come = f"came to no {'further ' if steps else 'optimizer '}step in {self._patience_s:g} s"
-        advice = (
+        loop = self._loop
+        endless = "" if loop is None else loop.assumptions.given.why_endless()
+        advice = endless or (
             "give it more time with --patience (patience=)"
             if steps
             else "if it trains, name the line that ends a step with --until FILE:LINE (until=); if "
