@@ -47,10 +47,6 @@ _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
-_OLD_LIMIT = "cache_size_limit"
-"""The name of Dynamo's limit of compilations before torch 2.7."""
-MOST_SIZES = 64
-"""The most sizes for which a function is compiled, where each is compiled by itself."""
 _LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
 
 # Torch's own functions, taken when this module is imported, before a trace replaces some of them.
@@ -218,15 +214,6 @@ def is_user_error(error: BaseException) -> bool:
 def graph_count() -> int:
     """How many graphs Dynamo has made in this process."""
     return int(dynamo_utils.counters["stats"]["unique_graphs"])
-
-
-@contextmanager
-def sizes_fixed() -> Iterator[None]:
-    """Compile code anew for each of its sizes, inside the block, and for none of all sizes."""
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else _OLD_LIMIT
-    changes = {"automatic_dynamic_shapes": False, limit: MOST_SIZES}
-    with torch._dynamo.config.patch(changes):
-        yield
 
 
 def graph_breaks() -> list[tuple[str, list[Any]]]:

@@ -40,6 +40,7 @@ REQUIRED = tuple(
     torch._functorch.config:patch
     torch._functorch.partitioners:functionalize_rng_ops
     torch._guards:TracingContext
+    torch._guards:tracing
     torch._inductor.async_compile:AsyncCompile.wakeup
     torch._inductor.choices:InductorChoices
     torch._inductor.codegen.common:Kernel
