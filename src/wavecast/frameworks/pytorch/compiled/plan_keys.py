@@ -128,7 +128,7 @@ def _tensor(value: Any) -> str:
 
 def sizes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
     """The sizes that inputs of a graph have, or are. A symbol counts as the size that it has."""
-    return _pytree.tree_map_only(torch.SymInt, lambda size: size.node.hint, _sizes(inputs))
+    return tuple(_pytree.tree_map_only(torch.SymInt, lambda n: n.node.hint, _sizes(inputs)))
 
 
 def has_symbols(inputs: Sequence[Any]) -> bool:
