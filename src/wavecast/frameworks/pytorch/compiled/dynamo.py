@@ -47,7 +47,13 @@ _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
-_LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
+_LOGS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch._higher_order_ops",
+    "torch.fx",
+)
 
 # Torch's own functions, taken when this module is imported, before a trace replaces some of them.
 # The switches of autocast stay replaced: CUDA's must turn on what casts fake tensors.
