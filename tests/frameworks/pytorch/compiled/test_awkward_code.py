@@ -140,6 +140,34 @@ def test_flex_attention_inside_of_compiled_code_is_followed() -> None:
     assert "flex_attention" in {call.op.name for call in trace}
 
 
+def test_a_package_that_keeps_torchs_decorator_may_be_imported_in_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As megatron-core does: one of its modules names the decorator, others use it."""
+    (tmp_path / "kept_decorator.py").write_text("import torch\njit_fuser = torch.compile\n")
+    (tmp_path / "decorated_code.py").write_text(
+        "from kept_decorator import jit_fuser\n@jit_fuser\ndef fused(x): return x.cos() + x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make_step() -> Step:
+        x = torch.randn(8, 8, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            from decorated_code import fused
+
+            fused(x).sum().backward()
+
+        return step
+
+    trace = wavecast.trace(make_step)
+    assert len(fused(trace)) == 2
+    from kept_decorator import jit_fuser
+
+    assert jit_fuser(nn.Linear(2, 2)) is not None  # the decorator works when no step is traced
+    assert not not_followed(trace)
+
+
 def test_code_of_several_ranks_is_compiled() -> None:
     def make_step() -> Step:
         dist.init_process_group("nccl")

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
+import wavecast
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device, tried
@@ -43,6 +48,14 @@ _FLAGS = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
+_LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_INSTALLED = "-packages"
+"""A part of the folders of packages, which may lie within that of Python's library."""
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_CALLS = ("_call_impl", "_wrapped_call_impl", "inner", "compile_wrapper")
+"""The functions in which torch calls modules and compiled code of the user."""
+_ROOMS = ("frameworks", "traces", "ops", "hardware")
+_OWN = tuple(f"{Path(wavecast.__file__).parent / room}{os.sep}" for room in _ROOMS)
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
@@ -88,6 +101,8 @@ def frames_compiled(
     compile_frame = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_called_by_trace(args[0].f_code, sys._getframe(1)):
+            return ConvertFrameReturn()
         with outside(args[0]):
             try:
                 return compile_frame(self, *args, **kwargs)
@@ -126,6 +141,21 @@ def frames_compiled(
         torch._dynamo.reset()
         stack.callback(torch._dynamo.reset)
         yield
+
+
+def _is_called_by_trace(code: Any, caller: Any) -> bool:
+    """Whether code of Python's library or torch runs for the trace itself, as in a module's hook.
+
+    On a GPU it does not run, and where one graph was asked for, Dynamo refuses what it cannot
+    compile or compiles too often.
+    """
+    while caller is not None and code.co_name not in _CALLS:
+        file = code.co_filename
+        is_library = file.startswith(_LIBRARY) and _INSTALLED not in file
+        if not is_library and not file.startswith(_TORCH):
+            break
+        code, caller = caller.f_code, caller.f_back
+    return bool(code.co_filename.startswith(_OWN))
 
 
 def look_up_functions() -> None:
@@ -268,7 +298,7 @@ _VARIABLE = re.compile(r"L\['(\w+)'\]((?:\.(?:__self__|_orig_mod))*)")
 def _own_code_skipped() -> Iterator[None]:
     """Let Dynamo leave the code of the trace itself as it is."""
     before = list(trace_rules.SKIP_DIRS)
-    for name in ("frameworks", "traces", "ops", "hardware"):
+    for name in _ROOMS:
         trace_rules.add(f"wavecast.{name}")
     try:
         yield
