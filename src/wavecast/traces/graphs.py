@@ -22,6 +22,8 @@ NOT_COMPILED = "the step was not compiled"
 """How the note begins of a step that is eager code as a whole, although it is to be compiled."""
 NOT_FOLLOWED = "torch.compile could not be followed at"
 """How the note begins of one part of a step that is."""
+LEFT_EAGER = "torch.compile leaves"
+"""How the note begins of a function that Dynamo leaves as it is, as eager code."""
 _COUNT = "calls"
 """The attribute of a mark that gave the number of calls in files before version 3."""
 
@@ -77,7 +79,7 @@ def eager_code(trace: Trace) -> str:
     """What of a step is eager code although it is to be compiled, in a few words; or nothing."""
     if any(NOT_COMPILED in note for note in trace.notes):
         return "could not be compiled: see the notes"
-    parts = sum(NOT_FOLLOWED in note for note in trace.notes)
+    parts = sum(NOT_FOLLOWED in note or LEFT_EAGER in note for note in trace.notes)
     counted = "1 part" if parts == 1 else f"{parts} parts"
     return f"{counted} could not be compiled: see the notes" if parts else ""
 

@@ -169,6 +169,26 @@ def test_each_graph_break_is_noted_with_its_line_and_reason() -> None:
     assert names(trace)["aten._local_scalar_dense"] >= 2
 
 
+def test_a_function_whose_graph_breaks_in_a_loop_is_named_in_the_title() -> None:
+    def make_step() -> Step:
+        layer = nn.Linear(64, 64).cuda()
+
+        def loop(x: Any) -> Any:
+            for _ in range(2):
+                x = layer(x).relu()
+                print(end="")
+            return x.sum()
+
+        compiled = torch.compile(loop)
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: compiled(x).backward()
+
+    trace = capture(make_step)
+    assert names(trace)["aten.relu"] == 2
+    assert any("leaves loop at" in note and "test_tracing.py" in note for note in trace.notes)
+    assert eager_code(trace)
+
+
 def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

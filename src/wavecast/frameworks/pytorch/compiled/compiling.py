@@ -38,9 +38,13 @@ from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.running import GraphRun, SizedRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.user_lines import failing_line, user_line
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    failing_line,
+    source_line,
+    user_line,
+)
 from wavecast.frameworks.stages import stage
-from wavecast.traces.graphs import GUARDS, NOT_FOLLOWED
+from wavecast.traces.graphs import GUARDS, LEFT_EAGER, NOT_FOLLOWED
 from wavecast.traces.step import Phase
 
 SHORTCUTS = (
@@ -99,7 +103,9 @@ class StepCompiler:
             on_padded = partial(session.notes.setdefault, _PADDED)
             compiler = inductor.compiler_on(self._target, session.compile, on_padded)
             stack.enter_context(compiler)
-            stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
+            stack.enter_context(
+                dynamo.frames_compiled(session.outside, session.notice_error, session.note_left)
+            )
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)
             replacing(stack)(torch, compile=self._noticing(torch.compile))
@@ -208,6 +214,13 @@ class _Session:
             return False
         self._note_failure(error)
         return True
+
+    def note_left(self, code: Any) -> None:
+        """Note that a function runs as it is, since a graph breaks in a loop of it."""
+        line = source_line(code.co_filename, code.co_firstlineno)
+        self.notes.setdefault(
+            f"{LEFT_EAGER} {code.co_name} at {line} as it is: a graph breaks in a loop of it"
+        )
 
     def _note_failure(self, error: BaseException) -> None:
         line = failing_line(error)

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch._dynamo
 from torch._C._dynamo import guards
-from torch._dynamo import convert_frame, external_utils, output_graph, trace_rules
+from torch._dynamo import convert_frame, external_utils, output_graph, symbolic_convert, trace_rules
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
@@ -59,6 +59,7 @@ _OWN = tuple(f"{Path(wavecast.__file__).parent / room}{os.sep}" for room in _ROO
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
+_BREAK_IN_LOOP = "raise_loop_graph_break"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
 _LOGS = (
     "torch._dynamo",
@@ -89,13 +90,16 @@ _PLAIN_METHODS = tuple(
 
 @contextmanager
 def frames_compiled(
-    outside: Callable[[Any], Any], on_error: Callable[[BaseException], bool]
+    outside: Callable[[Any], Any],
+    on_error: Callable[[BaseException], bool],
+    on_left: Callable[[Any], None],
 ) -> Iterator[None]:
     """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
     Args:
         outside: makes the context in which a frame is compiled.
         on_error: called with an error; returns whether the frame is to run as it is instead.
+        on_left: called with code that Dynamo leaves as it is, since a graph breaks in a loop of it.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
@@ -125,6 +129,7 @@ def frames_compiled(
             replace(_python_dispatch, **{_FLAGS[-1]: False})
             getattr(guards, _SET_FLAG)(False)
             stack.callback(getattr(guards, _SET_FLAG), True)
+        translator = symbolic_convert.InstructionTranslatorBase
         optimized = torch._dynamo.eval_frame.OptimizedModule
         replace(optimized, _initialize=_of_plain_methods(optimized._initialize))
         graph = output_graph.OutputGraph
@@ -134,6 +139,9 @@ def frames_compiled(
         replace(
             trace_rules, get_torch_obj_rule_map=_LastingResult(trace_rules.get_torch_obj_rule_map())
         )
+        if hasattr(translator, _BREAK_IN_LOOP):
+            noticing = _noticing_code(getattr(translator, _BREAK_IN_LOOP), on_left)
+            replace(translator, **{_BREAK_IN_LOOP: staticmethod(noticing)})
         for name in _LOGS:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
@@ -141,6 +149,18 @@ def frames_compiled(
         torch._dynamo.reset()
         stack.callback(torch._dynamo.reset)
         yield
+
+
+def _noticing_code(
+    original: Callable[..., Any], notice: Callable[[Any], None]
+) -> Callable[..., Any]:
+    """A function that is called with code, after `notice`."""
+
+    def call(code: Any, *args: Any) -> Any:
+        notice(code)
+        return original(code, *args)
+
+    return call
 
 
 def _is_called_by_trace(code: Any, caller: Any) -> bool:
