@@ -31,7 +31,6 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-import wavecast
 from wavecast.frameworks.pytorch.capture.places import ON_GPU, ON_HOST, put
 from wavecast.frameworks.pytorch.capture.replacements import replacing
 from wavecast.frameworks.pytorch.compiled.device_moves import MAKERS, stay_on_device, tried
@@ -55,7 +54,7 @@ _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _CALLS = ("_call_impl", "_wrapped_call_impl", "inner", "compile_wrapper")
 """The functions in which torch calls modules and compiled code of the user."""
 _ROOMS = ("frameworks", "traces", "ops", "hardware")
-_OWN = tuple(f"{Path(wavecast.__file__).parent / room}{os.sep}" for room in _ROOMS)
+_OWN = tuple(f"{Path(__file__).parents[3] / room}{os.sep}" for room in _ROOMS)
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
