@@ -67,6 +67,17 @@ def test_a_saved_trace_cannot_be_compiled_later(target: str, tmp_path: Path) -> 
     assert "give --compile when the step is traced" in result.output
 
 
+@pytest.mark.parametrize("command", [("predict",), ("memory",)])
+def test_the_title_says_what_could_not_be_compiled(target: str, command: tuple[str, ...]) -> None:
+    eager = "could not be compiled: see the notes"
+    gpus = ("--gpu", "l4", "--gpu", "p100-pcie-16gb", "--gpu", "p4")
+    old = f" (on p100-pcie-16gb, p4: {eager})"
+    for chosen, text in ((gpus[:2], ""), (gpus[2:4], f" ({eager})"), (gpus, old)):
+        code, shown = run(*command, target, "--compile", *chosen)
+        assert code == 0
+        assert shown.splitlines()[0].endswith(f"make_step, compiled{text}")
+
+
 BAD = """
 import numpy as np
 import torch

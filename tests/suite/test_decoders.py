@@ -14,6 +14,7 @@ from wavecast.suite.decoders import RECOMPUTE, gpt, llama
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Phase, Role, Trace
 
+MATMULS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")
 SMALL: dict[str, Any] = {"layers": 2, "hidden": 32, "heads": 4, "seq": 16, "vocab": 64}
 
 
@@ -50,6 +51,21 @@ def test_torchtitans_recomputation_repeats_half_of_the_products() -> None:
 
     none, half, full = (products(name) for name in ("none", "alternate", "full"))
     assert half - none == pytest.approx((full - none) / 2)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_recomputed_blocks_are_compiled(recompute: str) -> None:
+    make = partial(gpt, 2, "bf16", recompute=recompute, fused_attention=False, **SMALL)
+    eager, compiled = (trace(make, compiled=way) for way in (False, True))
+    for step in (eager, compiled):
+        assert isinstance(step, Trace)
+    matmuls, fused_matmuls = (
+        sum(c.op.base in MATMULS and c.phase is Phase.BACKWARD for c in step)
+        for step in (eager, compiled)
+    )
+    assert fused_matmuls == pytest.approx(matmuls, abs=1)
+    assert not any("graph break" in note for note in compiled.notes)
+    assert not any(call.op.base == "aten.gelu" for call in compiled)
 
 
 def test_weights_in_16_bits_have_float32_copies_and_gradients() -> None:

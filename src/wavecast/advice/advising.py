@@ -19,6 +19,7 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import Price, PriceBook, price
 from wavecast.steps.request import predict
+from wavecast.traces.graphs import NOT_COMPILED
 from wavecast.traces.step import Trace
 
 _EXCLUSIVE = (
@@ -171,7 +172,7 @@ class _ChangeSearch:
             after = predict(trace, self.gpu, host=self.host, graphed=GRAPHED in names)
         except WavecastError as error:
             return proposal(names, self.before, reason=str(error), lines=lines)
-        refused = next((n for n in trace.notes if "the step was not compiled" in n), "")
+        refused = next((n for n in trace.notes if NOT_COMPILED in n), "")
         if refused:
             return proposal(names, self.before, reason=refused)
         is_same = GRAPHED not in names and trace.counts == self.trace.counts

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from wavecast.report.tables import from_rows, notes, notes_by_gpu, table, titled
+from wavecast.report.tables import from_rows, headed, notes, notes_by_gpu, table, titled
 from wavecast.report.units import UNKNOWN, duration, memory
 from wavecast.steps.prediction import Prediction
 
@@ -35,6 +35,7 @@ def gains(title: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> Rendera
     names = ("eager", "compiled", "gain", "GPU busy", "compiled", "memory", "compiled")
     columns = from_rows(cells, "<GPU", *names)
     named = [(one.device.id, (*one.notes, *one.trace.notes)) for _, one in rows]
+    title = headed(title, ((compiled.device.id, compiled.trace) for _, compiled in rows))
     return titled(title, table(columns), "", *notes(notes_by_gpu(named)))
 
 

@@ -17,6 +17,7 @@ from wavecast.hardware.device import Device
 from wavecast.report.fields import Described, Field, columns, describe, some
 from wavecast.report.tables import (
     from_rows,
+    headed,
     labelled,
     notes,
     notes_by_gpu,
@@ -187,7 +188,7 @@ def memories(
     first = columns[0]
     names = list(headings) or [m.device.id if m.device else "any GPU" for m in columns]
     return titled(
-        title,
+        headed(title, zip(names, (m.trace for m in columns), strict=True)),
         table(labelled(_rows(columns), names)),
         "",
         *remarks(_explanations(first)),

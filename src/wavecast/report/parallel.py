@@ -20,7 +20,7 @@ from wavecast.report.priced_steps import (
     offer_for,
     priced,
 )
-from wavecast.report.tables import Column, by_gpu, notes, shown, titled
+from wavecast.report.tables import Column, by_gpu, headed, notes, shown, titled
 from wavecast.report.units import (
     count,
     duration,
@@ -66,7 +66,7 @@ def predictions(title: str, steps: Sequence[Prediction], width: int) -> Renderab
     ]
     told += unpredicted(steps)
     return titled(
-        title,
+        headed(title, ((step.device.id, step.trace) for step in steps)),
         *shown(every, width, told),
         *notes([*dict.fromkeys(note for step in steps for note in step.notes), *first.trace.notes]),
     )

@@ -24,6 +24,7 @@ from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
     fitting,
+    headed,
     left_out,
     notes,
     notes_by_gpu,
@@ -62,7 +63,7 @@ def predictions(
     styles = ["" if step.may_fit else "dim" for step in steps]
     kept = fitting(every, width)
     return titled(
-        title,
+        headed(title, ((row.device.id, row.trace) for row in rows)),
         table(kept, styles),
         "",
         *remarks(left_out(every, kept)),

@@ -11,7 +11,7 @@ from wavecast.report import units
 from wavecast.report.fields import Described, Field, columns, describe, output, some
 from wavecast.report.memory import AdvisedMemory
 from wavecast.report.priced_steps import PREDICTED
-from wavecast.report.tables import line, table
+from wavecast.report.tables import headed, line, table
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.script import LoaderTime, Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
 from wavecast.traces.step import Trace
@@ -107,7 +107,8 @@ def script_run(
 
 def found_step(run: ScriptRun) -> list[str]:
     """Which step of a script was found and why, and what it has, as lines of text."""
-    lines = [f"{run.script}: {run.summary}", f"one step: {run.holds}"]
+    holds = headed(run.holds, [("", run.trace)])
+    lines = [f"{run.script}: {run.summary}", f"one step: {holds}"]
     lines += [f"left out: {text}" for text in run.left_out]
     if run.length is not None:
         lines.append(f"{_length(run.length)}; {run.steps} of them ran here")

@@ -12,6 +12,8 @@ from rich.text import Text
 
 from wavecast.report.characters import one_line
 from wavecast.report.units import UNKNOWN
+from wavecast.traces.graphs import eager_code
+from wavecast.traces.step import Trace
 
 ANY_WIDTH = 10**6
 """The width of a medium that needs no column left out, such as a page of HTML."""
@@ -147,6 +149,19 @@ def markdown_text(text: str) -> str:
 def titled(title: str, *parts: RenderableType) -> Group:
     """A bold title, an empty line, and what follows."""
     return Group(line(title, "bold"), "", *parts)
+
+
+def headed(title: str, traces: Iterable[tuple[str, Trace]]) -> str:
+    """A title, with what could not be compiled of the step on some GPUs.
+
+    Args:
+        title: the title.
+        traces: the name of each GPU, with the step as it was traced for it.
+    """
+    texts = [(gpu, eager_code(trace)) for gpu, trace in traces]
+    on_gpus = notes_by_gpu((gpu, [text]) for gpu, text in texts if text)
+    text = texts[0][1] if len({text for _, text in texts}) == 1 else "; ".join(on_gpus)
+    return f"{title} ({text})" if text else title
 
 
 def remarks(lines: Iterable[str]) -> list[Text]:

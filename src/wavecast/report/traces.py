@@ -10,7 +10,7 @@ from wavecast.ops import Kind
 from wavecast.report.fields import Field, describe
 from wavecast.report.findings import findings
 from wavecast.report.shares import counted_ops, shares
-from wavecast.report.tables import from_rows, line, notes, remarks, table, titled
+from wavecast.report.tables import from_rows, headed, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.steps.arguments import origin_of
@@ -95,7 +95,8 @@ def traced_step(title: str, trace: Trace) -> RenderableType:
     ]
     if work.unknown:
         lines.append(f"ops without a formula for FLOPs and bytes: {counted_ops(work.unknown)}")
-    return titled(title, table(columns), "", *map(line, lines), *notes(trace.notes))
+    shown = headed(title, [("", trace)])
+    return titled(shown, table(columns), "", *map(line, lines), *notes(trace.notes))
 
 
 def measured_step(title: str, trace: Trace) -> RenderableType:

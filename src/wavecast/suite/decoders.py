@@ -230,8 +230,7 @@ class SizedDecoder(nn.Module):
             if self.recompute == "full":
                 x = checkpoint(block, x, turn, use_reentrant=False)
             elif self.recompute == "alternate":
-                contexts = partial(create_selective_checkpoint_contexts, _EverySecond())
-                x = checkpoint(block, x, turn, use_reentrant=False, context_fn=contexts)
+                x = checkpoint(block, x, turn, use_reentrant=False, context_fn=_every_second)
             else:
                 x = block(x, turn)
         return self.output(self.norm(x))
@@ -251,6 +250,11 @@ class _EverySecond:
         else:
             kept = "scaled_dot_product" in name
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _every_second() -> Any:
+    """The contexts of one checkpoint. Torch's compiler takes only a function as it stands."""
+    return create_selective_checkpoint_contexts(_EverySecond())
 
 
 def _norm(sizes: DecoderShape) -> nn.Module:

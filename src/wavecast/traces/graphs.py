@@ -18,6 +18,12 @@ XLA_CALL = "xla.call"
 """The host's work to run a compiled JAX step. Its attribute `gpu` is the GPU that the step was
 compiled for, and `inputs` the number of arguments."""
 MARKS = (CALL, GRAPH_LAUNCH, XLA_CALL)
+NOT_COMPILED = "the step was not compiled"
+"""How the note begins of a step that is eager code as a whole, although it is to be compiled."""
+NOT_FOLLOWED = "torch.compile could not be followed at"
+"""How the note begins of one part of a step that is."""
+LEFT_EAGER = "torch.compile leaves"
+"""How the note begins of a function that Dynamo leaves as it is, as eager code."""
 _COUNT = "calls"
 """The attribute of a mark that gave the number of calls in files before version 3."""
 
@@ -67,6 +73,15 @@ def graphs_of(calls: Iterable[Call]) -> list[CompiledGraph]:
 def has_graphs(trace: Trace) -> bool:
     """Whether any of a step's code runs as compiled graphs."""
     return any(call.graph is not None for call in trace)
+
+
+def eager_code(trace: Trace) -> str:
+    """What of a step is eager code although it is to be compiled, in a few words; or nothing."""
+    if any(NOT_COMPILED in note for note in trace.notes):
+        return "could not be compiled: see the notes"
+    parts = sum(NOT_FOLLOWED in note or LEFT_EAGER in note for note in trace.notes)
+    counted = "1 part" if parts == 1 else f"{parts} parts"
+    return f"{counted} could not be compiled: see the notes" if parts else ""
 
 
 def has_compiled_kernels(trace: Trace) -> bool:

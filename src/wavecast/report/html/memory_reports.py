@@ -10,6 +10,7 @@ from wavecast.report.fields import columns
 from wavecast.report.html import memory_charts
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, joined, table
+from wavecast.report.tables import headed
 from wavecast.report.units import memory
 
 
@@ -22,7 +23,8 @@ def memory_report(title: str, memories: Sequence[Memory], advice: Sequence[Advic
     notes = [*memories[0].trace.notes, *(note for needed in memories for note in needed.notes)]
     if notes:
         sections.append(Section("notes", "Notes", bullets(dict.fromkeys(notes))))
-    return Report(title, _verdict(memories), tuple(sections))
+    named = ((one.device.id if one.device else "", one.trace) for one in memories)
+    return Report(headed(title, named), _verdict(memories), tuple(sections))
 
 
 def _title(needed: Memory) -> str:

@@ -24,7 +24,7 @@ from wavecast.report.parallel import (
     unpredicted,
 )
 from wavecast.report.prices import price_lines
-from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, notes_by_gpu
+from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, headed, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.prediction import Prediction
 
@@ -67,6 +67,7 @@ def prediction_report(
     whole = training_sections(training, candidates[0].unit)
     sections = (compared, *whole, *shown.sections, *more)
     head = tiles(wanted[0])
+    title = headed(title, ((row.device.id, row.trace) for row in rows))
     return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
 
 

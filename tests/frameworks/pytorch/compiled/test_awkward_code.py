@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,31 @@ def test_flex_attention_inside_of_compiled_code_is_followed() -> None:
     trace = wavecast.trace(make_step)
     assert not not_followed(trace)
     assert "flex_attention" in {call.op.name for call in trace}
+
+
+def test_a_package_that_keeps_torchs_decorator_may_be_imported_in_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As megatron-core does: one of its modules names the decorator, others use it."""
+    (tmp_path / "kept_decorator.py").write_text("import torch\njit_fuser = torch.compile\n")
+    (tmp_path / "decorated_code.py").write_text(
+        "from kept_decorator import jit_fuser\n@jit_fuser\ndef fused(x): return x.cos() + x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make_step() -> Step:
+        x = torch.randn(8, 8, device="cuda", requires_grad=True)
+
+        def step() -> None:
+            importlib.import_module("decorated_code").fused(x).sum().backward()
+
+        return step
+
+    trace = wavecast.trace(make_step)
+    assert len(fused(trace)) == 2
+    # The decorator works when no step is traced.
+    assert importlib.import_module("kept_decorator").jit_fuser(nn.Linear(2, 2)) is not None
+    assert not not_followed(trace)
 
 
 def test_code_of_several_ranks_is_compiled() -> None:

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
-from torch import nn
+from torch import distributed, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
+from wavecast.frameworks.pytorch.compiled import dynamo
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.graphs import graphs_of
+from wavecast.traces.graphs import eager_code, graphs_of
 from wavecast.traces.step import Phase, Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
@@ -106,3 +110,37 @@ def test_fsdp_exchanges_the_weights_and_gradients_of_each_block(trace: Trace) ->
     assert names["nccl.all_gather"] == 2 * BLOCKS
     # The compiled code of each block, forward and backward; the optimizer is eager.
     assert len(graphs_of(last.calls)) == len(graphs_of(trace.calls)) == 2 * BLOCKS
+
+
+MANY = 10
+"""More blocks than Dynamo compiles one function for (`recompile_limit`)."""
+
+
+@pytest.mark.parametrize("wrap", [False, True])
+def test_blocks_that_are_one_graph_each_are_compiled_once_as_torchtitan_shards_them(
+    wrap: bool,
+) -> None:
+    """Hooks of the trace run where the compiler listens; it compiled their look-ups eight times."""
+
+    def make_step() -> Callable[[], None]:
+        distributed.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (distributed.get_world_size(),))
+        model = nn.Sequential(*(Attention() for _ in range(MANY)))
+        for name, plain in list(model.named_children()):
+            block: Any = checkpoint_wrapper(plain, preserve_rng_state=False)
+            if wrap:
+                block = torch.compile(block, fullgraph=True)
+            else:
+                block.compile(fullgraph=True)
+            model.register_module(name, block)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for part in (*model, model):
+            fully_shard(part, mesh=mesh, mp_policy=policy)
+        x = torch.randn(2, 128, 64, device="cuda", dtype=torch.bfloat16)
+        return lambda: model(x).square().mean().backward()
+
+    before = dynamo.graph_count()
+    trace = capture(make_step, gpu=device("a100-sxm-80gb"), ranks=4)
+    assert not eager_code(trace)
+    assert len(graphs_of(trace.calls)) == 2 * MANY
+    assert dynamo.graph_count() - before <= 3  # the first, a middle and the last block

@@ -15,6 +15,7 @@ from torch import nn
 import wavecast
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
+from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Phase, Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
@@ -168,6 +169,26 @@ def test_each_graph_break_is_noted_with_its_line_and_reason() -> None:
     assert names(trace)["aten._local_scalar_dense"] >= 2
 
 
+def test_a_function_whose_graph_breaks_in_a_loop_is_named_in_the_title() -> None:
+    def make_step() -> Step:
+        layer = nn.Linear(64, 64).cuda()
+
+        def loop(x: Any) -> Any:
+            for _ in range(2):
+                x = layer(x).relu()
+                print(end="")
+            return x.sum()
+
+        compiled = torch.compile(loop)
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: compiled(x).backward()
+
+    trace = capture(make_step)
+    assert names(trace)["aten.relu"] == 2
+    assert any("leaves loop at" in note and "test_tracing.py" in note for note in trace.notes)
+    assert eager_code(trace)
+
+
 def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -182,45 +203,92 @@ def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
     assert any("no such lowering" in note and "eager" in note for note in trace.notes)
 
 
-def test_an_error_of_the_compiler_while_its_code_runs_does_not_end_the_trace(
+def test_a_graph_that_fails_while_it_runs_is_eager_code_and_the_others_stay_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from wavecast.frameworks.pytorch.compiled import running
 
-    def fail(*_: Any) -> None:
-        raise KeyError("buf7")
+    result = running.GraphRun._result
+
+    def fail(run: Any, *about: Any) -> Any:
+        if any("mm" in planned.op.base for step in run.plan.steps for planned in step.ops):
+            raise KeyError("buf7")
+        return result(run, *about)
+
+    def make_step() -> Step:
+        layer = nn.Linear(64, 64).cuda()
+        first = torch.compile(lambda x: layer(x).relu())
+        second = torch.compile(lambda x: x.sigmoid().sum())
+        x = torch.randn(32, 64, device="cuda")
+        return lambda: second(first(x)).backward()
 
     monkeypatch.setattr(running.GraphRun, "_result", fail)
-    trace = capture(block_step("module"))
-    assert names(trace) == names(capture(block_step("not")))
-    assert any("could not be followed (KeyError: 'buf7')" in note for note in trace.notes)
+    trace = capture(make_step)
+    assert names(trace)["aten.relu"] == names(trace)["aten.threshold_backward"] == 1
+    assert names(trace)["inductor.call"] == 2
+    assert any("(KeyError: 'buf7'); this code was traced as eager" in n for n in trace.notes)
+    assert eager_code(trace) == "1 part could not be compiled: see the notes"
 
 
-def test_code_that_is_called_with_several_sizes_is_compiled_for_each() -> None:
-    """From the second size on, torch compiles for all sizes, which a trace does not follow."""
+def orthogonal(gradient: Any) -> Any:
+    """Muon's Newton-Schulz iteration: a matrix that is higher than wide is transposed before."""
+    x = gradient.bfloat16()
+    if gradient.size(0) > gradient.size(1):
+        x = x.T
+    for _ in range(2):
+        square = x @ x.T
+        x = 3.4 * x + (-4.8 * square + 2 * square @ square) @ x
+    return x.T if gradient.size(0) > gradient.size(1) else x
 
-    def make_step() -> Callable[[], None]:
-        wide = torch.randn(4, 64, 128, device="cuda", requires_grad=True)
-        narrow = torch.randn(4, 32, 64, device="cuda", requires_grad=True)
 
-        def turned(weight: Any) -> Any:
-            return weight.transpose(1, 2), weight.mul(2).relu()
+SHAPES = ((384, 128), (256, 128), (128, 128), (128, 512), (192, 128), (384, 128))
 
-        compiled: Any = torch.compile(turned)
+
+@pytest.mark.parametrize(("dynamic", "breaks"), [(None, False), (None, True), (True, False)])
+def test_code_that_is_called_with_several_sizes_has_the_kernels_of_each(
+    dynamic: bool | None, breaks: bool
+) -> None:
+    """From the second size on, torch compiles for all sizes."""
+
+    def update(weight: Any) -> Any:
+        if breaks:
+            print(end="")
+        return orthogonal(weight)
+
+    def make_step() -> Step:
+        weights = [torch.randn(shape, device="cuda") for shape in SHAPES]
+        compiled: Any = torch.compile(update, dynamic=dynamic)
 
         def step() -> None:
-            for weight in (wide, narrow, wide):
-                view, doubled = compiled(weight)
-                (view.sum() + doubled.sum()).backward()
+            for weight in weights:
+                weight.sub_(compiled(weight))
 
         return step
 
     trace = capture(make_step)
-    forward = [
-        c.op for c in trace if c.op.base == "inductor.pointwise" and c.phase is Phase.FORWARD
-    ]
-    assert [op.inputs[0].shape for op in forward] == [(4, 64, 128), (4, 32, 64), (4, 64, 128)]
-    assert not trace.notes
+    squares = [c.op for c in trace if c.op.base == "aten.mm"]
+    shapes = [(min(shape), max(shape)) for shape in SHAPES for _ in range(2)]
+    assert [op.inputs[0].shape for op in squares] == shapes
+    assert not eager_code(trace)
+    assert names(trace)["aten._to_copy"] == 0
+
+
+def test_sizes_that_are_numbers_and_those_of_the_backward_pass_are_followed() -> None:
+    def make_step() -> Step:
+        weight = torch.randn(64, 128, device="cuda", requires_grad=True)
+        compiled: Any = torch.compile(lambda rows: weight[:rows].mul(2).sin())
+
+        def step() -> None:
+            for rows in (8, 16, 24, 40):
+                compiled(rows).backward(torch.ones(rows, 128, device="cuda"))
+
+        return step
+
+    fused = [c for c in capture(make_step) if c.op.base == "inductor.pointwise"]
+    forward = [c.op.outputs[0].shape[0] for c in fused if c.phase is Phase.FORWARD]
+    backward = [c.op.inputs[-1].shape[0] for c in fused if c.phase is Phase.BACKWARD]
+    assert forward == [8, 16, 24, 40]
+    assert set(forward) <= {*backward}
 
 
 def test_an_error_of_the_compiler_outside_of_the_step_does_not_end_the_trace(

@@ -3,31 +3,34 @@
 Torch has no fake version of it with a backward pass. While tracing, the operator behind
 `torch.nn.attention.flex_attention` is replaced by one that records the op and returns empty
 results. Kernels skip blocks that the mask leaves empty; these are counted with the user's own mask
-function.
+function (`flex_masks`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
+from torch.nn.attention import flex_attention as flex
 
 from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.flex_masks import OpenBlocks, open_blocks
+from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 from wavecast.traces.step import Scalar
 
-_MOST_PAIRS = 1 << 24
-"""With more pairs of a query and a key, only some rows of each block of the mask are computed."""
+_OPEN = "_wavecast_open_blocks"
+"""The attribute of a mask's counts of blocks that keeps what its function leaves open."""
 _NO_BLOCKS = 1 << 30
 """The block size with which torch says that there is no mask."""
 
 
-def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> Callable[..., Any]:
-    """The replacement of torch's operator."""
+def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> dict[str, Any]:
+    """The replacements in torch's module, by name: the operator, and how eager code calls it."""
 
     def attend(
         query: Any,
@@ -42,7 +45,18 @@ def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> Callable[.
         learned = list(_learned_tensors(score_mod))
         return _FlexAttention.apply(recorder, pairs, query, key, value, *learned)
 
-    return attend
+    @contextmanager
+    def uncompiled() -> Iterator[str]:
+        if not assumptions.compiled:
+            assumptions.note(
+                f"flex_attention at {user_line()} runs outside of compiled code, where torch "
+                "computes all scores; the fused kernel of compiled code was assumed"
+            )
+        yield "eager"
+
+    direct = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "setup_compilation_env": uncompiled}
+    known = {name: value for name, value in direct.items() if hasattr(flex, name)}
+    return {"flex_attention_hop": attend, **known}
 
 
 class _FlexAttention(torch.autograd.Function):
@@ -81,44 +95,49 @@ def _attended_pairs(
 ) -> int:
     """How many pairs of a query and a key, of one sequence and head, the kernel computes."""
     queries, keys = query.shape[-2], key.shape[-2]
-    *_, q_block, k_block, mask = block_mask
+    *_, q_block, k_block, _mask = block_mask
     if q_block >= _NO_BLOCKS:
         return int(queries * keys)
-    if any(True for _ in _tensors_of(mask)):
-        assumptions.note(
-            f"the mask of flex_attention at {user_line()} depends on data; no block of it was "
-            "assumed to be empty"
-        )
-        return int(queries * keys)
-    # In compiled code, the user's function would be compiled, too.
-    count = torch.compiler.disable(_pairs_in_blocks)
-    with no_dispatch(), torch.no_grad():
-        return int(count(mask, queries, keys, q_block, k_block))
+    all_blocks = math.ceil(queries / q_block) * math.ceil(keys / k_block)
+    listed = _listed_blocks(block_mask)
+    if listed is None:
+        most, fewest = _open_blocks(block_mask, queries, keys)
+        listed = min(most, _listed_at_most(block_mask))
+        if fewest < listed:
+            assumptions.note(
+                f"the mask of flex_attention at {user_line()} depends on data: between "
+                f"{fewest / all_blocks:.1%} and {listed / all_blocks:.1%} of its blocks are "
+                "computed; the most were assumed"
+            )
+    return int(min(listed * q_block * k_block, queries * keys))
 
 
-def _pairs_in_blocks(mask: Any, queries: int, keys: int, q_block: int, k_block: int) -> int:
-    """The pairs in all blocks of the mask that are not empty, in the first sequence and head."""
-    rows = _rows(queries, keys, q_block)
-    zero = torch.zeros((), dtype=torch.int64)
-    allowed = mask(zero, zero, rows[:, None], torch.arange(keys)[None, :])
-    allowed = torch.as_tensor(allowed).expand(len(rows), keys)
-    padding = -keys % k_block
-    padded = torch.nn.functional.pad(allowed, (0, padding))
-    used = padded.view(len(rows), -1, k_block).any(-1).to(torch.int64)
-    blocks = torch.zeros(math.ceil(queries / q_block), used.shape[1], dtype=torch.int64)
-    blocks.index_add_(0, rows // q_block, used)
-    count = int((blocks > 0).sum())
-    return min(count * q_block * k_block, queries * keys)
+def _open_blocks(block_mask: tuple[Any, ...], queries: int, keys: int) -> OpenBlocks:
+    """The open blocks of a mask, computed once: layers share it."""
+    *_, q_block, k_block, mask = block_mask
+    counts = block_mask[2]
+    if not hasattr(counts, _OPEN):
+        # In compiled code, the user's function would be compiled, too.
+        count = torch.compiler.disable(open_blocks)
+        setattr(counts, _OPEN, count(mask, queries, keys, q_block, k_block))
+    known: OpenBlocks = getattr(counts, _OPEN)
+    return known
 
 
-def _rows(queries: int, keys: int, block: int) -> Any:
-    """The queries whose rows of the mask are computed: all, or some of each block and its last."""
-    rows = torch.arange(queries)
-    if queries * keys <= _MOST_PAIRS:
-        return rows
-    apart = max(1, block // max(1, _MOST_PAIRS // (keys * math.ceil(queries / block))))
-    inside = rows % block
-    return rows[(inside % apart == 0) | (inside == block - 1) | (rows == queries - 1)]
+def _listed_blocks(block_mask: tuple[Any, ...]) -> int | None:
+    """How many blocks of keys a mask lists for one sequence and head; None if it is not known."""
+    lists = [
+        known_values(counts) for counts in (block_mask[2], block_mask[4]) if counts is not None
+    ]
+    if any(counts is None for counts in lists):
+        return None
+    return sum(math.ceil(int(n.sum()) / int(math.prod(n.shape[:-1]))) for n in lists)
+
+
+def _listed_at_most(block_mask: tuple[Any, ...]) -> int:
+    """How many blocks of keys a mask has room for."""
+    indices = [listed for listed in (block_mask[3], block_mask[5]) if listed is not None]
+    return sum(math.prod(listed.shape[-2:]) for listed in indices)
 
 
 def _learned_tensors(function: Any) -> Iterator[Any]:

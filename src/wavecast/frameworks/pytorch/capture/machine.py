@@ -87,7 +87,7 @@ def cuda_machine(
         replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
         replace(torch.nn.AdaptiveLogSoftmaxWithLoss, forward=adaptive_log_softmax)
         replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
-        replace(flex, flex_attention_hop=flex_attention(recorder, assumptions))
+        replace(flex, **flex_attention(recorder, assumptions))
         replace(torch.jit, script=torchscript.script, trace=torchscript.trace)
         checks = _assumed_finite(assumptions)
         for owner, functions in (*checks, *refused_functions(is_ranked), *sparse_functions()):

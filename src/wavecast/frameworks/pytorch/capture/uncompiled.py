@@ -37,7 +37,9 @@ def compile_nothing(
 
 
 def _eager(assumptions: Assumptions) -> Any:
-    def compiled(model: Any = None, **_: Any) -> Any:
+    def compiled(model: Any = None, **options: Any) -> Any:
+        if torch.compile is not compiled:  # a module that was imported meanwhile has kept this one
+            return torch.compile(model, **options)
         _notice(assumptions)
         return model if model is not None else (lambda function: function)
 

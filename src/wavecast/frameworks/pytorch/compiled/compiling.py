@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import warnings
@@ -30,16 +31,20 @@ from wavecast.frameworks.pytorch.compiled import (
 from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
 from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
-from wavecast.frameworks.pytorch.compiled.plan_keys import key_of
+from wavecast.frameworks.pytorch.compiled.plan_keys import has_symbols, key_of, sizes_of
 from wavecast.frameworks.pytorch.compiled.plan_store import store_plan, stored_plan
 from wavecast.frameworks.pytorch.compiled.plans import GraphPlan
 from wavecast.frameworks.pytorch.compiled.releases import untried_note
-from wavecast.frameworks.pytorch.compiled.running import GraphRun
+from wavecast.frameworks.pytorch.compiled.running import GraphRun, SizedRun
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.user_lines import failing_line, user_line
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    failing_line,
+    source_line,
+    user_line,
+)
 from wavecast.frameworks.stages import stage
-from wavecast.traces.graphs import GUARDS
+from wavecast.traces.graphs import GUARDS, LEFT_EAGER, NOT_FOLLOWED
 from wavecast.traces.step import Phase
 
 SHORTCUTS = (
@@ -74,26 +79,17 @@ class StepCompiler:
         target: the GPU.
         everything: whether to compile the modules that the step calls, too, if it compiles none;
             or the mode of torch.compile in which to do so.
-        fixed_sizes: whether code that is called with several sizes is compiled for each, where
-            torch compiles it once for all sizes from the second on.
     """
 
-    def __init__(
-        self, target: CompileTarget, everything: bool | str = False, *, fixed_sizes: bool = False
-    ) -> None:
+    def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
         self._target = target
         self._everything = everything
-        self._fixed_sizes = fixed_sizes
         self._compiled: list[Any] = []
         self._is_asked = bool(everything)
         """Whether the step asks torch to compile anything."""
         dynamo.look_up_functions()
         self.notes: tuple[str, ...] = ()
         """What was noticed while compiling: graph breaks, and code that could not be compiled."""
-
-    def with_fixed_sizes(self) -> StepCompiler:
-        """A compiler that compiles code for each size by itself."""
-        return StepCompiler(self._target, self._everything, fixed_sizes=True)
 
     def properties(self) -> dict[str, Any]:
         """What the compiler asks of the GPU, by the names of torch's device properties."""
@@ -107,9 +103,9 @@ class StepCompiler:
             on_padded = partial(session.notes.setdefault, _PADDED)
             compiler = inductor.compiler_on(self._target, session.compile, on_padded)
             stack.enter_context(compiler)
-            if self._fixed_sizes:
-                stack.enter_context(dynamo.sizes_fixed())
-            stack.enter_context(dynamo.frames_compiled(session.outside, session.notice_error))
+            stack.enter_context(
+                dynamo.frames_compiled(session.outside, session.notice_error, session.note_left)
+            )
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)
             replacing(stack)(torch, compile=self._noticing(torch.compile))
@@ -219,12 +215,19 @@ class _Session:
         self._note_failure(error)
         return True
 
+    def note_left(self, code: Any) -> None:
+        """Note that a function runs as it is, since a graph breaks in a loop of it."""
+        line = source_line(code.co_filename, code.co_firstlineno)
+        self.notes.setdefault(
+            f"{LEFT_EAGER} {code.co_name} at {line} as it is: a graph breaks in a loop of it"
+        )
+
     def _note_failure(self, error: BaseException) -> None:
         line = failing_line(error)
         message = str(error).strip().split("\n")[0][:200] or type(error).__name__
         where = user_line() if line == "an unknown line" else line
         self.notes.setdefault(
-            f"torch.compile could not be followed at {where} ({type(error).__name__}: {message}); "
+            f"{NOT_FOLLOWED} {where} ({type(error).__name__}: {message}); "
             "this code was traced as eager PyTorch"
         )
 
@@ -248,11 +251,24 @@ class _Session:
                 raise
             self._note_failure(error)
             return gm.forward
-        recorder = self._recorder
+        return self._falling_back(compiled, gm.forward)
+
+    def _falling_back(self, compiled: Any, eager: Any) -> Any:
+        """A compiled graph, which runs as eager code from the first call on that fails."""
+        is_followed = True
 
         def run(*args: Any) -> Any:
-            recorder.mark(GUARDS)
-            return compiled(*args)
+            nonlocal is_followed
+            if is_followed:
+                self._recorder.mark(GUARDS)
+                try:
+                    return compiled(*args)
+                except WavecastError:
+                    raise
+                except Exception as error:
+                    self._note_failure(error)
+                    is_followed = False
+            return eager(*args)
 
         return run
 
@@ -268,21 +284,29 @@ class _Session:
         cudagraphs: Any = None,
         **_options: Any,
     ) -> Any:
-        with self.outside():
-            plan = self._plan(gm, inputs, roots, is_backward, is_inference)
-            if not is_backward:
-                inductor.report_strides(plan.results)
-        self._compiled += 1
-        in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
-        return GraphRun(
-            plan,
-            self._recorder,
-            self._mode,
-            root,
-            phase=Phase.OPTIMIZER if in_optimizer else None,
-            is_replayed=bool(cudagraphs),
-            is_forward=not is_backward and not is_inference,
-        )
+        is_symbolic = has_symbols(inputs)
+
+        def run_for(given: Sequence[Any]) -> GraphRun:
+            # A symbolic graph is lowered again for other sizes, and lowering changes it.
+            graph = copy.deepcopy(gm) if is_symbolic else gm
+            with self.outside():
+                plan = self._plan(graph, given, roots, is_backward, is_inference)
+                if not is_backward:
+                    inductor.report_strides(plan.results)
+            self._compiled += 1
+            in_optimizer = is_inference and all(_OPTIMIZERS in s.line for s in plan.steps if s.line)
+            return GraphRun(
+                plan,
+                self._recorder,
+                self._mode,
+                root,
+                phase=Phase.OPTIMIZER if in_optimizer else None,
+                is_replayed=bool(cudagraphs),
+                is_forward=not is_backward and not is_inference,
+            )
+
+        run = run_for(inputs)
+        return SizedRun(run_for, {sizes_of(inputs): run}) if is_symbolic else run
 
     def _plan(
         self,

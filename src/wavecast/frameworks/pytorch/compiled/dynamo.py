@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import re
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch._C._dynamo import guards
-from torch._dynamo import convert_frame, external_utils, output_graph, trace_rules
+from torch._dynamo import convert_frame, external_utils, output_graph, symbolic_convert, trace_rules
 from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
@@ -43,15 +47,26 @@ _FLAGS = (
     "_is_in_non_infra_torch_dispatch_mode",
     "_is_in_any_mode_without_ignore_compile_internals",
 )
+_LIBRARY = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+_INSTALLED = "-packages"
+"""A part of the folders of packages, which may lie within that of Python's library."""
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+_CALLS = ("_call_impl", "_wrapped_call_impl", "inner", "compile_wrapper")
+"""The functions in which torch calls modules and compiled code of the user."""
+_ROOMS = ("frameworks", "traces", "ops", "hardware")
+_OWN = tuple(f"{Path(__file__).parents[3] / room}{os.sep}" for room in _ROOMS)
 _OF_TORCH = re.compile(r"G\['(__import_)?torch")
 _FILTER = "guard_filter_fn"
 _CURRENT_STREAM = "get_current_stream"
+_BREAK_IN_LOOP = "raise_loop_graph_break"
 _SET_FLAG = "set_is_in_mode_without_ignore_compile_internals"
-_OLD_LIMIT = "cache_size_limit"
-"""The name of Dynamo's limit of compilations before torch 2.7."""
-MOST_SIZES = 64
-"""The most sizes for which a function is compiled, where each is compiled by itself."""
-_LOGS = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx")
+_LOGS = (
+    "torch._dynamo",
+    "torch._inductor",
+    "torch._functorch",
+    "torch._higher_order_ops",
+    "torch.fx",
+)
 
 # Torch's own functions, taken when this module is imported, before a trace replaces some of them.
 # The switches of autocast stay replaced: CUDA's must turn on what casts fake tensors.
@@ -74,18 +89,23 @@ _PLAIN_METHODS = tuple(
 
 @contextmanager
 def frames_compiled(
-    outside: Callable[[Any], Any], on_error: Callable[[BaseException], bool]
+    outside: Callable[[Any], Any],
+    on_error: Callable[[BaseException], bool],
+    on_left: Callable[[Any], None],
 ) -> Iterator[None]:
     """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
     Args:
         outside: makes the context in which a frame is compiled.
         on_error: called with an error; returns whether the frame is to run as it is instead.
+        on_left: called with code that Dynamo leaves as it is, since a graph breaks in a loop of it.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _is_called_by_trace(args[0].f_code, sys._getframe(1)):
+            return ConvertFrameReturn()
         with outside(args[0]):
             try:
                 return compile_frame(self, *args, **kwargs)
@@ -108,6 +128,7 @@ def frames_compiled(
             replace(_python_dispatch, **{_FLAGS[-1]: False})
             getattr(guards, _SET_FLAG)(False)
             stack.callback(getattr(guards, _SET_FLAG), True)
+        translator = symbolic_convert.InstructionTranslatorBase
         optimized = torch._dynamo.eval_frame.OptimizedModule
         replace(optimized, _initialize=_of_plain_methods(optimized._initialize))
         graph = output_graph.OutputGraph
@@ -117,6 +138,9 @@ def frames_compiled(
         replace(
             trace_rules, get_torch_obj_rule_map=_LastingResult(trace_rules.get_torch_obj_rule_map())
         )
+        if hasattr(translator, _BREAK_IN_LOOP):
+            noticing = _noticing_code(getattr(translator, _BREAK_IN_LOOP), on_left)
+            replace(translator, **{_BREAK_IN_LOOP: staticmethod(noticing)})
         for name in _LOGS:
             logger = logging.getLogger(name)
             stack.callback(logger.setLevel, logger.level)
@@ -124,6 +148,33 @@ def frames_compiled(
         torch._dynamo.reset()
         stack.callback(torch._dynamo.reset)
         yield
+
+
+def _noticing_code(
+    original: Callable[..., Any], notice: Callable[[Any], None]
+) -> Callable[..., Any]:
+    """A function that is called with code, after `notice`."""
+
+    def call(code: Any, *args: Any) -> Any:
+        notice(code)
+        return original(code, *args)
+
+    return call
+
+
+def _is_called_by_trace(code: Any, caller: Any) -> bool:
+    """Whether code of Python's library or torch runs for the trace itself, as in a module's hook.
+
+    On a GPU it does not run, and where one graph was asked for, Dynamo refuses what it cannot
+    compile or compiles too often.
+    """
+    while caller is not None and code.co_name not in _CALLS:
+        file = code.co_filename
+        is_library = file.startswith(_LIBRARY) and _INSTALLED not in file
+        if not is_library and not file.startswith(_TORCH):
+            break
+        code, caller = caller.f_code, caller.f_back
+    return bool(code.co_filename.startswith(_OWN))
 
 
 def look_up_functions() -> None:
@@ -220,15 +271,6 @@ def graph_count() -> int:
     return int(dynamo_utils.counters["stats"]["unique_graphs"])
 
 
-@contextmanager
-def sizes_fixed() -> Iterator[None]:
-    """Compile code anew for each of its sizes, inside the block, and for none of all sizes."""
-    limit = "recompile_limit" if hasattr(torch._dynamo.config, "recompile_limit") else _OLD_LIMIT
-    changes = {"automatic_dynamic_shapes": False, limit: MOST_SIZES}
-    with torch._dynamo.config.patch(changes):
-        yield
-
-
 def graph_breaks() -> list[tuple[str, list[Any]]]:
     """The reasons for graph breaks and the stacks of the user's lines, since the trace began."""
     return [(r.reason, list(r.user_stack)) for r in output_graph.graph_break_reasons]
@@ -275,7 +317,7 @@ _VARIABLE = re.compile(r"L\['(\w+)'\]((?:\.(?:__self__|_orig_mod))*)")
 def _own_code_skipped() -> Iterator[None]:
     """Let Dynamo leave the code of the trace itself as it is."""
     before = list(trace_rules.SKIP_DIRS)
-    for name in ("frameworks", "traces", "ops", "hardware"):
+    for name in _ROOMS:
         trace_rules.add(f"wavecast.{name}")
     try:
         yield

@@ -40,6 +40,7 @@ from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_
 from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES, share_memory
 from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
+from wavecast.frameworks.pytorch.compiled.plan_keys import has_symbols
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
 
@@ -301,7 +302,7 @@ def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool
     values = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder" and "val" in n.meta]
     fakes = [value for value in values if isinstance(value, FakeTensor)]
     mode = RealDevices(shape_env=fakes[0].fake_mode.shape_env if fakes else None)
-    is_changed = _took_strides(gm, given)
+    is_changed = _took_sizes(gm, given)
     _put_on_devices(gm, mode)
     inputs = [n.meta["val"] for n in gm.graph.nodes if n.op == "placeholder"]
     compile_fx.view_to_reshape(gm)
@@ -355,14 +356,16 @@ def report_strides(results: Sequence[PlannedResult]) -> None:
         context.output_strides += [r.strides if r.name is not None else None for r in results]
 
 
-def _took_strides(gm: Any, given: Sequence[Any]) -> bool:
-    """Give the placeholders the strides of the inputs; whether any changed, as in a backward graph
-    whose forward graph saved another layout than eager code would."""
+def _took_sizes(gm: Any, given: Sequence[Any]) -> bool:
+    """Give the placeholders the sizes and strides of the inputs; whether any changed: strides in a
+    backward graph whose forward graph saved another layout than eager code would, and symbols."""
     changed = False
     nodes = (node for node in gm.graph.nodes if node.op == "placeholder")
     for node, value in zip(nodes, given, strict=True):
         before = node.meta.get("val")
-        if isinstance(before, FakeTensor) and before.stride() != value.stride():
+        is_fixed = has_symbols([before]) and not has_symbols([value])
+        is_turned = isinstance(before, FakeTensor) and before.stride() != value.stride()
+        if is_fixed or is_turned:
             node.meta["val"], changed = value, True
     return changed
 

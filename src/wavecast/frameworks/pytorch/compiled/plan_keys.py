@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree
 
 from wavecast.frameworks.pytorch.capture.places import place_of
 
@@ -120,7 +121,23 @@ def _text(value: Any) -> str:
 
 
 def _tensor(value: Any) -> str:
-    sizes = (*value.shape, *value.stride(), value.storage_offset())
-    if not all(type(size) is int for size in sizes):
+    if has_symbols([value]):
         raise _Unkeyed  # sizes that are not known when the code is compiled
     return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+
+
+def sizes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The sizes that inputs of a graph have, or are. A symbol counts as the size that it has."""
+    return tuple(_pytree.tree_map_only(torch.SymInt, lambda n: n.node.hint, _sizes(inputs)))
+
+
+def has_symbols(inputs: Sequence[Any]) -> bool:
+    """Whether sizes are symbols, as in code that torch compiles once for several sizes."""
+    return any(isinstance(size, torch.SymInt) for size in _pytree.tree_leaves(_sizes(inputs)))
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (tuple(x.shape), x.stride(), x.storage_offset()) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    )

@@ -32,6 +32,7 @@ REQUIRED = tuple(
     torch._dynamo.guards:CheckFunctionManager
     torch._dynamo.output_graph:OutputGraph.call_user_compiler
     torch._dynamo.output_graph:graph_break_reasons
+    torch._dynamo.symbolic_convert:InstructionTranslatorBase
     torch._dynamo.trace_rules:SKIP_DIRS
     torch._dynamo.trace_rules:get_torch_obj_rule_map
     torch._dynamo.types:ConvertFrameReturn
@@ -40,6 +41,7 @@ REQUIRED = tuple(
     torch._functorch.config:patch
     torch._functorch.partitioners:functionalize_rng_ops
     torch._guards:TracingContext
+    torch._guards:tracing
     torch._inductor.async_compile:AsyncCompile.wakeup
     torch._inductor.choices:InductorChoices
     torch._inductor.codegen.common:Kernel

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._guards import TracingContext, tracing
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.places import CPU, ON_GPU, ON_HOST, place_of, put
 from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.compiled.plan_keys import sizes_of
 from wavecast.frameworks.pytorch.compiled.plans import (
     GraphPlan,
     PlannedBuffer,
@@ -182,6 +184,32 @@ class GraphRun:
             if name not in self._constants:
                 self._constants[name] = self._empty(spec)
         return dict(self._constants)
+
+
+class SizedRun:
+    """A graph that torch compiled once for several sizes: for each it has kernels of its own.
+
+    Args:
+        run_for: makes the graph for the sizes of its inputs.
+        runs: those that are made, by the sizes.
+    """
+
+    def __init__(
+        self,
+        run_for: Callable[[Sequence[Any]], GraphRun],
+        runs: dict[tuple[Any, ...], GraphRun],
+    ) -> None:
+        self._run_for = run_for
+        self._runs = runs
+        self._boxed_call = True
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Run the graph as it is for the sizes of these arguments."""
+        sizes = sizes_of(args)
+        if sizes not in self._runs:
+            with tracing(TracingContext(None)):
+                self._runs[sizes] = self._run_for(args)
+        return self._runs[sizes](args)
 
 
 def _strides(spec: TensorSpec) -> tuple[int, ...]:

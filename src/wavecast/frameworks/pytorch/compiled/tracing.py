@@ -15,6 +15,7 @@ from wavecast.frameworks.pytorch.compiled.releases import why_unsupported
 from wavecast.frameworks.pytorch.compiled.target import OLDEST, target_of
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
+from wavecast.traces.graphs import NOT_COMPILED
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
@@ -52,32 +53,25 @@ def capture(
         except CompilesCode:
             pass  # the compiler is slow to load, and most steps do not need it
     compiler, reason = compiler_for(gpu, capability, compiled)
-    trace, compiler, why = followed(
-        lambda c: capture_plain(make_step, compiler=c, **options), compiler
-    )
-    return with_notes(trace, compiler, why or reason)
+    trace, why = followed(lambda c: capture_plain(make_step, compiler=c, **options), compiler)
+    return with_notes(trace, None if why else compiler, why or reason)
 
 
 def followed(
     attempt: Callable[[StepCompiler | None], Traced], compiler: StepCompiler | None
-) -> tuple[Traced, StepCompiler | None, str]:
+) -> tuple[Traced, str]:
     """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
 
     The compiler's interfaces are private to torch, so any error may come from there. An error of
-    the user's code occurs without the compiler, too, or is one that a GPU would raise. From the
-    second size with which code is called, torch compiles it once for all sizes. Its trace has only
-    the second one, so that a third call may fail. Then each size is compiled by itself.
+    the user's code occurs without the compiler, too, or is one that a GPU would raise.
     """
-    reason = ""
-    for one in () if compiler is None else (compiler, compiler.with_fixed_sizes()):
-        try:
-            return attempt(one), one, ""
-        except Exception as error:
-            why = why_not_followed(error, one)
-            if not why:
-                raise
-            reason = reason or why
-    return attempt(None), None, reason
+    try:
+        return attempt(compiler), ""
+    except Exception as error:
+        why = why_not_followed(error, compiler)
+        if not why:
+            raise
+    return attempt(None), why
 
 
 class NotFollowed(BaseException):
@@ -106,7 +100,7 @@ def with_notes(trace: Trace, compiler: StepCompiler | None, reason: str = "") ->
     """A trace with what was noticed while compiling, or why nothing was compiled."""
     notes = () if compiler is None else compiler.notes
     if reason:
-        notes = (*notes, f"the step was not compiled: {reason}")
+        notes = (*notes, f"{NOT_COMPILED}: {reason}")
     return replace(trace, notes=(*trace.notes, *notes)) if notes else trace
 
 
