@@ -12,7 +12,8 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.strategy import SCHEDULES, Parallel
-from wavecast.planning.layouts import Layout, search_layouts
+from wavecast.planning.layout_search import search_layouts
+from wavecast.planning.layouts import Layout
 from wavecast.planning.scaling import Scaling, scale
 from wavecast.planning.strategies import Search, candidates
 from wavecast.steps.op_times import ClusterPredictor

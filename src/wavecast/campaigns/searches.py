@@ -20,7 +20,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.layouts import Layout, ranked, search_layouts, shortened
+from wavecast.planning.layout_search import search_layouts
+from wavecast.planning.layouts import Layout, ranked, shortened
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.planning.strategies import Search

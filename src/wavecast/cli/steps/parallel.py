@@ -136,7 +136,7 @@ def _found(
 ) -> list[Layout]:
     """The strategies, tried here or on the nodes of a Ray cluster."""
     from wavecast.campaigns.searches import layouts_in_parts
-    from wavecast.planning.layouts import search_layouts
+    from wavecast.planning.layout_search import search_layouts
 
     device = predictor.device
     if ray is not None:
