@@ -21,7 +21,7 @@ from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.mixtures import expert_weights
-from wavecast.parallel.offload import HostUpdate
+from wavecast.parallel.offload import UPDATE, HostUpdate
 from wavecast.parallel.pipeline import Cut, cut_model, memory_by_part
 from wavecast.parallel.rank_memory import held_microbatches
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
@@ -30,7 +30,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.timed_trace import TimedTrace
-from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _ROUNDING = 1e-9
 """Sums in another order differ in their last digits."""
@@ -101,6 +101,7 @@ class RankWork:
             seconds = (count - 1) * first_s + max(first_s, last_s) + self._host_s(strategy)
         else:
             seconds = max(self._pipeline_s(strategy), count * every_s / strategy.pipeline)
+            seconds += self._stage_host_s(strategy)
         return seconds * _waiting(strategy)
 
     def _host_s(self, strategy: Parallel) -> float:
@@ -113,6 +114,17 @@ class RankWork:
             update = HostUpdate.of(self.trace, strategy)
             self._updates_s[key] = self.predictor.known_s(update.call(strategy.gpus).op)
         return self._updates_s[key]
+
+    def _stage_host_s(self, strategy: Parallel) -> float:
+        """The least time of the optimizer on the host of a stage, which ends after its passes."""
+        if strategy.offload == "none":
+            return 0.0
+        stages = strategy.pipeline
+        parts = self._states(stages * strategy.virtual)
+        own = (parts[stage::stages] for stage in range(stages))
+        nbytes = int(min(sum(part.optimizer_bytes(strategy) for part in held) for held in own))
+        traffic = TensorSpec((2 * nbytes,), "uint8", device="cpu")
+        return self.predictor.known_s(Op(UPDATE, (traffic,), (), (("ranks", strategy.gpus),)))
 
     def _pipeline_s(self, strategy: Parallel) -> float:
         """The least time of a pipeline: its schedule, played with the GPU's times alone."""
@@ -323,6 +335,12 @@ class RankStates:
         kept = [part._kept(strategy) for part in parts]
         states = sum(part._shared(strategy, with_gradients=not alone) for part in parts)
         return states + max(kept) + (held - 1) * (sum(kept) // len(parts))
+
+    def optimizer_bytes(self, strategy: Parallel) -> float:
+        """The optimizer states that belong to one data-parallel rank."""
+        axes = strategy.axes
+        ranks = axes["shard"].size, axes["expert_replica"].size
+        return sum(nbytes / rank for nbytes, rank in zip(self.optimizer, ranks, strict=True))
 
     def _kept(self, strategy: Parallel) -> int:
         return self.activations - (self.copies if strategy.shard == 3 else 0)

@@ -133,7 +133,8 @@ class _MicroBatch:
         """About how long a strategy takes: only what is tried first depends on it."""
         shared = strategy.tensor * strategy.context
         passes = strategy.microbatches + (strategy.pipeline - 1) / strategy.virtual
-        slower = 1 + 0.1 * math.log2(shared) + 0.01 * (shared > 1 and not strategy.sequence)
+        alone = strategy.tensor > 1 and not strategy.sequence
+        slower = 1 + 0.15 * math.log2(shared) + 0.01 * alone + 0.1 * (strategy.offload != "none")
         return self.alone_s * passes / (shared * strategy.pipeline) * slower
 
 
@@ -167,8 +168,10 @@ class _Running:
         """Try all strategies, as long as there is time."""
         self._enter(range(len(self.todo)), 0)
         while self.queue:
-            _, way, key = heappop(self.queue)
-            self._try(self.groups.pop((way, key)), way, key)
+            _, last, key = heappop(self.queue)
+            for way in range(last + 1):  # what is too large with less recomputed joins the others
+                if (way, key) in self.groups:
+                    self._try(self.groups.pop((way, key)), way, key)
 
     def _enter(self, members: Iterable[int], way: int) -> None:
         """Put strategies that may fit with so much recomputed into the queue."""
@@ -183,7 +186,7 @@ class _Running:
             left = self._fitting(entering, way, of.states.least_with_activations, large)
             if left:
                 guess_s = min(of.guessed_s(self.todo[at][0]) for at in left)
-                self.groups[way, key] = left
+                self.groups.setdefault((way, key), []).extend(left)
                 heappush(self.queue, (guess_s, way, key))
         if large:
             self._enter(large, way + 1)

@@ -147,7 +147,7 @@ def _found(
     sources = {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
     host = find_host(where[1], device, predictor.cluster)
     return search_layouts(
-        search, lambda micro, way: sources[way].on(device, micro), predictor, host, progress
+        search, lambda micro, way: sources[way].on(device, micro), predictor, host, lambda d, t, _: progress(d, t)
     )
 
 
