@@ -151,6 +151,17 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         )
 
 
+def with_adapters(target: Target, lora: str) -> Target | None:
+    """The target with adapters instead of all weights; None if it has them, or takes none."""
+    options = target.options
+    takes = target.text.startswith("hf:") or is_decoder(target.text, options)
+    if not takes or options.lora is not None or options.qlora:
+        return None
+    step = resolve(target.text, target.batch, target.precision, replace(options, lora=lora))
+    kept = {name: getattr(target, name) for name in ("assume", "ranks", "compiled", "changes")}
+    return replace(step, **kept)
+
+
 @dataclass(frozen=True)
 class SmallerStep:
     """A step that trains the same model with less memory."""

@@ -175,9 +175,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
     return Op(op.name, kept(op.inputs), kept(op.outputs), shared_attrs(op, share))
 
 
-def memory_by_part(
-    trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int
-) -> list[list[int]]:
+def memory_by_part(trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int) -> list[list[int]]:
     """The positions of each part's allocations.
 
     Gradients of the step before go where equal new ones are.

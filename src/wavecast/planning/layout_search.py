@@ -90,13 +90,14 @@ def search_layouts(
     stopped = ""
     try:
         running.run()
-    except _TimeIsOver:
+    except _SearchEnds:
         stopped = OVERDUE
     except KeyboardInterrupt:
         if not keeps_interrupted:
             raise
         stopped = INTERRUPTED
-    return ranked([running.done.get(at) or Layout(*one, reason=stopped) for at, one in enumerate(chosen)])
+    numbered = enumerate(chosen)
+    return ranked([running.done.get(at) or Layout(*one, reason=stopped) for at, one in numbered])
 
 
 def _part_of(
@@ -108,8 +109,8 @@ def _part_of(
     return [one for one, key in zip(todo, keys, strict=True) if order[key] % parts == at]
 
 
-class _TimeIsOver(Exception):
-    """The time for the search is over."""
+class _SearchEnds(Exception):
+    """The time for the search is over, or it has what is wanted."""
 
 
 @dataclass
@@ -206,9 +207,7 @@ class _Running:
         if large:
             self._enter(large, way + 1)
 
-    def _bounded(
-        self, members: Sequence[int], way: int, key: _Key, large: list[int]
-    ) -> list[int]:
+    def _bounded(self, members: Sequence[int], way: int, key: _Key, large: list[int]) -> list[int]:
         """The strategies, with layers sharded alike, that may fit and be among the best."""
         bounds = self.bounds.setdefault(way, LayerBounds())
         steps = self._micro_batch(key[-1], way).steps
@@ -270,9 +269,7 @@ class _Running:
             if seconds > self._enough_s:
                 return replace(self._layout(at, way, SLOWER), least_s=seconds)
             memory = step.memory
-            if memory is not None and not (
-                memory.fits and memory.needed_bytes <= self._room_bytes
-            ):
+            if memory is not None and not (memory.fits and memory.needed_bytes <= self._room_bytes):
                 large = self._too_large(at, way, memory.needed_bytes)
                 return replace(large, memory=memory)
             layout = self._layout(at, way, losses(step))
@@ -287,7 +284,8 @@ class _Running:
         whole_bytes, margin = self.predictor.device.memory_bytes, self.search.memory_margin
         free = f", {margin:.0%} of which stay free" if margin else ""
         sizes = f"{needed_bytes / 2**30:.1f} GiB of {whole_bytes / 2**30:.1f}{free}"
-        return self._layout(at, way, f"{TOO_LARGE}it needs {least}{sizes}")
+        layout = self._layout(at, way, f"{TOO_LARGE}it needs {least}{sizes}")
+        return replace(layout, least_bytes=needed_bytes)
 
     def _refuse(self, at: int, layout: Layout, way: int, large: list[int]) -> None:
         """Try a strategy that does not fit again with more recomputed, if there is more."""
@@ -304,6 +302,8 @@ class _Running:
                 self.best = layout
         if self.progress is not None:
             self.progress(len(self.done), len(self.todo), self.best)
+        if self.best is not None and self.search.first_fitting:
+            raise _SearchEnds
 
     def _micro_batch(self, micro: int, way: int) -> _MicroBatch:
         if (micro, way) not in self.micro_batches:
@@ -314,7 +314,7 @@ class _Running:
 
     def _check_time(self) -> None:
         if time.monotonic() > self.ends_s:
-            raise _TimeIsOver
+            raise _SearchEnds
 
     @property
     def _room_bytes(self) -> float:

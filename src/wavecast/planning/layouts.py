@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.footprint.memory import Memory
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.showing import Shown
 from wavecast.steps.prediction import Prediction
 
@@ -31,6 +31,8 @@ class Layout(Shown):
     """None when it does not fit, cannot be done, or was not played."""
     least_s: float | None = None
     """The least time that it could take, where it was not played because others are faster."""
+    least_bytes: float | None = None
+    """The least memory of the fullest rank, where it does not fit."""
     reason: str = ""
     """Why it cannot be used, or what it loses time with."""
 
@@ -43,6 +45,12 @@ class Layout(Shown):
     def fits(self) -> bool:
         """Whether it was not refused for its memory."""
         return not self.reason.startswith(TOO_LARGE)
+
+    @property
+    def summary(self) -> str:
+        """Its time and itself, in one line."""
+        seconds = "not known" if self.seconds is None else f"{self.seconds:.3g} s"
+        return f"{seconds} with {option_of(self.strategy)}, micro-batch {self.micro_batch}"
 
     @property
     def is_tried(self) -> bool:

@@ -35,6 +35,8 @@ class Search:
     """The share of a GPU's memory that must stay free."""
     within_s: float | None = None
     """When the search ends with what it has. None when all strategies were tried."""
+    first_fitting: bool = False
+    """Whether it ends as soon as one strategy fits."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.memory_margin < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,7 +28,7 @@ from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.recomputing import recompute_ways, recomputing
 from wavecast.frameworks.strategies import plan_of_target, strategy_of
-from wavecast.frameworks.targets import Target
+from wavecast.frameworks.targets import Target, with_adapters
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.batch_sizes import batch_warning
@@ -36,13 +36,17 @@ from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
 from wavecast.planning.prices import PriceBook
+from wavecast.planning.strategies import MEMORY_MARGIN
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
+    from wavecast.frameworks.step_source import StepSource
+    from wavecast.hardware.device import Device
     from wavecast.hardware.hosts import HostModel
+    from wavecast.planning.layout_search import Progress
     from wavecast.planning.layouts import Layout
     from wavecast.planning.strategies import Search
     from wavecast.steps.op_times import ClusterPredictor
@@ -80,6 +84,14 @@ def parallelize(
     show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 5,
     gpu_hours_between: GpuHoursOption = LLAMA_3_GPU_HOURS,
     restart_time: RestartOption = None,
+    memory_margin: Annotated[
+        float,
+        typer.Option("--memory-margin", help="The share of a GPU's memory that must stay free."),
+    ] = MEMORY_MARGIN,
+    within: Annotated[
+        str | None,
+        typer.Option("--within", help="End the search after so many seconds, or a time as 5min."),
+    ] = None,
     ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
@@ -95,8 +107,10 @@ def parallelize(
 
     Data, sharded, tensor, sequence, context, expert and pipeline parallel strategies are tried,
     with several micro-batches, and with recomputed activations where the target can. Those that
-    cannot be among the first by a lower bound are not played.
+    cannot be among the first by a lower bound are not played. Ctrl-C ends the search with the best
+    so far. Where nothing fits, changes with which it does are looked for.
     """
+    from wavecast.planning.layouts import INTERRUPTED
     from wavecast.report import layouts as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
@@ -108,22 +122,28 @@ def parallelize(
     traced = step.target(target, fixed=("precision",))
     steady = replace(training, global_batch=None, checkpoint_time=None, checkpoint_every=None)
     plan = steady.plan(traced)
-    search = _search(gpus, training.global_batch, show_best, traced, micro_batch)
+    search = replace(
+        _search(gpus, training.global_batch, show_best, traced, micro_batch),
+        memory_margin=memory_margin,
+        within_s=None if within is None else seconds_of(within, "--within"),
+    )
     issuing = find_host(host, device, predictor.cluster)
-    with counting_items("trying strategies") as progress:
-        found = _found(traced, search, predictor, (cluster, host), ray, progress)
+    found = _found(traced, search, predictor, (cluster, host), ray)
+    changes = _fitting_changes(traced, search, device, found) if ray is None else []
     if cluster is not None:
         found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
     title = f"{target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
-    write_page(html, lambda: layouts_report(title, found))
+    write_page(html, lambda: layouts_report(title, found, changes))
     if as_json:
         print_json(report.told_layouts(found))
-        return
-    _show_layouts(title, found, search)
-    if plan is not None and (best := found[0].prediction) is not None:
-        stops = _stops(training, restart_time, best)
-        _show_training(best, plan, book, gpu_hours_between, stops)
-    _show_networks(found[:_RETRIED], predictor, issuing)
+    else:
+        _show_layouts(title, found, search, changes)
+        if plan is not None and (best := found[0].prediction) is not None:
+            stops = _stops(training, restart_time, best)
+            _show_training(best, plan, book, gpu_hours_between, stops)
+        _show_networks(found[:_RETRIED], predictor, issuing)
+    if any(layout.reason == INTERRUPTED for layout in found):
+        raise KeyboardInterrupt("what is shown is the best so far")
 
 
 def _found(
@@ -132,23 +152,72 @@ def _found(
     predictor: ClusterPredictor,
     where: tuple[str | None, str | None],
     ray: str | None,
-    progress: Callable[[int, int], None],
 ) -> list[Layout]:
     """The strategies, tried here or on the nodes of a Ray cluster."""
     from wavecast.campaigns.searches import layouts_in_parts
-    from wavecast.planning.layout_search import search_layouts
 
-    device = predictor.device
-    if ray is not None:
+    with counting_items("trying strategies") as count:
+
+        def progress(done: int, total: int, best: Layout | None) -> None:
+            count(done, total, "" if best is None else f"best so far {best.summary}")
+
+        if ray is None:
+            host = find_host(where[1], predictor.device, predictor.cluster)
+            return _searched(_sources(target, search), search, predictor, host, progress)
         from wavecast.campaigns.ray_workers import spread_over_ray
 
+        device = predictor.device
         with spread_over_ray(ray) as (spread, cores):
             return layouts_in_parts(target, search, device, where, cores, spread, progress)
-    sources = {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
-    host = find_host(where[1], device, predictor.cluster)
+
+
+def _sources(target: Target, search: Search) -> dict[str, StepSource]:
+    """The traces of the target, by what they recompute."""
+    return {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
+
+
+def _searched(
+    sources: dict[str, StepSource],
+    search: Search,
+    predictor: ClusterPredictor,
+    host: HostModel,
+    progress: Progress | None = None,
+) -> list[Layout]:
+    """The strategies, tried here."""
+    from wavecast.planning.layout_search import search_layouts
+
     return search_layouts(
-        search, lambda micro, way: sources[way].on(device, micro), predictor, host, lambda d, t, _: progress(d, t)
+        search,
+        lambda micro, way: sources[way].on(predictor.device, micro),
+        predictor,
+        host,
+        progress,
+        keeps_interrupted=progress is not None,
     )
+
+
+def _fitting_changes(
+    target: Target, search: Search, device: Device, found: Sequence[Layout]
+) -> list[str]:
+    """What to change where nothing fits, in words; empty where something does."""
+    from wavecast.planning.fitting_changes import ADAPTERS, fitting_changes
+    from wavecast.steps.request import on_cluster
+
+    if any(layout.fits for layout in found):
+        return []
+
+    adapted = with_adapters(target, ADAPTERS)
+    whole = _sources(target, search)
+
+    def fitting(changed: Search, gpu: Device, has_adapters: bool) -> Layout | None:
+        sources = _sources(adapted, search) if has_adapters and adapted is not None else whole
+        predictor = on_cluster(gpu, Parallel())
+        host = find_host(None, gpu, predictor.cluster)
+        first = _searched(sources, changed, predictor, host)[0]
+        return first if first.prediction is not None else None
+
+    with waiting("looking for what fits"):
+        return fitting_changes(search, device, fitting, adaptable=adapted is not None)
 
 
 _RETRIED = 3
@@ -174,7 +243,7 @@ def _search(
     return Search(gpus, global_batch, sizes, tensor_plan=plan, recompute=ways, best=best)
 
 
-def _show_layouts(title: str, found: list[Layout], search: Search) -> None:
+def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
     from wavecast.report import layouts as report
 
@@ -182,7 +251,7 @@ def _show_layouts(title: str, found: list[Layout], search: Search) -> None:
     if found[0].prediction is not None:
         trace, micro = found[0].prediction.trace, found[0].micro_batch
         warned = [batch_warning(trace, search.global_batch, micro)]
-    notes = [text for text in warned if text is not None]
+    notes = [*changes, *(text for text in warned if text is not None)]
     show(report.layouts(title, found, width(), search.best or len(found), notes))
 
 
