@@ -32,7 +32,7 @@ from wavecast.planning.layouts import (
     losses,
     ranked,
 )
-from wavecast.planning.strategies import Search, candidates, shared_layers, shards_layers
+from wavecast.planning.strategies import Search, candidates, shards_layers, shared_layers
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import ParallelSteps
 from wavecast.steps.sound_steps import checked_step

@@ -243,7 +243,8 @@ def counting_down(doing: str, total: int) -> Iterator[Callable[[int, float], Non
 class CountItems(Protocol):
     """Takes the number done, the total, and what else there is to say."""
 
-    def __call__(self, done: int, total: int, note: str = "") -> None: ...
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Say so."""
 
 
 @contextmanager

@@ -203,7 +203,8 @@ def _fitting_changes(
     from wavecast.planning.fitting_changes import ADAPTERS, fitting_changes
     from wavecast.steps.request import on_cluster
 
-    if any(layout.fits for layout in found):
+    answered = any(one.prediction is not None or not one.is_tried for one in found)
+    if answered or all(one.fits for one in found):
         return []
 
     adapted = with_adapters(target, ADAPTERS)
