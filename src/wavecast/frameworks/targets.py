@@ -44,6 +44,8 @@ class Target:
     unit: str = "samples"
     text: str = ""
     """The target as the user wrote it."""
+    model: str = ""
+    """The model with all its sizes and its parameters, where these are chosen by options."""
     batch: int | None = None
     """The batch of the step. None when a function or script chooses its own, or for a trace."""
     precision: str | None = None

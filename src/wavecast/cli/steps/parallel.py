@@ -132,7 +132,9 @@ def parallelize(
     changes = _fitting_changes(traced, search, device, found) if ray is None else []
     if cluster is not None:
         found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
-    title = f"{target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
+    title = (
+        f"{traced.model or target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
+    )
     write_page(html, lambda: layouts_report(title, found, changes))
     if as_json:
         print_json(report.told_layouts(found))
