@@ -14,6 +14,7 @@ from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.searches import NO_SEARCH, SearchOptions, search_options
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
     ParallelOption,
@@ -25,9 +26,8 @@ from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, trainin
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
-from wavecast.errors import InvalidInput
-from wavecast.frameworks.recomputing import recompute_ways, recomputing
-from wavecast.frameworks.strategies import plan_of_target, strategy_of
+from wavecast.frameworks.recomputing import recomputing
+from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.targets import Target, with_adapters
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
@@ -36,11 +36,9 @@ from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.durations import seconds_of
 from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
 from wavecast.planning.prices import PriceBook
-from wavecast.planning.strategies import MEMORY_MARGIN
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
     from wavecast.frameworks.step_source import StepSource
@@ -71,33 +69,22 @@ ClusterOption = Annotated[
 @step_options("batch", "ranks")
 @price_options
 @training_options
+@search_options
 def parallelize(
     target: TargetArgument,
     gpu: OneGpuOption,
     gpus: Annotated[int, typer.Option("--gpus", help="How many GPUs there are.")],
-    micro_batch: Annotated[
-        list[int] | None,
-        typer.Option("--micro-batch", help="Samples of a micro-batch to try; repeat for more."),
-    ] = None,
     cluster: ClusterOption = None,
     host: HostOption = None,
-    show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 5,
     gpu_hours_between: GpuHoursOption = LLAMA_3_GPU_HOURS,
     restart_time: RestartOption = None,
-    memory_margin: Annotated[
-        float,
-        typer.Option("--memory-margin", help="The share of a GPU's memory that must stay free."),
-    ] = MEMORY_MARGIN,
-    within: Annotated[
-        str | None,
-        typer.Option("--within", help="End the search after so many seconds, or a time as 5min."),
-    ] = None,
     ray: RayOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     step: StepOptions = NO_STEP_OPTIONS,
+    searching: SearchOptions = NO_SEARCH,
 ) -> None:
     """Find the fastest way to spread a training step over a number of GPUs.
 
@@ -122,11 +109,7 @@ def parallelize(
     traced = step.target(target, fixed=("precision",))
     steady = replace(training, global_batch=None, checkpoint_time=None, checkpoint_every=None)
     plan = steady.plan(traced)
-    search = replace(
-        _search(gpus, training.global_batch, show_best, traced, micro_batch),
-        memory_margin=memory_margin,
-        within_s=None if within is None else seconds_of(within, "--within"),
-    )
+    search = searching.search(gpus, training.global_batch, traced)
     issuing = find_host(host, device, predictor.cluster)
     found = _found(traced, search, predictor, (cluster, host), ray)
     changes = _fitting_changes(traced, search, device, found) if ray is None else []
@@ -227,25 +210,6 @@ _RETRIED = 3
 """How many of the best strategies are tried on other networks."""
 
 
-def _search(
-    gpus: int, global_batch: int | None, best: int, target: Target, micro: list[int] | None
-) -> Search:
-    """What is looked for."""
-    from wavecast.planning.strategies import Search
-
-    if global_batch is None:
-        raise InvalidInput(
-            "say how many samples one optimizer step of all GPUs has: --global-batch"
-        )
-    for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", best)):
-        if value < 1:
-            raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
-    plan = plan_of_target(target.text, target.options)
-    sizes = _micro_batches(target.trace, micro)
-    ways = recompute_ways(target)
-    return Search(gpus, global_batch, sizes, tensor_plan=plan, recompute=ways, best=best)
-
-
 def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
     from wavecast.report import layouts as report
@@ -297,19 +261,6 @@ def _stops(
     if restart_time is not None:
         stops["restart_s"] = seconds_of(restart_time, "--restart-time")
     return stops
-
-
-def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
-    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
-    if trace is None:
-        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
-    if given:
-        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
-    if trace.samples is None:
-        raise InvalidInput(
-            "the trace does not say how many samples it has; trace the step again with samples="
-        )
-    return (trace.samples,)
 
 
 @app.command()
