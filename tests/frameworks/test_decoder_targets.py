@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from wavecast.errors import InvalidInput
@@ -26,7 +28,7 @@ def test_the_sizes_of_a_target_are_those_of_the_model() -> None:
 
 def _weights(target: str, **sizes: int) -> tuple[str, int]:
     """The model that a target and its sizes name, and the parameters of its trace."""
-    resolved = resolve(target, 1, "fp32", ModelOptions(seq=16, **sizes))
+    resolved = resolve(target, 1, "fp32", replace(ModelOptions(seq=16), **sizes))
     assert resolved.make_step is not None
     step = trace(resolved.make_step)
     assert isinstance(step, Trace)

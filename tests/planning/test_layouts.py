@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from random import Random
 from statistics import median
+from typing import Any
 
 import pytest
 from parallel_steps import small_gpt2_step
@@ -223,9 +225,9 @@ def test_no_strategy_holds_less_than_its_bounds(microbatches: int) -> None:
 
 
 def test_a_search_finds_what_trying_each_strategy_alone_finds() -> None:
-    sizes = {"layers": 4, "hidden": 256, "heads": 4, "seq": 2048, "vocab": 512}
+    sizes: dict[str, Any] = {"layers": 4, "hidden": 256, "heads": 4, "seq": 2048, "vocab": 512}
     traces = {
-        (micro, way): capture(lambda m=micro, w=way: gpt(m, "bf16", recompute=w, **sizes))
+        (micro, way): capture(partial(gpt, micro, "bf16", recompute=way, **sizes))
         for micro in (1, 2)
         for way in ("none", "full")
     }
@@ -250,8 +252,8 @@ def test_a_search_finds_what_trying_each_strategy_alone_finds() -> None:
 
 
 def test_frozen_weights_have_no_gradients_in_the_bound() -> None:
-    sizes = {"layers": 2, "hidden": 64, "heads": 2, "seq": 16, "vocab": 64, "lora": 2}
-    states = RankStates.of(capture(lambda: gpt(1, "bf16", **sizes)))
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 2, "seq": 16, "vocab": 64}
+    states = RankStates.of(capture(partial(gpt, 1, "bf16", lora=2, **sizes)))
     assert 0 < states.gradients[0] < states.weights[0] / 5
 
 
