@@ -23,7 +23,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "gpt 24x1024 s512": {"layers": 24, "hidden": 1024, "heads": 16, "seq": 512},
     "gpt 24x2048 s2048": {"layers": 24, "hidden": 2048, "heads": 16, "seq": 2048},
     "llama 16x512 s128": {"layers": 16, "hidden": 512, "heads": 8, "seq": 128, "ffn": 1408},
-    "llama 16x2048 s1024": {"layers": 16, "hidden": 2048, "heads": 16, "seq": 1024, "ffn": 5632},
+    "llama 16x2048 s1024": {
+        **{"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 8, "seq": 1024, "ffn": 5632}
+    },
 }
 RECOMPUTE = ("none", "full")
 COMMAND = (sys.executable, "-m", "lab", "collect", "checkpointed")

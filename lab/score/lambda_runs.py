@@ -25,6 +25,7 @@ from lab.markdown import heading
 from lab.measured.public_steps.lambda_steps import GPUS
 from lab.score import pages
 from wavecast.hardware.devices import device
+from wavecast.predictors.base import Estimate
 from wavecast.regression.runs.extrapolation import Extrapolation
 from wavecast.regression.runs.laws import power_of
 from wavecast.runs.run import Run
@@ -47,6 +48,28 @@ Error = tuple[str, float]
 
 def more_gpus(folder: Path) -> Iterator[Error]:
     """The errors on 4 GPUs of fits on runs with 1 and 2 GPUs."""
+    for run, estimate in beyond(scaled_runs(folder), at_least=4):
+        yield run.model, estimate.seconds / run.seconds - 1
+
+
+def beyond(groups: Iterable[Sequence[Run]], at_least: int) -> Iterator[tuple[Run, Estimate]]:
+    """Each run on so many GPUs, and what the runs of its group on fewer say.
+
+    At least two smaller numbers of GPUs are needed.
+    """
+    for runs in groups:
+        for count in sorted({run.gpus for run in runs if run.gpus >= at_least}):
+            seen = list(dict.fromkeys(run for run in runs if run.gpus < count))
+            if len({run.gpus for run in seen}) < 2:
+                continue
+            model = Extrapolation("gpus").fit(seen)
+            for run in runs:
+                if run.gpus == count:
+                    yield run, model.predict(batch=run.batch, gpus=count)
+
+
+def scaled_runs(folder: Path) -> Iterable[list[Run]]:
+    """The clean runs on 1, 2 and 4 GPUs, those alike together."""
     groups: dict[tuple[str, ...], list[Run]] = defaultdict(list)
     keys = ("gpu", "interconnect", "base_torch", "task", "precision_effective", "batch_per_gpu")
     for row in _rows(folder / "lambda" / "lambda_scaling.csv"):
@@ -56,15 +79,7 @@ def more_gpus(folder: Path) -> Iterator[Error]:
         batch, count = round(float(row["batch_per_gpu"])), int(row["n_gpu"])
         runs.append(_run(row, batch, 1, float(row["throughput_1"])))
         runs.append(_run(row, batch * count, count, float(row["throughput_n"])))
-    for runs in groups.values():
-        seen = list(dict.fromkeys(run for run in runs if run.gpus < 4))
-        if {run.gpus for run in runs} != {1, 2, 4}:
-            continue
-        model = Extrapolation("gpus").fit(seen)
-        for run in runs:
-            if run.gpus == 4:
-                estimate = model.predict(batch=run.batch, gpus=4)
-                yield run.model, estimate.seconds / run.seconds - 1
+    return groups.values()
 
 
 def stronger_gpus(folder: Path) -> Iterator[Error]:

@@ -25,7 +25,8 @@ from wavecast.frameworks.step_source import StepSource, target_source
 from wavecast.frameworks.targets import resolve
 from wavecast.hardware.processors import host_of
 from wavecast.parallel.strategy import OFFLOADS, SCHEDULES, Parallel, option_of
-from wavecast.planning.layouts import Layout, search_layouts
+from wavecast.planning.layout_search import search_layouts
+from wavecast.planning.layouts import Layout
 from wavecast.planning.strategies import Search
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.parallel_steps import ParallelSteps

@@ -209,6 +209,8 @@ def _rotary(how: str) -> Step:
 
 def _decoder(make: Callable[..., Any], recompute: str) -> Make:
     sizes = {"layers": 8, "hidden": 512, "heads": 8, "seq": 128}
+    if make is llama:
+        sizes["ffn"] = 8192  # as measured
     return lambda how: make(2, "bf16", recompute=recompute, device=DEVICE, **sizes)
 
 

@@ -235,12 +235,23 @@ wavecast.cli.facts.devices.named_gpus = fail
 def test_progress_takes_names_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     with screen.counting_down(EVIL, 1) as update:
         update(1, 0.0)
-    with screen.counting_items(EVIL) as count:
-        count(20_000, 20_000)
     with screen.telling_stages() as stage:
         stage(EVIL)
     err = capsys.readouterr().err
-    assert err.count("[red][/red][link=http://x]:skull:") == 3
+    assert err.count("[red][/red][link=http://x]:skull:") == 2
+    assert not UNSAFE.findall(err)
+
+
+def test_a_pipe_gets_lines_while_items_are_counted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(screen, "_BETWEEN_LINES_S", 0.001)
+    err = ""
+    with screen.counting_items(EVIL) as count:
+        count(3, 2000, EVIL)
+        while "3 of 2,000; " not in err:
+            err += capsys.readouterr().err
+    assert "[red][/red][link=http://x]:skull:" in err
     assert not UNSAFE.findall(err)
 
 

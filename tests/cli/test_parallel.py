@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +12,8 @@ import pytest
 from parallel_steps import small_gpt2_step
 from shell import run
 
+from wavecast.cli.output.screen import CountItems
+from wavecast.cli.steps import parallel
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.strategies import parse_parallel
 from wavecast.parallel.strategy import Parallel
@@ -117,6 +121,41 @@ def test_micro_batches_are_replayed_as_cuda_graphs(step: str) -> None:
     done = run("predict", step, "--gpu", "l4", "--parallel", "data=2", "--cuda-graph")
     assert done.code == 0, done.err
     assert "as one CUDA graph" in done.out
+
+
+def test_parallelize_ends_in_time_and_leaves_memory_free(step: str) -> None:
+    asked = ("parallelize", step, "--gpu", "l4", "--gpus", "4", "--global-batch", "16")
+    shown = run(*asked)
+    assert "of 24.0 GiB, " in shown.out
+    records = json.loads(run(*asked, "--json").out)
+    assert 0 < records[0]["memory_share"] < 0.92
+    ended = run(*asked, "--within", "0.000001")
+    assert ended.code == 0
+    assert "not tried: the time for the search was over" in ended.out
+    refused = run(*asked, "--memory-margin", "1")
+    assert "the memory margin is 1; it is the share of a GPU's memory" in refused.err
+    full = run(*asked, "--memory-margin", "0.9999")
+    assert "no strategy fits" in full.out
+    assert "nor does it fit" in full.out
+
+
+def test_parallelize_gives_the_best_so_far_on_ctrl_c(
+    step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupting(doing: str) -> Iterator[CountItems]:
+        def count(done: int, total: int, note: str = "") -> None:
+            if note:
+                raise KeyboardInterrupt
+
+        yield count
+
+    monkeypatch.setattr(parallel, "counting_items", interrupting)
+    done = run("parallelize", step, "--gpu", "l4", "--gpus", "4", "--global-batch", "16")
+    assert done.code == 130
+    assert "to predict the first alone: --parallel" in done.out
+    assert "not tried: the search was interrupted; shown is the best so far" in done.out
+    assert "interrupted: what is shown is the best so far" in done.err
 
 
 @pytest.mark.parametrize("option", [("--by", "op"), ("--predictor", "roofline")])

@@ -106,6 +106,10 @@ def test_the_short_page_repeats_the_layers_and_the_gpus() -> None:
     for line in GPUS.splitlines():
         if line.startswith("| **all** |"):
             assert line.removeprefix("| **all** ").removesuffix(" |") in SHORT
+        if line.startswith("| all sources |"):
+            runs, within, chosen = re.findall(r"[\d%]+", line)
+            assert f"hold {within} of {runs} runs of Lambda and DLPerf; chosen again" in SHORT
+            assert f"without each source, {chosen}" in SHORT
 
 
 @pytest.mark.slow

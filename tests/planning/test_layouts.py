@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from random import Random
+from statistics import median
+from typing import Any
 
 import pytest
 from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.footprint.kinds import peak_bytes
+from wavecast.frameworks.pytorch.capture import capture
 from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.parallel.spreading import backward_end
 from wavecast.parallel.strategy import SCHEDULES, Parallel
-from wavecast.planning.layouts import BUCKET_SIZES, Layout, search_layouts
+from wavecast.planning.bounds import RankStates, RankWork
+from wavecast.planning.layout_search import BUCKET_SIZES, search_layouts
+from wavecast.planning.layouts import INTERRUPTED, OVERDUE, Layout
 from wavecast.planning.scaling import Scaling, scale
 from wavecast.planning.strategies import Search, candidates
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_steps import predict_parallel
+from wavecast.steps.parallel_steps import ParallelSteps, predict_parallel
 from wavecast.steps.request import on_cluster
+from wavecast.steps.timed_trace import TimedTrace
 from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Trace
 
@@ -167,6 +176,114 @@ def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
     search = Search(2, 4, (2,), recompute=("none", "full"), best=1)
     search_layouts(search, trace_of, predictor, FAST_HOST)
     assert set(ways) == {"none"}
+
+
+def test_what_is_stopped_gives_what_it_has() -> None:
+    calls = 0
+
+    def trace_of(*_: object) -> wavecast.Trace:
+        return small_gpt2_step(4)
+
+    def interrupt(done: int, total: int, best: Layout | None) -> None:
+        nonlocal calls
+        calls += 1
+        if best is not None:
+            raise KeyboardInterrupt
+
+    asked = Search(4, 16, (2,)), trace_of, _predictor(), FAST_HOST, interrupt
+    found = search_layouts(*asked, keeps_interrupted=True)
+    assert found[0].prediction is not None
+    assert len([one for one in found if one.reason == INTERRUPTED]) == len(found) - calls > 0
+    with pytest.raises(KeyboardInterrupt):
+        search_layouts(*asked)
+
+
+def test_a_search_ends_when_its_time_is_over() -> None:
+    search = Search(4, 16, (2,), within_s=1e-9)
+    found = search_layouts(search, lambda *_: small_gpt2_step(4), _predictor(), FAST_HOST)
+    assert {one.reason for one in found} == {OVERDUE}
+    assert all(one.fits and not one.is_tried for one in found)
+
+
+def test_a_margin_of_the_memory_stays_free() -> None:
+    whole = wavecast.device("h100-sxm-80gb").memory_bytes
+    needed = [one.memory.needed_bytes for one in _found(2, 4) if one.memory is not None]
+    middle = (min(needed) + max(needed)) / 2
+    search = Search(2, 4, (2,), memory_margin=1 - middle / whole)
+    found = search_layouts(search, lambda *_: small_gpt2_step(4), _predictor(), FAST_HOST)
+    kept = [one.memory.needed_bytes for one in found if one.prediction and one.memory]
+    assert 0 < len(kept) < len(needed)
+    assert max(kept) <= middle
+    with pytest.raises(InvalidInput, match="the memory margin is 1"):
+        Search(2, 4, memory_margin=1.0)
+
+
+@pytest.mark.parametrize("microbatches", [1, 8])
+def test_no_strategy_holds_less_than_its_bounds(microbatches: int) -> None:
+    trace, predictor = small_gpt2_step(4), _predictor()
+    steps = ParallelSteps(trace, predictor, FAST_HOST)
+    states = RankStates.of(trace)
+    compared = 0
+    for strategy, _ in candidates(Search(4, 4 * microbatches, (1,)), 8, blocks=2):
+        try:
+            step = steps.unplayed(steps.spread(strategy))
+            timed = steps.rank_trace(strategy)
+        except InvalidInput:
+            continue
+        held = peak_bytes(step.fullest.allocations)
+        work = RankWork(timed, backward_end(timed.trace), predictor)
+        assert states.least_with_activations(strategy) <= work.least_bytes(strategy) * 1.01 + 64
+        assert work.least_bytes(strategy) <= held * 1.001 + 64, strategy
+        compared += 1
+    assert compared > 20
+
+
+def test_a_search_finds_what_trying_each_strategy_alone_finds() -> None:
+    sizes: dict[str, Any] = {"layers": 4, "hidden": 256, "heads": 4, "seq": 2048, "vocab": 512}
+    traces = {
+        (micro, way): capture(partial(gpt, micro, "bf16", recompute=way, **sizes))
+        for micro in (1, 2)
+        for way in ("none", "full")
+    }
+    search = Search(4, 8, (1, 2), recompute=("none", "full"), best=3)
+    needed: dict[str, list[tuple[float, int]]] = {way: [] for way in search.recompute}
+    for strategy, micro in candidates(search, 8, blocks=4):
+        for way, steps in needed.items():
+            with suppress(InvalidInput):
+                step = predict_parallel(traces[micro, way], strategy, _predictor(), FAST_HOST)
+                assert step.memory is not None
+                steps.append((step.seconds, step.memory.needed_bytes))
+    limit = median(nbytes for _, nbytes in needed["none"])
+    best: list[tuple[float, str]] = []
+    for both in zip(*needed.values(), strict=True):
+        ways = zip(needed, both, strict=True)
+        best += [(seconds, way) for way, (seconds, nbytes) in ways if nbytes <= limit][:1]
+    assert {way for _, way in best} == {"none", "full"}
+    device = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=round(limit / 0.92))
+    predictor = on_cluster(device, Parallel(cluster="dgx-h100"))
+    found = search_layouts(search, lambda *asked: traces[asked], predictor, FAST_HOST)
+    assert [(one.seconds, one.recompute) for one in found[:3]] == sorted(best)[:3]
+
+
+def test_frozen_weights_have_no_gradients_in_the_bound() -> None:
+    sizes: dict[str, Any] = {"layers": 2, "hidden": 64, "heads": 2, "seq": 16, "vocab": 64}
+    states = RankStates.of(capture(partial(gpt, 1, "bf16", lora=2, **sizes)))
+    assert 0 < states.gradients[0] < states.weights[0] / 5
+
+
+def test_what_cannot_fit_is_not_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    spread: list[Parallel] = []
+    rank_trace = ParallelSteps.rank_trace
+
+    def counted(steps: ParallelSteps, strategy: Parallel) -> TimedTrace:
+        spread.append(strategy)
+        return rank_trace(steps, strategy)
+
+    monkeypatch.setattr(ParallelSteps, "rank_trace", counted)
+    tiny = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=1 << 16)
+    predictor = on_cluster(tiny, Parallel(cluster="dgx-h100"))
+    search_layouts(Search(4, 16, (2,)), lambda *_: small_gpt2_step(4), predictor, FAST_HOST)
+    assert not spread
 
 
 def _strategies(layouts: list[Layout]) -> list[Parallel]:

@@ -116,7 +116,7 @@ def test_the_choice_is_made_on_runs_left_out_and_not_on_fit() -> None:
     runs = made(gpus=(1, 2, 3, 4), sigma=0.02, seed=5)
     model = Extrapolation("gpus", laws=(wild, RING)).fit(runs)
     assert model.law == RING
-    assert model.trial.left_out == 9  # three runs with 4 GPUs, then six with 3 and 4
+    assert model.trial.left_out == 6  # with 3 and 4 GPUs; three of them were left out twice
 
 
 def test_with_two_levels_the_simplest_law_of_exchange_is_taken() -> None:
@@ -127,6 +127,16 @@ def test_with_two_levels_the_simplest_law_of_exchange_is_taken() -> None:
     estimate = model.predict(batch=128, gpus=4)
     assert estimate.seconds == pytest.approx(1.15)
     assert estimate.low_s < 1.15 < estimate.high_s
+
+
+def test_more_gpus_than_any_run_had_have_a_wide_range() -> None:
+    # Exact runs say nothing of the link or the network that more GPUs need.
+    model = Extrapolation("gpus").fit(made(gpus=(1, 2, 4)))
+    known, twice, four = (model.predict(batch=64, gpus=gpus) for gpus in (3, 8, 16))
+    assert known.low_s == pytest.approx(known.high_s)
+    for estimate, doublings in ((twice, 1), (four, 2)):
+        assert estimate.low_s <= (1 - 0.1 * doublings) * estimate.seconds
+        assert estimate.high_s >= (1 + 0.4 * doublings) * estimate.seconds
 
 
 def test_a_prediction_that_the_runs_do_not_determine_is_refused() -> None:
@@ -217,7 +227,7 @@ def test_runs_at_the_top_of_any_axis_are_left_out_together() -> None:
     alone = [Extrapolation(axis).fit(runs).trial.left_out for axis in ("gpus", "batch")]
     joint = Extrapolation(("gpus", "batch")).fit(runs)
     assert alone == [3, 3]
-    assert joint.trial.left_out == 3 + 3 + 5  # and all with 3 GPUs or batch 96
+    assert joint.trial.left_out == 5  # all with 3 GPUs or batch 96, each counted once
 
 
 def test_axes_that_are_none_are_refused() -> None:

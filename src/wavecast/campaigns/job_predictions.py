@@ -17,7 +17,7 @@ from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan, training_cost
-from wavecast.planning.layouts import search_layouts
+from wavecast.planning.layout_search import search_layouts
 from wavecast.planning.prices import price_book
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.selection import Candidate

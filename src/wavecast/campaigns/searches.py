@@ -20,7 +20,8 @@ from wavecast.hardware.device import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.layouts import Layout, ranked, search_layouts, shortened
+from wavecast.planning.layout_search import search_layouts
+from wavecast.planning.layouts import Layout, ranked, shortened
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.planning.strategies import Search
@@ -109,7 +110,7 @@ def layouts_in_parts(
     where: tuple[str | None, str | None],
     parts: int,
     spread: Spread,
-    progress: Callable[[int, int], None],
+    progress: Callable[[int, int, Layout | None], None],
 ) -> list[Layout]:
     """What `search_layouts` finds first, with the strategies divided among parts.
 
@@ -123,15 +124,15 @@ def layouts_in_parts(
         where: the names of the cluster and of the host; None for the usual ones.
         parts: how many parts to make.
         spread: calls a function on other machines.
-        progress: called with the number of parts that are done, and of all.
+        progress: called with the number of parts that are done, that of all, and the best so far.
     """
     step = NamedStep.of(target)
     asked = [_LayoutPart(step, search, device, *where, (at, parts)) for at in range(parts)]
     found: list[Layout] = []
     for number, part in enumerate(spread(find_layouts_of, asked), start=1):
-        found += part
-        progress(number, parts)
-    return ranked(found)
+        found = ranked([*found, *part])
+        progress(number, parts, found[0] if found[0].prediction is not None else None)
+    return found
 
 
 def find_layouts_of(asked: _LayoutPart) -> list[Layout]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
@@ -15,8 +16,8 @@ from wavecast.frameworks.pytorch.huggingface.options import (
     ModelOptions,
     lora_of,
 )
+from wavecast.suite.decoder_sizes import complete_sizes
 
-DEFAULT_SEQ = 2048
 DECODERS = ("gpt", "llama", "mixtral")
 """The decoders of any size: functions of `wavecast.suite.decoders`."""
 _TRAINING = (
@@ -43,6 +44,8 @@ class DecoderTarget:
     samples: int
     """Tokens of the batch."""
     make_step: Callable[[], Callable[[], Any]]
+    model: str
+    """The model with its sizes and its parameters."""
 
 
 def is_decoder(text: str, options: ModelOptions) -> bool:
@@ -68,15 +71,15 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
     weights = options.weights or "fp32"
     if weights not in WEIGHTS:
         raise InvalidInput(f"unknown --weights {weights!r}; known: {', '.join(WEIGHTS)}")
-    seq = options.seq or DEFAULT_SEQ
-    chosen: dict[str, Any] = {**options.sizes()}
+    shape: dict[str, Any] = {**options.sizes(), "seq": options.seq}
+    if options.untied:
+        shape["tied"] = False
+    chosen: dict[str, Any] = {}
     if adapters := lora_of(options):
         _refuse_dropout(adapters.dropout)
         chosen["lora"] = adapters.rank
     if options.unfused_attention:
         chosen |= {"fused_attention": False, "dropout": _DROPOUT}
-    if options.untied:
-        chosen["tied"] = False
     if options.joint:
         chosen["joint"] = True
     if options.targets is not None:
@@ -88,14 +91,33 @@ def decoder_of(text: str, batch: int, precision: str, options: ModelOptions) -> 
         recompute = options.recompute or ("full" if options.checkpointing else "none")
         make = getattr(decoders, text)
         step: Callable[[], Any] = make(
-            batch, precision, seq=seq, weights=weights, recompute=recompute, **chosen
+            batch, precision, weights=weights, recompute=recompute, **shape, **chosen
         )
         return step
 
-    shown = ", ".join(f"{name} {value}" for name, value in chosen.items() if name != "adapted")
-    name = f"{text} ({shown})" if shown else text
-    title = f"{name}, batch {batch}, {precision}"
-    return DecoderTarget(title, batch, precision, batch * seq, make_step)
+    model = _model_name(text, shape, {k: v for k, v in chosen.items() if k != "adapted"})
+    samples = batch * int(complete_sizes(text, shape)["seq"])
+    name = f"{model}, batch {batch}, {precision}"
+    return DecoderTarget(name, batch, precision, samples, make_step, model)
+
+
+def _model_name(text: str, shape: Mapping[str, Any], ways: Mapping[str, Any]) -> str:
+    """The model with all of its sizes and its parameters: nothing is chosen silently."""
+    given = {name: value for name, value in shape.items() if value is not None}
+    sizes = ", ".join(f"{name} {value}" for name, value in (given | dict(ways)).items())
+    others = complete_sizes(text, shape)
+    usual = ", ".join(f"{n} {size}" for n, size in others.items() if size and n not in given)
+    count = _parameters(text, tuple(sorted(given.items())))
+    counted = f"{count / 1e9:.3g} billion" if count >= 1e9 else f"{count / 1e6:.3g} million"
+    parts = [sizes, usual and f"by default {usual}", f"{counted} parameters"]
+    return f"{text} ({'; '.join(part for part in parts if part)})"
+
+
+@cache
+def _parameters(text: str, shape: tuple[tuple[str, Any], ...]) -> int:
+    with needing_extra("tracing"):
+        from wavecast.suite.decoders import parameter_count
+    return parameter_count(text, **dict(shape))
 
 
 def _refuse_dropout(share: float) -> None:

@@ -44,6 +44,8 @@ class Target:
     unit: str = "samples"
     text: str = ""
     """The target as the user wrote it."""
+    model: str = ""
+    """The model with all its sizes and its parameters, where these are chosen by options."""
     batch: int | None = None
     """The batch of the step. None when a function or script chooses its own, or for a trace."""
     precision: str | None = None
@@ -149,6 +151,17 @@ def _check(text: str, batch: int | None, precision: str | None, options: ModelOp
         raise InvalidInput(
             f"{', '.join(options.given())}: only for Hugging Face models (hf:NAME), not for {text}"
         )
+
+
+def with_adapters(target: Target, lora: str) -> Target | None:
+    """The target with adapters instead of all weights; None if it has them, or takes none."""
+    options = target.options
+    takes = target.text.startswith("hf:") or is_decoder(target.text, options)
+    if not takes or options.lora is not None or options.qlora:
+        return None
+    step = resolve(target.text, target.batch, target.precision, replace(options, lora=lora))
+    kept = {name: getattr(target, name) for name in ("assume", "ranks", "compiled", "changes")}
+    return replace(step, **kept)
 
 
 @dataclass(frozen=True)

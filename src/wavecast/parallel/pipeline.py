@@ -139,7 +139,7 @@ def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
     owners = cut_at.owners[:end]
     weights = parameters(trace)
     owned = [cut_at.parts.get(weight.module, 0) for weight in weights]
-    memory = _memory_by_part(trace, cut_at, owners, parts)
+    memory = memory_by_part(trace, cut_at, owners, parts)
     made = []
     for part in range(parts):
         positions = [p for p, owner in enumerate(owners) if owner == part]
@@ -175,10 +175,8 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
     return Op(op.name, kept(op.inputs), kept(op.outputs), shared_attrs(op, share))
 
 
-def _memory_by_part(
-    trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int
-) -> list[list[int]]:
-    """The allocations of each part. What one part computes and another reads, both have.
+def memory_by_part(trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int) -> list[list[int]]:
+    """The positions of each part's allocations. What one computes and another reads, both have.
 
     Gradients of the step before go where equal new ones are.
     """

@@ -83,6 +83,12 @@ def plan_of(
     return weights.given(given) if given is not None else weights.found()
 
 
+def _distinct(numbers: Numbers) -> Numbers:
+    """The distinct numbers in order: as `np.unique`, which hashes them and takes far longer."""
+    ordered = np.sort(numbers)
+    return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
+
+
 class _Weights:
     """The weights of a trace and the units of their dimensions."""
 
@@ -107,21 +113,21 @@ class _Weights:
     def _grouped(self) -> list[_UnitGroup]:
         """The dimensions by common units."""
         sources = [s for own in self.by_name.values() for s in own]
-        roots = [np.unique(self.units.classes.find(s.numbers)) for s in sources]
+        roots = [_distinct(self.units.classes.find(s.numbers)) for s in sources]
         size = 1 + max((int(r[-1]) for r in roots), default=0)
         group_of = np.full(size, -1)
         members: dict[int, list[int]] = {}
         joined: dict[int, int] = {}
         """The group that each group is in now."""
         for index, own in enumerate(roots):
-            known = {int(g) for g in np.unique(group_of[own]) if g >= 0}
+            known = {int(g) for g in _distinct(group_of[own]) if g >= 0}
             now = sorted({joined[group] for group in known})
             members[index] = [index, *(i for group in now for i in members.pop(group))]
             joined.update((member, index) for member in members[index])
             group_of[own] = index
         groups = []
         for own_members in members.values():
-            units = np.unique(np.concatenate([roots[i] for i in own_members]))
+            units = _distinct(np.concatenate([roots[i] for i in own_members]))
             group = _UnitGroup([sources[i] for i in sorted(own_members)], units)
             group.names = {self.name(source) for source in group.sources}
             group.elements = sum(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 
 from wavecast.parallel.habits.accumulation import empty_gradients
 from wavecast.parallel.ranks import ParallelStep, RankGroup
@@ -37,7 +38,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
                 for a in staying
                 if a.role is Role.GRADIENT and a.born is not None
             ]
-    held = _in_flight(strategy)[group.stage] - 1
+    held = held_microbatches(strategy)[group.stage] - 1
     if held > 0:
         mean_bytes = sum(kept_bytes(p.last) for p in group.parts) // len(group.parts)
         extra.append(Allocation(held * mean_bytes, None, part.end, Role.INTERMEDIATE))
@@ -47,12 +48,24 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
     return replace(trace, allocations=(*trace.allocations, *extra))
 
 
-def _in_flight(strategy: Parallel) -> tuple[int, ...]:
+def held_microbatches(strategy: Parallel) -> tuple[int, ...]:
     """How many micro-batches' activations each stage holds at most, counted over its parts."""
     if strategy.pipeline == 1:
         return (1,)
-    parts = strategy.pipeline * strategy.virtual
-    return in_flight(order_of(strategy.schedule, strategy.pipeline, parts, strategy.microbatches))
+    count, stages = strategy.microbatches, strategy.pipeline
+    if strategy.schedule != "gpipe":
+        count = min(count, _FILLING * stages)
+    return _held(strategy.schedule, stages, stages * strategy.virtual, count)
+
+
+_FILLING = 4
+"""After so many micro-batches for each stage a pipeline is full: more of them hold no more, but
+with "gpipe", which holds all of them."""
+
+
+@lru_cache(maxsize=256)
+def _held(schedule: str, stages: int, parts: int, microbatches: int) -> tuple[int, ...]:
+    return in_flight(order_of(schedule, stages, parts, microbatches))
 
 
 def communicator_bytes(strategy: Parallel) -> int:

@@ -54,8 +54,7 @@ def spread(
 class Spreader:
     """Spreads one step by many strategies, and does once what strategies in a row share.
 
-    Strategies with equal layers (tensor, sequence, context and expert) come best after each other,
-    and among them those with equal numbers of parts of the model.
+    Strategies with equal layers (tensor, sequence, context and expert) come best after each other.
 
     Args:
         trace: one micro-batch on one GPU, as for `spread`.
@@ -80,7 +79,7 @@ class Spreader:
         self._layers: dict[tuple[bool, ...], Layers] = {}
         self._exchanges = bool(exchanging_ranks(trace))
         self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
-        self._cut: _Kept[tuple[Cut, list[Trace]]] = _Kept()
+        self._cuts: _Kept[dict[int, tuple[Cut, list[Trace]]]] = _Kept()
 
     def spread(self, strategy: Parallel) -> ParallelStep:
         """What each distinct group of ranks runs in one optimizer step.
@@ -98,7 +97,10 @@ class Spreader:
         if parts == 1:
             part = _part(trace, strategy)
             return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
-        cut_at, pieces = self._cut.get((layers, parts), lambda: self._pieces(trace, parts))
+        cuts = self._cuts.get(layers, dict)
+        if parts not in cuts:
+            cuts[parts] = self._pieces(trace, parts)
+        cut_at, pieces = cuts[parts]
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
 
     def rank_trace(self, strategy: Parallel) -> Trace:

@@ -9,7 +9,7 @@ schedule, played with the GPU's time of each stage alone.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -21,16 +21,16 @@ from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.gradients import gradients
 from wavecast.parallel.mixtures import expert_weights
-from wavecast.parallel.offload import HostUpdate
-from wavecast.parallel.pipeline import cut_model
-from wavecast.parallel.rank_memory import kept_bytes
+from wavecast.parallel.offload import UPDATE, HostUpdate
+from wavecast.parallel.pipeline import Cut, cut_model, memory_by_part
+from wavecast.parallel.rank_memory import held_microbatches
 from wavecast.parallel.schedules import PartTimes, order_of, play_schedule
 from wavecast.parallel.sharded import gathered_dtype, gathered_units
 from wavecast.parallel.strategy import Parallel
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.overlap import shipped_overlap
 from wavecast.steps.timed_trace import TimedTrace
-from wavecast.traces.step import Call, Phase, Role, Trace
+from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _ROUNDING = 1e-9
 """Sums in another order differ in their last digits."""
@@ -45,7 +45,9 @@ class RankWork:
     """The position where the backward pass ends."""
     predictor: ClusterPredictor
     _traffic_of: dict[tuple[object, ...], tuple[float, float]] = field(default_factory=dict)
+    _cuts: dict[int, Cut] = field(default_factory=dict)
     _parts_of: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    _states_of: dict[int, list[RankStates]] = field(default_factory=dict)
     _pipelines_s: dict[tuple[object, ...], float] = field(default_factory=dict)
     _updates_s: dict[tuple[object, ...], float] = field(default_factory=dict)
 
@@ -92,12 +94,6 @@ class RankWork:
         """The data type in which FSDP gathers weights."""
         return gathered_dtype(self.trace)
 
-    @cached_property
-    def kept_bytes(self) -> Mapping[bool, int]:
-        """What the forward pass keeps for the backward pass, by whether autocast's copies of
-        weights are part of it: FSDP has none."""
-        return {copies: kept_bytes(self.trace, copies) for copies in (True, False)}
-
     def least_s(self, strategy: Parallel) -> float:
         """The least time of an optimizer step."""
         every_s, last_s = self._known_traffic(strategy)
@@ -107,6 +103,7 @@ class RankWork:
             seconds = (count - 1) * first_s + max(first_s, last_s) + self._host_s(strategy)
         else:
             seconds = max(self._pipeline_s(strategy), count * every_s / strategy.pipeline)
+            seconds += self._stage_host_s(strategy)
         return seconds * _waiting(strategy)
 
     def _host_s(self, strategy: Parallel) -> float:
@@ -119,6 +116,17 @@ class RankWork:
             update = HostUpdate.of(self.trace, strategy)
             self._updates_s[key] = self.predictor.known_s(update.call(strategy.gpus).op)
         return self._updates_s[key]
+
+    def _stage_host_s(self, strategy: Parallel) -> float:
+        """The least time of the optimizer on the host of a stage, which ends after its passes."""
+        if strategy.offload == "none":
+            return 0.0
+        stages = strategy.pipeline
+        parts = self._states(stages * strategy.virtual)
+        own = (parts[stage::stages] for stage in range(stages))
+        nbytes = int(min(sum(part.optimizer_bytes(strategy) for part in held) for held in own))
+        traffic = TensorSpec((2 * nbytes,), "uint8", device="cpu")
+        return self.predictor.known_s(Op(UPDATE, (traffic,), (), (("ranks", strategy.gpus),)))
 
     def _pipeline_s(self, strategy: Parallel) -> float:
         """The least time of a pipeline: its schedule, played with the GPU's times alone."""
@@ -136,13 +144,35 @@ class RankWork:
         Collectives of sharded layers are waited for at once, but for those of rings (context).
         """
         if parts not in self._parts_of:
-            owners = cut_model(self.trace, parts, lambda call: self.predictor.known_s(call.op))
             sums = np.zeros((parts, 2))
             turn, seconds = self.timed.turn, self._busy_s
-            for at, owner in enumerate(owners.owners[: self.end]):
+            for at, owner in enumerate(self._cut(parts).owners[: self.end]):
                 sums[owner, int(at >= turn)] += seconds[at]
             self._parts_of[parts] = [(float(f), float(b)) for f, b in sums]
         return self._parts_of[parts]
+
+    def _cut(self, parts: int) -> Cut:
+        """Where the model is cut, as it will be when it is spread."""
+        if parts not in self._cuts:
+            known_s = self.predictor.known_s
+            self._cuts[parts] = cut_model(self.trace, parts, lambda call: known_s(call.op))
+        return self._cuts[parts]
+
+    def least_bytes(self, strategy: Parallel) -> float:
+        """The least memory of the fullest rank, where its backward pass begins."""
+        stages = strategy.pipeline
+        parts = self._states(stages * strategy.virtual)
+        return max(
+            RankStates.held_bytes(parts[stage::stages], strategy, held)
+            for stage, held in enumerate(held_microbatches(strategy))
+        )
+
+    def _states(self, parts: int) -> list[RankStates]:
+        """What each part of the model keeps."""
+        if parts not in self._states_of:
+            cut = self._cut(parts) if parts > 1 else None
+            self._states_of[parts] = RankStates.of_parts(self.trace, cut, parts, self.end)
+        return self._states_of[parts]
 
     @cached_property
     def _busy_s(self) -> list[float]:
@@ -213,27 +243,62 @@ class LayerBounds:
         return bound
 
 
+_Pair = tuple[int, int]
+"""The bytes of dense layers, and of experts."""
+
+
 @dataclass(frozen=True)
 class RankStates:
-    """The bytes of what a step keeps, experts apart: dense first."""
+    """The bytes of what a step keeps, or one part of its model."""
 
-    weights: tuple[int, int]
-    gradients: tuple[int, int]
-    optimizer: tuple[int, int]
+    weights: _Pair
+    gradients: _Pair
+    optimizer: _Pair
+    activations: int
+    """What the forward pass keeps for the backward pass."""
+    copies: int
+    """The copies of weights among it, which FSDP may make in its own way."""
 
     @staticmethod
     def of(trace: Trace) -> RankStates:
-        """The weights and optimizer states of a micro-batch on one GPU."""
-        names = expert_weights(trace)
-        experts = {name.rpartition(".")[0] for name in names}
-        sums: dict[tuple[Role, bool], int] = defaultdict(int)
-        for allocation in trace.allocations:
-            if allocation.role is not Role.GRADIENT:
-                sums[allocation.role, allocation.module in experts] += allocation.nbytes
+        """What a micro-batch keeps on one GPU."""
+        return RankStates.of_parts(trace, None, 1, len(trace))[0]
+
+    @staticmethod
+    def of_parts(trace: Trace, cut: Cut | None, parts: int, end: int) -> list[RankStates]:
+        """What each part of a model keeps.
+
+        Args:
+            trace: one micro-batch.
+            cut: where the model is cut. None for one part.
+            parts: the number of parts.
+            end: the position where the backward pass ends.
+        """
+        owners = (0,) * len(trace) if cut is None else cut.owners
+        every = [list(range(len(trace.allocations)))]
+        homes = every if cut is None else memory_by_part(trace, cut, owners[:end], parts)
+        experts = expert_weights(trace)
+        modules = {name.rpartition(".")[0] for name in experts}
+        sums: list[dict[tuple[Role, bool], int]] = [defaultdict(int) for _ in range(parts)]
+        turn = _turn(trace)
+        for own, numbers in zip(sums, homes, strict=True):
+            for allocation in map(trace.allocations.__getitem__, numbers):
+                if _is_kept(allocation, turn):
+                    own[allocation.role, allocation.module in modules] += allocation.nbytes
         for gradient in gradients(trace):
-            sums[Role.GRADIENT, gradient.parameter in names] += gradient.nbytes
-        roles = Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE
-        return RankStates(*((sums[role, False], sums[role, True]) for role in roles))
+            own = sums[owners[gradient.ready]]
+            own[Role.GRADIENT, gradient.parameter in experts] += gradient.nbytes
+        return [RankStates._summed(own) for own in sums]
+
+    @staticmethod
+    def _summed(sums: Mapping[tuple[Role, bool], int]) -> RankStates:
+        def pair(role: Role) -> _Pair:
+            return sums[role, False], sums[role, True]
+
+        copies = sum(pair(Role.WEIGHT_COPY))
+        kept = copies + sum(pair(Role.INTERMEDIATE)) + sum(pair(Role.INPUT))
+        states = pair(Role.PARAMETER), pair(Role.GRADIENT), pair(Role.OPTIMIZER_STATE)
+        return RankStates(*states, kept, copies)
 
     @property
     def has_optimizer(self) -> bool:
@@ -242,30 +307,76 @@ class RankStates:
 
     def least_bytes(self, strategy: Parallel) -> float:
         """The weights, gradients and optimizer states of one rank."""
-        on_gpu = strategy.offload == "none"
-        kept = self._bytes(self.optimizer, strategy, strategy.shard >= 1) if on_gpu else 0.0
-        kept += self._bytes(self.gradients, strategy, strategy.shard >= 2)
-        return kept + self._bytes(self.weights, strategy, strategy.shard >= 3)
-
-    def _bytes(self, kinds: tuple[int, int], strategy: Parallel, is_sharded: bool) -> float:
         # With sequence parallelism each tensor rank has whole experts.
         whole = strategy.expert if strategy.sequence else strategy.tensor * strategy.expert
-        axes = strategy.axes
-        ways = (strategy.tensor, axes["shard"].size), (whole, axes["expert_replica"].size)
-        parts = (n / s / (r if is_sharded else 1) for n, (s, r) in zip(kinds, ways, strict=True))
-        return sum(parts) / strategy.pipeline
+        states = self._shared(strategy, with_gradients=True, ways=(strategy.tensor, whole))
+        return states / strategy.pipeline
 
-    def with_activations(self, strategy: Parallel, kept_bytes: int) -> float:
-        """The least memory of the fullest rank where the backward pass begins.
+    def least_with_activations(self, strategy: Parallel) -> float:
+        """The least memory of the fullest rank, before layers are sharded and the model is cut.
 
         Stage s of a pipeline holds the activations of at least `stages - s` micro-batches, as far
         as there are so many. How they are distributed is not known, so it is as good as can be.
         """
         stages, count = strategy.pipeline, strategy.microbatches
-        made = self._bytes(self.gradients, strategy, strategy.shard >= 2) if count == 1 else 0.0
-        states = self.least_bytes(strategy) - made
+        kept = self._kept(strategy) / (strategy.tensor * strategy.context)
+        whole = strategy.expert if strategy.sequence else strategy.tensor * strategy.expert
+        states = self._shared(strategy, with_gradients=count > 1, ways=(strategy.tensor, whole))
         held = sum(1 / min(stages - stage, count) for stage in range(stages))
-        return max(states + kept_bytes / stages, kept_bytes / held)
+        return max((states + kept) / stages, kept / held)
+
+    @staticmethod
+    def held_bytes(parts: Sequence[RankStates], strategy: Parallel, held: int) -> float:
+        """The least memory of a rank with these parts, where a backward pass begins.
+
+        Args:
+            parts: the parts of the model that it has.
+            strategy: how the step is spread.
+            held: the micro-batches whose activations it holds.
+        """
+        alone = strategy.microbatches == 1
+        kept = [part._kept(strategy) for part in parts]
+        states = sum(part._shared(strategy, with_gradients=not alone) for part in parts)
+        return states + max(kept) + (held - 1) * (sum(kept) // len(parts))
+
+    def optimizer_bytes(self, strategy: Parallel) -> float:
+        """The optimizer states that belong to one data-parallel rank."""
+        axes = strategy.axes
+        ranks = axes["shard"].size, axes["expert_replica"].size
+        return sum(nbytes / rank for nbytes, rank in zip(self.optimizer, ranks, strict=True))
+
+    def _kept(self, strategy: Parallel) -> int:
+        return self.activations - (self.copies if strategy.shard == 3 else 0)
+
+    def _shared(self, strategy: Parallel, *, with_gradients: bool, ways: _Pair = (1, 1)) -> float:
+        """The weights and states, of which layers are sharded so many ways, among the data axis."""
+        stage = strategy.shard
+        held = [(self.weights, stage >= 3)]
+        if with_gradients:
+            held.append((self.gradients, stage >= 2))
+        if strategy.offload == "none":
+            held.append((self.optimizer, stage >= 1))
+        axes = strategy.axes
+        ranks = axes["shard"].size, axes["expert_replica"].size
+        return sum(
+            nbytes / way / (rank if is_sharded else 1)
+            for pair, is_sharded in held
+            for nbytes, way, rank in zip(pair, ways, ranks, strict=True)
+        )
+
+
+def _turn(trace: Trace) -> int:
+    """The position where the backward pass begins."""
+    backward = (at for at, call in enumerate(trace) if call.phase is Phase.BACKWARD)
+    return next(backward, len(trace))
+
+
+def _is_kept(allocation: Allocation, turn: int) -> bool:
+    """Whether memory is held where the backward pass begins, gradients apart."""
+    if allocation.role in (Role.PARAMETER, Role.OPTIMIZER_STATE):
+        return True
+    born, freed = allocation.born, allocation.freed
+    return born is not None and born < turn and (freed is None or freed > turn)
 
 
 def _waiting(strategy: Parallel) -> float:

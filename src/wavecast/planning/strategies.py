@@ -6,7 +6,12 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from wavecast.errors import InvalidInput
 from wavecast.parallel.strategy import Parallel
+
+MEMORY_MARGIN = 0.08
+"""The share of a GPU's memory that a strategy leaves free unless asked: fragments, other sequences,
+and what a library allocates that nobody traced."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,21 @@ class Search:
     """Whether optimizer states may be kept in the host's memory."""
     best: int | None = None
     """How many of the best are wanted. None for all, of which none is left out by its bound."""
+    memory_margin: float = MEMORY_MARGIN
+    """The share of a GPU's memory that must stay free."""
+    within_s: float | None = None
+    """When the search ends with what it has. None when all strategies were tried."""
+    first_fitting: bool = False
+    """Whether it ends as soon as one strategy fits."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.memory_margin < 1:
+            raise InvalidInput(
+                f"the memory margin is {self.memory_margin:g}; it is the share of a GPU's memory "
+                "that stays free, at least 0 and below 1, such as 0.08"
+            )
+        if self.within_s is not None and not self.within_s > 0:
+            raise InvalidInput(f"a search takes more than {self.within_s:g} seconds")
 
 
 def candidates(

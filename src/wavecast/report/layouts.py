@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 
+from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import option_of
 from wavecast.planning.failures import Interruptions
 from wavecast.planning.layouts import Layout
@@ -15,7 +16,7 @@ from wavecast.planning.utilization import model_flops_utilization
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.priced_steps import PricedStep, memory_text, offer_for, range_of
 from wavecast.report.tables import remarks, shown, titled
-from wavecast.report.units import count, duration, long_duration, percent
+from wavecast.report.units import count, duration, long_duration, memory, percent
 
 _LOST_SHOWN = 8
 MFU_LINE = (
@@ -31,7 +32,8 @@ def layouts(
     working = [layout for layout in found if layout.prediction is not None][:most]
     told = [*lost_layouts(found), *notes]
     if not working:
-        return titled(title, "no strategy fits", "", *remarks(told))
+        nothing = "no strategy fits" if not_tried(found) == 0 else "no strategy that fits so far"
+        return titled(title, nothing, "", *remarks(told))
     use = f"to predict the first alone: --parallel {option_of(working[0].strategy)}"
     batch = f" --batch {working[0].micro_batch}{_RECOMPUTED[working[0].recompute]}"
     return titled(title, *shown(columns(working), width, [use + batch, MFU_LINE, *told]))
@@ -44,6 +46,21 @@ def _step(layout: Layout) -> PricedStep | None:
     """The step; null when it does not fit, cannot be done, or was not played."""
     step = layout.prediction
     return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
+
+
+def _share(needed: Memory | None) -> float | None:
+    """How full the fullest GPU is. Null where its memory is unknown."""
+    if needed is None or needed.device is None:
+        return None
+    return needed.needed_bytes / needed.device.memory_bytes
+
+
+def _filled(needed: Memory | None) -> str:
+    """The memory of the fullest GPU, of all that it has."""
+    share = _share(needed)
+    if needed is None or needed.device is None or share is None:
+        return memory_text(needed)
+    return f"{memory_text(needed)} of {memory(needed.device.memory_bytes)}, {percent(share)}"
 
 
 def _rate(layout: Layout) -> float | None:
@@ -73,11 +90,12 @@ describe(
     Field("", "prediction", title="range", rank=5, text=range_of, absent=""),
     Field("throughput_per_gpu", _rate, title="{unit}/s per GPU", rank=2, text=count),
     Field("mfu", _utilization, title="MFU", rank=2, text=percent),
-    Field("", lambda layout: memory_text(layout.memory), title="memory", rank=2, left=False),
+    Field("", "memory", title="memory", rank=2, left=False, text=_filled),
     Field("reason", title="loses time with", rank=3),
     "strategy",
     "least_s",
     Field("memory_bytes", "memory.needed_bytes", meaning="The memory of the fullest GPU."),
+    Field("memory_share", lambda layout: _share(layout.memory), meaning="Its share of the GPU's."),
     Field("prediction", _step),
     unit="prediction.trace.unit",
 )
@@ -95,13 +113,19 @@ def lost_layouts(found: Sequence[Layout]) -> list[str]:
     lost = [layout for layout in found if layout.prediction is None]
     slower = sum(layout.least_s is not None for layout in lost)
     large = sum(not layout.fits for layout in lost)
+    untried = not_tried(found)
+    played = len(found) - len(lost)
     told = [
-        f"{len(found)} strategies: {len(found) - len(lost)} played, {large} do not fit, {slower} "
-        f"cannot be among the first by a lower bound, {len(lost) - large - slower} cannot be done"
+        f"{len(found)} strategies: {played} played, {large} do not fit, {slower} "
+        "cannot be among the first by a lower bound, "
+        f"{len(lost) - large - slower - untried} cannot be done"
     ]
+    if untried:
+        reason = next(layout.reason for layout in lost if not layout.is_tried)
+        told.append(f"{untried} {reason}" + ("; shown is the best so far" if played else ""))
     reasons: dict[str, list[str]] = {}
     for layout in lost:
-        if layout.fits and layout.least_s is None:
+        if layout.fits and layout.least_s is None and layout.is_tried:
             reasons.setdefault(layout.reason, []).append(option_of(layout.strategy))
     for reason, names in list(reasons.items())[:_LOST_SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
@@ -113,8 +137,13 @@ def lost_layouts(found: Sequence[Layout]) -> list[str]:
     return [*told, *(f"host: {host}" for host in hosts)]
 
 
+def not_tried(found: Sequence[Layout]) -> int:
+    """How many strategies a search that was stopped did not come to."""
+    return sum(not layout.is_tried for layout in found)
+
+
 def _needed(layout: Layout) -> float:
-    return float("inf") if layout.memory is None else layout.memory.needed_bytes
+    return float("inf") if layout.least_bytes is None else layout.least_bytes
 
 
 describe(

@@ -6,7 +6,6 @@ Only models that ship with the package are made, so that no code of a user runs.
 from __future__ import annotations
 
 import hashlib
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from wavecast.errors import InvalidInput, needing_extra
+from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.frameworks.decoders import DECODERS, DEFAULT_SEQ, sizes_of
+from wavecast.frameworks.decoders import DECODERS, sizes_of
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.step_source import StepSource, traced_target
 from wavecast.frameworks.targets import Target, resolve
@@ -27,6 +26,7 @@ from wavecast.hardware.families import family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.server.questions import HUGGING_FACE, digest
 from wavecast.suite import benchmark
+from wavecast.suite.decoder_sizes import DEFAULT_SEQ, OWN_SIZES
 from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000
@@ -198,10 +198,8 @@ def decoder_sizes(name: str) -> dict[str, int | None]:
 
     `seq` is the number of tokens in a sequence.
     """
-    with needing_extra("tracing"):
-        from wavecast.suite import decoders
-    options = inspect.signature(getattr(decoders, name)).parameters
-    return {"seq": DEFAULT_SEQ} | {size: options[size].default for size in sizes_of(name)}
+    own = OWN_SIZES[name]
+    return {"seq": DEFAULT_SEQ} | {size: own.get(size) for size in sizes_of(name)}
 
 
 def _refuse_others(name: str, sizes: Mapping[str, int], known: Iterable[str]) -> None:

@@ -87,11 +87,15 @@ class ParallelSteps:
         """
         refuse_without_network(strategy, self._predictor.cluster)
         trace = self._spreader.rank_trace(strategy)
-        return replace(self._alone, trace=trace, answers=self._predictor.answers(trace))
+        return replace(self.alone, trace=trace, answers=self._predictor.answers(trace))
 
     def predict(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
         """The time of one optimizer step that was spread before."""
-        made = Prediction(
+        return checked_step(self.unplayed(step, notes))
+
+    def unplayed(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
+        """The prediction of a step whose times nobody has asked for yet; `checked_step` does."""
+        return Prediction(
             trace=self.trace,
             device=self._predictor.device,
             answers=self._answers,
@@ -99,16 +103,15 @@ class ParallelSteps:
             notes=(*notes, *step.notes),
             ranks=Ranks(step, self._predictor, self._as_in(step.strategy)),
         )
-        return checked_step(made)
 
     def _as_in(self, strategy: Parallel) -> TimedTrace:
         """The micro-batch alone, issued as the framework of a strategy does."""
         if not strategy.reentrant or not isinstance(self._host, Host):
-            return self._alone
-        return replace(self._alone, host=replace(self._host, hooks=0.0))
+            return self.alone
+        return replace(self.alone, host=replace(self._host, hooks=0.0))
 
     @cached_property
-    def _alone(self) -> TimedTrace:
+    def alone(self) -> TimedTrace:
         """The micro-batch with the optimizer on one GPU, as if it fitted there."""
         trace = without_collectives(self.trace)
         answers = self._predictor.answers(trace)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import (
 
 from wavecast.errors import InvalidInput
 from wavecast.suite.adapters import ADAPTED, adapt
+from wavecast.suite.decoder_sizes import complete_sizes
 from wavecast.suite.feed_forward import GatedLayers, JointLayers, PlainLayers
 from wavecast.suite.latent_attention import LatentAttention, LatentShape
 from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
@@ -81,55 +82,28 @@ class DecoderShape:
 
 
 def _step(
+    name: str,
     batch: int,
     precision: str,
     *,
     device: str = "cuda",
-    layers: int = 24,
-    hidden: int = 2048,
-    heads: int = 16,
-    kv_heads: int | None = None,
-    ffn: int | None = None,
-    vocab: int = 50_304,
-    seq: int = 2048,
     weights: str = "fp32",
     recompute: str = "none",
     fused_attention: bool = True,
-    tied: bool = True,
-    gated: bool = False,
-    dropout: float = 0.0,
-    head_size: int | None = None,
-    experts: int = 0,
-    top_k: int = 2,
-    shared_experts: int = 0,
-    dense_layers: int = 0,
-    dense_ffn: int | None = None,
-    kv_rank: int = 0,
-    q_rank: int = 0,
     lora: int = 0,
     adapted: Collection[str] = ADAPTED,
-    joint: bool = False,
     learning_rate: float = 3e-4,
+    **shape: Any,
 ) -> TrainingStep:
     """Pre-training of a decoder. The inputs are `tokens`, and `targets`, the next tokens.
 
-    Without `kv_heads` there are as many as `heads`, without `ffn` it is four times `hidden`, and
-    without `head_size` the heads divide `hidden`. `weights` in 16 bits have float32 copies in the
-    optimizer. `recompute` is one of `RECOMPUTE`. Without `fused_attention`, scores are written to
-    memory, and the share `dropout` of them is dropped. `gated` is Llama's block, not GPT's.
-    `experts` of width `ffn` make a mixture, `top_k` for each token, beside `shared_experts` for
-    all; the first `dense_layers` have none. With `kv_rank`, and `q_rank` for queries, attention is
-    DeepSeek's. With `joint`, one matmul gives queries, keys and values, and one both inputs of the
-    gate. With `lora`, only adapters of that rank train, of the layers that `adapted` names.
+    The sizes that `shape` does not give follow from the others (`complete_sizes`). `weights` in 16
+    bits have float32 copies in the optimizer. `recompute` is one of `RECOMPUTE`. Without
+    `fused_attention`, scores are written to memory, and the share `dropout` of them is dropped.
+    With `lora`, only adapters of that rank train, of the layers that `adapted` names.
     """
     _check(recompute, weights, precision)
-    sizes = DecoderShape(
-        *(layers, hidden, heads, kv_heads or heads, ffn or 4 * hidden, vocab, seq, gated, tied),
-        *(dropout, head_size or _divided(hidden, heads)),
-        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
-        LatentShape(kv_rank, q_rank) if kv_rank else None,
-        joint,
-    )
+    sizes = _shape_of(**complete_sizes(name, shape))
     with torch.device(device):
         model = SizedDecoder(sizes, recompute, fused_attention).to(_STORED[weights])
         if lora:
@@ -139,7 +113,49 @@ def _step(
         return F.cross_entropy(model(tokens).flatten(0, 1).float(), targets.flatten())
 
     run = _minimizer(loss, model, precision, device, learning_rate)
-    return TrainingStep(model, next_tokens(vocab, batch, seq, device), run)
+    return TrainingStep(model, next_tokens(sizes.vocab, batch, sizes.seq, device), run)
+
+
+def _shape_of(
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    ffn: int,
+    vocab: int,
+    seq: int,
+    tied: bool = True,
+    gated: bool = False,
+    dropout: float = 0.0,
+    experts: int = 0,
+    top_k: int = 2,
+    shared_experts: int = 0,
+    dense_layers: int = 0,
+    dense_ffn: int | None = None,
+    kv_rank: int = 0,
+    q_rank: int = 0,
+    joint: bool = False,
+) -> DecoderShape:
+    """The sizes of a decoder, checked.
+
+    `gated` is Llama's block, not GPT's. `experts` of width `ffn` make a mixture, `top_k` for each
+    token, beside `shared_experts` for all; the first `dense_layers` have none. With `kv_rank`, and
+    `q_rank` for queries, attention is DeepSeek's. With `joint`, one matmul gives queries, keys and
+    values, and one both inputs of the gate.
+    """
+    if heads < 1 or (head_size * heads != hidden and head_size == hidden // heads):
+        raise InvalidInput(
+            f"hidden={hidden} must divide into heads={heads} of an even size; give another number "
+            "of heads, or their size (head_size)"
+        )
+    return DecoderShape(
+        *(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, dropout, head_size),
+        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
+        LatentShape(kv_rank, q_rank) if kv_rank else None,
+        joint,
+    )
 
 
 def _check(recompute: str, weights: str, precision: str) -> None:
@@ -150,15 +166,6 @@ def _check(recompute: str, weights: str, precision: str) -> None:
             f"weights in {weights} need matmuls in the same precision, not in {precision}; "
             "store them as fp32, or compute in their precision"
         )
-
-
-def _divided(hidden: int, heads: int) -> int:
-    if heads < 1 or hidden % heads:
-        raise InvalidInput(
-            f"hidden={hidden} must divide into heads={heads} of an even size; give another number "
-            "of heads, or their size (head_size)"
-        )
-    return hidden // heads
 
 
 def _mixture(
@@ -180,10 +187,18 @@ def _minimizer(
     return Minimizer(loss, optimizer, precision, device, clip_norm=1.0)
 
 
-gpt = partial(_step, gated=False)
-llama = partial(_step, gated=True, layers=16, heads=32, kv_heads=8, ffn=8192, vocab=128_256)
-mixtral = partial(llama, tied=False, layers=32, hidden=4096, ffn=14_336, vocab=32_000, experts=8)
-"""A mixture of experts, by default as Jiang et al. 2024 (8x7B)."""
+gpt = partial(_step, "gpt")
+llama = partial(_step, "llama", gated=True)
+mixtral = partial(_step, "mixtral", gated=True, tied=False)
+"""A mixture of experts."""
+
+
+def parameter_count(name: str, **shape: Any) -> int:
+    """The parameters of a decoder, by the name of its function and its sizes."""
+    way: dict[str, Any] = {"gpt": gpt, "llama": llama, "mixtral": mixtral}[name].keywords
+    with torch.device("meta"):
+        model = SizedDecoder(_shape_of(**complete_sizes(name, {**way, **shape})), "none", True)
+    return sum(weight.numel() for weight in model.parameters())
 
 
 def _update_copies(

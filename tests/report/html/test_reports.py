@@ -244,7 +244,7 @@ def test_a_search_for_strategies_is_a_page() -> None:
     from parallel_steps import small_gpt2_step
 
     from wavecast.hardware.hosts import REFERENCE_HOST
-    from wavecast.planning.layouts import search_layouts
+    from wavecast.planning.layout_search import search_layouts
     from wavecast.planning.strategies import Search
     from wavecast.steps.request import on_cluster
 

@@ -107,10 +107,10 @@ model_options = option_group(
         "layers": "Decoders: the number of blocks.",
         "hidden": "Decoders: the width of the model.",
         "heads": "Decoders: the heads of attention.",
-        "kv_heads": "Decoders: the heads of keys and values; by default as many.",
+        "kv_heads": "Decoders: the heads of keys and values; as many, if heads or hidden is given.",
         "head_size": "Decoders: the width of a head; by default hidden / heads.",
-        "ffn": "Decoders: the inner width of the feed-forward network, or of one expert; by "
-        "default 4 x hidden.",
+        "ffn": "Decoders: the inner width of the feed-forward network, or of one expert; "
+        "4 x hidden, if that is given.",
         "vocab": "Decoders: the size of the vocabulary.",
         "experts": "mixtral: the experts of each block.",
         "top_k": "mixtral: the experts that each token is routed to.",

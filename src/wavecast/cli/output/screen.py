@@ -16,7 +16,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Protocol
 
 from rich.console import Console, Group, RenderableType
 from rich.progress import (
@@ -37,8 +37,6 @@ from wavecast.report.schemas import marked
 
 _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""
-_WORTH_A_LINE = 20_000
-"""From this many items on, progress is written to a pipe as well."""
 _WORTH_SAYING_S = 5.0
 """After this many seconds a status line shows the time, too."""
 _BETWEEN_LINES_S = 30.0
@@ -242,29 +240,36 @@ def counting_down(doing: str, total: int) -> Iterator[Callable[[int, float], Non
         )
 
 
-@contextmanager
-def counting_items(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar for a total that is only known later; a pipe gets lines if there are many items.
+class CountItems(Protocol):
+    """Takes the number done, the total, and what else there is to say."""
 
-    The function that comes back takes the number done and the total.
-    """
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Say so."""
+
+
+@contextmanager
+def counting_items(doing: str) -> Iterator[CountItems]:
+    """A bar for a total that is only known later; a pipe gets a line now and then."""
     console = _console(sys.stderr)
     if not console.is_terminal:
-        reported = 0.0
+        said = doing
 
-        def say(done: int, total: int) -> None:
-            nonlocal reported
-            is_last = done >= total > reported
-            if total >= _WORTH_A_LINE and (is_last or done >= reported + total / 20):
-                reported = done
-                tell(one_line(f"{doing}: {done} of {total}"))
+        def say(done: int, total: int, note: str = "") -> None:
+            nonlocal said
+            said = f"{doing}: {done:,} of {total:,}{note and f'; {note}'}"
 
-        yield say
+        with _telling(lambda: said):
+            yield say
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bar:
         task = bar.add_task(one_line(doing), total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+        def draw(done: int, total: int, note: str = "") -> None:
+            line = one_line(f"{doing}{note and f'; {note}'}")
+            bar.update(task, completed=done, total=total, description=line)
+
+        yield draw
 
 
 @contextmanager

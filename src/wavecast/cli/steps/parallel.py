@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +14,7 @@ from wavecast.cli.options.clusters import RayOption
 from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.searches import NO_SEARCH, SearchOptions, search_options
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
     ParallelOption,
@@ -25,10 +26,9 @@ from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, trainin
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
-from wavecast.errors import InvalidInput
-from wavecast.frameworks.recomputing import recompute_ways, recomputing
-from wavecast.frameworks.strategies import plan_of_target, strategy_of
-from wavecast.frameworks.targets import Target
+from wavecast.frameworks.recomputing import recomputing
+from wavecast.frameworks.strategies import strategy_of
+from wavecast.frameworks.targets import Target, with_adapters
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.batch_sizes import batch_warning
@@ -39,10 +39,12 @@ from wavecast.planning.prices import PriceBook
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
+    from wavecast.frameworks.step_source import StepSource
+    from wavecast.hardware.device import Device
     from wavecast.hardware.hosts import HostModel
+    from wavecast.planning.layout_search import Progress
     from wavecast.planning.layouts import Layout
     from wavecast.planning.strategies import Search
     from wavecast.steps.op_times import ClusterPredictor
@@ -67,17 +69,13 @@ ClusterOption = Annotated[
 @step_options("batch", "ranks")
 @price_options
 @training_options
+@search_options
 def parallelize(
     target: TargetArgument,
     gpu: OneGpuOption,
     gpus: Annotated[int, typer.Option("--gpus", help="How many GPUs there are.")],
-    micro_batch: Annotated[
-        list[int] | None,
-        typer.Option("--micro-batch", help="Samples of a micro-batch to try; repeat for more."),
-    ] = None,
     cluster: ClusterOption = None,
     host: HostOption = None,
-    show_best: Annotated[int, typer.Option("--show", help="How many to show.")] = 5,
     gpu_hours_between: GpuHoursOption = LLAMA_3_GPU_HOURS,
     restart_time: RestartOption = None,
     ray: RayOption = None,
@@ -86,6 +84,7 @@ def parallelize(
     training: TrainingOptions = NO_TRAINING,
     pricing: PriceOptions = NO_PRICES,
     step: StepOptions = NO_STEP_OPTIONS,
+    searching: SearchOptions = NO_SEARCH,
 ) -> None:
     """Find the fastest way to spread a training step over a number of GPUs.
 
@@ -95,8 +94,10 @@ def parallelize(
 
     Data, sharded, tensor, sequence, context, expert and pipeline parallel strategies are tried,
     with several micro-batches, and with recomputed activations where the target can. Those that
-    cannot be among the first by a lower bound are not played.
+    cannot be among the first by a lower bound are not played. Ctrl-C ends the search with the best
+    so far. Where nothing fits, changes with which it does are looked for.
     """
+    from wavecast.planning.layouts import INTERRUPTED
     from wavecast.report import layouts as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
@@ -108,22 +109,26 @@ def parallelize(
     traced = step.target(target, fixed=("precision",))
     steady = replace(training, global_batch=None, checkpoint_time=None, checkpoint_every=None)
     plan = steady.plan(traced)
-    search = _search(gpus, training.global_batch, show_best, traced, micro_batch)
+    search = searching.search(gpus, training.global_batch, traced)
     issuing = find_host(host, device, predictor.cluster)
-    with counting_items("trying strategies") as progress:
-        found = _found(traced, search, predictor, (cluster, host), ray, progress)
+    found = _found(traced, search, predictor, (cluster, host), ray)
+    changes = _fitting_changes(traced, search, device, found) if ray is None else []
     if cluster is not None:
         found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
-    title = f"{target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
-    write_page(html, lambda: layouts_report(title, found))
+    title = (
+        f"{traced.model or target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
+    )
+    write_page(html, lambda: layouts_report(title, found, changes))
     if as_json:
         print_json(report.told_layouts(found))
-        return
-    _show_layouts(title, found, search)
-    if plan is not None and (best := found[0].prediction) is not None:
-        stops = _stops(training, restart_time, best)
-        _show_training(best, plan, book, gpu_hours_between, stops)
-    _show_networks(found[:_RETRIED], predictor, issuing)
+    else:
+        _show_layouts(title, found, search, changes)
+        if plan is not None and (best := found[0].prediction) is not None:
+            stops = _stops(training, restart_time, best)
+            _show_training(best, plan, book, gpu_hours_between, stops)
+        _show_networks(found[:_RETRIED], predictor, issuing)
+    if any(layout.reason == INTERRUPTED for layout in found):
+        raise KeyboardInterrupt("what is shown is the best so far")
 
 
 def _found(
@@ -132,49 +137,80 @@ def _found(
     predictor: ClusterPredictor,
     where: tuple[str | None, str | None],
     ray: str | None,
-    progress: Callable[[int, int], None],
 ) -> list[Layout]:
     """The strategies, tried here or on the nodes of a Ray cluster."""
     from wavecast.campaigns.searches import layouts_in_parts
-    from wavecast.planning.layouts import search_layouts
 
-    device = predictor.device
-    if ray is not None:
+    with counting_items("trying strategies") as count:
+
+        def progress(done: int, total: int, best: Layout | None) -> None:
+            count(done, total, "" if best is None else f"best so far {best.summary}")
+
+        if ray is None:
+            host = find_host(where[1], predictor.device, predictor.cluster)
+            return _searched(_sources(target, search), search, predictor, host, progress)
         from wavecast.campaigns.ray_workers import spread_over_ray
 
+        device = predictor.device
         with spread_over_ray(ray) as (spread, cores):
             return layouts_in_parts(target, search, device, where, cores, spread, progress)
-    sources = {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
-    host = find_host(where[1], device, predictor.cluster)
+
+
+def _sources(target: Target, search: Search) -> dict[str, StepSource]:
+    """The traces of the target, by what they recompute."""
+    return {way: step_source(recomputing(target, way), quiet=True) for way in search.recompute}
+
+
+def _searched(
+    sources: dict[str, StepSource],
+    search: Search,
+    predictor: ClusterPredictor,
+    host: HostModel,
+    progress: Progress | None = None,
+) -> list[Layout]:
+    """The strategies, tried here."""
+    from wavecast.planning.layout_search import search_layouts
+
     return search_layouts(
-        search, lambda micro, way: sources[way].on(device, micro), predictor, host, progress
+        search,
+        lambda micro, way: sources[way].on(predictor.device, micro),
+        predictor,
+        host,
+        progress,
+        keeps_interrupted=progress is not None,
     )
+
+
+def _fitting_changes(
+    target: Target, search: Search, device: Device, found: Sequence[Layout]
+) -> list[str]:
+    """What to change where nothing fits, in words; empty where something does."""
+    from wavecast.planning.fitting_changes import ADAPTERS, fitting_changes
+    from wavecast.steps.request import on_cluster
+
+    answered = any(one.prediction is not None or not one.is_tried for one in found)
+    if answered or all(one.fits for one in found):
+        return []
+
+    adapted = with_adapters(target, ADAPTERS)
+    whole = _sources(target, search)
+
+    def fitting(changed: Search, gpu: Device, has_adapters: bool) -> Layout | None:
+        sources = _sources(adapted, search) if has_adapters and adapted is not None else whole
+        predictor = on_cluster(gpu, Parallel())
+        host = find_host(None, gpu, predictor.cluster)
+        first = _searched(sources, changed, predictor, host)[0]
+        return first if first.prediction is not None else None
+
+    with waiting("looking for what fits"):
+        return fitting_changes(search, device, fitting, adaptable=adapted is not None)
 
 
 _RETRIED = 3
 """How many of the best strategies are tried on other networks."""
 
 
-def _search(
-    gpus: int, global_batch: int | None, best: int, target: Target, micro: list[int] | None
-) -> Search:
-    """What is looked for."""
-    from wavecast.planning.strategies import Search
-
-    if global_batch is None:
-        raise InvalidInput(
-            "say how many samples one optimizer step of all GPUs has: --global-batch"
-        )
-    for name, value in (("--gpus", gpus), ("--global-batch", global_batch), ("--show", best)):
-        if value < 1:
-            raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
-    plan = plan_of_target(target.text, target.options)
-    sizes = _micro_batches(target.trace, micro)
-    ways = recompute_ways(target)
-    return Search(gpus, global_batch, sizes, tensor_plan=plan, recompute=ways, best=best)
-
-
-def _show_layouts(title: str, found: list[Layout], search: Search) -> None:
+def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
     from wavecast.report import layouts as report
 
@@ -182,7 +218,7 @@ def _show_layouts(title: str, found: list[Layout], search: Search) -> None:
     if found[0].prediction is not None:
         trace, micro = found[0].prediction.trace, found[0].micro_batch
         warned = [batch_warning(trace, search.global_batch, micro)]
-    notes = [text for text in warned if text is not None]
+    notes = [*changes, *(text for text in warned if text is not None)]
     show(report.layouts(title, found, width(), search.best or len(found), notes))
 
 
@@ -225,19 +261,6 @@ def _stops(
     if restart_time is not None:
         stops["restart_s"] = seconds_of(restart_time, "--restart-time")
     return stops
-
-
-def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
-    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
-    if trace is None:
-        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
-    if given:
-        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
-    if trace.samples is None:
-        raise InvalidInput(
-            "the trace does not say how many samples it has; trace the step again with samples="
-        )
-    return (trace.samples,)
 
 
 @app.command()

@@ -190,10 +190,16 @@ def _stages(steps: Sequence[Prediction]) -> Section:
     )
 
 
-def layouts_report(title: str, found: Sequence[Layout]) -> Report:
-    """The strategies of a search, with details of the best ones; and why others cannot be used."""
+def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] = ()) -> Report:
+    """The strategies of a search, with details of the best ones; and why others cannot be used.
+
+    Args:
+        title: what was searched.
+        found: the strategies.
+        changes: what to change where nothing fits.
+    """
     working = [(one, one.prediction) for one in found if one.prediction is not None]
-    lost = bullets(map(sentence, lost_layouts(found)))
+    lost = bullets(map(sentence, [*lost_layouts(found), *changes]))
     why = Section("lost", "What cannot be used", lost, short="not used")
     if not working:
         nothing = joined([element("strong", "No strategy fits"), "."])
