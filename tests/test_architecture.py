@@ -60,7 +60,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/frameworks": (
         *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
         *("jax", "kineto", "ncu", "pytorch"),
-        *("script_process", "scripts", "script_targets", "step_functions"),
+        *("script_passes", "script_process", "scripts", "script_targets", "step_functions"),
         *("decoders", "strategies", "target_functions"),
         *("targets", "recomputing", "step_source", "tracing", "generation"),
     ),

@@ -166,6 +166,8 @@ def test_the_version_is_the_same_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert wavecast.__version__ == version
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    supported = re.findall(r"^\| ([\d.]+) \| yes \|$", (ROOT / "SECURITY.md").read_text(), re.M)
+    assert supported == [version.rpartition(".")[0]]
     changelog = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(rf"^## \[{re.escape(version)}\] - \d{{4}}-\d\d-\d\d$", changelog, re.MULTILINE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -43,8 +43,14 @@ class NewtonSchulz(torch.optim.Optimizer):
     Other parameters take a plain step with momentum.
     """
 
-    def __init__(self, parameters: Iterable[Tensor], lr: float = 1e-3) -> None:
+    def __init__(
+        self,
+        parameters: Iterable[Tensor],
+        lr: float = 1e-3,
+        orthogonal: Callable[[Tensor], Tensor] = orthogonal,
+    ) -> None:
         super().__init__(parameters, {"lr": lr})
+        self.orthogonal = orthogonal
 
     def step(self, closure: Any = None) -> None:
         with torch.no_grad():
@@ -61,7 +67,9 @@ class NewtonSchulz(torch.optim.Optimizer):
                 moved = state["momentum"].lerp_(weight.grad, 0.05)
                 moved = weight.grad.lerp(moved, 0.95)
                 if weight.ndim == 2 and min(weight.shape) > 1:
-                    moved = orthogonal(moved) * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
+                    moved = (
+                        self.orthogonal(moved) * max(1.0, weight.shape[0] / weight.shape[1]) ** 0.5
+                    )
                 weight.add_(moved.to(weight.dtype), alpha=-group["lr"])
 
 

@@ -20,6 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from wavecast.suite.language import GPT2
 from wavecast.suite.llama import Llama
@@ -28,7 +29,7 @@ RANKS = 8
 Step = Callable[[], None]
 
 _SIZES: dict[str, tuple[Callable[[], nn.Module], int, int, int]] = {
-    "gpt2": (partial(GPT2, dropout=0.0), 4, 1024, 50_257),
+    "gpt2": (partial(GPT2, 12, 768, 12, 50_257, 1024, dropout=0.0), 4, 1024, 50_257),
     "llama": (partial(Llama, 8, 2048, 32, 8, 8192, 32_000, tied=False), 2, 1024, 32_000),
 }
 """For each model how it is made, and the batch, the sequence and the vocabulary."""
@@ -40,14 +41,31 @@ def ddp(name: str) -> Step:
     return _step(name, model, autocast=True)
 
 
-def fsdp(name: str) -> Step:
-    """`fully_shard` on each block and on the model, in bfloat16."""
-    mesh = dist.init_device_mesh("cuda", (RANKS,))
+def fsdp(
+    name: str,
+    ranks: tuple[int, ...] = (RANKS,),
+    reshard: bool = True,
+    checkpointing: bool = False,
+    weights: torch.dtype = torch.float32,
+) -> Step:
+    """`fully_shard` on each block and on the model, in bfloat16.
+
+    Args:
+        name: the model.
+        ranks: the ranks of the mesh; two numbers are replicas and shards (HSDP).
+        reshard: whether gathered weights are freed after the forward pass (else as ZeRO 2).
+        checkpointing: whether blocks compute their activations again.
+        weights: the data type in which weights are stored.
+    """
+    names = ("replicate", "shard")[-len(ranks) :]
+    mesh = dist.init_device_mesh("cuda", ranks, mesh_dim_names=names)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-    model: Any = _model(name)
+    model: Any = _model(name).to(weights)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+        if checkpointing:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
     return _step(name, model, autocast=False)
 
 
@@ -69,9 +87,16 @@ def tensor(name: str) -> Step:
 
 
 STEPS: dict[str, Callable[[], Step]] = {
-    f"{strategy.__name__} {name}": partial(strategy, name)
-    for strategy in (ddp, fsdp, tensor)
-    for name in _SIZES
+    **{
+        f"{strategy.__name__} {name}": partial(strategy, name)
+        for strategy in (ddp, fsdp, tensor)
+        for name in _SIZES
+    },
+    "hsdp llama": partial(fsdp, "llama", ranks=(2, RANKS // 2)),
+    "zero2 llama": partial(fsdp, "llama", reshard=False),
+    "fsdp-checkpointed llama": partial(fsdp, "llama", checkpointing=True),
+    "fsdp-bf16 llama": partial(fsdp, "llama", weights=torch.bfloat16),
+    "zero2-bf16 llama": partial(fsdp, "llama", reshard=False, weights=torch.bfloat16),
 }
 
 

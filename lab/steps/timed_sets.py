@@ -15,6 +15,7 @@ SETS = {
     "blind_7": ("lab.steps.blind_7", "BLIND_7"),
     "blind_8": ("lab.steps.blind_8", "BLIND_8"),
     "blind_9": ("lab.steps.blind_9", "BLIND_9"),
+    "repaired": ("lab.steps.repaired", "REPAIRED"),
     "revisited": ("lab.steps.revisited", "REVISITED"),
 }
 """The module and the name of each set."""

@@ -51,8 +51,10 @@ _KINDS = (
     (stat.S_ISSOCK, "is a socket"),
     (stat.S_ISCHR, "is a device"),
     (stat.S_ISBLK, "is a device"),
+    (stat.S_ISLNK, "is a link"),
 )
 _FLAGS = (os.O_RDONLY, *(getattr(os, f"O_{n}", 0) for n in ("NONBLOCK", "CLOEXEC", "BINARY")))
+_NO_LINK = getattr(os, "O_NOFOLLOW", 0)
 _MAGIC = b"\x1f\x8b"
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -62,7 +64,12 @@ class MissingFile(InvalidInput):
 
 
 def open_file(
-    path: Path, *, packed: bool | None = False, most_bytes: int | None = None, prefix: str = ""
+    path: Path,
+    *,
+    packed: bool | None = False,
+    most_bytes: int | None = None,
+    prefix: str = "",
+    follow: bool = True,
 ) -> io.BufferedReader:
     """A file, open for reading bytes. Whatever goes wrong while reading it is an InvalidInput.
 
@@ -71,13 +78,14 @@ def open_file(
         packed: whether to unpack gzip. None if the first bytes of the file decide.
         most_bytes: how many bytes may be read, after unpacking. None for a plain file of any size.
         prefix: the beginning of messages: "cannot read the trace x.trace: it ".
+        follow: whether the path may be a link.
 
     Raises:
         MissingFile: there is no such file.
         InvalidInput: it cannot be opened; says why.
     """
     with prefixed(prefix):
-        file = _opened(path)
+        file = _opened(path, follow)
         if packed is None:
             packed = _is_packed(file)
     return io.BufferedReader(_BoundedFile(file, packed, most_bytes, prefix), 1 << 16)
@@ -105,11 +113,11 @@ def _is_packed(file: io.FileIO) -> bool:
     return first == _MAGIC
 
 
-def _opened(path: Path) -> io.FileIO:
+def _opened(path: Path, follow: bool) -> io.FileIO:
     """The file, unbuffered. It is opened without waiting: opening a pipe waits for its writer."""
     try:
-        refuse_irregular(path.stat().st_mode)
-        number = os.open(path, sum(_FLAGS))
+        refuse_irregular(path.stat(follow_symlinks=follow).st_mode)
+        number = os.open(path, sum(_FLAGS) | (0 if follow else _NO_LINK))
         try:
             refuse_irregular(os.fstat(number).st_mode)  # it may have been replaced meanwhile
             return io.FileIO(number)
@@ -189,6 +197,7 @@ def read_bytes(
     *,
     packed: bool = False,
     prefix: str = "",
+    follow: bool = True,
 ) -> bytes:
     """The content of a file, which may have `most_bytes` at most (see `open_file`).
 
@@ -196,11 +205,18 @@ def read_bytes(
         MissingFile: there is no such file.
         InvalidInput: it cannot be read, or is larger; says why.
     """
-    with open_file(path, packed=packed, most_bytes=most_bytes, prefix=prefix) as file:
+    how: Any = {"packed": packed, "most_bytes": most_bytes, "follow": follow}
+    with open_file(path, **how, prefix=prefix) as file:
         return file.read()
 
 
-def read_text(path: Path, most_bytes: int = LARGEST_UNPACKED_BYTES, *, prefix: str = "") -> str:
+def read_text(
+    path: Path,
+    most_bytes: int = LARGEST_UNPACKED_BYTES,
+    *,
+    prefix: str = "",
+    follow: bool = True,
+) -> str:
     """The content of a file of UTF-8 text, which may have `most_bytes` at most (see `open_file`).
 
     Raises:
@@ -208,7 +224,7 @@ def read_text(path: Path, most_bytes: int = LARGEST_UNPACKED_BYTES, *, prefix: s
         InvalidInput: it cannot be read, is larger, or is not UTF-8; says why.
     """
     try:
-        return read_bytes(path, most_bytes, prefix=prefix).decode()
+        return read_bytes(path, most_bytes, prefix=prefix, follow=follow).decode()
     except UnicodeDecodeError:
         raise InvalidInput(f"{prefix}is not UTF-8 text") from None
 

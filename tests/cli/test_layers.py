@@ -52,6 +52,31 @@ def test_lines_of_one_measured_network_predict_another(measured: Path) -> None:
     assert other.code == 0, other.err
     assert other.out.startswith("alexnet, batch 16, fp32, 1000 iterations")
     assert "not predicted: AlexNet.2 (Norm, forward), AlexNet.2 (Norm, backward)" in other.out
+    no_line, total = (cells_of(other.out, name) for name in ("no line", "sum"))
+    assert no_line[-1] == total[-1] == "?"
+    assert "shares: of the time of layers that have a line" in other.out
+
+
+def test_layers_without_a_line_have_the_share_that_was_measured(measured: Path) -> None:
+    """The lines of GPT-2's matmuls say nothing of its norms, which the table shows, too."""
+    lines, path = measured / "lines.json", measured / "gpt2-b2-fp32.json.gz"
+    assert run("layers", "fit", path, "--batch", 2, "-o", lines).code == 0
+    asked = ("layers", "predict", path, "--batch", 2, "--from", lines)
+    record = json.loads(run(*asked, "--json").out)
+    shown = run(*asked).out
+    rest, total = (cells_of(shown, name) for name in ("no line", "sum"))
+    whole = record["measured_forward_s"] + record["measured_backward_s"]
+    with_line = cells_of(shown, "Conv/FC")
+    assert int(with_line[6].rstrip("%")) + int(rest[3].rstrip("%")) == 100
+    assert int(rest[3].rstrip("%")) > 10
+    assert total[6] == "100%"
+    assert total[-1] == f"{record['seconds'] / whole - 1:+.0%}"
+
+
+def cells_of(shown: str, name: str) -> list[str]:
+    """The words of a row after its name."""
+    (row,) = (line for line in shown.splitlines() if line.startswith(f"{name} "))
+    return row.removeprefix(name).split()
 
 
 def test_lines_may_go_through_predicted_times(measured: Path) -> None:

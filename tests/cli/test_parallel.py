@@ -113,7 +113,13 @@ def test_scale_and_parallelize(step: str) -> None:
     assert (wrong.code, "--gpus is a whole number" in wrong.err) == (1, True)
 
 
-@pytest.mark.parametrize("option", [("--by", "op"), ("--predictor", "roofline"), ("--cuda-graph",)])
+def test_micro_batches_are_replayed_as_cuda_graphs(step: str) -> None:
+    done = run("predict", step, "--gpu", "l4", "--parallel", "data=2", "--cuda-graph")
+    assert done.code == 0, done.err
+    assert "as one CUDA graph" in done.out
+
+
+@pytest.mark.parametrize("option", [("--by", "op"), ("--predictor", "roofline")])
 def test_options_of_one_gpu_are_refused(step: str, option: tuple[str, ...]) -> None:
     done = run("predict", step, "--gpu", "l4", "--parallel", "data=2", *option)
     assert done.code == 1

@@ -141,10 +141,31 @@ def test_a_stream_that_is_closed_is_no_crash(talkative: Path, closed: str) -> No
     )
     command = f"{sys.executable} -m wavecast predict {quiet}:make_step --gpu l4 --json {closed}"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "Traceback" not in done.stderr
     if closed == "2>&-":
+        assert done.returncode == 0
         assert json.loads(done.stdout)["predictions"]
+    else:
+        assert done.returncode == 1
+        assert done.stderr == "error: cannot write the results: the standard output is closed\n"
+
+
+@pytest.mark.parametrize("what", ["devices", "devices --json", "--version", "--help"])
+@pytest.mark.parametrize(
+    ("where", "why"),
+    [
+        (">&-", "the standard output is closed"),
+        ("> /dev/full", "No space left on device"),
+        ("| true", "Broken pipe"),
+    ],
+)
+def test_a_result_that_is_lost_is_said_to_be(what: str, where: str, why: str) -> None:
+    command = f"{sys.executable} -m wavecast {what} {where}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    if "--help" not in what or "|" not in where:  # click says nothing of who stops reading
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.endswith(f"{why}\n")
+        assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.slow

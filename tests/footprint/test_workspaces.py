@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,6 +18,7 @@ from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, Tens
 
 H200 = device("h200-sxm")
 MIB = 1 << 20
+Shape = tuple[int, ...]
 ROUNDING = 0.01
 
 
@@ -346,3 +348,45 @@ def test_a_gpu_without_cuda_has_unknown_workspaces() -> None:
     complete = with_workspaces(step(), device("mi300x"))
     assert complete.allocations == step().allocations
     assert "not known" in complete.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "weight", "out", "dtype", "mib"),
+    [
+        ("", (32, 3, 229, 229), (64, 3, 7, 7), (32, 64, 112, 112), "bfloat16", 25.65),
+        ("", (64, 3, 224, 224), (384, 3, 16, 16), (64, 384, 14, 14), "bfloat16", 50.5),
+        ("", (32, 256, 14, 14), (256, 256, 3, 3), (32, 256, 14, 14), "bfloat16", 0.0),
+        ("volume", (4, 48, 65, 65, 65), (8, 48, 2, 2, 2), (4, 8, 64, 64, 64), "bfloat16", 116.58),
+        ("volume", (48, 4, 65, 65, 65), (8, 4, 64, 64, 64), (48, 8, 2, 2, 2), "bfloat16", 233.15),
+        ("depthwise", (64, 192, 28, 28), (192, 1, 7, 7), (64, 192, 28, 28), "bfloat16", 18.38),
+        ("depthwise", (32, 192, 28, 28), (192, 1, 7, 7), (32, 192, 28, 28), "float32", 156.77),
+        ("pixels", (32, 192, 28, 28), (192, 1, 9, 9), (32, 192, 28, 28), "bfloat16", 73.97),
+        ("weight", (48, 3, 229, 229), (64, 3, 7, 7), (48, 64, 112, 112), "float32", 191.2),
+        ("weight", (96, 192, 24, 24), (192, 192, 3, 3), (96, 192, 24, 24), "float32", 7.0),
+    ],
+)
+def test_what_xla_chose_on_an_h200(
+    kind: str, image: Shape, weight: Shape, out: Shape, dtype: str, mib: float
+) -> None:
+    """The workspaces in the HLO of measured steps (measurements/h200/jax)."""
+
+    def laid_out(shape: Shape) -> TensorSpec:
+        batch, *_ = (math.prod(shape[at + 1 :]) for at in range(len(shape)))
+        steps = [math.prod(shape[at + 1 :]) * shape[1] for at in range(2, len(shape))]
+        return TensorSpec(shape, dtype, None if kind == "volume" else (batch, 1, *steps))
+
+    specs = [laid_out(shape) for shape in (image, weight, out)]
+    backward = kind in ("depthwise", "weight")
+    convolution = Convolution(
+        backward=backward,
+        tensor=True,
+        source=specs[0],
+        weight=specs[1],
+        output=specs[2],
+        stride=1,
+        padding=0,
+        groups=image[1] if kind in ("depthwise", "pixels") else 1,
+        transposed=False,
+        wanted=(False, True, False),
+    )
+    assert convolution.tuned_bytes(132) / MIB == pytest.approx(mib, rel=0.07, abs=2.6)

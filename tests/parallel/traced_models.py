@@ -88,4 +88,6 @@ def collectives(trace: Trace) -> list[Call]:
 
 
 def held(trace: Trace, role: Role) -> int:
-    return sum(a.nbytes for a in trace.allocations if a.role is role)
+    """The bytes of a role, without weights that are gathered for a while."""
+    own = (a for a in trace.allocations if a.role is role)
+    return sum(a.nbytes for a in own if role is not Role.PARAMETER or a.born is None)

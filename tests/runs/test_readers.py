@@ -17,6 +17,7 @@ import wavecast
 from wavecast.campaigns.suite_runs import run as run_suite
 from wavecast.errors import DoubtfulInput, InvalidInput, UnknownName
 from wavecast.runs.readers import FORMATS, find_files, iterate_runs
+from wavecast.runs.readers.doubts import Doubts
 from wavecast.runs.readers.facts import Given, find_facts
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
@@ -241,6 +242,26 @@ def test_doubts_are_warnings_and_many_of_a_kind_are_counted(tmp_path: Path) -> N
     assert len(caught) == 11
     assert "line 5: repeats an earlier run" in str(caught[0].message)
     assert "20 more lines like this" in str(caught[-1].message)
+
+
+def test_lines_that_are_wrong_in_different_ways_are_counted_too(tmp_path: Path) -> None:
+    sample = LOGS["lightning"]
+    file = sample.write(tmp_path)
+    with file.open("a") as log:
+        log.writelines(f"{'x,' * (20 + n % 500)}x\n" for n in range(3000))
+    _, told = read(file, **sample.given)
+    assert len(told) == 11
+    assert "2990 more lines like this: has another number of values" in told[-1]
+
+
+def test_problems_that_a_file_makes_up_are_counted_too(tmp_path: Path) -> None:
+    told: list[str] = []
+    doubts = Doubts(tmp_path, told.append)
+    for number in range(10_000):
+        doubts.tell("line 1", f"problem {number}")
+    doubts.close()
+    assert len(told) < 100
+    assert told[-1].endswith("9970 more lines like this: other problems")
 
 
 def test_a_table_is_read_row_by_row(tmp_path: Path) -> None:

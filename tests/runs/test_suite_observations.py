@@ -37,6 +37,16 @@ def test_all_twelve_are_told_even_where_they_cannot_be_judged() -> None:
     assert all(one.figure and one.printed for group in found.values() for one in group)
 
 
+def test_results_that_had_not_settled_say_nothing_of_time() -> None:
+    nmt = replace(P4000, model="nmt", batch=64, feature_maps_bytes=64 << 20)
+    more = replace(nmt, batch=128, throughput_per_s=100.0, feature_maps_bytes=128 << 20)
+    assert [one.holds for one in seen(nmt, more)[2]] == [True, None]
+    restless = seen(nmt, replace(more, settled=False))
+    assert [one.holds for one in restless[2]] == [None, None]
+    assert all("not settled: 1 results" in one.figure for one in restless[2])
+    assert [one.holds for one in restless[11]] == [True]
+
+
 @pytest.mark.parametrize(
     ("changed", "holds"),
     [

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp
 
 from wavecast.errors import InvalidInput
+from wavecast.server import running
 from wavecast.server.app import make_app
 from wavecast.server.guard import HEADERS, UPLOAD_PATH
 from wavecast.server.limits import ServerLimits
 from wavecast.server.running import TellingServer, run_server, server_config
 from wavecast.server.service import PredictionService
 
+Connect = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 LIMITS = ServerLimits(body_bytes=100, upload_bytes=1000, receive_s=0.2, answer_s=0.5)
 RESULT = f"/api/results/{'0' * 32}/save"
 
@@ -32,14 +36,14 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     return make_app(service, LIMITS, frozenset({"gpu.example"}))
 
 
-def ask(app: ASGIApp, *parts: bytes, **options: Any) -> tuple[int, dict[str, str], bytes]:
+def ask(app: ASGIApp, *parts: bytes | None, **options: Any) -> tuple[int, dict[str, str], bytes]:
     """The status, headers and body of the answer to a request that arrives in parts."""
     return asyncio.run(asked(app, *parts, **options))
 
 
 async def asked(
     app: ASGIApp,
-    *parts: bytes,
+    *parts: bytes | None,
     method: str = "POST",
     path: str = "/api/predictions",
     stalls: bool = False,
@@ -54,6 +58,8 @@ async def asked(
         if not left and stalls:
             await asyncio.sleep(3600)
         part = left.pop(0) if left else b""
+        if part is None:
+            return {"type": "http.disconnect"}
         return {"type": "http.request", "body": part, "more_body": bool(left) or stalls}
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -145,9 +151,37 @@ def test_a_body_is_counted_while_it_arrives(app: FastAPI) -> None:
     assert (status, headers["connection"]) == (413, "close")
 
 
-def test_a_length_that_is_too_large_is_refused_before_anything_is_read(app: FastAPI) -> None:
-    for length in ("101", "9" * 500):
-        assert ask(app, stalls=True, content_length=length)[0] == 413
+def test_a_length_that_is_too_large_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    limits = ServerLimits(receive_s=0.2)
+    app = make_app(PredictionService(tmp_path, limits), limits)
+    json_type = {"content_type": "application/json"}
+    for path, length, limit in (
+        ("/api/predictions", "32769", "32 KiB"),
+        ("/api/predictions", "9" * 500, "32 KiB"),
+        (UPLOAD_PATH, "150000000", "64 MiB as it is sent; compress it"),
+    ):
+        status, headers, body = ask(app, stalls=True, path=path, content_length=length, **json_type)
+        assert (status, headers["connection"]) == (413, "close")
+        assert limit in json.loads(body)["error"]["message"]
+
+
+def test_a_client_that_goes_away_while_it_sends_is_no_fault_of_the_server(app: FastAPI) -> None:
+    json_type = {"content_type": "application/json"}
+    for path in ("/api/predictions", UPLOAD_PATH):
+        assert ask(app, b"x", None, path=path, **json_type)[0] == 499
+
+
+def test_a_full_disk_is_told(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = Path.open
+    monkeypatch.setattr(
+        Path,
+        "open",
+        lambda path, *how: opened(Path("/dev/full") if path.suffix == ".part" else path, *how),
+    )
+    json_type = {"content_type": "application/json"}
+    status, _, body = ask(app, b"x" * 100, path=UPLOAD_PATH, **json_type)
+    assert status == 503
+    assert "cannot keep the file: No space left" in json.loads(body)["error"]["message"]
 
 
 def test_a_request_that_never_ends_is_ended(app: FastAPI) -> None:
@@ -163,25 +197,114 @@ def test_an_answer_that_never_comes_is_ended(app: FastAPI) -> None:
     assert int(headers["retry-after"]) > 0
 
 
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+
+
+def test_places_of_idle_connections_are_given_to_new_ones() -> None:
+    async def statuses(connect: Connect, answer: asyncio.Event) -> list[bytes]:
+        seen = []
+        for request in (GET, GET, b"GET /", b"", GET, GET):
+            reader, writer = await connect()
+            writer.write(request)
+            seen.append((await reader.readline())[9:12] if request == GET else b"")
+        return seen
+
+    told = asyncio.run(serving(statuses, ServerLimits(connections=3)))
+    assert told == [b"404", b"404", b"", b"", b"404", b"404"]
+
+
 def test_connections_beyond_the_limit_are_told_to_come_again() -> None:
-    assert asyncio.run(crowd(4, ServerLimits(connections=3))) == [b"404", b"404", b"503", b"503"]
+    async def statuses(connect: Connect, answer: asyncio.Event) -> list[bytes]:
+        places = [await connect() for _ in range(2)]
+        for _, writer in places:
+            writer.write(GET.replace(b"/ ", b"/waits "))
+        reader, writer = await connect()
+        writer.write(GET)
+        late = (await reader.readline())[9:12]
+        answer.set()
+        return [late, *[(await reader.readline())[9:12] for reader, _ in places]]
+
+    told = asyncio.run(serving(statuses, ServerLimits(connections=3)))
+    assert told == [b"503", b"200", b"200"]
 
 
-async def crowd(size: int, limits: ServerLimits) -> list[bytes]:
-    """The statuses that so many connections get, one after the other and all kept open."""
-    listening = asyncio.Event()
-    server = TellingServer(server_config(FastAPI(), limits), listening.set)
+def test_who_does_not_send_all_of_a_request_makes_room() -> None:
+    async def statuses(connect: Connect, answer: asyncio.Event) -> list[bytes]:
+        readers = []
+        for request in (POST.replace(b"/ ", b"/reads "), GET.replace(b"/ ", b"/waits "), GET):
+            reader, writer = await connect()
+            writer.write(request)
+            await asyncio.sleep(0.1)  # until the server has it
+            readers.append(reader)
+        last = (await readers[-1].readline())[9:12]
+        answer.set()
+        with suppress(ConnectionResetError):
+            assert await readers[0].read() == b""
+        return [last, (await readers[1].readline())[9:12]]
+
+    assert asyncio.run(serving(statuses, ServerLimits(connections=3))) == [b"404", b"200"]
+
+
+@pytest.mark.parametrize(
+    "begun", [b"GET /", b"", POST + b"12345678", GET.replace(b"/ ", b"/large ") * 2]
+)
+def test_no_request_after_the_first_waits_for_ever(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "_HEADER_S", 0.2)
+    monkeypatch.setattr(running, "_TAKEN_S", 0.2)
+
+    async def closed(connect: Connect, answer: asyncio.Event) -> bool:
+        reader, writer = await connect()
+        writer.write(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(begun)
+        with suppress(OSError):
+            while True:  # each byte ends the time that an idle connection is kept
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.05)
+        return True
+
+    assert asyncio.run(serving(closed, ServerLimits()))
+
+
+async def serving(
+    use: Callable[[Connect, asyncio.Event], Awaitable[Any]], limits: ServerLimits
+) -> Any:
+    """What a client sees that connects to a server; `/waits` waits for its event."""
+    app, listening, answer = FastAPI(), asyncio.Event(), asyncio.Event()
+    writers: list[asyncio.StreamWriter] = []
+
+    @app.get("/waits")
+    async def waits() -> None:
+        await answer.wait()
+
+    @app.post("/reads")
+    async def reads(request: Request) -> None:
+        with suppress(ClientDisconnect):
+            await request.body()
+
+    @app.get("/large")
+    async def large() -> Response:
+        return Response(bytes(50 << 20))
+
+    server = TellingServer(server_config(app, limits), listening.set)
     with socket.create_server(("127.0.0.1", 0)) as sock:
-        serving = asyncio.create_task(server.serve(sockets=[sock]))
-        await listening.wait()
-        statuses, kept = [], []
-        for _ in range(size):
+
+        async def connect() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await asyncio.open_connection(*sock.getsockname())
-            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            statuses.append((await reader.readline()).split()[1])
-            kept.append(writer)
-        for writer in kept:
-            writer.close()
-        server.should_exit = True
-        await serving
-    return statuses
+            writers.append(writer)
+            return reader, writer
+
+        until_exit = asyncio.create_task(server.serve(sockets=[sock]))
+        await listening.wait()
+        try:
+            async with asyncio.timeout(30):
+                return await use(connect, answer)
+        finally:
+            for writer in writers:
+                writer.transport.abort()
+            server.should_exit = True
+            await until_exit

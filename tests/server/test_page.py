@@ -201,6 +201,33 @@ def test_a_trace_is_uploaded_and_its_names_do_no_harm(visit: Visit, tmp_path: Pa
     visit.problems.clear()  # the browser tells about the answer 422
 
 
+def test_an_address_asks_and_what_it_names_wrongly_is_said(visit: Visit) -> None:
+    visit.open("/?model=dcgan&batch=16&gpus=l4,t4")
+    expect(visit.page.locator("#target")).to_have_text("dcgan, batch 16, bf16")
+    expect(visit.page.locator("#comparison tbody tr")).to_have_count(2)
+    visit.page.goto(f"{visit.url}/?model=nosuch&batch=abc&colour=red")
+    problem = visit.page.get_by_role("alert")
+    for part in ('model "nosuch"', "resnet50, ", 'not "abc"', '"colour"'):
+        expect(problem).to_contain_text(part, ignore_case=True)
+    expect(visit.page.locator("#answer")).to_be_hidden()
+
+
+def test_an_older_answer_is_dim_beside_an_error(visit: Visit, tmp_path: Path) -> None:
+    visit.open("/?model=dcgan&batch=16")
+    answer = visit.page.locator("#answer")
+    expect(answer).to_have_css("opacity", "1")
+    visit.page.get_by_label("Batch", exact=True).fill("-5")
+    expect(answer).to_have_css("opacity", "0.55")
+    visit.page.get_by_label("Batch", exact=True).fill("16")
+    expect(answer).to_have_css("opacity", "1")
+    with (tmp_path / "large.json").open("wb") as file:
+        file.truncate(150_000_000)
+    visit.page.get_by_label("Your trace").check()
+    visit.page.locator("#file").set_input_files(tmp_path / "large.json")
+    expect(visit.page.get_by_role("alert").first).to_contain_text("up to 64 MiB; compress it")
+    expect(answer).to_have_css("opacity", "0.55")
+
+
 def test_dark_mode_phones_and_the_keyboard(visit: Visit) -> None:
     page = visit.page
     visit.open()

@@ -72,6 +72,16 @@ def test_a_damaged_result_is_one_that_is_not_there(tmp_path: Path, change: str) 
     assert again.get("a") == b"answer"
 
 
+def test_a_full_disk_keeps_no_result_from_being_read(tmp_path: Path) -> None:
+    store = ResultStore(tmp_path, ServerLimits())
+    store.put("a", b"answer")
+    again = ResultStore(tmp_path, ServerLimits())
+    again._connection.execute("PRAGMA query_only = ON")  # as on a full disk, no row changes
+    assert again.get("a") == b"answer"
+    with pytest.raises(StoreUnavailable):
+        again.put("b", b"answer")
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"no database", b"SQLite format 3\0" + bytes(4096), bytes(100)]
 )

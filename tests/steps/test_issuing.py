@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.hosts import REFERENCE_HOST, Host, kernels, refuse_waits
+from wavecast.hardware.hosts import REFERENCE_HOST, Host, kernels
+from wavecast.steps.arguments import refuse_waits
 from wavecast.steps.player import StepTime, play_one_stream
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
@@ -234,6 +235,10 @@ def test_a_graph_is_launched_once_and_no_op_costs_anything() -> None:
     assert host.trip_s == 3
     assert host.name == "test, as one CUDA graph"
     assert not len(host.issue_times([]))
+    by_pass = replace(host, by_pass=True)
+    assert by_pass.issue_times(calls).tolist() == [5 + (1 + 12) * 0.5, 0, 0, 5.5]
+    assert by_pass.issue_times(calls[:3]).tolist() == [5 + (1 + 12) * 0.5, 0, 0]
+    assert by_pass.scaled(2).issue_times(calls[3:]).tolist() == [11]
 
 
 def test_kernels_are_those_that_were_seen_or_else_those_that_an_op_has() -> None:

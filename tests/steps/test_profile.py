@@ -71,6 +71,26 @@ def test_processor_time_is_of_all_cores() -> None:
     assert profile(ran(relu(8), (0, 1)), seconds=2.0).cpu_utilisation is None
 
 
+def test_work_that_was_measured_as_longer_than_the_step_is_said() -> None:
+    """The step is timed without a profiler, and the kernels with one."""
+    profiled = profile(ran(relu(8), (0, 10.5)), seconds=10)
+    assert profiled.gpu_utilisation == 1
+    assert any("measured as 105% and is shown as 100%" in note for note in profiled.notes)
+    assert not profile(ran(relu(8), (0, 10.02)), seconds=10).notes
+
+
+def test_kernels_of_one_call_may_begin_and_end_together() -> None:
+    """As those of a CUDA graph on two streams do."""
+    together = Call(
+        relu(8),
+        Phase.FORWARD,
+        kernels=(Kernel("a", 2.0, start_s=1.0), Kernel("b", 2.0, start_s=1.0, stream=1)),
+    )
+    profiled = profile(together, ran(relu(8), (5, 6)), seconds=10)
+    assert profiled.gpu_utilisation == 0.3
+    assert profiled.idle_s["host"] == pytest.approx(7.0)
+
+
 def test_idle_time_is_shared_out_by_what_came_before_and_after() -> None:
     copy = Op("aten.copy_", (tensor(8), tensor(8)), (tensor(8),))
     calls = (

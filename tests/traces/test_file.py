@@ -167,6 +167,7 @@ ALTERED: dict[str, Callable[[Any], Any]] = {
     "a shape that is a text": _set("trace", "specs", 0, 0, value="4x8"),
     "a negative size": _set("trace", "specs", 0, 0, 0, value=-4),
     "a huge size": _set("trace", "specs", 0, 0, 0, value=10**400),
+    "a hundred thousand dimensions": _set("trace", "specs", 0, 0, value=[1 << 48] * 100_000),
     "a stride too many": _set("trace", "specs", 0, 2, value=[1, 2, 3]),
     "a call of no op": _set("trace", "calls", "op", 0, value=5),
     "an unknown phase": _set("trace", "calls", "phase", 0, value=9),

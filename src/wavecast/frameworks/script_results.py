@@ -1,9 +1,10 @@
-"""What a script's process and the one that asked for it agree on: the result, and how to stop.
+"""What a script's process and the one that asked for it agree on: reports, the result, how to stop.
 
-A result is files: plain JSON, and traces in their own format.
+Reports are short lines of JSON. A result is files: plain JSON, and traces in their own format.
 
-What is read was written by a process in which a user's script ran. It is checked like any other
-file, and no code of it is run.
+What is read was written by a process in which a user's script ran, so the script may have written
+it. It is checked like a stranger's file: its size is bounded, each value has the type of its field,
+and no code of it is run. None of it names a file or a process.
 """
 
 from __future__ import annotations
@@ -18,10 +19,28 @@ from typing import Any, Union
 
 from wavecast import errors
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
-from wavecast.traces.script import ScriptRun
-from wavecast.traces.step import Trace, load_trace
+from wavecast.reading import MissingFile, parse_json, read_text, whole_text
+from wavecast.traces.checked_json import (
+    Malformed,
+    amount,
+    exact_fields,
+    listed,
+    text,
+    truth,
+    whole,
+)
+from wavecast.traces.file import read as read_trace
+from wavecast.traces.script import LoaderTime, Loading, ScriptRun
+from wavecast.traces.step import Trace
 
 _FILE = "result.json"
+_LARGEST_RESULT_BYTES = 1 << 20
+_LONGEST_TEXT = 1 << 16
+LONGEST_REPORT = 4096
+"""The most bytes of a report: so many are written to a pipe at once, whoever else writes."""
+_AT_LEAST_1 = ((Loading, "batches"), (LoaderTime, "batches"), (LoaderTime, "cores"))
+"""Numbers by which others are divided."""
+_SCALARS: dict[Any, Any] = {int: whole, float: amount, str: text, bool: truth}
 _ERRORS = {
     error.__name__: error
     for error in vars(errors).values()
@@ -29,6 +48,8 @@ _ERRORS = {
 }
 STOP = int(getattr(signal, "SIGRTMIN", signal.SIGUSR2 - 7)) + 7
 """The signal that stops a script: one that scripts and libraries do not use."""
+REQUEST, STOPS, ENDS = b"r", b"s", b"e"
+"""What the worker is asked: to run a script, to stop it, to end it."""
 INTERRUPTED = "interrupted"
 """The kind of failure of a script that the user interrupted before its first step was over."""
 
@@ -66,59 +87,114 @@ class Failure:
         return error
 
 
+@dataclasses.dataclass(frozen=True)
+class Doing:
+    """What a script does at present."""
+
+    doing: str
+    ops: int
+    """How many were traced so far."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+    """What to say if a script that is late ends without a word."""
+
+    message: str
+
+
+Report = Doing | Late | Failure
+_REPORTS: dict[str, type] = {"Doing": Doing, "Late": Late, "Failure": Failure}
+_RESULTS: dict[str, type] = {"ScriptRun": ScriptRun, "Failure": Failure}
+
+
+def report_line(report: Report) -> bytes:
+    """A report as one line."""
+    return whole_text(json.dumps(_content(report, None), ensure_ascii=False)).encode() + b"\n"
+
+
+def read_report(line: bytes) -> Report | None:
+    """The report in a line; None if it is none, or too long."""
+    if len(line) > LONGEST_REPORT:
+        return None
+    try:
+        report: Report = _read_kind(parse_json(line), _REPORTS, None)
+    except (InvalidInput, Malformed):
+        return None
+    return report
+
+
 def write_result(result: ScriptRun | Failure, folder: Path) -> None:
     """Write what came of a script into an empty folder."""
-    kind = type(result).__name__
-    content = {"kind": kind, "fields": _plain(result, folder)}
     draft = folder / f"{_FILE}.tmp"
-    draft.write_text(json.dumps(content), encoding="utf-8")
+    draft.write_text(json.dumps(_content(result, folder)), encoding="utf-8")
     draft.rename(folder / _FILE)
 
 
 def read_result(folder: Path) -> ScriptRun | Failure | None:
-    """What came of a script; None if its process ended before it said so."""
-    path = folder / _FILE
-    if not path.is_file():
-        return None
+    """What came of a script; None if its process ended before it said so.
+
+    Raises:
+        InvalidInput: what it left is no result.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        kinds: dict[str, type] = {"ScriptRun": ScriptRun, "Failure": Failure}
-        kind = kinds[content["kind"]]
-        result: ScriptRun | Failure = _read(kind, content["fields"], folder)
-        return result
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        content = parse_json(read_text(folder / _FILE, _LARGEST_RESULT_BYTES, follow=False))
+        result: ScriptRun | Failure = _read_kind(content, _RESULTS, folder)
+    except MissingFile:
+        return None
+    except (InvalidInput, Malformed) as error:
         raise InvalidInput(f"the process of the script left a damaged result: {error}") from None
+    return result
 
 
-def _plain(value: Any, folder: Path) -> Any:
-    if isinstance(value, Trace):
-        name = f"{len(list(folder.iterdir()))}.json.gz"
-        value.save(folder / name)
-        return name
+def _content(value: Any, folder: Path | None) -> dict[str, Any]:
+    return {"kind": type(value).__name__, "fields": _plain(value, folder, "")}
+
+
+def _plain(value: Any, folder: Path | None, name: str) -> Any:
+    """A value of a field as plain data; a trace is a file of the field's name."""
+    if isinstance(value, Trace) and folder is not None:
+        value.save(_trace_file(folder, name))
+        return True
     if dataclasses.is_dataclass(value):
         fields = (field.name for field in dataclasses.fields(value))
-        return {name: _plain(getattr(value, name), folder) for name in fields}
+        return {field: _plain(getattr(value, field), folder, field) for field in fields}
     if isinstance(value, tuple | list):
-        return [_plain(item, folder) for item in value]
+        return [_plain(item, folder, name) for item in value]
+    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+        return f"{value[: _LONGEST_TEXT // 2]} ... {value[-_LONGEST_TEXT // 3 :]}"
     return value
 
 
-def _read(kind: Any, value: Any, folder: Path) -> Any:
+def _read_kind(content: Any, kinds: dict[str, type], folder: Path | None) -> Any:
+    fields = exact_fields(content, "it", ("kind", "fields"))
+    kind = kinds.get(text(fields["kind"], "kind"))
+    if kind is None:
+        raise Malformed(f"it has another kind than {', '.join(kinds)}")
+    return _read(kind, fields["fields"], folder, "it")
+
+
+def _read(kind: Any, value: Any, folder: Path | None, name: str) -> Any:
     """A value of a type from what `_plain` made of it."""
-    if value is None:
-        return None
-    if kind is Trace:
-        return load_trace(folder / Path(str(value)).name)
+    if kind is Trace and folder is not None:
+        truth(value, name)
+        return read_trace(_trace_file(folder, name), follow=False)
+    if kind in _SCALARS:
+        return _SCALARS[kind](value, name)
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if origin in (Union, types.UnionType):
-        return _read(next(one for one in inner if one is not type(None)), value, folder)
+        return None if value is None else _read(inner[0], value, folder, name)
     if origin is tuple:
-        kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(_read(one, item, folder) for one, item in zip(kinds, value, strict=True))
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        fields = {name: _read(hints[name], item, folder) for name, item in value.items()}
-        return typing.cast(Any, kind)(**fields)
-    if kind in (int, str, bool) and not isinstance(value, kind):
-        raise ValueError(f"{value!r} is no {kind.__name__}")
-    return value
+        return tuple(_read(inner[0], item, folder, name) for item in listed(value, name))
+    hints = typing.get_type_hints(kind)
+    given = exact_fields(value, name, tuple(hints))
+    for owner, field in _AT_LEAST_1:
+        if owner is kind:
+            whole(given[field], field, low=1)
+    return kind(
+        **{field: _read(hints[field], item, folder, field) for field, item in given.items()}
+    )
+
+
+def _trace_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json.gz"

@@ -8,7 +8,8 @@ from os import PathLike, fspath
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
-from wavecast.frameworks.script_process import ScriptRequest, run_in_process
+from wavecast.frameworks.script_passes import ScriptRequest
+from wavecast.frameworks.script_process import run_in_process
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device
 from wavecast.traces.script import ScriptRun

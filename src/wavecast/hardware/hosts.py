@@ -140,14 +140,9 @@ class Host:
         """None, so that the measured gaps between kernels are kept."""
         return None
 
-    def graphed(self) -> GraphedHost:
-        """This host when it replays the whole step as one CUDA graph."""
-        return GraphedHost(
-            name=f"{self.name}, as one CUDA graph",
-            graph_s=self.graph_s,
-            node_s=self.node_s,
-            trip_s=self.trip_s,
-        )
+    def graphed(self, by_pass: bool = False) -> GraphedHost:
+        """This host when it replays the whole step as one CUDA graph, or each pass as one."""
+        return GraphedHost(self, by_pass)
 
 
 COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
@@ -320,24 +315,42 @@ GRAPH_GAP_S: float = _REFERENCE["graph"]["gap_s"]
 
 @dataclass(frozen=True)
 class GraphedHost:
-    """A host that replays the whole step as one CUDA graph, so that no single op costs it time."""
+    """A host that replays the whole step as one CUDA graph, so that no single op costs it time.
 
-    name: str
-    graph_s: float
-    """Launching the graph, in seconds."""
-    node_s: float
-    """Launching one kernel of the graph, in seconds."""
-    trip_s: float
+    Of several micro-batches each is a graph, or in a pipeline each of their passes.
+    """
+
+    host: Host
+    by_pass: bool = False
+    """Whether forward and backward pass are graphs of their own."""
     known: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the host, and what it replays."""
+        return f"{self.host.name}, {'each pass ' if self.by_pass else ''}as one CUDA graph"
+
+    @property
+    def trip_s(self) -> float:
+        """Seconds that one synchronisation costs beyond waiting for the GPU to finish."""
+        return self.host.trip_s
+
+    def scaled(self, factor: float) -> GraphedHost:
+        """This host with every cost multiplied by `factor`."""
+        return replace(self, host=self.host.scaled(factor))
 
     def kernel_gaps(self, calls: Sequence[Call]) -> Seconds | None:
         """The GPU's idle time between the kernels of each call."""
         return GRAPH_GAP_S * kernels(calls)
 
     def issue_times(self, calls: Sequence[Call]) -> Seconds:
-        """The host's time for each call: the first call carries the launch of the whole graph."""
+        """The host's time for each call: the first of a graph carries the launch of all of it."""
         times = np.zeros(len(calls))
-        times[:1] = self.graph_s + self.node_s * kernels(calls).sum()
+        in_backward = (at for at, call in enumerate(calls) if call.phase is Phase.BACKWARD)
+        turn = next(in_backward, 0) if self.by_pass else 0
+        for begin, end in {(0, turn or len(calls)), (turn, len(calls))}:
+            nodes = kernels(calls[begin:end]).sum()
+            times[begin:end][:1] = self.host.graph_s + self.host.node_s * nodes
         return times
 
 
@@ -347,23 +360,6 @@ def kernels(calls: Sequence[Call]) -> Seconds:
         return np.array([float(len(call.kernels)) for call in calls])
     counts = {op: float(ops.kernels(op)) for op in {call.op for call in calls}}
     return np.array([counts[call.op] for call in calls])
-
-
-def refuse_waits(calls: Sequence[Call]) -> None:
-    """Raise InvalidInput if the host waits for the GPU before the end of the step.
-
-    No CUDA graph can hold such a wait.
-    """
-    works = kernels(calls) > 0
-    for position, call in enumerate(calls):
-        later = zip(calls[position + 1 :], works[position + 1 :], strict=True)
-        if call.syncs and any(work and not other.syncs for other, work in later):
-            place = f" in {call.module}" if call.module else ""
-            raise InvalidInput(
-                f"a CUDA graph cannot wait for the GPU, and this step does: {call.op.name}{place}, "
-                f"call {position + 1} of {len(calls)}. Take the wait (.item(), a copy to the "
-                "host, gradient scaling) out of the step, or predict it without a graph"
-            )
 
 
 @dataclass(frozen=True)

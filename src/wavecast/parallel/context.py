@@ -118,7 +118,12 @@ class RingAttention:
             exchange("all_gather", own, everyone, self.axis, TRANSFERS, phase, module),
         ]
         steps = self._backward_steps(call, op) if backward else self._forward_steps(call, op)
-        return Surroundings(before, list(steps), everyone.nbytes)
+        # In float32: forward a step's result, what is subtracted from it, and the sum; backward
+        # three sums, and the gradients of keys and values as they are sent and received.
+        results = (op.outputs[0], *op.outputs[1:3] * 3) if backward else op.outputs[:1] * 3
+        sums = [TensorSpec(tensor.shape, "float32") for tensor in results]
+        # Keys and values are made contiguous, joined and gathered.
+        return Surroundings(before, list(steps), [key, value, own, everyone, *sums])
 
     def _forward_steps(self, call: Call, op: Op) -> Iterator[Call]:
         phase, module = call.phase, call.module

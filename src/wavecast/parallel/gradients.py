@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from wavecast.parallel.compiled_graphs import ends_of_graphs
 from wavecast.parallel.editing import flat
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.step import DTYPE_BYTES, Allocation, Phase, Role, TensorSpec, Trace
+from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Phase, Role, TensorSpec, Trace
+
+_LIST_OPS = ("aten._foreach_", "aten._fused_")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,24 @@ def _by_module(trace: Trace) -> list[Gradient]:
     kept = [a for a in trace.allocations if a.role is Role.GRADIENT and a.module]
     made = kept or parameters(trace)
     return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in made]
+
+
+def updated_parameters(trace: Trace) -> list[str]:
+    """The parameter whose weights, gradient or update each value holds; "" if that is unknown.
+
+    The optimizer's ops write a tensor for each one that they read first.
+    """
+    owners = [value.parameter or value.gradient_of for value in trace.values]
+    for call in trace:
+        if call.phase is Phase.OPTIMIZER or clips(call):
+            for written, read in zip(call.writes, call.reads, strict=False):
+                owners[written] = owners[written] or owners[read]
+    return owners
+
+
+def clips(call: Call) -> bool:
+    """Whether a call between backward pass and optimizer works on all gradients at once."""
+    return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
 
 
 FIRST_BUCKET_BYTES = 1 << 20

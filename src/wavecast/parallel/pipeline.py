@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wavecast.errors import InvalidInput
 from wavecast.ops.fused import FUSED, shared_attrs
 from wavecast.parallel.compiled_graphs import with_parts_of_graphs
-from wavecast.parallel.gradients import parameters
+from wavecast.parallel.gradients import parameters, updated_parameters
 from wavecast.traces.blocks import block_finder
 from wavecast.traces.cutting import cut, with_own_values
 from wavecast.traces.editing import Edit
@@ -178,24 +178,56 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
 def _memory_by_part(
     trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int
 ) -> list[list[int]]:
-    """The allocations of each part. Gradients of the step before go where equal new ones are."""
+    """The allocations of each part. What one part computes and another reads, both have.
+
+    Gradients of the step before go where equal new ones are.
+    """
     memory: list[list[int]] = [[] for _ in range(parts)]
     before: list[int] = []
     homes: dict[int, list[int]] = defaultdict(list)
+    readers, updating = _readers(trace, owners), _updating_parts(trace, cut_at)
     for number, allocation in enumerate(trace.allocations):
+        own = {0}
         if allocation.module:
-            part = cut_at.parts.get(allocation.module, 0)
+            own = {cut_at.parts.get(allocation.module, 0)}
         elif allocation.born is not None and allocation.born < len(owners):
-            part = owners[allocation.born]
-        elif allocation.born is None and allocation.freed is not None:
+            own = {owners[allocation.born], *readers[number]}
+        elif allocation.born is not None:
+            own = {updating.get(number, 0)}
+        elif allocation.freed is not None:
             before.append(number)
             continue
-        else:
-            part = 0
-        memory[part].append(number)
-        if allocation.born is not None and allocation.freed is None:
-            homes[allocation.nbytes].append(part)
+        for part in own:
+            memory[part].append(number)
+            if allocation.born is not None and allocation.freed is None:
+                homes[allocation.nbytes].append(part)
     for number in before:
         equal = homes[trace.allocations[number].nbytes]
         memory[equal.pop(0) if equal else 0].append(number)
     return memory
+
+
+def _readers(trace: Trace, owners: Sequence[int]) -> dict[int, set[int]]:
+    """The parts whose calls read each allocation."""
+    readers: dict[int, set[int]] = defaultdict(set)
+    for call, part in zip(trace, owners, strict=False):
+        for value in call.reads:
+            number = trace.values[value].allocation
+            if number is not None:
+                readers[number].add(part)
+    return readers
+
+
+def _updating_parts(trace: Trace, cut_at: Cut) -> dict[int, int]:
+    """The part that owns the weights to which the content of each allocation belongs."""
+    held = [(value.allocation, value.parameter) for value in trace.values]
+    modules = {
+        name: trace.allocations[number].module
+        for number, name in held
+        if name and number is not None
+    }
+    return {
+        value.allocation: cut_at.parts.get(modules.get(name, ""), 0)
+        for value, name in zip(trace.values, updated_parameters(trace), strict=True)
+        if name and value.allocation is not None
+    }

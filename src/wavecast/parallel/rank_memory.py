@@ -40,7 +40,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
     held = _in_flight(strategy)[group.stage] - 1
     if held > 0:
         mean_bytes = sum(kept_bytes(p.last) for p in group.parts) // len(group.parts)
-        extra.append(Allocation(held * mean_bytes, None, None, Role.INTERMEDIATE))
+        extra.append(Allocation(held * mean_bytes, None, part.end, Role.INTERMEDIATE))
     if strategy.fused_accumulation:
         nbytes = empty_gradients(part.last for part in group.parts)
         extra.append(Allocation(nbytes, None, None, Role.INTERMEDIATE))
@@ -64,13 +64,19 @@ def communicator_bytes(strategy: Parallel) -> int:
     return COMMUNICATOR_BYTES * sum(axes[name].size > 1 for name in names)
 
 
-def kept_bytes(trace: Trace) -> int:
-    """The activations that a micro-batch keeps from its forward to its backward pass."""
+def kept_bytes(trace: Trace, copies: bool = True) -> int:
+    """The activations that a micro-batch keeps from its forward to its backward pass.
+
+    Args:
+        trace: the micro-batch.
+        copies: whether autocast's copies of weights are counted too.
+    """
+    roles = {Role.INTERMEDIATE, Role.INPUT} | ({Role.WEIGHT_COPY} if copies else set())
     turn = next((i for i, c in enumerate(trace.calls) if c.phase is Phase.BACKWARD), len(trace))
     return sum(
         a.nbytes
         for a in trace.allocations
-        if a.role in (Role.INTERMEDIATE, Role.INPUT, Role.WEIGHT_COPY)
+        if a.role in roles
         and a.born is not None
         and a.born < turn
         and (a.freed is None or a.freed > turn)

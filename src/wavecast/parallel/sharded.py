@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, zip_longest
@@ -20,14 +20,20 @@ from wavecast.ops.fused import shared_attrs
 from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
 from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
 from wavecast.parallel.expert_ranks import Holders
-from wavecast.parallel.gradients import Gradient, framework_buckets, gradients, reduced_as, trained
+from wavecast.parallel.gradients import (
+    Gradient,
+    clips,
+    framework_buckets,
+    gradients,
+    reduced_as,
+    trained,
+    updated_parameters,
+)
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.editing import Edit
+from wavecast.traces.editing import Edit, Inserted, Time
 from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
-
-_LIST_OPS = ("aten._foreach_", "aten._fused_")
 
 
 def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
@@ -43,7 +49,7 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
             last = bucket[-1]
             whole = reduced_as(bucket, strategy)
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            freed = following[-1].ready if following and stage == 2 else end
+            freed = following[-1].ready if following else end
             _allocate_bucket(edit, bucket, strategy, freed)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
@@ -64,19 +70,17 @@ def _allocate_bucket(
 ) -> None:
     """The memory of a bucket beside its gradients.
 
-    Stage 1 keeps what it has reduced, unless gradients lie in their bucket anyway. Stage 2 keeps
-    shares only: a bucket is free for others once the following one is full.
+    Stage 1 keeps its buckets from step to step, as DDP does, unless gradients lie in them anyway.
+    Stage 2 keeps shares only: a bucket is free for others once the following one is full.
     """
     apart = [gradient for gradient in bucket if not gradient.in_place]
     if strategy.shard == 2:
         whole = reduced_as(bucket, strategy)
         edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
-        for gradient in apart:
-            at = gradient.ready
-            edit.allocate(gradient.nbytes, Role.INTERMEDIATE, at, at + 1)
+        for one in apart:
+            edit.allocate(one.nbytes, Role.INTERMEDIATE, one.ready, one.ready + 1)
     elif apart:
-        nbytes = reduced_as(apart, strategy).nbytes
-        edit.allocate(nbytes, Role.GRADIENT, bucket[-1].ready, freed)
+        edit.allocate(reduced_as(apart, strategy).nbytes, Role.GRADIENT)
 
 
 def _weights_by_axis(trace: Trace, holders: Holders) -> dict[RankAxis, int]:
@@ -116,14 +120,13 @@ class _Unit:
     """The ranks that share its weights."""
 
 
-def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bool = True) -> Trace:
-    """A micro-batch of FSDP.
+def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
+    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients.
 
     Args:
         trace: forward pass, backward pass and optimizer of one micro-batch.
         strategy: how the step is spread.
         end: the position where the backward pass ends.
-        reduces: whether gradients are reduced after it. Without `no_sync`, FSDP always does.
     """
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
@@ -131,26 +134,19 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
     edit = Edit(trace)
     units = _units(trace, end, holders)
     dtype = gathered_dtype(trace)
-    for previous, unit in zip([None, *units], units, strict=False):
-        _gather(edit, unit, previous, dtype, Phase.FORWARD)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
-    if reduces:
-        for unit in units:
-            if not unit.trained_bytes:
-                continue
-            kind = "bfloat16" if strategy.reduce_in_16_bits else "float32"
-            whole = flat(_in(unit.trained_bytes, kind), kind)
-            copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
-            others = replica if unit.shard == holders.dense else RankAxis(1, 1)
-            calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
-            edit.insert(unit.backward[1], calls)
-            edit.allocate(whole.nbytes, Role.INTERMEDIATE, unit.backward[1], end)
-        edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    if strategy.reshard:
-        order = sorted(units, key=lambda unit: unit.backward[0])
-        for previous, unit in zip([None, *order], order, strict=False):
-            if unit.name:  # the root's weights stay gathered
-                _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+    kind = "bfloat16" if strategy.reduce_in_16_bits else "float32"
+    reduced = [unit for unit in units if unit.trained_bytes]
+    reductions = []
+    for unit in reduced:
+        whole = flat(_in(unit.trained_bytes, kind), kind)
+        copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
+        others = replica if unit.shard == holders.dense else RankAxis(1, 1)
+        calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
+        reductions.append(edit.insert(unit.backward[1], calls))
+    edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
+    done: dict[_Unit, Time] = {unit: unit.backward[1] for unit in units}
+    done |= {unit: places[0] for unit, places in zip(reduced, reductions, strict=True)}
     _share_optimizer(edit, holders)
     numbers = count()
     edit.change_memory(
@@ -158,8 +154,12 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int, reduces: bo
             a, holders.axis_of(next(numbers)).size, gradients_too=True, weights_too=True
         )
     )
-    for unit in units:
-        _allocate_gathered(edit, unit, dtype, strategy.reshard, end)
+    _gather_forward(edit, done, dtype, strategy.reshard)
+    if strategy.reshard:
+        _gather_backward(edit, done, dtype)
+    if dtype != "float32":  # what is gathered takes the place of autocast's copies
+        edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
+    _hold_gradients(edit, dict(zip(reduced, reductions, strict=True)), holders, kind, end)
     return edit.trace()
 
 
@@ -168,8 +168,47 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase) -> None:
-    """Gather a unit's weights while the previous unit computes, and wait before its own pass."""
+def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard: bool) -> None:
+    """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
+
+    What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
+
+    Args:
+        edit: the step.
+        done: for each unit where its backward pass has ended.
+        dtype: the data type in which they are gathered.
+        reshard: whether the others are freed after their forward pass.
+    """
+    units = list(done)
+    for previous, unit, following in zip([None, *units], units, [*units[1:], None], strict=False):
+        _, there, copied = _gather(edit, unit, previous, dtype, Phase.FORWARD)
+        nbytes = _in(unit.nbytes, dtype)
+        until = unit.forward[1] if following is None else following.forward[0]
+        edit.allocate(nbytes, Role.INTERMEDIATE, there, until)
+        freed = unit.forward[1] if reshard and unit.name else done[unit]
+        edit.allocate(nbytes, Role.PARAMETER, copied, freed)
+
+
+def _gather_backward(edit: Edit, done: Mapping[_Unit, Time], dtype: str) -> None:
+    """Gather units again, each while the one before it computes. The arguments are as above."""
+    order = sorted(done, key=lambda unit: unit.backward[0])
+    for previous, unit in zip([None, *order], order, strict=False):
+        if unit.name:
+            gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+            nbytes = _in(unit.nbytes, dtype)
+            after = copied._replace(order=copied.order + 1)  # before the next one is gathered
+            edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
+            edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
+
+
+def _gather(
+    edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: Phase
+) -> tuple[Inserted, Inserted, Inserted]:
+    """Gather a unit's weights while the previous unit computes, and wait before its own pass.
+
+    Returns:
+        The gather, the wait for it, and the copy to the weights.
+    """
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
     ahead = begin
     if previous is not None:
@@ -178,19 +217,41 @@ def _gather(edit: Edit, unit: _Unit, previous: _Unit | None, dtype: str, phase: 
     share = shard_of(whole, unit.shard)
     copy_in = kernel("aten.copy_", share, share, phase, unit.name)
     gather = all_gather(share, unit.shard, GATHERS, phase, unit.name)
-    edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
+    _, gathered = edit.insert(ahead, [replace(copy_in, stream=GATHERS), gather])
     copy_out = kernel("aten.split_with_sizes_copy", whole, whole, phase, unit.name)
-    edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+    there, copied = edit.insert(begin, [wait(COMPUTE, GATHERS, phase, unit.name), copy_out])
+    return gathered, there, copied
 
 
-def _allocate_gathered(edit: Edit, unit: _Unit, dtype: str, reshard: bool, end: int) -> None:
-    nbytes = _in(unit.nbytes, dtype)
-    for begin, finish in (unit.forward, unit.backward):
-        edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)  # what the collective fills
-        if reshard and unit.name:
-            edit.allocate(nbytes, Role.INTERMEDIATE, begin, finish)
-    if not (reshard and unit.name):
-        edit.allocate(nbytes, Role.INTERMEDIATE, unit.forward[0], unit.backward[1])
+def _hold_gradients(
+    edit: Edit, reduced: Mapping[_Unit, list[Inserted]], holders: Holders, kind: str, end: int
+) -> None:
+    """The memory of gradients: whole until their unit's are reduced, then a share.
+
+    They are copied to what is reduced, in its own type, which is freed when the next unit has its
+    own.
+    """
+    units, reductions = list(reduced), list(reduced.values())
+    order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
+    freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
+    for place, until in zip(order, freed, strict=False):
+        nbytes = _in(units[place].trained_bytes, kind)
+        edit.allocate(nbytes, Role.INTERMEDIATE, reductions[place][0], until)
+    block_of = block_finder(edit.before)
+    of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
+    narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)
+    for number, gradient in enumerate(edit.before.allocations):
+        index = of_unit.get((block_of(gradient.module), holders.axis_of(number)))
+        born = gradient.born
+        if gradient.role is not Role.GRADIENT or born is None or index is None:
+            continue
+        if born < units[index].backward[1]:
+            _, reducing, scatter = reductions[index][:3]
+            if narrow:  # what autocast casts to float32 stays as it is
+                edit.allocate(gradient.nbytes // 2, Role.INTERMEDIATE, born + 1, reducing)
+            else:
+                edit.allocate(gradient.nbytes, Role.INTERMEDIATE, born, reducing)
+            edit.set_lifetime(number, scatter, gradient.freed)
 
 
 def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
@@ -220,8 +281,9 @@ def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
         forward = [p for p in spans.get((name, Phase.FORWARD), ()) if p < turn]
         backward = spans.get((name, Phase.BACKWARD), [])
         both = weights, reduced[name, axis]
-        if not name:  # the root: first to come, last to go
-            units.append(_Unit("", *both, (0, turn), (turn, end), axis))
+        if not name:  # the root: first to come, last to go; a loss outside of it goes before
+            own = (p for p in range(turn, end) if trace.calls[p].module)
+            units.append(_Unit("", *both, (0, turn), (next(own, turn), end), axis))
         elif forward and backward:
             ahead, back = (forward[0], forward[-1] + 1), (backward[0], backward[-1] + 1)
             units.append(_Unit(name, *both, ahead, back, axis))
@@ -253,25 +315,16 @@ def _sharded_memory(
     # Counters of a few bytes are kept whole.
     if allocation.role not in shared or allocation.nbytes <= 8:
         return allocation
-    share = max(allocation.nbytes // shards, 1)
-    born, freed, role, module = (
-        allocation.born,
-        allocation.freed,
-        allocation.role,
-        allocation.module,
-    )
-    return Allocation(share, born, freed, role, module)
+    share, old = max(allocation.nbytes // shards, 1), allocation
+    return Allocation(share, old.born, old.freed, old.role, old.module)
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
-    """Let the optimizer's ops work on one rank's share of each tensor."""
-    values = edit.before.values
-    owners = {number: value.parameter or value.gradient_of for number, value in enumerate(values)}
+    """Let the optimizer's ops work on one rank's share of each tensor, in as much memory."""
+    owners, on_shares = updated_parameters(edit.before), set()
     for position, call in enumerate(edit.before):
-        if call.phase is not Phase.OPTIMIZER and not _clips(call):
+        if call.phase is not Phase.OPTIMIZER and not clips(call):
             continue
-        for written, read in zip(call.writes, call.reads, strict=False):
-            owners[written] = owners[written] or owners[read]
         every = (holders.dense.size,)
         inputs = tuple(holders.axis(owners[value]).size for value in call.reads) or every
         outputs = tuple(holders.axis(owners[value]).size for value in call.writes) or every
@@ -279,11 +332,11 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
         edit.replace_op(
             position, _shared(call.op, every, every) if same else _shared(call.op, inputs, outputs)
         )
-
-
-def _clips(call: Call) -> bool:
-    """Whether a call between backward pass and optimizer works on all gradients at once."""
-    return call.phase is Phase.OTHER and call.op.name.startswith(_LIST_OPS)
+        on_shares.add(position)
+    owner = {value.allocation: owners[n] for n, value in enumerate(edit.before.values)}
+    for number, memory in enumerate(edit.before.allocations):
+        if memory.role is Role.INTERMEDIATE and memory.born in on_shares and memory.nbytes > 8:
+            edit.resize(number, -(-memory.nbytes // holders.axis(owner.get(number, "")).size))
 
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once

@@ -17,6 +17,7 @@ from wavecast.parallel.habits.applying import with_habits
 from wavecast.parallel.habits.attention import with_attention
 from wavecast.parallel.layers import Layers
 from wavecast.parallel.offload import HostUpdate, with_offloaded_optimizer
+from wavecast.parallel.own_ranks import own_ranks
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
@@ -198,6 +199,8 @@ def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     group = RankGroup(strategy.gpus, 0, (ModelPart(passes, trace, end),))
     notes = ["the collectives are those of the step's own code, and each rank runs the traced step"]
+    own = own_ranks(trace, strategy.gpus)
+    notes += own.notes if own.strategy == strategy else ()
     if receives:
         notes.append(
             "the rank receives tensors from another one; the time until that rank sends them, a "

@@ -93,9 +93,10 @@ class RankWork:
         return gathered_dtype(self.trace)
 
     @cached_property
-    def kept_bytes(self) -> int:
-        """The activations that the forward pass keeps for the backward pass."""
-        return kept_bytes(self.trace)
+    def kept_bytes(self) -> Mapping[bool, int]:
+        """What the forward pass keeps for the backward pass, by whether autocast's copies of
+        weights are part of it: FSDP has none."""
+        return {copies: kept_bytes(self.trace, copies) for copies in (True, False)}
 
     def least_s(self, strategy: Parallel) -> float:
         """The least time of an optimizer step."""

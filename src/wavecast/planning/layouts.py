@@ -209,7 +209,9 @@ class _Running:
         bounds.add(key, work)
         left = self._hopeful(left, recompute, work.least_s)
         kept = work.kept_bytes
-        return self._fitting(left, recompute, lambda one: states.with_activations(one, kept))
+        return self._fitting(
+            left, recompute, lambda one: states.with_activations(one, kept[one.shard < 3])
+        )
 
     def _fitting(
         self, members: Sequence[int], recompute: str, least_bytes: Callable[[Parallel], float]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 from rich.console import RenderableType
 
 from wavecast.regression.layers.complexities import Category, Pass
 from wavecast.regression.layers.layer_file import lines_as_records
-from wavecast.regression.layers.per_layer import LayerModel, NetworkTime
+from wavecast.regression.layers.per_layer import Key, LayerModel, NetworkTime
 from wavecast.report.fields import Field, describe, output
 from wavecast.report.tables import Column, line, listed, notes, remarks, table, titled
 from wavecast.report.units import UNKNOWN, duration, long_duration, percent
@@ -80,39 +80,86 @@ PREDICTED = output(
 )
 
 
+class _CategoryTime(NamedTuple):
+    """The time of a category, of the layers without a line, or of all."""
+
+    name: str
+    forward_s: float | None
+    backward_s: float | None
+    measured_s: float
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of both passes; None if that of one is not known."""
+        if self.forward_s is None or self.backward_s is None:
+            return None
+        return self.forward_s + self.backward_s
+
+
+_NO_LINE, _SUM = "no line", "sum"
+
+
 def network_time(
     title: str, predicted: NetworkTime, source: str, measured: NetworkTime | None = None
 ) -> RenderableType:
-    """The time of a network by category, next to the measured time if there is one."""
-    categories = list(dict.fromkeys(category for category, _ in predicted.parts))
-    rows = [
-        [predicted.parts.get((category, which)) for which in Pass] for category in categories
-    ] + [[predicted.forward_s, predicted.backward_s]]
-    sums = [sum(part or 0.0 for part in row) for row in rows]
+    """The time of a network by category, next to the measured time if there is one.
+
+    Layers without a line have a row of their own, whose time only a measurement can tell.
+    """
+    rows = list(_rows(predicted, {} if measured is None else measured.parts))
+    lost = [row.measured_s for row in rows if row.name == _NO_LINE]
+    covered = None if lost and measured is None else 1 - sum(lost) / (rows[-1].measured_s or 1.0)
     columns = [
-        Column("category", [*map(str, categories), "sum"], left=True),
-        Column("forward", [_time(row[0]) for row in rows]),
-        Column("backward", [_time(row[1]) for row in rows]),
-        Column("both", [_time(seconds) for seconds in sums]),
-        Column("share", [percent(seconds / sums[-1]) for seconds in sums]),
+        Column("category", [row.name for row in rows], left=True),
+        Column("forward", [_time(row.forward_s) for row in rows]),
+        Column("backward", [_time(row.backward_s) for row in rows]),
+        Column("both", [_time(row.seconds) for row in rows]),
+        Column("share", [_share(row, predicted.seconds, covered) for row in rows]),
     ]
     if measured is not None:
-        actual = [
-            sum(measured.parts.get((category, which), 0.0) for which in Pass)
-            for category in categories
+        errors = [
+            f"{row.seconds / row.measured_s - 1:+.0%}"
+            if row.seconds is not None and row.measured_s
+            else UNKNOWN
+            for row in rows
         ]
-        actual.append(sum(actual))
-        pairs = zip(sums, actual, strict=True)
-        errors = [f"{ours / theirs - 1:+.0%}" if theirs else UNKNOWN for ours, theirs in pairs]
-        columns += [Column("measured", [_time(one) for one in actual]), Column("error", errors)]
+        columns += [Column("measured", [_time(row.measured_s) for row in rows])]
+        columns += [Column("error", errors)]
     missing = [line(f"not predicted: {listed(predicted.unpredicted)}", "yellow")]
+    said = [f"lines: {source}"]
+    if covered is None:
+        said.append("shares: of the time of layers that have a line")
     return titled(
         title,
         table(columns),
         "",
-        *remarks([f"lines: {source}"]),
+        *remarks(said),
         *(missing if predicted.unpredicted else []),
     )
+
+
+def _rows(predicted: NetworkTime, measured: Mapping[Key, float]) -> Iterator[_CategoryTime]:
+    """The categories, what has no line if something has none, and the sum."""
+    for category in dict.fromkeys(category for category, _ in predicted.parts):
+        keys = [(category, which) for which in Pass]
+        forward_s, backward_s = (predicted.parts.get(key) for key in keys)
+        theirs = sum(measured.get(key, 0.0) for key in keys if key in predicted.parts)
+        yield _CategoryTime(str(category), forward_s, backward_s, theirs)
+    others = sum(seconds for key, seconds in measured.items() if key not in predicted.parts)
+    if predicted.unpredicted or others:
+        yield _CategoryTime(_NO_LINE, None, None, others)
+    yield _CategoryTime(_SUM, predicted.forward_s, predicted.backward_s, sum(measured.values()))
+
+
+def _share(row: _CategoryTime, whole_s: float, covered: float | None) -> str:
+    """The share of a row in the time of all layers, or of those with a line if that is unknown."""
+    if row.name == _SUM:
+        return UNKNOWN if covered is None else percent(1.0)
+    if row.name == _NO_LINE:
+        return UNKNOWN if covered is None else percent(1.0 - covered)
+    if row.seconds is None:
+        return UNKNOWN
+    return percent(row.seconds / whole_s * (1.0 if covered is None else covered))
 
 
 def _time(seconds: float | None) -> str:

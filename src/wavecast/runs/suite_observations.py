@@ -78,15 +78,18 @@ class Observation(Shown):
 
 
 def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
-    """Every observation that one GPU and one framework can show, but for those of kernels."""
-    found = list(sweeps(rows))
-    name = _namer(rows)
+    """Every observation that one GPU and one framework can show, but for those of kernels.
 
+    Results that had not settled count for those of memory only: their time is not that of a step.
+    """
+    of_memory = partial(_observed, list(sweeps(rows)), _namer(rows))
+    rows, restless = _settled(rows)
+    found, name = list(sweeps(rows)), _namer(rows)
     observation = partial(_observed, found, name)
     recurrent, plain = RECURRENT.__contains__, lambda model: model not in RECURRENT
     lstm, no_lstm = LSTM.__contains__, lambda model: model not in LSTM
     use, gains = of.between("gpu_utilisation"), of.each(of.gain, "{:+.0%}".format, name)
-    return (
+    of_time = (
         observation(
             1, "throughput does not fall with the batch", of.rising("throughput_per_s"), of.growth
         ),
@@ -120,17 +123,33 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
         observation(
             6, "utilisation of the cores does not fall with the batch", of.rising_cores, of.core_use
         ),
-        observation(
+    )
+    return (
+        *(_without(restless, one) for one in of_time),
+        of_memory(
             10,
             "feature maps are most of the memory",
             of.feature_maps_dominate,
             of.feature_map_shares,
         ),
-        observation(
+        of_memory(
             11, "feature maps grow in proportion to the batch", of.proportional, of.disproportion
         ),
-        _seventh(found, name),
+        _without(restless, _seventh(found, name)),
     )
+
+
+def _settled(rows: Sequence[SuiteResult]) -> tuple[list[SuiteResult], int]:
+    """The results whose time is that of a stable phase, and how many others there are."""
+    steady = [row for row in rows if row.settled is not False]
+    return steady, len(rows) - len(steady)
+
+
+def _without(restless: int, one: Observation) -> Observation:
+    """An observation that says how many results it leaves out."""
+    if not restless:
+        return one
+    return replace(one, figure=f"{one.figure}; left out, since not settled: {restless} results")
 
 
 def _observed(
@@ -162,7 +181,10 @@ def observe_all(
     if traces:
         gpu = next(row.gpu for row in single)
         eighth = observe_kernels(traces, known_device(gpu))
-    found = (*observe(single), _third(single), eighth, _ninth(single), *_twelfth(rows))
+    steady, restless = _settled(rows)
+    alone = [row for row in steady if row.gpus == 1]
+    others = (_third(alone), _ninth(alone), *_twelfth(steady))
+    found = (*observe(single), eighth, *(_without(restless, one) for one in others))
     return tuple(sorted(found, key=lambda one: one.number))
 
 

@@ -11,7 +11,6 @@ from fastapi import Depends, FastAPI, Path, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import MAX_BODY_SIZE_SCOPE_KEY
 from starlette.staticfiles import StaticFiles
 
 import wavecast
@@ -104,14 +103,12 @@ def _add_errors(app: FastAPI) -> None:
         return JSONResponse(_error("InvalidInput", tidy("; ".join(told))), status_code=422)
 
     @app.exception_handler(HTTPException)
-    async def other(request: Request, error: HTTPException) -> JSONResponse:
-        told, status = str(error.detail), error.status_code
-        if status == 413:
-            most = request.scope[MAX_BODY_SIZE_SCOPE_KEY]
-            told = f"a request like this may have at most {most >> 10} KiB"
+    async def other(_: Request, error: HTTPException) -> JSONResponse:
+        status = error.status_code
         # The rest of a request that is too large or too slow is not read.
         headers = {"connection": "close"} if status in (408, 413) else error.headers
-        return JSONResponse(_error("Refused", told), status_code=status, headers=headers)
+        answer = _error("Refused", str(error.detail))
+        return JSONResponse(answer, status_code=status, headers=headers)
 
 
 def _error(kind: str, message: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Who may ask, and how long a request may take to arrive.
 
-Starlette checks host names (`TrustedHostMiddleware`) and sizes (`RequestBodyLimitMiddleware`),
-uvicorn the number of connections and the size of headers. Here is what they do not do.
+Starlette checks host names (`TrustedHostMiddleware`), uvicorn the number of connections and the
+size of headers. Here is what they do not do, or do without a reason that helps.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import re
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware.body_limit import RequestBodyLimitMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,26 +73,42 @@ async def same_origin(request: Request) -> None:
 
 def bounded_bodies(app: ASGIApp, limits: ServerLimits) -> ASGIApp:
     """The application for requests whose body is neither too large (413) nor too slow (408)."""
-    small, large = (
-        RequestBodyLimitMiddleware(app, most) for most in (limits.body_bytes, limits.upload_bytes)
-    )
 
     async def bounded(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await app(scope, receive, send)
+            return
         deadline = asyncio.get_running_loop().time() + limits.receive_s
-        complete = scope["type"] != "http"
+        is_upload, complete, size = scope["path"] == UPLOAD_PATH, False, 0
+        announced = Headers(scope=scope).get("content-length", "")
 
         async def received() -> Message:
-            nonlocal complete
+            nonlocal complete, size
             if complete:
                 return await receive()  # waits until the client goes away
+            _check_size(int(announced) if announced.isdecimal() else 0, is_upload, limits)
             try:
                 async with asyncio.timeout_at(deadline):
                     message = await receive()
             except TimeoutError:
                 raise HTTPException(408, "the request did not arrive in time") from None
+            if message["type"] == "http.disconnect":
+                raise HTTPException(499, "the client went away")
+            size += len(message.get("body", b""))
+            _check_size(size, is_upload, limits)
             complete = not message.get("more_body", False)
             return message
 
-        await (large if scope.get("path") == UPLOAD_PATH else small)(scope, received, send)
+        await app(scope, received, send)
 
     return bounded
+
+
+def _check_size(size: int, is_upload: bool, limits: ServerLimits) -> None:
+    """Refuse a body that is too large, before or while it arrives."""
+    if is_upload and size > limits.upload_bytes:
+        most = f"a file may have at most {limits.upload_bytes / (1 << 20):g} MiB as it is sent"
+        raise HTTPException(413, f"{most}; compress it with gzip, or profile fewer steps")
+    if not is_upload and size > limits.body_bytes:
+        most = f"{limits.body_bytes / (1 << 10):g} KiB"
+        raise HTTPException(413, f"a question may have at most {most}")

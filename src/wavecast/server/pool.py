@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 import tempfile
 from collections import OrderedDict
@@ -19,6 +20,9 @@ from wavecast.errors import InvalidInput, WavecastError
 from wavecast.server.limits import ServerLimits
 from wavecast.server.store import make_folder
 from wavecast.server.worker import LENGTH_BYTES, packed
+
+_END_S = 5.0
+"""The longest that a worker takes to end after its last words."""
 
 
 class ServerBusy(WavecastError):
@@ -55,6 +59,13 @@ class _WorkerProcess:
         length = int.from_bytes(await self.process.stdout.readexactly(LENGTH_BYTES), "big")
         answer: dict[str, Any] = json.loads(await self.process.stdout.readexactly(length))
         return answer
+
+    async def status(self) -> int | None:
+        """The exit status of a process that stopped answering; None if it goes on."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                return await self.process.wait()
+        return None
 
     async def end(self) -> None:
         with suppress(ProcessLookupError):
@@ -167,14 +178,14 @@ class WorkerPool:
             self._spawn_later()
 
     async def _serve(self, worker: _WorkerProcess, key: str, waiting: _Waiting) -> None:
-        reply: dict[str, Any] = {"ended": "worker"}
+        reply: dict[str, Any] = {"ended": "worker", "status": None}
         try:
             async with asyncio.timeout(self.limits.job_s):
                 reply = await worker.ask(waiting.question)
         except TimeoutError:
             reply = {"ended": "time", "limit_s": self.limits.job_s}
         except (OSError, EOFError, ValueError):
-            pass  # the process is gone: it ran out of memory, most likely
+            reply = {"ended": "worker", "status": await worker.status()}
         finally:
             self._running.pop(key, None)
             worker.topic, worker.jobs = waiting.topic, worker.jobs + 1
@@ -248,12 +259,27 @@ def _checked(reply: Mapping[str, Any]) -> dict[str, Any]:
             f"this took longer than {reply['limit_s']:g} seconds and was ended; ask for a smaller "
             "model or fewer GPUs"
         )
-    if reply["ended"] in ("memory", "worker"):
+    if reply["ended"] == "memory":
         raise Unanswerable(
             "this needs more memory than a question may take; ask for a smaller model, or upload "
             "a smaller file"
         )
+    if reply["ended"] == "worker":
+        raise Unanswerable(
+            f"the process that worked on this ended {_manner(reply['status'])}; ask again, and if "
+            "that ends so too, ask for a smaller model or upload a smaller file"
+        )
     raise Unanswerable(f"this could not be answered ({reply['ended']}); it is our fault")
+
+
+def _manner(status: int | None) -> str:
+    """How a worker ended, as far as its exit status says."""
+    if status is None:
+        return "its answers without a reason"
+    if status >= 0:
+        return f"by itself (exit status {status})"
+    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"{-status}"
+    return f"by signal {name}" + ("; perhaps memory ran out" if name == "SIGKILL" else "")
 
 
 def _refusals() -> list[type[WavecastError]]:

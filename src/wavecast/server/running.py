@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import math
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,20 +22,79 @@ from wavecast.server.limits import ServerLimits
 from wavecast.server.service import PredictionService
 
 _HEADER_S = 20.0
-"""The longest that the first line and the headers of a request take to arrive."""
+"""The longest that a connection waits for a request with all of its headers."""
+_TAKEN_S = 300.0
+"""The longest that a client takes no more of its answer."""
 
 
 class PromptProtocol(H11Protocol):
-    """HTTP in which a connection is closed if its first request does not begin in time."""
+    """HTTP in which no connection waits for its client for ever.
+
+    The headers of each request, not only of the first, arrive in time, and each answer is taken in
+    time. When all places are in use, those of idle connections are given to new ones.
+    """
+
+    _waiting_since = 0.0
+    _late: asyncio.TimerHandle | None = None
+    """What happens if the client does not send, or take the last of an answer, in time."""
+    _untaken: asyncio.TimerHandle | None = None
+    """What happens if the client takes no more of an answer."""
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a request, but not for ever."""
+        """Wait for the first request, in the place of an idle connection if there is no other."""
         super().connection_made(transport)
-        self.loop.call_later(_HEADER_S, self._close_if_silent)
+        self._await_request()
+        if len(self.connections) >= (self.limit_concurrency or math.inf):
+            self._make_room()
 
-    def _close_if_silent(self) -> None:
-        if self.cycle is None and not self.transport.is_closing():
-            self.transport.close()
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait no longer."""
+        super().connection_lost(exc)
+        for waiting in filter(None, (self._late, self._untaken)):
+            waiting.cancel()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._await_request()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """Wait until the client takes more of its answer."""
+        super().pause_writing()
+        self._untaken = self.loop.call_later(_TAKEN_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Write the rest of an answer."""
+        super().resume_writing()
+        if self._untaken is not None:
+            self._untaken.cancel()
+
+    @property
+    def awaits_request(self) -> bool:
+        """Whether no request is being received or answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for a request, else for the rest of one."""
+        others = [other for other in self.connections if isinstance(other, PromptProtocol)]
+        others.remove(self)
+        idle = [other for other in others if other.awaits_request]
+        if waiting := idle or [other for other in others if other.cycle.more_body]:
+            longest = min(waiting, key=lambda other: other._waiting_since)
+            self.connections.discard(longest)
+            longest.transport.abort()
+
+    def _await_request(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+        self._waiting_since = self.loop.time()
+        self._late = self.loop.call_later(_HEADER_S, self._close_without_request, self.cycle)
+
+    def _close_without_request(self, last: Any) -> None:
+        """Close the connection, unless a request came after the last one."""
+        if self.cycle is last:
+            self.transport.close()  # what the client has not taken yet is still sent
+            self._late = self.loop.call_later(_TAKEN_S, self.transport.abort)
 
 
 class TellingServer(uvicorn.Server):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from wavecast.errors import InvalidInput, UnknownName, WavecastError
+from wavecast.errors import InvalidInput, StoreUnavailable, UnknownName, WavecastError
 from wavecast.files import config_folder, shipped
 from wavecast.report.characters import one_line
 from wavecast.server.limits import ServerLimits
@@ -61,18 +61,25 @@ class PredictionService:
 
     async def catalogue(self) -> bytes:
         """The choices of the page, as JSON."""
-        return await self._kept(self._name("catalogue"), "", {"ask": "catalogue"})
+        bounds = {"most_upload_bytes": self.limits.upload_bytes}
+        return await self._kept(self._name("catalogue", bounds), "", {"ask": "catalogue"}, bounds)
 
     async def upload(self, content: AsyncIterator[bytes]) -> bytes:
         """Keep an uploaded file if it can be read; what it holds, as JSON.
 
         Raises:
             InvalidInput: it is not a trace or profile; says why.
+            StoreUnavailable: the disk is full, for example.
         """
         draft = self.uploads.folder / f"{secrets.token_hex(8)}.part"
         try:
             name = await _written(content, draft)
             kept = await asyncio.to_thread(self.uploads.adopt, draft, name)
+        except OSError as error:
+            raise StoreUnavailable(
+                f"the server cannot keep the file: {error.strerror}; who runs it can make room, or "
+                "start it with another --folder"
+            ) from error
         finally:
             with suppress(OSError):
                 draft.unlink(missing_ok=True)

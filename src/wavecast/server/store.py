@@ -106,13 +106,14 @@ class ResultStore:
                 if row is None:
                     return None
                 body = _unpacked(name, *row)
-                with self._connection as connection:
-                    connection.execute(
-                        "UPDATE checked_results SET used = ? WHERE name = ?", (time.time(), name)
-                    )
             except (sqlite3.Error, zlib.error, TypeError) as error:
                 _LOG.warning("the result %s is damaged, and taken as absent: %s", name, error)
                 return None
+            # A full disk can still be read.
+            with suppress(sqlite3.Error), self._connection as connection:
+                connection.execute(
+                    "UPDATE checked_results SET used = ? WHERE name = ?", (time.time(), name)
+                )
             self._recent.put(name, body)
             return body
 

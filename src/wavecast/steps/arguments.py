@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.device import Device
 from wavecast.hardware.devices import device, known_device
+from wavecast.hardware.hosts import kernels
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.retargeting.family_traces import FamilyTraces
-from wavecast.traces.step import Measurement, Trace
+from wavecast.traces.step import Call, Measurement, Trace
 
 
 def checked_target(trace: object, gpu: Device | str) -> Device:
@@ -128,3 +130,20 @@ def _nothing_to_scale() -> InvalidInput:
         "this trace was not measured, so there is nothing to scale; leave origin and scaler "
         "out, or measure the step with wavecast.measure(step)"
     )
+
+
+def refuse_waits(calls: Sequence[Call]) -> None:
+    """Raise InvalidInput if the host waits for the GPU before the end of the step.
+
+    No CUDA graph can hold such a wait.
+    """
+    works = kernels(calls) > 0
+    for position, call in enumerate(calls):
+        later = zip(calls[position + 1 :], works[position + 1 :], strict=True)
+        if call.syncs and any(work and not other.syncs for other, work in later):
+            place = f" in {call.module}" if call.module else ""
+            raise InvalidInput(
+                f"a CUDA graph cannot wait for the GPU, and this step does: {call.op.name}{place}, "
+                f"call {position + 1} of {len(calls)}. Take the wait (.item(), a copy to the "
+                "host, gradient scaling) out of the step, or predict it without a graph"
+            )

@@ -54,10 +54,13 @@ def idle_places(calls: Sequence[Call], *, from_start: bool) -> dict[str, tuple[s
 def _gaps(calls: Sequence[Call], *, from_start: bool) -> Iterator[tuple[str, Call, float]]:
     """The gaps between kernels: the cause, the call after it, and its seconds."""
     runs = sorted(
-        (interval, index, kernel)
-        for index, call in enumerate(calls)
-        for kernel in call.kernels
-        if (interval := overlap.interval_of(kernel)) is not None
+        (
+            (interval, index, kernel)
+            for index, call in enumerate(calls)
+            for kernel in call.kernels
+            if (interval := overlap.interval_of(kernel)) is not None
+        ),
+        key=lambda run: run[:2],  # kernels that run together have no order of their own
     )
     waiting = [i for i, call in enumerate(calls) if call.syncs]
     end = runs[0][0][0] if runs and not from_start else 0.0

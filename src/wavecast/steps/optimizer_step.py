@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from wavecast.hardware.hosts import Host
+from wavecast.hardware.hosts import GraphedHost, Host
 from wavecast.parallel.ranks import ModelPart, ParallelStep
 from wavecast.parallel.schedules import PartTimes, Played, order_of, play_schedule
 from wavecast.parallel.spreading import exchanging_ranks
@@ -217,7 +217,7 @@ class Ranks(Brief):
     def with_host(self, factor: float) -> Ranks:
         """The same with hosts that take so many times as long."""
         host = self.alone.host
-        assert isinstance(host, Host)  # the times of others are those of one GPU
+        assert isinstance(host, Host | GraphedHost)  # recorded times are those of one GPU
         return replace(self, alone=replace(self.alone, host=host.scaled(factor)))
 
     def optimizer_step(self) -> OptimizerStep:

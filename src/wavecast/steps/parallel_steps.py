@@ -7,11 +7,12 @@ from functools import cached_property
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.hosts import Host, HostModel
+from wavecast.hardware.hosts import GraphedHost, Host, HostModel
 from wavecast.hardware.processors import update_rate
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import Spreader, without_collectives
 from wavecast.parallel.strategy import Parallel
+from wavecast.steps.arguments import refuse_waits
 from wavecast.steps.op_times import ClusterPredictor
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction
@@ -33,7 +34,22 @@ def predict_parallel(
         InvalidInput: the step cannot be spread this way. The message says what would fit.
     """
     steps = ParallelSteps(trace, predictor, host)
-    return steps.predict(steps.spread(strategy), notes)
+    step = steps.spread(strategy)
+    if isinstance(host, GraphedHost):
+        _refuse_ungraphed(step)
+    return steps.predict(step, notes)
+
+
+def _refuse_ungraphed(step: ParallelStep) -> None:
+    """Raise InvalidInput if ranks do what no CUDA graph can hold."""
+    if step.strategy.offload != "none":
+        raise InvalidInput(
+            f"offload={step.strategy.offload} updates weights on the host, which no CUDA graph can "
+            "hold; leave out one of the two"
+        )
+    for group in step.groups:
+        for part in group.parts:
+            refuse_waits(part.last.calls)
 
 
 class ParallelSteps:

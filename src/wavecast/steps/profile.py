@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -229,10 +229,20 @@ def profile_measured(name: str, trace: Trace, device: Device) -> Profile:
         samples=trace.samples,
         unit=trace.unit,
         cpu_utilisation=_cpu_utilisation(whole),
-        notes=trace.notes,
+        notes=(*trace.notes, *_note_of_overrun(gpu_s, seconds)),
         exposed_s=_exposed_s(trace),
         idle_at=idle_places(trace.calls, from_start=from_start),
     )
+
+
+def _note_of_overrun(gpu_s: float, seconds: float) -> Iterator[str]:
+    """That the GPU's work took longer than the step, if a utilisation above 100% would be shown."""
+    if seconds and round(gpu_s / seconds, 2) > 1:
+        yield (
+            f"the GPU utilisation was measured as {gpu_s / seconds:.0%} and is shown as 100%: its "
+            "work and the step were timed in different iterations, and kernels take longer where "
+            "a profiler records them, or beside those of the next step"
+        )
 
 
 def _exposed_s(trace: Trace) -> float:

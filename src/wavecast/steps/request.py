@@ -14,7 +14,6 @@ from wavecast.hardware.hosts import (
     Host,
     HostModel,
     RecordedHost,
-    refuse_waits,
 )
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.spreading import exchanging_ranks
@@ -29,6 +28,7 @@ from wavecast.steps.arguments import (
     origin_of,
     refuse_origin,
     refuse_other_predictors,
+    refuse_waits,
 )
 from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.pace import Pace, pace_of
@@ -75,7 +75,8 @@ def predict(
             its own host; others use one that was calibrated with this GPU, else the reference,
             which on several GPUs is scaled to the processor of the cluster.
         host_factor: the host's times are multiplied by this.
-        graphed: whether the whole step is captured as one CUDA graph and replayed.
+        graphed: whether the whole step is captured as one CUDA graph and replayed; on several GPUs
+            each micro-batch, with its collectives, or in a pipeline each of its passes.
         parallel: how the step is spread over several GPUs. The trace is then one micro-batch.
 
     Raises:
@@ -87,7 +88,7 @@ def predict(
     step, notes = retarget(trace_on(trace, target), target)
     refuse_other_predictors(predictor)
     if parallel is not None:
-        _refuse_beside_parallel(predictor, origin, graphed)
+        _refuse_beside_parallel(predictor, origin)
         assert not isinstance(predictor, Scaler)
         machines = on_cluster(target, parallel, predictor)
         alone = parallel.gpus == 1 and parallel.cluster is None  # as without a strategy
@@ -95,7 +96,8 @@ def predict(
         if host_factor != 1:
             issuing = issuing.scaled(host_factor)
         assumed = machines.kernels.assumptions(target)
-        return predict_parallel(step, parallel, machines, issuing, (*notes, *assumed))
+        model = issuing.graphed(by_pass=parallel.pipeline > 1) if graphed else issuing
+        return predict_parallel(step, parallel, machines, model, (*notes, *assumed))
     _refuse_ranks(step)
     hosting = (host, host_factor, graphed)
     return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
@@ -113,12 +115,11 @@ def _refuse_ranks(trace: Trace) -> None:
 
 
 def _refuse_beside_parallel(
-    predictor: Predictor | Scaler | None, origin: Device | str | None, graphed: bool
+    predictor: Predictor | Scaler | None, origin: Device | str | None
 ) -> None:
     """Raise InvalidInput for arguments that have no meaning for several GPUs."""
     given = {
         "origin": origin is not None,
-        "graphed": graphed,
         "a predictor that scales": isinstance(predictor, Scaler) and predictor is not None,
     }
     for name, is_given in given.items():

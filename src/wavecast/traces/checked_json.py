@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 _LARGEST_DIMENSION = 1 << 48
+MOST_DIMENSIONS = 64
+"""The most dimensions of a tensor that PyTorch's kernels take."""
 
 T = TypeVar("T")
 
@@ -71,7 +73,9 @@ def truth(value: Any, where: str) -> bool:
 
 def sizes(value: Any, where: str) -> tuple[int, ...]:
     """The sizes or strides of a tensor."""
-    return tuple(whole(v, where, high=_LARGEST_DIMENSION) for v in listed(value, where))
+    if len(listed(value, where)) > MOST_DIMENSIONS:
+        raise Malformed(f"{where}: {len(value)} dimensions; a tensor has at most {MOST_DIMENSIONS}")
+    return tuple(whole(v, where, high=_LARGEST_DIMENSION) for v in value)
 
 
 def pair(value: Any, where: str) -> tuple[int, int]:

@@ -46,13 +46,17 @@ def write(trace: Trace, path: Path) -> None:
     write_whole(path, gzip.compress(text.encode(), mtime=0))
 
 
-def read(path: Path) -> Trace:
+def read(path: Path, *, follow: bool = True) -> Trace:
     """The trace in a file.
+
+    Args:
+        path: the file.
+        follow: whether the path may be a link.
 
     Raises:
         InvalidInput: the file is not a complete and unaltered trace file.
     """
-    document = _parse(path)
+    document = _parse(path, follow)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace; Trace.save writes one")
     version = document.get("version")
@@ -72,10 +76,10 @@ def read(path: Path) -> Trace:
         _refuse(path, str(error))
 
 
-def _parse(path: Path) -> Any:
+def _parse(path: Path, follow: bool) -> Any:
     prefix = f"{_refusal(path)}it "
     try:
-        text = read_bytes(path, packed=True, prefix=prefix)
+        text = read_bytes(path, packed=True, prefix=prefix, follow=follow)
     except MissingFile:
         raise InvalidInput(f"there is no trace file {path}") from None
     return parse_json(text, unique=True, prefix=prefix)

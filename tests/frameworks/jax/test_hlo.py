@@ -78,6 +78,72 @@ def test_what_cannot_be_read_is_unpredicted_by_name() -> None:
     assert prediction.seconds > 0
 
 
+CONVOLUTION = """HloModule jit_step, is_scheduled=true
+
+%fused_turn (p.0: f32[3,3,64,64]) -> f32[64,3,3,64] {
+  %p.0 = f32[3,3,64,64]{3,2,1,0} parameter(0)
+  ROOT %turn = f32[64,3,3,64]{3,2,1,0} transpose(%p.0), dimensions={3,0,1,2}
+}
+
+%fused_update (u.0: f32[64,3,3,64], u.1: f32[64,3,3,64]) -> f32[3,3,64,64] {
+  %u.0 = f32[64,3,3,64]{3,2,1,0} parameter(0)
+  %u.1 = f32[64,3,3,64]{3,2,1,0} parameter(1)
+  %less = f32[64,3,3,64]{3,2,1,0} subtract(%u.0, %u.1), metadata={op_name="jit(step)/sub"}
+  ROOT %back = f32[3,3,64,64]{3,2,1,0} transpose(%less), dimensions={1,2,3,0}
+}
+
+ENTRY %main (w: f32[3,3,64,64], x: f32[8,32,32,64]) -> f32[3,3,64,64] {
+  %w = f32[3,3,64,64]{3,2,1,0} parameter(0), metadata={op_name="params['w']"}
+  %x = f32[8,32,32,64]{3,2,1,0} parameter(1), metadata={op_name="x"}
+  %turned = f32[64,3,3,64]{3,2,1,0} fusion(%w), kind=kInput, calls=%fused_turn, FORWARD
+  %conv = (f32[8,32,32,64]{3,2,1,0}, u8[0]{0}) custom-call(%x, %turned), LAYOUT, \
+custom_call_target="__cudnn$convForward", FORWARD
+  %y = f32[8,32,32,64]{3,2,1,0} get-tuple-element(%conv), index=0
+  %conv.1 = (f32[64,3,3,64]{3,2,1,0}, u8[0]{0}) custom-call(%x, %y), LAYOUT, \
+custom_call_target="__cudnn$convBackwardFilter", BACKWARD
+  %gradient = f32[64,3,3,64]{3,2,1,0} get-tuple-element(%conv.1), index=0
+  ROOT %new = f32[3,3,64,64]{3,2,1,0} fusion(%turned, %gradient), kind=kInput, \
+calls=%fused_update, FORWARD
+}
+"""
+for word, text in {
+    "LAYOUT": "window={size=3x3 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f",
+    "FORWARD": 'metadata={op_name="jit(step)/jvp(net)/conv"}',
+    "BACKWARD": 'metadata={op_name="jit(step)/transpose(jvp(net))/conv"}',
+}.items():
+    CONVOLUTION = CONVOLUTION.replace(word, text)
+CONVOLUTION_SIZES = {"argument": 2_244_608, "output": 147_456, "alias": 0, "temp": 2_392_064}
+
+
+def test_a_filter_whose_copy_is_updated_is_a_parameter() -> None:
+    """XLA lays filters out anew, updates the copy, and names the update after the forward pass."""
+    trace = trace_of(CompiledModule(CONVOLUTION, CONVOLUTION_SIZES), GPU)
+    assert trace.calls[-1].phase is Phase.OPTIMIZER
+    by_role = {a.role: a for a in trace.allocations if a.born is None}
+    assert by_role[Role.PARAMETER].nbytes == 4 * 9 * 64 * 64
+    assert by_role[Role.INPUT].nbytes == 4 * 8 * 32 * 32 * 64
+
+
+def test_a_convolution_has_the_workspace_that_a_gpu_would_choose() -> None:
+    """Without a GPU XLA says 0; a weight's gradient holds a tile of partial sums in every SM."""
+    needed = wavecast.memory(trace_of(CompiledModule(CONVOLUTION, CONVOLUTION_SIZES), GPU), GPU)
+    tiles = 132 * 128 * 128 * 4
+    (call,) = (n for n, c in enumerate(needed.trace) if c.op.base == "aten.convolution_backward")
+    scratch = [a for a in needed.trace.allocations if a.role is Role.WORKSPACE and a.born == call]
+    assert [(a.nbytes, a.freed) for a in scratch] == [(tiles, call + 1)]
+    whole = sum(CONVOLUTION_SIZES.values())
+    assert needed.peak_bytes == pytest.approx(whole + tiles, rel=0.02)
+
+
+def test_a_type_that_is_not_known_is_said() -> None:
+    text = MODULE.replace("%x = f32[64,256]", "%x = f6e3m2fn[64,256]")
+    prediction = wavecast.predict(trace_of(CompiledModule(text, SIZES), GPU), GPU)
+    assert "xla.unknown_type.f6e3m2fn" in str(prediction.unpredicted)
+    inside = CONVOLUTION.replace("%less = f32", "%less = f6e3m2fn")
+    trace = trace_of(CompiledModule(inside, CONVOLUTION_SIZES), GPU)
+    assert trace.calls[-1].op.name == "xla.unknown_type.f6e3m2fn"
+
+
 def test_a_trace_serves_only_the_gpu_that_it_was_compiled_for() -> None:
     trace = trace_of(CompiledModule(MODULE, SIZES), GPU)
     elsewhere = wavecast.predict(trace, "h200-sxm")

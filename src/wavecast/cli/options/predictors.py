@@ -101,7 +101,11 @@ FactorOption = Annotated[
 ]
 GraphOption = Annotated[
     bool,
-    typer.Option("--cuda-graph", help="Assume that the step is replayed as one CUDA graph."),
+    typer.Option(
+        "--cuda-graph",
+        help="Assume that the step is replayed as one CUDA graph; with --parallel each micro-batch "
+        "of a rank, and in a pipeline each of its passes.",
+    ),
 ]
 
 
@@ -128,10 +132,13 @@ class HostOptions:
             "--cuda-graph": self.cuda_graph or None,
         }
 
-    def arguments(self, *, several: bool = False) -> dict[str, Any]:
-        """The arguments of `wavecast.predict`; on several GPUs there is no CUDA graph."""
-        how: dict[str, Any] = {"host": self.host, "host_factor": self.host_factor}
-        return how if several else how | {"graphed": self.cuda_graph}
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `wavecast.predict`."""
+        return {
+            "host": self.host,
+            "host_factor": self.host_factor,
+            "graphed": self.cuda_graph,
+        }
 
 
 NO_HOST_OPTIONS = HostOptions()

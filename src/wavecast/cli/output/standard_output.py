@@ -7,6 +7,8 @@ runs. Results are written to a copy of the real standard output.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -25,8 +27,8 @@ _own_process = False
 """Whether this process is the command line's own, so that nothing is ever given back."""
 
 
-def results() -> TextIO | None:
-    """The stream to which results are written; None if the standard output was closed."""
+def results() -> TextIO:
+    """The stream to which results are written."""
     return _results or sys.stdout
 
 
@@ -35,7 +37,16 @@ class UnwrittenResults(Exception):
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"cannot write the results: {cause.strerror or cause}")
-        self.nobody_reads = isinstance(cause, BrokenPipeError)
+
+
+class _ClosedOutput(io.TextIOBase):
+    """What stands in place of a standard output that was closed before Python started."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "the standard output is closed")
 
 
 def write_result(text: str) -> None:
@@ -45,8 +56,6 @@ def write_result(text: str) -> None:
         UnwrittenResults: it cannot be written. Nothing is left to write when Python ends.
     """
     stream = results()
-    if stream is None:  # it was closed before Python started
-        return
     try:
         stream.write(text)
         stream.flush()
@@ -109,6 +118,10 @@ def own_process() -> None:
     """Say that this process is the command line's own. What runs at its end prints to stderr."""
     global _own_process
     _own_process = True
+    if sys.stdout is None:
+        sys.stdout = _ClosedOutput()
+        with suppress(OSError):
+            os.open(os.devnull, os.O_WRONLY)  # takes its place, which no other file shall have
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a narrow encoding is no reason to fail
             stream.reconfigure(errors="backslashreplace")

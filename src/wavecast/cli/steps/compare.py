@@ -26,7 +26,7 @@ from wavecast.cli.options.steps import (
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, width
-from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
+from wavecast.cli.steps.predicted import exit_if_incomplete
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.frameworks.strategies import strategy_of
 from wavecast.frameworks.target_functions import FORMS
@@ -89,8 +89,6 @@ def compare(
     steps = _steps(wanted, both=step.compile is False)
     devices = named_gpus(gpu)
     spread = parallel or (None if step.ranks is None else f"data={step.ranks}")
-    if spread is not None:
-        refuse_beside_several({}, issuing)
     predicted: list[list[Prediction]] = []
     for target, (text, options) in steps:
         source = step_source(target)
@@ -98,7 +96,7 @@ def compare(
         alone = {"predictor": precision_scaler(target, options.precision)}
         several = {"parallel": strategy_of(spread or "", text, options.options)}
         how: dict[str, Any] = alone if spread is None else several
-        how |= issuing.arguments(several=spread is not None)
+        how |= issuing.arguments()
         rows_of_step = (wavecast.predict(traces, on, **how) for on in devices)
         predicted.append(with_largest(rows_of_step, source))
     names = [target.name for target, _ in steps]

@@ -146,7 +146,7 @@ def predict(
     _refuse_beside_advice(advice, fixed | {"--parallel": parallel}, step, issuing)
     source = step_source(wanted)
     if parallel is not None or step.ranks is not None:
-        refuse_beside_several(fixed | {"--by": by, "--equation": equation}, issuing)
+        refuse_beside_several(fixed | {"--by": by, "--equation": equation})
         traces, shown = source.families(gpus), replace(shown, several=True)
         own = None if parallel is not None else own_strategy(traces.traces[0], step.ranks or 1)
         strategy = own or strategy_of(parallel or "", target, step.options)

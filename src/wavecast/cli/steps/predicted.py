@@ -55,9 +55,9 @@ class ShownPredictions:
     """The steps in the words of those who serve models, if they generate text."""
 
 
-def refuse_beside_several(given: Mapping[str, object], issuing: HostOptions) -> None:
+def refuse_beside_several(given: Mapping[str, object]) -> None:
     """Refuse options that hold for one GPU alone, by their names."""
-    for option, value in {**given, "--cuda-graph": issuing.cuda_graph or None}.items():
+    for option, value in given.items():
         if value is not None:
             raise InvalidInput(
                 f"{option} cannot be used with --parallel or --ranks; leave out one of them"
@@ -73,7 +73,7 @@ def predict_spread(
 ) -> list[Prediction]:
     """The step on several of each GPU; gradients accumulate to the plan's global batch."""
     spread = accumulating(strategy, plan, traces.traces[0].samples)
-    how = issuing.arguments(several=True)
+    how = issuing.arguments()
     with waiting(f"predicting on {len(gpus)} GPUs"):
         return [wavecast.predict(traces, gpu, parallel=spread, **how) for gpu in gpus]
 

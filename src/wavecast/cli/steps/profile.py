@@ -91,11 +91,11 @@ def profile(
     predictions: list[Prediction] = []
     if gpu:
         refuse_scaling(wanted, origin)
-        how = issuing.arguments(several=spread is not None)
+        how = issuing.arguments()
         if spread is None:
             how |= {"predictor": precision_scaler(wanted, step.precision), "origin": origin}
         else:
-            refuse_beside_several({"--origin": origin}, issuing)
+            refuse_beside_several({"--origin": origin})
             how["parallel"] = strategy_of(spread, target, step.options)
         gpus = named_gpus(gpu)
         traces = step_source(wanted).families(gpus)

@@ -198,7 +198,7 @@ def _check(
         if value is not None and (memory or not on_gpus):
             raise InvalidInput(f"{option} is for predictions; it needs --gpu, and not --memory")
     if shown.several:
-        refuse_beside_several({"--by": shown.by}, issuing)
+        refuse_beside_several({"--by": shown.by})
     if batch is not None and batch < 1:
         raise InvalidInput(f"the batch must be at least 1, not {batch}")
     if out is not None:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT
+from wavecast.predictors.learned.physics.depthwise import has_depthwise_kernel
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 NAMES = ("aten.convolution", "aten.convolution_backward")
@@ -29,6 +31,8 @@ _MOST_FULL, _FULL_ROWS = 14, 512
 """The most slices, and the fewest rows of each, of a weight gradient in full precision."""
 _MOST_HALF, _HALF_ROWS = 13, 8192
 """The same in half precision."""
+_DEPTHWISE_PARTIALS = 8
+"""The partial sums of an image in the weight gradient of a depthwise convolution."""
 _COPYING = ("copies", "images")
 _FEW_CHANNELS = 4
 """Images with fewer channels than this are read as they are."""
@@ -156,6 +160,43 @@ class Convolution:
             return (copies,)
         return copies, copies + transform
 
+    def tuned_bytes(self, sm_count: int | None) -> int:
+        """The workspace of the algorithm that XLA's tuner finds to be the fastest.
+
+        Tensor cores read channels in pieces, so that tensors with other numbers of channels are
+        padded, and others than channels-last ones are copied, both in the workspace. The gradient
+        of a weight adds up partial sums, of which every SM holds a tile; that of a depthwise one
+        in half precision holds eight for each image. These were derived from what XLA chose on an
+        H200 (`python -m lab score jax`).
+        """
+        narrow = DTYPE_BYTES[self.source.dtype] < _FLOAT
+        computes_weight = self.backward and self.wanted[1]
+        contiguous = not any(map(_has_channels_last, (self.source, self.output)))
+        if self.groups > 1:
+            return self._tuned_depthwise_bytes(narrow, computes_weight)
+        copied = [
+            tensor
+            for tensor in (self.source, self.weight, self.output)
+            if contiguous or _aligned(tensor) > tensor.nbytes
+        ]
+        if computes_weight and self.source in copied and not narrow:
+            copied.append(self.output)
+        partials = (sm_count or 0) * _TILE * _TILE * _FLOAT if computes_weight else 0
+        return sum(map(_aligned, copied)) + partials
+
+    def _tuned_depthwise_bytes(self, narrow: bool, computes_weight: bool) -> int:
+        """That of a depthwise convolution: without a kernel of its own, its channels are padded."""
+        item = DTYPE_BYTES[self.source.dtype]
+        if self.weight.shape[1] > 1:
+            return 0
+        computes = OF_WEIGHT if computes_weight else OF_IMAGE if self.backward else FORWARD
+        if not has_depthwise_kernel(computes, item, math.prod(self.weight.shape[2:])):
+            copies_both = computes_weight and not narrow
+            padded = self.source.nbytes + (self.output.nbytes if copies_both else 0)
+            return padded * _GRANULE_BYTES // item
+        partials = _DEPTHWISE_PARTIALS * self.source.shape[0] * self.weight.numel * _FLOAT
+        return partials if computes_weight and narrow else 0
+
     @property
     def _growth(self) -> float:
         """log2 of 1 + the bytes of its Fourier transforms, divided by those of its tensors."""
@@ -255,6 +296,11 @@ def _aligned(spec: TensorSpec) -> int:
     granule = max(1, _GRANULE_BYTES // DTYPE_BYTES[spec.dtype])
     padded = -(-channels // granule) * granule
     return first * padded * math.prod(rest) * DTYPE_BYTES[spec.dtype]
+
+
+def _has_channels_last(spec: TensorSpec) -> bool:
+    """Whether the channels of a pixel lie together, in any number of dimensions."""
+    return spec.strides is not None and spec.strides[1] == 1
 
 
 def _pixels(spec: TensorSpec) -> int:

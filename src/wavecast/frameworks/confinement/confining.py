@@ -1,47 +1,72 @@
-"""The function that confines a process: it may write to its scratch folder, and nowhere else."""
+"""The function that confines a process: it may write to its own folders, and nowhere else."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.confinement import landlock, namespaces, system_calls
+from wavecast.frameworks.confinement import kernel, landlock, namespaces, system_calls
 from wavecast.frameworks.confinement.kernel import is_linux
 
 _DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts/*"),
+    *("null", "zero", "full", "random", "urandom", "tty", "ptmx"),
     *("nvidia*", "nvidia-caps/*", "kfd", "dri/*"),
 )
-"""Device files below /dev that hold nothing of the user's."""
+"""Device files below /dev that hold nothing of the user's. Terminals that are open are not."""
+_ROOT = 0
 
 
 @dataclass(frozen=True)
 class Confinement:
     """What the kernel refuses to a process and to all that it starts."""
 
+    folders: tuple[str, ...]
+    """The folders that it may write to."""
     files: bool
-    """Whether files outside of the scratch folder cannot be written, made, moved or removed."""
+    """Whether files outside of its own folders cannot be written, made, moved or removed."""
     metadata: bool
     """Whether their permissions, owners, times and attributes cannot be changed."""
     network: bool
     """Whether no network can be reached."""
+    signals: bool
+    """Whether processes outside cannot be signalled."""
+    shared_memory: bool
+    """Whether the shared memory that it can write is its own."""
+    is_root: bool
+    """Whether its user is root."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing of the user's can be changed."""
+        """Whether no file of the user's can be changed."""
         return self.files and self.metadata
 
+    def unpromised(self) -> tuple[str, ...]:
+        """What the kernel does not refuse, in words."""
+        others_memory = f"changing what other programs put into {namespaces.SHARED_MEMORY}"
+        possible = {
+            "writing files through programs and libraries in C": not self.files,
+            "changing permissions and times of files": not self.metadata,
+            "signalling other processes": not self.signals,
+            others_memory: not self.shared_memory,
+            "reading all files and having services that obey root, such as those of containers, "
+            "write some (you are root; run it as another user)": self.is_root,
+        }
+        return tuple(what for what, is_possible in possible.items() if is_possible)
 
-def confine(scratch: str, *, offline: bool = False, known: int | None = None) -> Confinement:
-    """Let this process and all that it starts write to a scratch folder only, from here on.
+
+def confine(
+    folders: tuple[str, ...], *, offline: bool = False, known: int | None = None
+) -> Confinement:
+    """Let this process and all that it starts write to some folders only, from here on.
 
     Call it while the process has one thread: others would keep their rights.
 
     Args:
-        scratch: the folder.
+        folders: the folders.
         offline: whether to refuse the network.
         known: the version of Landlock. None to ask the kernel; 0 for a kernel that has none.
 
@@ -50,10 +75,11 @@ def confine(scratch: str, *, offline: bool = False, known: int | None = None) ->
     """
     known = landlock.version() if known is None else known
     has_left = offline and is_linux() and namespaces.leave_network()
-    shared = _shared_memory() if known else ()
-    files = bool(known) and _is_done(
-        partial(landlock.restrict, landlock.Writable((scratch, *shared), _devices()), known)
-    )
+    has_own_memory = bool(known) and namespaces.own_shared_memory()
+    folders += _shared_memory(has_own_memory) if known else ()
+    if is_linux():
+        _is_done(kernel.drop_capabilities)
+    files = bool(known) and _is_done(partial(restrict_files, folders, known))
     metadata = is_linux() and _is_done(
         partial(system_calls.filter_calls, network=not offline or has_left)
     )
@@ -62,10 +88,30 @@ def confine(scratch: str, *, offline: bool = False, known: int | None = None) ->
             "this system cannot refuse the network to a script, so --offline (offline=) cannot be "
             "kept; run it on Linux, or disconnect the machine"
         )
-    return Confinement(files and known >= landlock.COMPLETE, metadata, offline)
+    return Confinement(
+        folders,
+        files=files and known >= landlock.COMPLETE,
+        metadata=metadata,
+        network=offline,
+        signals=files and known >= landlock.SIGNALS_SINCE,
+        shared_memory=files and (has_own_memory or namespaces.SHARED_MEMORY not in folders),
+        is_root=os.getuid() == _ROOT,
+    )
 
 
-def _is_done(restrict: partial[None]) -> bool:
+def restrict_files(folders: tuple[str, ...], known: int) -> None:
+    """Let this process write to folders and harmless devices only.
+
+    Done twice, the second time in a child, it also hides the parent from the child: neither can it
+    signal its parent nor trace it.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    landlock.restrict(landlock.Writable(folders, _devices()), known)
+
+
+def _is_done(restrict: Callable[[], None]) -> bool:
     try:
         restrict()
     except OSError:
@@ -78,12 +124,12 @@ def _devices() -> tuple[str, ...]:
     return tuple(str(path) for path in found if path.is_char_device())
 
 
-def _shared_memory() -> tuple[str, ...]:
+def _shared_memory(is_own: bool) -> tuple[str, ...]:
     """The folder of shared memory, if nothing in it could be changed that is there already."""
     folder = Path(namespaces.SHARED_MEMORY)
-    if not folder.is_dir():
-        return ()
-    is_used = any(os.access(path, os.W_OK) for path in folder.iterdir())
-    if is_used and not namespaces.own_shared_memory():
-        return ()
-    return (str(folder),)
+    is_used = not is_own and folder.is_dir() and any(map(_is_writable, folder.iterdir()))
+    return () if is_used or not folder.is_dir() else (str(folder),)
+
+
+def _is_writable(path: Path) -> bool:
+    return os.access(path, os.W_OK)

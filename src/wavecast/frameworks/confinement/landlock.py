@@ -29,8 +29,9 @@ _FIRST = (
     *(_MAKE_PIPE, _MAKE_LINK, _DEVICES),
 )
 _SIGNALS = 1 << 1
-_SIGNALS_SINCE = 6
 
+SIGNALS_SINCE = 6
+"""The first version that forbids signals to processes outside: Linux 6.12."""
 COMPLETE = 3
 """The first version that forbids every way to change a file's contents: Linux 6.2."""
 
@@ -78,7 +79,7 @@ def restrict(writable: Writable, known: int) -> None:
         OSError: the kernel refuses.
     """
     rights = _sum(_FIRST) | _sum(right for since, right in _SINCE.items() if known >= since)
-    ruleset = _Ruleset(rights, 0, _SIGNALS if known >= _SIGNALS_SINCE else 0)
+    ruleset = _Ruleset(rights, 0, _SIGNALS if known >= SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.
     rules = call("syscall", _CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0)
     try:

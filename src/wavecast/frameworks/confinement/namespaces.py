@@ -9,7 +9,7 @@ import socket
 import struct
 from pathlib import Path
 
-from wavecast.frameworks.confinement.kernel import call
+from wavecast.frameworks.confinement.kernel import call, stay_readable
 
 _MOUNTS, _USERS, _NETWORK = 0x00020000, 0x10000000, 0x40000000
 _PRIVATE, _RECURSIVE = 1 << 18, 1 << 14
@@ -40,17 +40,26 @@ def own_shared_memory() -> bool:
 
 def _unshare(what: int) -> bool:
     """Leave a namespace of this process, with that of users where only root may leave it alone."""
-    user, group = os.getuid(), os.getgid()
     try:
         call("unshare", what)
         return True
     except OSError:
         pass
+    # A process that may leave but not map its user would be nobody from then on: one is tried.
+    tried = os.fork()
+    if not tried:
+        os._exit(0 if _unshare_with_users(what) else 1)
+    return not os.waitpid(tried, 0)[1] and _unshare_with_users(what)
+
+
+def _unshare_with_users(what: int) -> bool:
+    user, group = os.getuid(), os.getgid()
     try:
         call("unshare", what | _USERS)
+        stay_readable()
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-        return True
     except OSError:
         return False
+    return True

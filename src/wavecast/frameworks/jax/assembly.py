@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.jax.collectives import is_collective, is_waited_for
+from wavecast.frameworks.jax.collectives import argument_ranks, is_collective, is_waited_for
 from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
 from wavecast.frameworks.jax.instruction_ops import PlannedCall, planned_call
-from wavecast.frameworks.jax.origins import module_of, phase_of
+from wavecast.frameworks.jax.origins import module_of, phase_of, updates
 from wavecast.traces.graphs import GRAPH_LAUNCH, XLA_CALL
-from wavecast.traces.step import Call, Op, Phase, TensorSpec
+from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
 MOST_CALLS = 400_000
 """Loops are written out up to this many calls."""
@@ -64,6 +64,8 @@ class Schedule:
     """The instruction of each call; empty for the launch."""
     _plans: dict[tuple[str, str], PlannedCall | None] = field(default_factory=dict)
     _views: dict[tuple[int, TensorSpec], int] = field(default_factory=dict)
+    _gradients: set[int] = field(default_factory=set)
+    """The values that the backward pass and the optimizer made."""
     _makers: dict[int, Instruction] = field(default_factory=dict)
     _phase: Phase = Phase.FORWARD
     _stream: int = _COMPUTE
@@ -74,7 +76,8 @@ class Schedule:
     def run(self) -> None:
         """Walk through the module's schedule."""
         inputs = len(self.module.entry.parameters)
-        dispatch = Op(XLA_CALL, (), (), (("inputs", inputs), ("gpu", self.gpu)))
+        attrs: list[tuple[str, Scalar]] = [("inputs", inputs), ("gpu", self.gpu)]
+        dispatch = Op(XLA_CALL, (), (), (*attrs, *argument_ranks(self.module)))
         for mark in (dispatch, Op(GRAPH_LAUNCH, (), ())):
             self.calls.append(Call(mark, Phase.FORWARD, graph=0))
             self.sources.append("")
@@ -206,7 +209,9 @@ class Schedule:
             reads = []
         written = [v for v in results if self.tensors[v].shape.spec is not None][: plan.writes]
         writes = [self._as(v, spec) for v, spec in zip(written, plan.op.outputs, strict=False)]
-        self._call(plan.op, one, reads, writes)
+        self._call(plan.op, one, reads, writes, self._updates(one, operands))
+        if self._phase in (Phase.BACKWARD, Phase.OPTIMIZER):
+            self._gradients.update(results)
         at = len(self.calls) - 1
         for value in (*operands, *results):
             buffer = self.tensors[value].buffer
@@ -231,11 +236,21 @@ class Schedule:
             self._plans[key] = planned_call(self.module, one, shapes, padded)
         return self._plans[key]
 
-    def _is_padded(self, value: int) -> bool:
-        """Whether a value was made by a kernel that pads along its rows."""
+    def _updates(self, one: Instruction, operands: Sequence[int]) -> bool:
+        """Whether a fusion has a part of the optimizer in it."""
+        body = self.module.called(one)
+        positions = {n for n, v in enumerate(operands) if self._base(v) in self._gradients}
+        return body is not None and updates(body, positions)
+
+    def _base(self, value: int) -> int:
+        """The value of which a value is a view."""
         while (base := self.tensors[value].view_of) is not None:
             value = base
-        maker = self._makers.get(value)
+        return value
+
+    def _is_padded(self, value: int) -> bool:
+        """Whether a value was made by a kernel that pads along its rows."""
+        maker = self._makers.get(self._base(value))
         body = None if maker is None else self.module.called(maker)
         if body is None or body.root.opcode != "pad":
             return False
@@ -299,10 +314,17 @@ class Schedule:
             self._views[key] = self._tensor(tensor.shape, tensor.buffer, value, spec)
         return self._views[key]
 
-    def _call(self, op: Op, one: Instruction, reads: Sequence[int], writes: Sequence[int]) -> None:
+    def _call(
+        self,
+        op: Op,
+        one: Instruction,
+        reads: Sequence[int],
+        writes: Sequence[int],
+        updates: bool = False,
+    ) -> None:
         origin = self.module.origin(one)
         name = origin.op_name
-        phase = phase_of(name)
+        phase = Phase.OPTIMIZER if updates else phase_of(name)
         if phase is None:
             phase = self._phase
         elif phase is Phase.OTHER and self._phase in (Phase.BACKWARD, Phase.OPTIMIZER):

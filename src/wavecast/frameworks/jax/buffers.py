@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from wavecast.footprint.workspaces import convolution
 from wavecast.frameworks.jax.assembly import Schedule
 from wavecast.frameworks.jax.origins import argument_of
-from wavecast.traces.step import Allocation, Phase, Role, TensorSpec, Value
+from wavecast.traces.step import Allocation, Op, Phase, Role, TensorSpec, Value
 
 LEAST_SCRATCH = 256
 """Bytes of scratch memory that every module is given, so that no other is predicted for it."""
@@ -28,8 +29,16 @@ class StepMemory:
     allocations: tuple[Allocation, ...]
 
 
-def memory_of(schedule: Schedule, sizes: Mapping[str, int]) -> StepMemory:
-    """The values and allocations of a module, given XLA's own sizes of its buffers."""
+def memory_of(
+    schedule: Schedule, sizes: Mapping[str, int], sm_count: int | None = None
+) -> StepMemory:
+    """The values and allocations of a module, given XLA's own sizes of its buffers.
+
+    Args:
+        schedule: the schedule of the module.
+        sizes: the bytes of its buffers.
+        sm_count: the SMs of the GPU.
+    """
     arguments = {schedule.tensors[value].buffer: n for n, value in enumerate(schedule.arguments)}
     overwritten = _overwritten(schedule)
     results = {schedule.tensors[value].buffer for value in schedule.results}
@@ -55,6 +64,7 @@ def memory_of(schedule: Schedule, sizes: Mapping[str, int]) -> StepMemory:
         if target in place:
             place[source] = place[target]
     allocations = list(_fitted(allocations, sizes, len(schedule.calls)))
+    allocations += _workspaces(schedule, sm_count)
     values = tuple(_values(schedule, place, roles, names))
     return StepMemory(values, tuple(allocations))
 
@@ -80,9 +90,14 @@ def _roles(schedule: Schedule) -> list[Role]:
     updated = set(schedule.module.aliases.values())
     readers: dict[int, set[Phase]] = {}
     roots = _roots(schedule)
+    copied: dict[int, int] = {}
     for call in schedule.calls:
-        for value in call.reads:
-            readers.setdefault(roots[value], set()).add(call.phase)
+        reads, writes = ([roots[value] for value in used] for used in (call.reads, call.writes))
+        for value in reads:
+            readers.setdefault(copied.get(value, value), set()).add(call.phase)
+        if _is_copy(call.op) and reads and writes:
+            # XLA lays filters out anew for cuDNN, and who reads the copy reads the argument.
+            copied[writes[0]] = copied.get(reads[0], reads[0])
     roles = []
     for position, value in enumerate(schedule.arguments):
         phases = readers.get(value, set())
@@ -93,6 +108,12 @@ def _roles(schedule: Schedule) -> list[Role]:
         else:
             roles.append(Role.INPUT)
     return roles
+
+
+def _is_copy(op: Op) -> bool:
+    """Whether an op only writes the tensor that it reads in another layout or type."""
+    alike = [tensor.numel for tensor in op.inputs] == [tensor.numel for tensor in op.outputs]
+    return alike and len(op.inputs) == 1 and op.attr("arithmetic") == 0
 
 
 def _roots(schedule: Schedule) -> list[int]:
@@ -119,6 +140,15 @@ def _fitted(
         nbytes = max(int(one.nbytes * share), 1) if is_temporary and share < 1 else one.nbytes
         yield Allocation(nbytes, one.born, one.freed, one.role, one.module)
     yield Allocation(max(wanted - fullest, LEAST_SCRATCH), 0, None, Role.WORKSPACE)
+
+
+def _workspaces(schedule: Schedule, sm_count: int | None) -> Iterator[Allocation]:
+    """The workspaces of convolutions: without a GPU no algorithm is chosen, so XLA has none."""
+    for position, call in enumerate(schedule.calls):
+        if call.op.base in convolution.NAMES:
+            nbytes = convolution.Convolution.of(call.op, tensor=True).tuned_bytes(sm_count)
+            if nbytes:
+                yield Allocation(nbytes, position, position + 1, Role.WORKSPACE)
 
 
 def _peak(allocations: list[Allocation], calls: int) -> int:

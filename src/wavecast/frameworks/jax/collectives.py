@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.frameworks.jax.hlo import HloModule, Instruction, Shape
+from wavecast.frameworks.jax.origins import argument_of
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 NAMES = {
@@ -24,6 +27,7 @@ _LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 _AXIS = re.compile(r"'([^']*)'(?:=(\d+))?(?::\((\d+)\)(\d+))?")
+_TILES = re.compile(r"devices=\[([\d,]+)\]")
 _PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
 
 
@@ -102,3 +106,45 @@ def _along(mesh: str, axes: str) -> list[int]:
         places = [number * inner * strides[name] for number in range(count)]
         group = [rank + place for rank in group for place in places]
     return group
+
+
+def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
+    """Among how many ranks the step's samples are spread, and each of its weights at most.
+
+    What the step returns with its shapes is its state; of other arguments, the first dimension
+    counts samples. Empty if there is one rank, or if the arguments do not show it.
+    """
+    entry = module.entry
+    names = [argument_of(one.op_name).split(".") for one in entry.parameters]
+    depth = 1 if len({name[0] for name in names}) > 1 else 2
+    returned = Counter(shape.dims for shape in entry.root.shapes)
+    arguments: dict[str, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
+    for name, one in zip(names, entry.parameters, strict=True):
+        divisions = _divisions(one)
+        if divisions is None:
+            return ()
+        kept = returned[one.shape.dims] > 0
+        returned[one.shape.dims] -= kept
+        arguments[".".join(name[:depth])].append((kept, divisions))
+    batch, state = [], [1]
+    for leaves in arguments.values():
+        is_state = 2 * sum(kept for kept, _ in leaves) >= len(leaves)
+        if is_state:
+            state += [prod(divisions) for _, divisions in leaves]
+        else:
+            batch += [divisions for _, divisions in leaves if divisions]
+    if module.partitions == 1 or not batch or any(d[0] == 1 < prod(d) for d in batch):
+        return ()
+    return ("sample_ranks", max(d[0] for d in batch)), ("weight_ranks", max(state))
+
+
+def _divisions(parameter: Instruction) -> tuple[int, ...] | None:
+    """Into how many parts each dimension of an argument is cut. None if that was not read.
+
+    XLA writes `{replicated}`, or `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`, whose last
+    number, beyond the dimensions, counts equal copies.
+    """
+    text, rank = parameter.attribute("sharding"), len(parameter.shape.dims)
+    if found := _TILES.search(text):
+        return tuple(_integers(found[1])[:rank])
+    return (1,) * rank if not text or "replicated" in text or "maximal" in text else None

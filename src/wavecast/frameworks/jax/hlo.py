@@ -28,13 +28,15 @@ DTYPES = {
     **{"s2": "int8", "u2": "uint8", "s1": "int8", "u1": "uint8"},
 }
 """HLO's element types by our names. Fewer than eight bits are counted as a byte."""
+NO_DATA = frozenset(("token", "opaque"))
+"""Element types of values that hold nothing that is computed with."""
 HOST_SPACE = "S(5)"
 """The memory space of the host, in a layout."""
 FREE_OF_TRAFFIC = frozenset("parameter constant tuple get-tuple-element bitcast after-all".split())
 """Instructions that move no data."""
 LAUNCH_BYTES = 4 << 20
 """What a GPU of today reads while it launches a kernel."""
-_PATH = "/"
+PATH = "/"
 """Paths of operations have parts; the names of arguments have none."""
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) \(.*\{\s*$")
@@ -62,12 +64,12 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all elements; 0 for tokens and opaque values."""
+        """Bytes of all elements; 0 for tokens, opaque values and types that we do not know."""
         return self.numel * DTYPE_BYTES.get(DTYPES.get(self.element, ""), 0)
 
     @property
     def spec(self) -> TensorSpec | None:
-        """The shape as a tensor; None for a token."""
+        """The shape as a tensor; None for a token, and for a type that we do not know."""
         dtype = DTYPES.get(self.element)
         if dtype is None:
             return None
@@ -220,11 +222,11 @@ class HloModule:
         XLA leaves out the path of a fusion that it made of several; then it is that of the last
         instruction in it that has one.
         """
-        if _PATH in instruction.op_name:
+        if PATH in instruction.op_name:
             return instruction
         body = self.called(instruction)
         inner = () if body is None else reversed(body.instructions)
-        return next((one for one in inner if _PATH in one.op_name), instruction)
+        return next((one for one in inner if PATH in one.op_name), instruction)
 
     def line(self, instruction: Instruction) -> str:
         """The source line of an instruction; empty if unknown."""

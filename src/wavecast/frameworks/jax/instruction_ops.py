@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from wavecast.frameworks.jax import libraries
 from wavecast.frameworks.jax.collectives import collective, is_collective
 from wavecast.frameworks.jax.fusions import FREE, fusion_op
-from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+from wavecast.frameworks.jax.hlo import DTYPES, NO_DATA, Computation, HloModule, Instruction, Shape
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 VIEWS = frozenset(
@@ -41,9 +41,23 @@ def planned_call(
 
     `padded` says how many of its operands were only padded for it.
     """
-    opcode = instruction.opcode.removesuffix("-start")
-    if opcode in VIEWS or instruction.opcode.endswith("-done"):
+    if instruction.opcode.removesuffix("-start") in VIEWS or instruction.opcode.endswith("-done"):
         return None
+    body = module.called(instruction)
+    unknown = _unknown_type(instruction, inputs, body)
+    if unknown is not None:
+        return _unread(instruction, inputs, f"xla.unknown_type.{unknown}")
+    return _of_known_types(module, instruction, inputs, padded, body)
+
+
+def _of_known_types(
+    module: HloModule,
+    instruction: Instruction,
+    inputs: Sequence[Shape],
+    padded: int,
+    body: Computation | None,
+) -> PlannedCall | None:
+    opcode = instruction.opcode.removesuffix("-start")
     if is_collective(instruction):
         return _all(collective(module, instruction, inputs), inputs)
     if opcode == "custom-call":
@@ -54,7 +68,6 @@ def planned_call(
         return _SINGLE[opcode](instruction, inputs)
     if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
         return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
-    body = module.called(instruction)
     if body is not None and is_padding(body):
         return None
     if body is not None and instruction.attribute("kind") == "kCustom":
@@ -62,6 +75,15 @@ def planned_call(
         if inner is not None:
             return _nested(inner, instruction, inputs)
     return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
+
+
+def _unknown_type(
+    instruction: Instruction, inputs: Sequence[Shape], body: Computation | None
+) -> str | None:
+    """An element type that we have no name for, of what an instruction reads, has or writes."""
+    inner = () if body is None else (shape for one in body.instructions for shape in one.shapes)
+    elements = (shape.element for shape in (*instruction.shapes, *inputs, *inner))
+    return next((e for e in elements if e not in DTYPES and e not in NO_DATA), None)
 
 
 def is_padding(body: Computation) -> bool:

@@ -120,7 +120,7 @@ def _added(
 
 
 def _dtype(shape: Shape) -> str:
-    return DTYPES.get(shape.element, "float32")
+    return DTYPES[shape.element]
 
 
 def _precision(shape: Shape, config: Mapping[str, Any]) -> tuple[tuple[str, Scalar], ...]:

@@ -8,9 +8,11 @@ gradient, `transpose(jvp(...))` the backward pass.
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from functools import cache
 from itertools import groupby
 
+from wavecast.frameworks.jax.hlo import PATH, Computation
 from wavecast.traces.step import Phase
 
 _BACKWARD, _FORWARD = "transpose(", "jvp("
@@ -33,6 +35,30 @@ def phase_of(op_name: str) -> Phase | None:
     if _FORWARD in op_name:
         return Phase.FORWARD
     return Phase.OTHER if op_name else None
+
+
+def updates(body: Computation, gradients: Container[int]) -> bool:
+    """Whether a fusion computes with gradients outside of the differentiated function.
+
+    XLA fuses an update with what the forward or the backward pass does to the same parameter, and
+    names the fusion after that.
+
+    Args:
+        body: the computation of the fusion.
+        gradients: the positions of its parameters that follow from gradients.
+    """
+    derived: set[str] = set()
+    for one in body.instructions:
+        if one.opcode == "parameter":
+            follows = int(one.inside) in gradients
+        else:
+            phase = phase_of(one.op_name) if PATH in one.op_name else None
+            follows = phase is Phase.BACKWARD or not derived.isdisjoint(one.operands)
+            if follows and phase is Phase.OTHER:
+                return True
+        if follows:
+            derived.add(one.name)
+    return False
 
 
 @cache

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
+from wavecast.footprint.workspaces import convolution
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import scheduled
 from wavecast.frameworks.jax.buffers import memory_of
@@ -13,12 +14,18 @@ from wavecast.frameworks.jax.driver import CompiledModule, check_installed, comp
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.nnx_scopes import named_modules
 from wavecast.hardware.device import Device
+from wavecast.ops.registry import integer
 from wavecast.traces.step import Trace
 from wavecast.traces.values import compacted
 
 NOTE = (
     "compiled by XLA without a GPU, so nothing was autotuned: which matmuls XLA writes in Triton "
     "is predicted, and what it would fuse into them runs by itself"
+)
+
+TUNING_NOTE = (
+    "memory is that of the step: while XLA compiles on a GPU, its tuner tries convolutions with "
+    "larger workspaces, so that the peak of the process may be higher"
 )
 
 
@@ -80,9 +87,13 @@ def trace_of(
     samples: int | None = None,
     unit: str = "samples",
 ) -> Trace:
-    """The trace of a compiled module."""
+    """The trace of a compiled module; of the step's samples it has those of one device."""
     schedule = scheduled(read_hlo(compiled.text), gpu.id)
-    memory = memory_of(schedule, compiled.sizes)
+    devices = integer(schedule.calls[0].op, "sample_ranks", 1)
+    if samples is not None and samples % devices == 0:
+        samples //= devices
+    memory = memory_of(schedule, compiled.sizes, gpu.sm_count)
+    tries = any(call.op.base in convolution.NAMES for call in schedule.calls)
     trace = Trace(
         tuple(schedule.calls),
         memory.allocations,
@@ -90,7 +101,7 @@ def trace_of(
         capability=gpu.compute_capability,
         samples=samples,
         unit=unit,
-        notes=(NOTE, *schedule.notes),
+        notes=(NOTE, *([TUNING_NOTE] if tries else []), *schedule.notes),
         asks_capability=True,
         values=memory.values,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavecast.reading import whole_text
+from wavecast.traces.checked_json import MOST_DIMENSIONS
 from wavecast.traces.kernel_names import dtype_in
 from wavecast.traces.step import TensorSpec
 
@@ -44,8 +45,6 @@ DTYPES = {
 LISTS = ("TensorList", "GenericList")
 NUMBER = "number"
 """The type we give to a Python number that stands where a tensor is expected, as in x * 0.5."""
-_MOST_DIMENSIONS = 64
-"""The most dimensions of a tensor that PyTorch's kernels take."""
 _ABSENT = ("", "nullptr (uninitialized)")
 
 
@@ -149,7 +148,7 @@ def _tensor(shape: Any, strides: Any, dtype: str) -> TensorSpec | None:
 
 
 def _sizes(value: Any) -> Shape | None:
-    if not isinstance(value, list) or len(value) > _MOST_DIMENSIONS:
+    if not isinstance(value, list) or len(value) > MOST_DIMENSIONS:
         return None
     if not all(isinstance(size, int) and 0 <= size < 1 << 48 for size in value):
         return None

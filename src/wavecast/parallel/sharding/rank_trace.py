@@ -33,8 +33,8 @@ class Surroundings:
 
     before: list[Call]
     after: list[Call]
-    nbytes: int
-    """The memory that they need."""
+    tensors: Sequence[TensorSpec]
+    """What they hold in memory."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class _RankTrace:
             if extra is not None:
                 edit.insert(position, extra.before)
                 edit.insert(position + 1, extra.after)
-                edit.allocate(extra.nbytes, Role.INTERMEDIATE, position, position + 1)
+                for tensor in extra.tensors:
+                    edit.allocate(tensor.nbytes, Role.INTERMEDIATE, position, position + 1)
 
     def _add_copy(self, axis: int, index: int, made: Exchange) -> None:
         """A value, with memory, for what an exchange writes."""

@@ -98,8 +98,10 @@ def iterate_runs(
 ) -> Iterator[Run]:
     """The runs of one file, one by one, so that a table of any length can be read."""
     doubts = Doubts(file, told)
-    yield from _reader(file, format).read(file, given, doubts)
-    doubts.close()
+    try:
+        yield from _reader(file, format).read(file, given, doubts)
+    finally:
+        doubts.close()
 
 
 def make_given(given: dict[str, Any]) -> Given:

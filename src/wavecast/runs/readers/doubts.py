@@ -12,6 +12,11 @@ from wavecast.errors import DoubtfulInput
 MOST_TOLD = 10
 """How many warnings of one kind are given for one file. Further ones are only counted."""
 
+_MOST_KINDS = 20
+"""How many kinds are told apart in one file: what it says may be in the name of a kind."""
+
+_OTHERS = "other problems"
+
 
 def warn(doubt: str) -> None:
     """Give a Python warning, a `DoubtfulInput`."""
@@ -37,6 +42,8 @@ class Doubts:
             kind: the problem without its details, under which many are counted; `what` if empty.
         """
         kind = kind or what
+        if kind not in self.counts and len(self.counts) >= _MOST_KINDS:
+            kind = _OTHERS
         self.counts[kind] = self.counts.get(kind, 0) + 1
         if self.counts[kind] <= MOST_TOLD:
             self._tell(f"{place}: {what}" if place else what)

@@ -72,6 +72,7 @@ def _rows(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, str]]]:
                 doubts.tell(
                     f"line {reader.line_num}",
                     f"has {len(row)} values instead of {len(names)} and is left out",
+                    "has another number of values",
                 )
                 continue
             yield reader.line_num, dict(zip(names, row, strict=True))
@@ -97,6 +98,7 @@ def _marks(
                 f"line {line}",
                 f"{time_name} {row[time_name][:40]} or {step_name} {row[step_name][:40]} is"
                 " impossible; left out",
+                "has an impossible time or step",
             )
             continue
         yield Mark(step, time_s, f"line {line}", broken)

@@ -56,7 +56,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
 
 
 def _marks(file: Path, doubts: Doubts) -> Iterator[Mark]:
-    for number, line in read_lines(file, Doubts(file, doubts.told)):
+    for number, line in read_lines(file, Doubts(file, doubts.told, doubts.counts)):
         place = f"{file.parent.name}/{file.name}: line {number}"
         parts = line.split()
         if len(parts) not in (2, 3, 5):  # newer versions add the name and digest of a data set

@@ -78,7 +78,11 @@ def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
         if not scalar:
             continue
         if not (math.isfinite(time_s) and time_s >= 0 and step >= 0):
-            doubts.tell(place, f"the time {time_s} or step {step} is impossible; left out")
+            doubts.tell(
+                place,
+                f"the time {time_s} or step {step} is impossible; left out",
+                "has an impossible time or step",
+            )
             continue
         events.marks.setdefault(tag, []).append(Mark(step, time_s, place))
 

@@ -223,7 +223,11 @@ def runs_of(
         where, why = refused[0]
         raise InvalidInput(f"{doubts.path}: {where}: {why}")
     for where, why in refused:
-        doubts.tell(where, f"the training that begins here is left out: {why}")
+        doubts.tell(
+            where,
+            f"the training that begins here is left out: {why}",
+            "a training is left out",
+        )
     return runs
 
 

@@ -257,6 +257,24 @@ const wavecastControls = {
     return dataset === null ? null : { epochs: amount, dataset_samples: dataset };
   },
 
+  // A question with the parameters of an address in it, and what of these is not known.
+  readAddress(search, first) {
+    const question = { ...first }, unknown = [], known = {
+      model: this.catalogue.models.map(model => model.name),
+      precision: this.catalogue.precisions,
+      gpus: this.catalogue.gpus.map(gpu => gpu.id),
+    };
+    for (const [name, text] of new URLSearchParams(search)) {
+      const values = name === "gpus" ? text.split(",") : [text];
+      const wrong = known[name] ? values.find(value => !known[name].includes(value)) : undefined;
+      if (wrong !== undefined) unknown.push(`${name} "${wrong.slice(0, 60)}" is not known; known are ${known[name].join(", ")}`);
+      else if (known[name]) question[name] = name === "gpus" ? values : text;
+      else if (name !== "batch") unknown.push(`"${name.slice(0, 60)}" is no part of a question in an address; model, batch, precision and gpus are`);
+      else if (/^[1-9]\d{0,6}$/.test(text)) question.batch = Number(text);
+      else unknown.push(`batch is a whole number from 1 to 9,999,999, not "${text.slice(0, 60)}"`);
+    }
+    return { question, unknown };
+  },
   // Set all controls to a question that was asked before.
   set(question) {
     const source = document.querySelector(`input[name="source"][value="${question.trace ? "upload" : "model"}"]`);

@@ -37,7 +37,7 @@ const wavecastPage = {
     clearTimeout(this.timer);
     this.asking?.abort();
     const name = /^\/r\/([0-9a-f]{32})$/.exec(location.pathname)?.[1];
-    if (!name) { wavecastControls.set(FIRST); this.ask(false); return; }
+    if (!name) { this.askAddress(); return; }
     const asking = this.asking = new AbortController();
     this.busy(true, "Loading");
     try {
@@ -51,6 +51,14 @@ const wavecastPage = {
       wavecastControls.set(FIRST);  // what "try again" asks for
       this.fail(error, "This result is not here");
     }
+  },
+  // Ask the first question, with what the address asks for in it, as in /?model=gpt2&batch=8.
+  askAddress() {
+    const { question, unknown } = wavecastControls.readAddress(location.search, FIRST);
+    wavecastControls.set(question);
+    if (!unknown.length) { this.ask(false); return; }
+    this.fail(new Error(unknown.join(". ")), "The address asks for what is not known here");
+    byId("problem").querySelector("button").hidden = true;  // the controls on the left are what to try
   },
   async recall(question) {
     // The file itself is not asked for; what the controls need to know of it is in the question.
@@ -74,7 +82,7 @@ const wavecastPage = {
     const missing = question === null && wavecastControls.source() === "upload" && !wavecastControls.upload;
     byId("empty").hidden = !missing;
     if (missing) { byId("answer").hidden = byId("skeleton").hidden = true; this.hideProblem(); }
-    if (question === null) { this.busy(false, missing ? "Choose a file" : "A control has a value that cannot be used"); return; }
+    if (question === null) { this.age(true); this.busy(false, missing ? "Choose a file" : "A control has a value that cannot be used"); return; }
     const asking = this.asking = new AbortController();
     this.busy(true, "Predicting");
     try {
@@ -91,7 +99,7 @@ const wavecastPage = {
   },
   async upload(file) {
     if (!file) return;
-    const about = byId("file-about");
+    const about = byId("file-about"), most = wavecastControls.catalogue?.most_upload_bytes;
     document.querySelector('input[name="source"][value="upload"]').checked = true;
     wavecastControls.setUpload(null, "Reading the file ...");
     byId("file-name").textContent = file.name;
@@ -99,6 +107,7 @@ const wavecastPage = {
     const asking = this.asking = new AbortController();
     this.busy(true, "Uploading");
     try {
+      if (file.size > most) throw new Error(`it has ${Math.ceil(file.size / 2 ** 20).toLocaleString("en")} MiB, and this server takes files of up to ${most / 2 ** 20} MiB; compress it with gzip, or profile fewer steps`);
       const kind = ["application/json", "application/gzip"].includes(file.type) ? file.type : "application/octet-stream";
       const read = await this.post("/api/traces", file, kind, asking.signal);
       const measured = Boolean(read.measured_on);
@@ -153,7 +162,7 @@ const wavecastPage = {
     clearTimeout(this.timer);
     this.asking?.abort();
     this.busy(false, "Cancelled");
-    if (this.result) { wavecastControls.set(this.result.question); return; }
+    if (this.result) { wavecastControls.set(this.result.question); this.age(false); return; }
     this.fail(new Error("Change a control to ask for something else"), "Cancelled");
   },
   fail(error, title) {
@@ -165,12 +174,16 @@ const wavecastPage = {
     problem.querySelector("button").hidden = wavecastControls.catalogue !== null && wavecastControls.question() === null;
     problem.hidden = false;
     byId("answer").hidden = this.result === null;  // the last answer stays, with what it was about
+    this.age(true);
   },
   hideProblem() { byId("problem").hidden = true; },
+  // Whether the answer in view is an older one than the controls ask for.
+  age(is) { byId("answer").classList.toggle("old", is); },
 
   show(result) {
     this.result = result;
     this.hideProblem();
+    this.age(false);
     byId("empty").hidden = byId("skeleton").hidden = true;
     byId("answer").hidden = false;
     byId("target").textContent = result.target;

@@ -72,6 +72,7 @@ const wavecastPlan = {
     byId("status").textContent = told;
   },
   fail(error) {
+    byId("answer").classList.add("old");
     const told = error instanceof TypeError ? "The server cannot be reached. Is it still running?" : error.message;
     if (this.line(told) !== null) { this.mark(told); return; }
     byId("problem").querySelector("strong").textContent = "There is no plan";
@@ -115,6 +116,7 @@ const wavecastPlan = {
     this.id = plan.id;
     byId("problem").hidden = byId("empty").hidden = true;
     byId("answer").hidden = false;
+    byId("answer").classList.remove("old");
     byId("target").textContent = plan.title;
     document.title = `${plan.title} - Wavecast`;
     this.put("verdict", plan.verdict);

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,12 +26,13 @@ from typing import Any, Union
 from wavecast.errors import InvalidInput
 from wavecast.files import cache_folder, replacing
 from wavecast.frameworks.pytorch.compiled.plans import GraphPlan
-from wavecast.reading import MissingFile, read_bytes
+from wavecast.reading import MissingFile, parse_json, read_bytes
 
 MOST_PLANS = 1000
 """Plans that are kept; those that were not read for the longest time are removed first."""
-_KEY = re.compile(r"[0-9a-f]{64}")
+_PLAN = re.compile(r"[0-9a-f]{64}\.plan")
 _LARGEST_BYTES = 1 << 28
+_MOST_ADOPTED_BYTES = 1 << 26
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -72,11 +74,18 @@ def leave(folder: Path) -> None:
 
 
 def adopt(new: Path, folder: Path) -> None:
-    """Keep the plans that the process of a script has left in its scratch folder."""
-    for path in sorted(new.glob("*.plan"))[:MOST_PLANS]:
-        if _KEY.fullmatch(path.stem):
-            with suppress(InvalidInput):
-                _write(path.stem, read_plan(path), folder)
+    """Keep the plans that the process of a script has left in a folder of its own.
+
+    They are not looked into: whatever they hold, only processes of this script will read it.
+    """
+    left_bytes = _MOST_ADOPTED_BYTES
+    with suppress(OSError), os.scandir(new) as entries:
+        for entry in itertools.islice(entries, MOST_PLANS):
+            if _PLAN.fullmatch(entry.name):
+                with suppress(InvalidInput):
+                    content = read_bytes(Path(entry), left_bytes, follow=False)
+                    left_bytes -= len(content)
+                    _keep(content, folder / entry.name)
 
 
 def stored_plan(key: str, folder: Path | None = None) -> GraphPlan | None:
@@ -110,11 +119,15 @@ def store_plan(key: str, plan: GraphPlan, folder: Path | None = None) -> None:
 
 def _write(key: str, plan: GraphPlan, folder: Path) -> None:
     body = zlib.compress(json.dumps(_plain(plan)).encode(), 1)
+    _keep(hashlib.sha256(body).digest() + body, folder / f"{key}.plan")
+
+
+def _keep(content: bytes, path: Path) -> None:
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        with replacing(folder / f"{key}.plan") as draft:
-            draft.write_bytes(hashlib.sha256(body).digest() + body)
-        _remove_oldest(folder)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as draft:
+            draft.write_bytes(content)
+        _remove_oldest(path.parent)
 
 
 def read_plan(path: Path) -> GraphPlan:
@@ -130,8 +143,8 @@ def read_plan(path: Path) -> GraphPlan:
         raise InvalidInput(f"{path} is damaged; delete it")
     try:
         unpacked = zlib.decompressobj().decompress(body, _LARGEST_BYTES)
-        plan: GraphPlan = _typed(GraphPlan, json.loads(unpacked))
-    except (zlib.error, ValueError, TypeError, RecursionError) as error:
+        plan: GraphPlan = _typed(GraphPlan, parse_json(unpacked, constants=True))
+    except (zlib.error, ValueError, TypeError, RecursionError, InvalidInput) as error:
         raise InvalidInput(f"{path} holds no plan of a graph: {error}; delete it") from None
     return plan
 

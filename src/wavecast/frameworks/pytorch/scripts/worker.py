@@ -1,9 +1,9 @@
 """The process in which scripts run: `python -m wavecast.frameworks.pytorch.scripts.worker FD`.
 
-It imports torch once, if it is installed, waits for requests, and forks a process for each script.
-The fork gives up its right to write files before it runs the script, and leaves its result in the
-scratch folder. Messages are lines of JSON on a socket: requests come in; what a script does, and
-how its process ended, go out.
+It imports torch once, if it is installed, and waits for requests. For each script it forks a guard,
+which gives up its rights and forks the script's process. That one reports what it does by a pipe,
+and leaves its result in a folder. All else stays between the processes in which no script runs:
+requests come in on a socket; what the script can do, and how its process ended, go out.
 """
 
 from __future__ import annotations
@@ -12,70 +12,149 @@ import importlib
 import importlib.util
 import json
 import os
+import select
+import shutil
 import signal
 import socket
 import sys
 import tempfile
 import traceback
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from wavecast.errors import CaptureError, WavecastError, needing_extra
-from wavecast.frameworks.confinement import confine
-from wavecast.frameworks.confinement.kernel import end_with_parent
+from wavecast.frameworks.confinement import (
+    confine,
+    end_children,
+    landlock,
+    restrict_files,
+    run_guarded,
+)
+from wavecast.frameworks.confinement.kernel import adopt_orphans
 from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
 from wavecast.frameworks.pytorch.scripts.watching import Watcher, end_at_once
-from wavecast.frameworks.script_results import INTERRUPTED, Failure, write_result
+from wavecast.frameworks.script_results import (
+    INTERRUPTED,
+    LONGEST_REPORT,
+    REQUEST,
+    STOP,
+    STOPS,
+    Doing,
+    Failure,
+    Late,
+    Report,
+    report_line,
+    write_result,
+)
 from wavecast.hardware.device_files import read_device
 from wavecast.traces.script import ScriptRun
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
+_LONGEST_DOING = 500
 
 
 def main(descriptor: int) -> None:
     """Run scripts until nobody asks any more."""
     if _HAS_TORCH:
         importlib.import_module("wavecast.frameworks.pytorch.scripts.runner")
-    control = socket.socket(fileno=descriptor)
-    control.set_inheritable(False)
-    _tell(control, {"ready": True})
-    with control.makefile("r", encoding="utf-8") as requests:
-        for line in requests:
-            child = os.fork()
-            if not child:
-                _serve(control, json.loads(line))
-            _, status = os.waitpid(child, 0)
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(child, signal.SIGKILL)  # what the script has left running
-            _tell(control, {"ended": os.waitstatus_to_exitcode(status)})
+    adopt_orphans()
+    with socket.socket(fileno=descriptor) as control:
+        control.set_inheritable(False)
+        command, reports, *_ = socket.recv_fds(control, 1, 1)
+        while command:
+            if command == REQUEST:  # others are for a script that has ended meanwhile
+                length = int.from_bytes(control.recv(8, socket.MSG_WAITALL))
+                request = json.loads(control.recv(length, socket.MSG_WAITALL))
+                if not _run(control, request, reports[0]):
+                    shutil.rmtree(request["top"], ignore_errors=True)
+            command, reports, *_ = socket.recv_fds(control, 1, 1)
 
 
-def _serve(control: socket.socket, request: dict[str, Any]) -> None:
+def _run(control: socket.socket, request: dict[str, Any], reports: int) -> bool:
+    """Run one script below a guard, and pass on what the guard says; whether anybody listens."""
+    worker = os.getpid()
+    heard, says = os.pipe()
+    guard = os.fork()
+    if not guard:
+        control.close()
+        os.close(heard)
+        _guard(request, worker, says, reports)
+    os.close(says)
+    os.close(reports)
+    listens = _pass_on(control, heard, guard)
+    os.close(heard)
+    os.waitpid(guard, 0)
+    end_children()  # where the guard was ended: memory ran out
+    with suppress(OSError):
+        control.sendall(b'{"over": true}\n')
+    return listens
+
+
+def _pass_on(control: socket.socket, heard: int, guard: int) -> bool:
+    """Pass messages on between a guard and who asked for the script; whether that one is there."""
+    listens = [control]
+    while True:
+        waiting: list[Any] = [heard, *listens]
+        ready, _, _ = select.select(waiting, [], [])
+        if heard in ready:
+            if not (said := os.read(heard, select.PIPE_BUF)):
+                return bool(listens)
+            with suppress(OSError):
+                control.sendall(said)
+        if control in ready:
+            command = b""
+            with suppress(ConnectionResetError):
+                command = control.recv(1)
+            listens = [control] if command else []  # none: who asked for the script is gone
+            os.kill(guard, STOP if command == STOPS else signal.SIGTERM)
+
+
+def _guard(request: dict[str, Any], worker: int, says: int, reports: int) -> NoReturn:
+    """Give up rights, run the script in a process of its own, and end what it leaves."""
+    try:
+        folders = tuple(request["writable"])
+        confinement = confine(folders, offline=request["offline"], known=request["landlock"])
+        _say(says, confined=confinement.is_complete, unpromised=confinement.unpromised())
+
+        def serve() -> None:
+            os.close(says)
+            if confinement.files:
+                restrict_files(confinement.folders, landlock.version())
+            _serve(request, _Reports(reports))
+
+        code = run_guarded(serve, STOP, worker, all_are_ours=confinement.signals)
+        _say(says, ended=code)
+    except BaseException as error:
+        _Reports(reports).tell(_failure(error))
+    os._exit(0)
+
+
+def _say(says: int, **message: Any) -> None:
+    os.write(says, json.dumps(message).encode() + b"\n")
+
+
+def _serve(request: dict[str, Any], reports: _Reports) -> None:
     """Run one script in this process, which ends with it."""
     try:
-        os.setsid()
-        end_with_parent(signal.SIGKILL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        _tell(control, {"pid": os.getpid()})
-        result = _result(control, request)
-        plan_store.leave(Path(request["scratch"]) / "plans")
-        write_result(result, Path(request["scratch"]) / "result")
+        result = _result(request, reports)
+        plan_store.leave(Path(request["new_plans"]))
+        write_result(result, Path(request["result"]))
     except BaseException as error:
-        _tell(control, {"failed": asdict(_failure(error))})
+        reports.tell(_failure(error))
     end_at_once(0)
 
 
-def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Failure:
-    scratch = Path(request["scratch"])
+def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
     os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(request["environment"] | {"TMPDIR": str(scratch)})
-    tempfile.tempdir = str(scratch)
+    os.environ.update(request["environment"] | {"TMPDIR": request["temporary"]})
+    tempfile.tempdir = request["temporary"]
     sys.path[:] = request["path"]
     plan_store.keep_apart(Path(request["plans"]))
     options = request["options"]
@@ -85,22 +164,26 @@ def _result(control: socket.socket, request: dict[str, Any]) -> ScriptRun | Fail
         options["capability"] = tuple(options["capability"])
     name, *arguments = request["program"]
     program = Program(name, tuple(arguments), request["module"])
+
+    def give_up(message: str) -> None:
+        """End this process although the script does not: it catches whatever would stop it."""
+        reports.tell(Failure(_kind_of(watcher), message))
+        end_at_once(0)
+
     watcher = Watcher(
         program.shown,
         request["patience_s"],
-        lambda doing, ops: _tell(control, {"doing": doing, "ops": ops}),
-        lambda message: _tell(control, {"late": message}),
-        lambda message: _abandon(control, _kind_of(watcher), message),
+        lambda doing, ops: reports.tell(Doing(doing[:_LONGEST_DOING], ops)),
+        lambda message: reports.tell(Late(message)),
+        give_up,
     )
     try:
-        confinement = confine(str(scratch), offline=request["offline"], known=request["landlock"])
-        done = _followed(program, watcher, options)
+        return _followed(program, watcher, options)
     except KeyboardInterrupt as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except Exception as error:
         failure = _failure(error)
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
-    return done if isinstance(done, Failure) else replace(done, confined=confinement.is_complete)
 
 
 def _followed(program: Program, watcher: Watcher, options: dict[str, Any]) -> ScriptRun | Failure:
@@ -134,22 +217,28 @@ def _failure(error: BaseException) -> Failure:
         )
     message, code = str(error), None
     if isinstance(cause, SystemExit):
-        code = cause.code if isinstance(cause.code, int) else 1
+        code = cause.code & 0xFF or 1 if isinstance(cause.code, int) else 1  # as in a shell
         shown = cause.code if isinstance(cause.code, str) else ""
         return Failure(type(error).__name__, message, shown, code)
     own = "" if cause is None else "".join(own_traceback(cause)).rstrip("\n")
     return Failure(type(error).__name__, message, own)
 
 
-def _abandon(control: socket.socket, kind: str, message: str) -> None:
-    """End this process although the script does not: it catches whatever would stop it."""
-    _tell(control, {"failed": asdict(Failure(kind, message))})
-    end_at_once(0)
+class _Reports:
+    """The pipe on which the script's process says what it does; the script can write to it, too."""
 
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._pipe = descriptor, os.fstat(descriptor)
 
-def _tell(control: socket.socket, message: dict[str, Any]) -> None:
-    with suppress(OSError):  # the script has closed all files, or nobody listens any more
-        control.sendall(json.dumps(message).encode() + b"\n")
+    def tell(self, report: Report) -> None:
+        """Write a report; nothing if nobody listens, or if the script has closed all files."""
+        line = report_line(report)
+        if len(line) > LONGEST_REPORT and isinstance(report, Failure):
+            message = report.message[:_LONGEST_DOING]
+            line = report_line(replace(report, message=message, traceback=""))
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), self._pipe):
+                os.write(self._descriptor, line)
 
 
 if __name__ == "__main__":
