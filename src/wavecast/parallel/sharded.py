@@ -31,7 +31,7 @@ from wavecast.parallel.gradients import (
 )
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.blocks import block_finder
-from wavecast.traces.editing import Edit, Inserted
+from wavecast.traces.editing import Edit, Inserted, Time
 from wavecast.traces.graphs import has_graphs
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
@@ -49,7 +49,7 @@ def with_sharded_optimizer(trace: Trace, strategy: Parallel, end: int) -> Trace:
             last = bucket[-1]
             whole = reduced_as(bucket, strategy)
             edit.insert(last.ready + 1, _reductions(whole, shard, others, last.module))
-            freed = following[-1].ready if following and stage == 2 else end
+            freed = following[-1].ready if following else end
             _allocate_bucket(edit, bucket, strategy, freed)
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
     _share_optimizer(edit, holders)
@@ -77,9 +77,8 @@ def _allocate_bucket(
     if strategy.shard == 2:
         whole = reduced_as(bucket, strategy)
         edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
-        for gradient in apart:
-            at = gradient.ready
-            edit.allocate(gradient.nbytes, Role.INTERMEDIATE, at, at + 1)
+        for one in apart:
+            edit.allocate(one.nbytes, Role.INTERMEDIATE, one.ready, one.ready + 1)
     elif apart:
         edit.allocate(reduced_as(apart, strategy).nbytes, Role.GRADIENT)
 
@@ -136,20 +135,18 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
     units = _units(trace, end, holders)
     dtype = gathered_dtype(trace)
     # A unit's reduction is issued when its backward pass ends, before the next unit's gather.
-    reductions: dict[_Unit, list[Inserted]] = {}
     kind = "bfloat16" if strategy.reduce_in_16_bits else "float32"
-    for unit in units:
-        if not unit.trained_bytes:
-            continue
+    reduced = [unit for unit in units if unit.trained_bytes]
+    reductions = []
+    for unit in reduced:
         whole = flat(_in(unit.trained_bytes, kind), kind)
         copy = kernel("aten.copy_", whole, whole, Phase.BACKWARD, unit.name)
         others = replica if unit.shard == holders.dense else RankAxis(1, 1)
         calls = [copy, *_reductions(whole, unit.shard, others, unit.name)]
-        reductions[unit] = edit.insert(unit.backward[1], calls)
+        reductions.append(edit.insert(unit.backward[1], calls))
     edit.insert(end, [wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)])
-    done: dict[_Unit, int | Inserted] = {
-        unit: reductions[unit][0] if unit in reductions else unit.backward[1] for unit in units
-    }
+    done: dict[_Unit, Time] = {unit: unit.backward[1] for unit in units}
+    done |= {unit: places[0] for unit, places in zip(reduced, reductions, strict=True)}
     _share_optimizer(edit, holders)
     numbers = count()
     edit.change_memory(
@@ -162,7 +159,7 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
         _gather_backward(edit, done, dtype)
     if dtype != "float32":  # what is gathered takes the place of autocast's copies
         edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
-    _hold_gradients(edit, reductions, holders, kind, end)
+    _hold_gradients(edit, dict(zip(reduced, reductions, strict=True)), holders, kind, end)
     return edit.trace()
 
 
@@ -171,9 +168,7 @@ def _in(nbytes: int, dtype: str) -> int:
     return nbytes if dtype == "float32" else nbytes // 2
 
 
-def _gather_forward(
-    edit: Edit, done: Mapping[_Unit, int | Inserted], dtype: str, reshard: bool
-) -> None:
+def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard: bool) -> None:
     """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
 
     What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
@@ -194,7 +189,7 @@ def _gather_forward(
         edit.allocate(nbytes, Role.PARAMETER, copied, freed)
 
 
-def _gather_backward(edit: Edit, done: Mapping[_Unit, int | Inserted], dtype: str) -> None:
+def _gather_backward(edit: Edit, done: Mapping[_Unit, Time], dtype: str) -> None:
     """Gather units again, each while the one before it computes. The arguments are as above."""
     order = sorted(done, key=lambda unit: unit.backward[0])
     for previous, unit in zip([None, *order], order, strict=False):
@@ -229,38 +224,29 @@ def _gather(
 
 
 def _hold_gradients(
-    edit: Edit,
-    reductions: Mapping[_Unit, Sequence[Inserted]],
-    holders: Holders,
-    kind: str,
-    end: int,
+    edit: Edit, reduced: Mapping[_Unit, list[Inserted]], holders: Holders, kind: str, end: int
 ) -> None:
     """The memory of gradients: whole until their unit's are reduced, then a share.
 
-    They are copied to what is reduced, which is freed when the next unit has its own.
-
-    Args:
-        edit: the step.
-        reductions: for each unit with gradients the copy, the wait and the reduction.
-        holders: the ranks that share weights.
-        kind: the data type in which they are reduced.
-        end: where the backward pass ends.
+    They are copied to what is reduced, in its own type, which is freed when the next unit has its
+    own.
     """
-    order = sorted(reductions, key=lambda unit: unit.backward[1])
-    freed: list[int | Inserted] = [*(reductions[unit][0] for unit in order[1:]), end]
-    for unit, until in zip(order, freed, strict=True):
-        nbytes = _in(unit.trained_bytes, kind)
-        edit.allocate(nbytes, Role.INTERMEDIATE, reductions[unit][0], until)
+    units, reductions = list(reduced), list(reduced.values())
+    order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
+    freed: list[int | Inserted] = [*(reductions[index][0] for index in order[1:]), end]
+    for place, until in zip(order, freed, strict=False):
+        nbytes = _in(units[place].trained_bytes, kind)
+        edit.allocate(nbytes, Role.INTERMEDIATE, reductions[place][0], until)
     block_of = block_finder(edit.before)
-    units = {(unit.name, unit.shard): unit for unit in reductions}
+    of_unit = {(unit.name, unit.shard): index for index, unit in enumerate(units)}
     narrow = gathered_dtype(edit.before) != "float32" and not _stored_narrow(edit.before)
     for number, gradient in enumerate(edit.before.allocations):
-        owner = units.get((block_of(gradient.module), holders.axis_of(number)))
+        index = of_unit.get((block_of(gradient.module), holders.axis_of(number)))
         born = gradient.born
-        if gradient.role is not Role.GRADIENT or born is None or owner is None:
+        if gradient.role is not Role.GRADIENT or born is None or index is None:
             continue
-        if born < owner.backward[1]:
-            _, reducing, scatter = reductions[owner][:3]
+        if born < units[index].backward[1]:
+            _, reducing, scatter = reductions[index][:3]
             if narrow:  # what autocast casts to float32 stays as it is
                 edit.allocate(gradient.nbytes // 2, Role.INTERMEDIATE, born + 1, reducing)
             else:
@@ -329,14 +315,8 @@ def _sharded_memory(
     # Counters of a few bytes are kept whole.
     if allocation.role not in shared or allocation.nbytes <= 8:
         return allocation
-    share = max(allocation.nbytes // shards, 1)
-    born, freed, role, module = (
-        allocation.born,
-        allocation.freed,
-        allocation.role,
-        allocation.module,
-    )
-    return Allocation(share, born, freed, role, module)
+    share, old = max(allocation.nbytes // shards, 1), allocation
+    return Allocation(share, old.born, old.freed, old.role, old.module)
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
