@@ -262,8 +262,12 @@ def is_restart(error: BaseException) -> bool:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it."""
-    return isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
+    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it.
+
+    The trace's own code, such as that of flex_attention, breaks graphs only here.
+    """
+    is_meant = isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
+    return is_meant and not any(room in str(error) for room in _OWN)
 
 
 def graph_count() -> int:
