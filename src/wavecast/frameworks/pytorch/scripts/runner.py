@@ -48,7 +48,6 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     Choice,
     Period,
     choose,
-    periods_of,
     seen_ahead,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
@@ -199,8 +198,7 @@ def _result(
         if loop.cut_short:
             raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
-    length = loop.length() or 1
-    periods = periods_of(loop.boundaries, length)
+    periods = loop.periods()
     if periods:
         early = loop.early(periods) or periods
         choice = choose(loop.candidates(early))
