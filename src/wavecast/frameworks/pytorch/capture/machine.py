@@ -68,7 +68,7 @@ def cuda_machine(
     with ExitStack() as stack:
         replace = replacing(stack)
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        described = [properties_of(shown, capability, properties or {}) for shown in (Nshown, gpu)]
+        described = [properties_of(shown, capability, properties or {}) for shown in (None, gpu)]
         functions = answers(capability, *described, assumptions)
         _replace_cuda(replace, _cuda_module(recorder) | functions)
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
