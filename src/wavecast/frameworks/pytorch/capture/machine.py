@@ -69,7 +69,7 @@ def cuda_machine(
         replace = replacing(stack)
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
         described = [properties_of(shown, capability, properties or {}) for shown in (None, gpu)]
-        functions = answers(capability, *described, assumptions)
+        functions = answers(capability, described[0], described[1], assumptions)
         _replace_cuda(replace, _cuda_module(recorder) | functions)
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
