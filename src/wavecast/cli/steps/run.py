@@ -130,8 +130,7 @@ def run(
     strategy = _strategy(parallel, memory or bool(devices))
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     program = Script(script, _own(arguments or []), is_module, step.running)
-    if (arguments or [])[:1] != ["--"]:
-        _notice_own_options(context, program, is_asked=memory or bool(devices))
+    _notice_own_options(context, program, arguments, is_asked=memory or bool(devices))
     source = script_source(_target(program, step, batch), lambda _: None)
     rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
@@ -147,23 +146,32 @@ def run(
         if not as_json:
             table = trace_report.traced_step(f"step {source.runs[0].step}", record["trace"])
             show(script_report.script_run(source.runs[0], cores=cores), table)
-    if out is not None:
-        source.runs[0].trace.save(out)
-    if as_json:
-        print_json(script_report.result_record(source.runs[0], **record))
+    _hand_over(source.runs[0], record, out, as_json)
     exit_if_incomplete(rows)
 
 
-def _notice_own_options(context: typer.Context, script: Script, *, is_asked: bool) -> None:
+def _hand_over(run: ScriptRun, record: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    """Write the trace to a file and the results as JSON, if that was asked for."""
+    if out is not None:
+        run.trace.save(out)
+    if as_json:
+        print_json(script_report.result_record(run, **record))
+
+
+def _notice_own_options(
+    context: typer.Context, script: Script, typed: list[str] | None, *, is_asked: bool
+) -> None:
     """Refuse an option of ours among a script's arguments, unless the script may have one, too.
 
     Args:
         context: the command as it was called.
         script: the script with its arguments.
+        typed: what follows the script. After a -- all of it is the script's.
         is_asked: whether options before the script ask for a prediction or the memory.
     """
     ours = {name for parameter in context.command.params for name in parameter.opts}
-    words = [word.partition("=")[0] for word in script.arguments]
+    is_marked = (typed or [])[:1] == ["--"]
+    words = [word.partition("=")[0] for word in (() if is_marked else script.arguments)]
     for option in dict.fromkeys(word for word in words if word.startswith("--") and word in ours):
         place = f"{option} stands after {script.path}, so it is the script's"
         order = (

@@ -88,6 +88,15 @@ class JittedCalls:
         """The same."""
         return self.calls
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether it goes on after its step is known, which a script of JAX never does."""
+        return False
+
+    def why_endless(self) -> str:
+        """Why it may not come to an end: nothing is known of that."""
+        return ""
+
     def cut(self, why: str) -> None:
         """Stop the script."""
         self.cut_short = self.cut_short or why

@@ -424,7 +424,12 @@ def test_torch_is_a_build_for_cuda_that_agrees_with_itself() -> None:
         assert not torch.cuda.memory_snapshot()
 
     before = torch.version.cuda, torch.cuda.is_available()
-    _trace(lambda x: (step(), x + 1))
+
+    def run(x: Any) -> None:
+        step()
+        x + 1
+
+    _trace(run)
     assert (torch.version.cuda, torch.cuda.is_available()) == before
 
 

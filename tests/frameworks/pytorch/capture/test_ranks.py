@@ -322,7 +322,7 @@ def test_a_static_graph_may_leave_parameters_out_and_use_others_twice() -> None:
     def make_step() -> Step:
         layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
         used = layers[0]
-        layers.forward = lambda x: checkpointed(used, checkpointed(used, x))  # type: ignore
+        layers.forward = lambda x: checkpointed(used, checkpointed(used, x))
         model = DistributedDataParallel(layers.cuda(), static_graph=True)
         x = torch.randn(4, 8, device="cuda", requires_grad=True)
         return lambda: (model.zero_grad(), model(x).sum().backward())

@@ -68,17 +68,9 @@ def cuda_machine(
     with ExitStack() as stack:
         replace = replacing(stack)
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        machine = _cuda_module(recorder) | answers(
-            capability,
-            properties_of(None, capability, properties or {}),
-            properties_of(gpu, capability, properties or {}),
-            assumptions,
-        )
-        replace(torch.cuda, **machine)
-        for module in (torch.cuda.random, torch.cuda.memory):
-            # Some code calls these functions where they are defined.
-            replace(module, **{n: f for n, f in machine.items() if n in vars(module)})
-        replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
+        described = [properties_of(shown, capability, properties or {}) for shown in (None, gpu)]
+        functions = answers(capability, described[0], described[1], assumptions)
+        _replace_cuda(replace, _cuda_module(recorder) | functions)
         replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
         replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
         replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
@@ -111,6 +103,14 @@ def cuda_machine(
         if properties is None:
             compile_nothing(replace, stack, assumptions)
         yield
+
+
+def _replace_cuda(replace: Callable[..., None], machine: dict[str, Any]) -> None:
+    """Replace the functions of `torch.cuda`, some of which are called where they are defined."""
+    replace(torch.cuda, **machine)
+    for module in (torch.cuda.random, torch.cuda.memory):
+        replace(module, **{n: f for n, f in machine.items() if n in vars(module)})
+    replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
 
 
 def _use_foreach(replace: Callable[..., None], stack: ExitStack) -> None:

@@ -13,8 +13,8 @@ from typing import Any
 @contextmanager
 def after_import(name: str, then: Callable[[Any], None]) -> Iterator[None]:
     """Call a function with a module: at once if it is imported, or when the block imports it."""
-    if name in sys.modules:
-        then(sys.modules[name])
+    if (module := sys.modules.get(name)) is not None:  # None for one that cannot be imported
+        then(module)
     finder = _AfterImport(name, then)
     sys.meta_path.insert(0, finder)
     try:

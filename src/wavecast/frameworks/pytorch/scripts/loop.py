@@ -84,7 +84,7 @@ class Loop:
         """Whether the script's own code is running."""
         self.known: int | None = None
         """How many steps ran until two were equal. More may run, to look for rare work."""
-        self._ops_known = 0
+        self._ops_known, self._length_known = 0, 1
         self.ended_by_itself = False
         """Whether the script ended before another step began, so that the last may lack its end."""
         self.cut_short = ""
@@ -135,6 +135,10 @@ class Loop:
                 raise
         finally:
             self.running = False
+
+    def why_endless(self) -> str:
+        """Why the script may not come to an end; empty if nothing is known of that."""
+        return self.assumptions.given.why_endless()
 
     @property
     def looks_ahead(self) -> bool:
@@ -280,14 +284,23 @@ class Loop:
             if not self._is_known():
                 return False
             self.known, self._ops_known = len(self.boundaries), len(self.recorder)
+            self._length_known = self.length() or 1
         is_done = self._until or self._steps is not None or not self._is_equal()
         ops = len(self.recorder) - self._ops_known
         return is_done or len(self.boundaries) >= _MOST_AHEAD or ops >= _MOST_OPS_AHEAD
 
     def _is_equal(self) -> bool:
         """Whether the last steps until the loop was known were equal."""
-        last = self.early(periods_of(self.boundaries, self.length() or 1))[-2:]
+        last = self.early(self.periods())[-2:]
         return len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
+
+    def periods(self) -> list[Period]:
+        """The steps that ran. Those after the loop was known are cut as those before."""
+        if self.known is None:
+            return periods_of(self.boundaries, self.length() or 1)
+        later = len(self.boundaries) - self.known
+        count = self.known + later - later % self._length_known
+        return periods_of(self.boundaries[:count], self._length_known)
 
     def early(self, periods: list[Period]) -> list[Period]:
         """The steps among these that ran until the loop was known."""

@@ -48,7 +48,6 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     Choice,
     Period,
     choose,
-    periods_of,
     seen_ahead,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
@@ -108,16 +107,12 @@ def run(
     capability = family(gpu) if gpu is not None else capability or DEFAULT_CAPABILITY
 
     def attempt(compiler: StepCompiler | None, stops: bool) -> ScriptRun:
-        assumptions = Assumptions(GivenValues(assume), stops)
-        recorder = OpRecorder(Structure())
+        assumptions, recorder = Assumptions(GivenValues(assume), stops), OpRecorder(Structure())
         recorder.on_call = progress
         loop = Loop(recorder, assumptions, steps)
         place = None if ranks is None else RankPlace(ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler, gpu)
-        facts = facts_of(
-            properties_of(gpu, capability, {}), gpu.tdp_w if gpu else None, CUDA_VERSION
-        )
-        smi = partial(nvidia_smi_on_path, facts, 1 if place is None else place.machine)
+        smi = _nvidia_smi(gpu, capability, place)
         watching = nullcontext() if watcher is None else watcher.watching(loop)
         naming = naming_all_lines() if lines else nullcontext()
         with explaining_assumed(assumptions, ranks), watching, naming:
@@ -129,6 +124,15 @@ def run(
     if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
         return attempt(None, True)
     return _with_compiler(attempt, gpu, capability, uncompiled)
+
+
+def _nvidia_smi(
+    gpu: Device | None, capability: tuple[int, int], place: RankPlace | None
+) -> Callable[[Path], AbstractContextManager[None]]:
+    """What puts an nvidia-smi that tells of a GPU into a folder and on the PATH."""
+    watts = None if gpu is None else gpu.tdp_w
+    facts = facts_of(properties_of(gpu, capability, {}), watts, CUDA_VERSION)
+    return partial(nvidia_smi_on_path, facts, 1 if place is None else place.machine)
 
 
 def follow(program: Program, watcher: Watcher, options: Mapping[str, Any]) -> ScriptRun | Failure:
@@ -199,14 +203,9 @@ def _result(
         if loop.cut_short:
             raise CaptureError(f"{program.shown} {loop.cut_short}")
         raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
-    length = loop.length() or 1
-    periods = periods_of(loop.boundaries, length)
+    periods = loop.periods()
     if periods:
-        early = loop.early(periods) or periods
-        choice = choose(loop.candidates(early))
-        if len(early) < len(periods):
-            whole = periods[:-1] if loop.ended_by_itself else periods
-            choice = seen_ahead(choice, loop.candidates(whole))
+        choice = _choice(loop, periods)
     else:
         first = loop.modules.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"
@@ -249,6 +248,15 @@ def _result(
         length=_length(loop, period),
         largest=_largest(loop, period, periods, trace),
     )
+
+
+def _choice(loop: Loop, periods: list[Period]) -> Choice:
+    """The step that stands for the loop, and what others do besides."""
+    early = loop.early(periods) or periods
+    choice = choose(loop.candidates(early))
+    if len(early) == len(periods):
+        return choice
+    return seen_ahead(choice, loop.candidates(periods[:-1] if loop.ended_by_itself else periods))
 
 
 def _keep_notes(loop: Loop, period: Period) -> None:

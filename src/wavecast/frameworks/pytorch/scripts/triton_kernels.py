@@ -37,7 +37,7 @@ def kernels_refused() -> Iterator[None]:
         jit.JITFunction.run = lambda kernel, *_, **__: _refuse(getattr(kernel, "__name__", "?"))
 
     undo: list[Callable[[], None]] = []
-    finder = _Finder()
+    finder = _TritonFinder()
     sys.meta_path.append(finder)  # the last one: it finds what no other does
     try:
         with after_import(f"{_NAME}.runtime.jit", refuse_launches):
@@ -46,7 +46,7 @@ def kernels_refused() -> Iterator[None]:
         sys.meta_path.remove(finder)
         for function in undo:
             function()
-        for name in [n for n, module in sys.modules.items() if isinstance(module, _Module)]:
+        for name in [n for n, module in sys.modules.items() if isinstance(module, _TritonModule)]:
             del sys.modules[name]
 
 
@@ -58,7 +58,7 @@ def _refuse(kernel: str) -> Any:
     )
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _TritonFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds Triton for the user's own code."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
@@ -74,7 +74,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             _triton.has_triton_package()
             _triton.get_triton_version()
             importlib.import_module("torch._inductor.runtime.triton_compat")
-        return _Module(spec.name)
+        return _TritonModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Give the functions that are called where kernels are defined."""
@@ -91,14 +91,14 @@ def _is_imported_by_user() -> bool:
     return frame is not None and is_users(frame.f_code.co_filename)
 
 
-class _Module(ModuleType):
+class _TritonModule(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Named(f"{self.__name__}.{name}")
+        return _TritonName(f"{self.__name__}.{name}")
 
 
-class _Named:
+class _TritonName:
     """Something of Triton's: only its name is known. It stands in annotations and in kernels."""
 
     def __init__(self, name: str) -> None:
@@ -107,7 +107,7 @@ class _Named:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Named(f"{self._name}.{name}")
+        return _TritonName(f"{self._name}.{name}")
 
     def __call__(self, *arguments: Any, **_: Any) -> Any:
         if self._name.endswith(".constexpr"):
@@ -118,7 +118,7 @@ class _Named:
         )
 
 
-class _Kernel:
+class _TritonKernel:
     """A function that `triton.jit` would compile."""
 
     def __init__(self, function: Any) -> None:
@@ -135,7 +135,7 @@ class _Kernel:
 
 
 def _jit(function: Any = None, **_: Any) -> Any:
-    return _Kernel if function is None else _Kernel(function)
+    return _TritonKernel if function is None else _TritonKernel(function)
 
 
 _FUNCTIONS: dict[str, Any] = {

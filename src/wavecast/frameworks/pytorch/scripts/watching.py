@@ -35,7 +35,6 @@ class Watched(Protocol):
 
     running: bool
     modules: Any
-    assumptions: Any
 
     @property
     def looks_ahead(self) -> bool:
@@ -50,6 +49,10 @@ class Watched(Protocol):
     @property
     def recorder(self) -> Any:
         """What was recorded."""
+        ...
+
+    def why_endless(self) -> str:
+        """Why it may not come to an end; empty if nothing is known of that."""
         ...
 
     def cut(self, why: str) -> None:
@@ -164,7 +167,7 @@ class Watcher:
         frame = sys._current_frames().get(self._thread)
         come = f"came to no {'further ' if steps else 'optimizer '}step in {self._patience_s:g} s"
         loop = self._loop
-        endless = "" if loop is None else loop.assumptions.given.why_endless()
+        endless = "" if loop is None else loop.why_endless()
         advice = endless or (
             "give it more time with --patience (patience=)"
             if steps
