@@ -109,9 +109,12 @@ def test_a_file_beside_the_script_is_run_by_nobody_unconfined(
     for name in ("select", "tempfile", "json", "numpy"):
         Path(f"{name}.py").write_text(f"{write}raise ImportError('{name}')\n")
     script("import select\ntrain()")
-    code = "import wavecast; print(wavecast.run_script('train.py').step)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    starts = tmp_path / "starts.py"
+    starts.write_text("import wavecast; print(wavecast.run_script('train.py').step)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(starts)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "3\n", done.stderr
     assert not (tmp_path / "victim").exists()
 
