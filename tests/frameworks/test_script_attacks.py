@@ -17,6 +17,8 @@ from door_attacks import processes
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.script_passes import ScriptRequest
+from wavecast.frameworks.script_process import run_in_process
 
 pytestmark = pytest.mark.skipif(
     landlock.version() < landlock.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
@@ -260,6 +262,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it did not come to that")
+
+
+def test_nothing_is_left_where_the_kernel_confines_nothing(script: Callable[[str], str]) -> None:
+    script(LEAVES.replace("time.sleep(1000)", "train()"))
+    options = dict.fromkeys(("capability", "steps", "until", "samples", "assume", "ranks"))
+    run = run_in_process(ScriptRequest(("train.py",), False, options, landlock=0))
+    assert (run.step, run.confined) == (3, False)
+    assert not processes(MARKER)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is promised less")
