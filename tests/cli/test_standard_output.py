@@ -152,20 +152,15 @@ def test_a_stream_that_is_closed_is_no_crash(talkative: Path, closed: str) -> No
 @pytest.mark.parametrize("what", ["devices", "devices --json", "--version", "--help"])
 @pytest.mark.parametrize(
     ("where", "why"),
-    [
-        (">&-", "the standard output is closed"),
-        ("> /dev/full", "No space left on device"),
-        ("| true", "Broken pipe"),
-    ],
+    [(">&-", "the standard output is closed"), ("> /dev/full", "No space left on device")],
 )
 def test_a_result_that_is_lost_is_said_to_be(what: str, where: str, why: str) -> None:
-    command = f"{sys.executable} -m wavecast {what} {where}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    command = f"{sys.executable} -m wavecast {what} {where}"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    if "--help" not in what or "|" not in where:  # click says nothing of who stops reading
-        assert done.stderr.startswith("error: ")
-        assert done.stderr.endswith(f"{why}\n")
-        assert done.stderr.count("\n") == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert line.endswith(why)
 
 
 @pytest.mark.slow

@@ -17,6 +17,8 @@ from door_attacks import processes
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.script_passes import ScriptRequest
+from wavecast.frameworks.script_process import run_in_process
 
 pytestmark = pytest.mark.skipif(
     landlock.version() < landlock.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
@@ -109,9 +111,12 @@ def test_a_file_beside_the_script_is_run_by_nobody_unconfined(
     for name in ("select", "tempfile", "json", "numpy"):
         Path(f"{name}.py").write_text(f"{write}raise ImportError('{name}')\n")
     script("import select\ntrain()")
-    code = "import wavecast; print(wavecast.run_script('train.py').step)"
-    command = [sys.executable, "-P", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    starts = tmp_path / "starts.py"
+    starts.write_text("import wavecast; print(wavecast.run_script('train.py').step)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, str(starts)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout == "3\n", done.stderr
     assert not (tmp_path / "victim").exists()
 
@@ -257,6 +262,14 @@ def wait_until(is_so: Callable[[], bool]) -> None:
             return
         time.sleep(0.1)
     raise AssertionError("it did not come to that")
+
+
+def test_nothing_is_left_where_the_kernel_confines_nothing(script: Callable[[str], str]) -> None:
+    script(LEAVES.replace("time.sleep(1000)", "train()"))
+    options = dict.fromkeys(("capability", "steps", "until", "samples", "assume", "ranks"))
+    run = run_in_process(ScriptRequest(("train.py",), False, options, landlock=0))
+    assert (run.step, run.confined) == (3, False)
+    assert not processes(MARKER)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root is promised less")

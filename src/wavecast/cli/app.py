@@ -114,10 +114,13 @@ def _is_typers(error: Exception) -> bool:
 
 def _explained(error: Exception) -> bool:
     """Whether one line says all about an error; it is then printed."""
-    if isinstance(error, WavecastError | standard_output.UnwrittenResults):
-        print_error(str(error))
+    if isinstance(error, standard_output.UnwrittenResults):
+        if not error.nobody_reads:
+            print_error(str(error))
     elif isinstance(error, OSError) and error.errno is not None:
         print_error(str(error))  # the machine's fault: a full disk, a file that went away
+    elif isinstance(error, WavecastError):
+        print_error(str(error))
     elif (message := missing_requirement(error)) is not None:
         print_error(message)
     else:

@@ -29,7 +29,7 @@ _own_process = False
 
 def results() -> TextIO:
     """The stream to which results are written."""
-    return _results or sys.stdout
+    return _results or sys.stdout or _ClosedOutput()
 
 
 class UnwrittenResults(Exception):
@@ -37,13 +37,11 @@ class UnwrittenResults(Exception):
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(f"cannot write the results: {cause.strerror or cause}")
+        self.nobody_reads = isinstance(cause, BrokenPipeError)
 
 
-class _ClosedOutput(io.TextIOBase):
+class _ClosedOutput(io.StringIO):
     """What stands in place of a standard output that was closed before Python started."""
-
-    def writable(self) -> bool:
-        return True
 
     def write(self, text: str) -> int:
         raise OSError(errno.EBADF, "the standard output is closed")
