@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -26,9 +26,9 @@ def test_the_sizes_of_a_target_are_those_of_the_model() -> None:
     assert held == 4 * (64 * 32 + 3 * block + 32)
 
 
-def _weights(target: str, **sizes: int) -> tuple[str, int]:
+def _weights(target: str, **sizes: Any) -> tuple[str, int]:
     """The model that a target and its sizes name, and the parameters of its trace."""
-    resolved = resolve(target, 1, "fp32", replace(ModelOptions(seq=16), **sizes))
+    resolved = resolve(target, 1, "fp32", ModelOptions(seq=16, **sizes))
     assert resolved.make_step is not None
     step = trace(resolved.make_step)
     assert isinstance(step, Trace)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wavecast.parallel.rank_memory import held_microbatches
 from wavecast.parallel.schedules import (
     BACKWARD,
     FORWARD,
@@ -14,6 +15,7 @@ from wavecast.parallel.schedules import (
     order_of,
     play_schedule,
 )
+from wavecast.parallel.strategy import Parallel, Schedule
 
 
 def _seconds(schedule: str, stages: int, parts: int, count: int, times: PartTimes) -> float:
@@ -47,6 +49,15 @@ def test_one_forward_one_backward_holds_fewer_activations() -> None:
     assert in_flight(order_of("gpipe", 4, 4, 8)) == (8, 8, 8, 8)
     assert in_flight(order_of("1f1b", 4, 4, 8)) == (4, 3, 2, 1)
     assert in_flight(order_of("zero-bubble", 4, 4, 8)) == (4, 4, 4, 4)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zero-bubble"])
+@pytest.mark.parametrize(("stages", "chunks"), [(2, 1), (2, 4), (4, 1), (4, 3), (8, 1), (8, 4)])
+def test_a_full_pipeline_holds_no_more(schedule: Schedule, stages: int, chunks: int) -> None:
+    for count in (stages, 3 * stages, 4 * stages, 5 * stages, 9 * stages):
+        strategy = Parallel(pipeline=stages, virtual=chunks, schedule=schedule, microbatches=count)
+        whole = in_flight(order_of(schedule, stages, stages * chunks, count))
+        assert held_microbatches(strategy) == whole
 
 
 def test_a_slow_stage_sets_the_pace() -> None:

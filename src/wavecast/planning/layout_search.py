@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from wavecast.hardware.hosts import HostModel
 from wavecast.hardware.processors import update_rate
 from wavecast.parallel.mixtures import expert_weights
 from wavecast.parallel.spreading import backward_end
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.bounds import LayerBounds, RankStates, RankWork
 from wavecast.planning.layouts import (
     INTERRUPTED,
@@ -120,6 +121,14 @@ def _has_buckets(strategy: Parallel) -> bool:
 
 class _SearchEnds(Exception):
     """The time for the search is over, or it has what is wanted."""
+
+
+def _peak_bytes(steps: ParallelSteps, strategy: Parallel) -> float:
+    """The memory of the fullest rank, without what an allocator adds; 0 if it cannot be spread."""
+    try:
+        return peak_bytes(steps.unplayed(steps.spread(strategy)).fullest.allocations)
+    except InvalidInput:
+        return 0.0
 
 
 @dataclass
@@ -226,13 +235,33 @@ class _Running:
         """
         large: list[int] = []
         steps = self._micro_batch(key[-1], way).steps
-        for at in self._bounded(members, way, key, large):
-            if self._hopeful([at], way, lambda _: 0.0):
-                self._check_time()
+        left = self._bounded(members, way, key, large)
+        thriftiest = {at: self._thriftiest(at) for at in left}
+        names = {at: option_of(strategy) for at, strategy in thriftiest.items()}
+        alike, least_bytes = Counter(names.values()), dict.fromkeys(names.values(), 0.0)
+        for at in left:
+            if not self._hopeful([at], way, lambda _: 0.0):
+                continue
+            self._check_time()
+            name = names[at]
+            if alike[name] > 1 and not least_bytes[name]:
+                least_bytes[name] = _peak_bytes(steps, thriftiest[at])
+            needed_bytes = least_bytes[name]
+            if needed_bytes > self._room_bytes:
+                layout = self._too_large(at, way, needed_bytes, "at least ")
+            else:
                 layout = self._played(at, way, steps)
-                self._refuse(at, layout, way, large) if not layout.fits else self._add(at, layout)
+            self._refuse(at, layout, way, large) if not layout.fits else self._add(at, layout)
         if large:
             self._enter(large, way + 1)
+
+    def _thriftiest(self, at: int) -> Parallel:
+        """The strategy with the least memory of those that shard the same among more or less."""
+        strategy, _ = self.todo[at]
+        can_offload = self.search.offload and update_rate(self.predictor.cluster) is not None
+        offloads = can_offload and (strategy.shard > 0 or strategy.data == 1)
+        kept = "optimizer" if offloads else strategy.offload
+        return replace(strategy, shard_group=None, reshard=True, offload=kept)
 
     def _bounded(self, members: Sequence[int], way: int, key: _Key, large: list[int]) -> list[int]:
         """The strategies, with layers sharded alike, that may fit and be among the best."""
