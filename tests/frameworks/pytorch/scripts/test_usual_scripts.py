@@ -480,3 +480,29 @@ for _ in range(4):
     )
     matmuls = [call.op for call in found.trace.calls if call.op.base == "wavecast.sparse_mm"]
     assert [op.attr("layout") for op in matmuls] == [layout, {"coo": "coo", "csr": "csc"}[layout]]
+
+
+def test_a_file_is_mapped_also_one_that_the_script_has_written(script: MakeScript) -> None:
+    body = """
+import numpy as np
+np.arange(100, dtype=np.int32).tofile("new.bin")
+for name in ("real.bin", "new.bin"):
+    tokens = torch.from_file(name, size=100, dtype=torch.int32)
+    assert tokens[7].item() == 7 and tokens[:8].cuda().is_cuda
+assert torch.hann_window(4)[2].item() == 1.0
+"""
+    path = script(body + UPDATES)
+    Path("real.bin").write_bytes(torch.arange(100, dtype=torch.int32).numpy().tobytes())
+    assert linears(wavecast.run_script(path)) == 1
+    assert not Path("new.bin").exists()
+
+
+def test_tf32_of_the_trainer_is_taken(script: MakeScript) -> None:
+    pytest.importorskip("transformers")
+    body = """
+from transformers import TrainingArguments
+TrainingArguments(output_dir="out", tf32=True, report_to="none")
+"""
+    run = wavecast.run_script(script(body + UPDATES))
+    [linear] = [call.op for call in run.trace if call.op.base == "aten.addmm"]
+    assert ("precision", "tf32") in linear.attrs
