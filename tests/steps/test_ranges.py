@@ -37,6 +37,7 @@ from lab.score.ranges import LEAST, Ranges, report, widths_table
 from wavecast.files import shipped_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.ops.attention import ATTENDED, LEAST_ATTENDED
 from wavecast.predictors.base import Familiarity
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling
@@ -51,6 +52,7 @@ from wavecast.steps.ranges import (
     scaling_of,
 )
 from wavecast.steps.request import predict
+from wavecast.traces.step import Op, TensorSpec
 
 MATMUL = Makeup(matmul=1, convolution=0, recurrent=0, memory=0)
 CONVOLUTION = replace(MATMUL, matmul=0, convolution=1)
@@ -308,6 +310,23 @@ def test_the_range_is_the_one_of_what_is_known_of_the_gpu() -> None:
         assert ends.low < 1 < ends.high
         assert prediction.low_s == pytest.approx(prediction.seconds * ends.low, rel=0.01)
         assert prediction.high_s == pytest.approx(prediction.seconds * ends.high, rel=0.01)
+
+
+def test_the_range_reaches_down_to_the_least_that_a_mask_may_leave() -> None:
+    matrix = TensorSpec((1, 16, 8192, 128), "bfloat16")
+    known, unsure = (
+        trace(
+            call(
+                Op("flex_attention", (matrix,) * 3, (matrix,), ((ATTENDED, 8192**2 // 2), *fewest)),
+            )
+        )
+        for fewest in ((), ((LEAST_ATTENDED, 8192**2 // 16),))
+    )
+    sure, wide = (predict(step, "h200-sxm", host="reference") for step in (known, unsure))
+    assert wide.seconds == sure.seconds
+    assert wide.high_s == sure.high_s
+    assert sure.low_s is not None
+    assert wide.low_s == pytest.approx(sure.low_s / 8, rel=0.2)
 
 
 def test_the_less_is_known_the_wider_the_range() -> None:

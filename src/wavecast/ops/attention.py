@@ -19,6 +19,9 @@ _SDPA = (
     "aten._scaled_dot_product_fused_attention_overrideable",
 )
 _RAW = ("aten._flash_attention", "aten._efficient_attention", "aten._cudnn_attention")
+ATTENDED, LEAST_ATTENDED = "attended_pairs", "least_attended_pairs"
+"""The attributes of `flex_attention`: the pairs of queries and keys that its mask leaves, and the
+fewest that it may leave where data decide."""
 _FORWARD = (*_SDPA, *(f"{name}_forward" for name in _RAW), "flex_attention")
 _BACKWARD = (*(f"{name}_backward" for name in (*_SDPA, *_RAW)), "flex_attention_backward")
 
@@ -106,13 +109,19 @@ def _below(q_len: int, k_len: int, offset: int) -> int:
     return reach - triangle(q_len + offset - k_len) + triangle(offset - k_len)
 
 
+def least_share(op: Op) -> float:
+    """The least share of an op's work that is done, if a mask depends on data; else 1."""
+    most = integer(op, ATTENDED)
+    return integer(op, LEAST_ATTENDED, most) / most if most else 1.0
+
+
 def attended(op: Op, q_len: int, k_len: int) -> int:
     """The number of query-key pairs that the op's causal mask or window leaves.
 
     The diagonal of a causal mask starts at the top left. In `_flash_attention` and for mask type 2
     of `_efficient_attention` it ends at the bottom right instead. Windows are relative to it.
     """
-    known = integer(op, "attended_pairs", -1)
+    known = integer(op, ATTENDED, -1)
     if known >= 0:  # flex_attention, whose mask is a function of the user's
         return known
     mask = integer(op, "custom_mask_type")

@@ -37,6 +37,7 @@ from wavecast.hardware.hosts import (
 )
 from wavecast.hardware.processors import usual_hosts
 from wavecast.ops import Kind
+from wavecast.ops.attention import least_share
 from wavecast.predictors.base import Familiarity, Scaler
 from wavecast.predictors.wave.kernel import CONTRACTIONS
 from wavecast.predictors.wave.scaler import SOURCE as BY_WAVES
@@ -229,9 +230,17 @@ def range_on_one_gpu(
         return None
     if any(call.op.name == XLA_CALL for call in timed.arrays.calls[:1]):
         gpu = Factors(*xla_widening().widened(gpu.low, gpu.high))
-    low = timed.play(gpu_factor=gpu.low, host_factor=host.low)
+    low = timed.play(gpu_factor=gpu.low * least_computed(timed), host_factor=host.low)
     high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
     return low.seconds, high.seconds
+
+
+def least_computed(timed: TimedTrace) -> float:
+    """The share of the GPU time that is left if masks leave out all that data may close."""
+    seconds = (timed.op_s[:, 0] * timed.arrays.counts).tolist()
+    shares = (least_share(call.op) for call in timed.arrays.works)
+    done = sum(spent_s * share for spent_s, share in zip(seconds, shares, strict=True))
+    return done / sum(seconds) if any(seconds) else 1.0
 
 
 def is_known(host: HostModel, known: Familiarity | ScaledTo) -> bool:

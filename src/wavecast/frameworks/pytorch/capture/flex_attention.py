@@ -21,8 +21,10 @@ from wavecast.frameworks.pytorch.capture.flex_masks import OpenBlocks, open_bloc
 from wavecast.frameworks.pytorch.capture.host_values import known_values
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.ops.attention import ATTENDED, LEAST_ATTENDED
 from wavecast.traces.step import Scalar
 
+Attributes = list[tuple[str, Scalar]]
 _OPEN = "_wavecast_open_blocks"
 """The attribute of a mask's counts of blocks that keeps what its function leaves open."""
 _NO_BLOCKS = 1 << 30
@@ -41,9 +43,9 @@ def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> dict[str, 
         *_: Any,
         **__: Any,
     ) -> Any:
-        pairs = _attended_pairs(block_mask, query, key, assumptions)
+        attributes = _attended(block_mask, query, key, assumptions)
         learned = list(_learned_tensors(score_mod))
-        return _FlexAttention.apply(recorder, pairs, query, key, value, *learned)
+        return _FlexAttention.apply(recorder, attributes, query, key, value, *learned)
 
     @contextmanager
     def uncompiled() -> Iterator[str]:
@@ -64,7 +66,13 @@ class _FlexAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, recorder: OpRecorder, pairs: int, query: Any, key: Any, value: Any, *learned: Any
+        ctx: Any,
+        recorder: OpRecorder,
+        attributes: Attributes,
+        query: Any,
+        key: Any,
+        value: Any,
+        *learned: Any,
     ) -> Any:
         same_width = query.shape[-1] == value.shape[-1]
         shape = (*query.shape[:-1], value.shape[-1])
@@ -72,7 +80,6 @@ class _FlexAttention(torch.autograd.Function):
         out = torch.empty_like(query) if same_width else query.new_empty(shape)
         sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
         maxima = query.new_empty(0, dtype=torch.float32)
-        attributes: list[tuple[str, Scalar]] = [("attended_pairs", pairs)]
         recorder.record("flex_attention", [query, key, value, *learned], [out, sums], attributes)
         ctx.save_for_backward(query, key, value, out, sums, *learned)
         ctx.recorder, ctx.attributes = recorder, attributes
@@ -90,17 +97,20 @@ class _FlexAttention(torch.autograd.Function):
         return None, None, *results
 
 
-def _attended_pairs(
+def _attended(
     block_mask: tuple[Any, ...], query: Any, key: Any, assumptions: Assumptions
-) -> int:
-    """How many pairs of a query and a key, of one sequence and head, the kernel computes."""
+) -> Attributes:
+    """How many pairs of a query and a key, of one sequence and head, the kernel computes.
+
+    Where data decide, the most are assumed, and the fewest are said as well.
+    """
     queries, keys = query.shape[-2], key.shape[-2]
     *_, q_block, k_block, _mask = block_mask
     if q_block >= _NO_BLOCKS:
-        return int(queries * keys)
+        return [(ATTENDED, int(queries * keys))]
     all_blocks = math.ceil(queries / q_block) * math.ceil(keys / k_block)
-    listed = _listed_blocks(block_mask)
-    if listed is None:
+    listed = fewest = _listed_blocks(block_mask)
+    if listed is None or fewest is None:
         most, fewest = _open_blocks(block_mask, queries, keys)
         listed = min(most, _listed_at_most(block_mask))
         if fewest < listed:
@@ -109,7 +119,11 @@ def _attended_pairs(
                 f"{fewest / all_blocks:.1%} and {listed / all_blocks:.1%} of its blocks are "
                 "computed; the most were assumed"
             )
-    return int(min(listed * q_block * k_block, queries * keys))
+    most_pairs, least_pairs = (
+        int(min(blocks * q_block * k_block, queries * keys)) for blocks in (listed, fewest)
+    )
+    possible = [(LEAST_ATTENDED, least_pairs)] if least_pairs < most_pairs else []
+    return [(ATTENDED, most_pairs), *possible]
 
 
 def _open_blocks(block_mask: tuple[Any, ...], queries: int, keys: int) -> OpenBlocks:
