@@ -75,6 +75,7 @@ TESTS = (
     TorchTest("sixth", "torch, others once more", ("blind_7",)),
     TorchTest("seventh", "torch, families that nobody had run", ("blind_8",)),
     TorchTest("eighth", "torch, usual models of these years", ("blind_9",)),
+    TorchTest("repaired", "torch, code that version 0.2 got wrong", ("repaired",)),
 )
 """The blind tests of torch that have a page in common, as they were made."""
 
