@@ -27,7 +27,6 @@ LINES: tuple[tuple[str, int, str], ...] = (
     (f"profile {STEP} --gpu l4 --kernels -1", 2, "Invalid value for '--kernels'"),
     ("profile noise.json.gz", 1, "it cannot be read as gzip"),
     ("profile measured.json.gz --parallel data=2", 1, "name a GPU (--gpu)"),
-    (f"profile {STEP} --gpu l4 --parallel data=2 --cuda-graph", 1, "--cuda-graph cannot be used"),
     (f"compare {STEP}", 2, "Missing argument 'B'"),
     (f"compare {STEP} gone.json.gz --gpu l4", 1, "there is no trace file gone.json.gz"),
     (f"compare {STEP} {STEP}", 2, NO_GPU),

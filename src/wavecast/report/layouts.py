@@ -95,7 +95,12 @@ describe(
     "strategy",
     "least_s",
     Field("memory_bytes", "memory.needed_bytes", meaning="The memory of the fullest GPU."),
-    Field("memory_share", lambda layout: _share(layout.memory), meaning="Its share of the GPU's."),
+    Field(
+        "memory_share",
+        lambda layout: _share(layout.memory),
+        kind=float | None,
+        meaning="Its share of the GPU's.",
+    ),
     Field("prediction", _step),
     unit="prediction.trace.unit",
 )
