@@ -227,6 +227,19 @@ def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
     return replace(choice, left_out=tuple(filter(None, rare)))
 
 
+def cycle_of(choice: Choice, steps: Candidates) -> list[Period]:
+    """The last steps after which all kinds of steps come again, seen twice at least.
+
+    Empty if all steps are equal, if they have no such order, or if not all of their ops were run.
+    """
+    periods = [period for period in steps.periods if period.number >= choice.equal[0]]
+    kinds = [steps.ops_of(period) for period in periods]
+    lengths = range(1, len(kinds) // 2 + 1)
+    length = next((n for n in lengths if kinds[n:] == kinds[:-n]), 1)
+    last = periods[-length:]
+    return last if length > 1 and all(map(steps.is_whole, last)) else []
+
+
 def _rare(ops: tuple[Op, ...], seen: list[int], chosen: tuple[Op, ...], last: int) -> str | None:
     """What some steps do that the chosen one does not, and how often they come."""
     work, usual = _work(ops)[0], _work(chosen)[0]
