@@ -260,7 +260,7 @@ def test_a_loader_without_workers_loads_between_the_ops_of_the_host() -> None:
     assert "so an iteration takes" in " ".join(done.out.split())
 
 
-@pytest.mark.parametrize("option", ["--memory", "--ranks=8", "--host", "--epochs"])
+@pytest.mark.parametrize("option", ["--memory", "--ranks=8", "--host", "--epochs", "-g"])
 def test_an_option_of_ours_after_a_script_that_has_none_of_that_name_is_refused(
     option: str,
 ) -> None:

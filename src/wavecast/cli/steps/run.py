@@ -174,7 +174,7 @@ def _notice_own_options(
     ours = {name for parameter in context.command.params for name in parameter.opts}
     is_marked = (typed or [])[:1] == ["--"]
     words = [word.partition("=")[0] for word in (() if is_marked else script.arguments)]
-    for option in dict.fromkeys(word for word in words if word.startswith("--") and word in ours):
+    for option in dict.fromkeys(word for word in words if word.startswith("-") and word in ours):
         place = f"{option} stands after {script.path}, so it is the script's"
         order = (
             f"options of wavecast come before the script: wavecast run {option} ... {script.path}"
