@@ -194,7 +194,8 @@ def choose(steps: Candidates) -> Choice:
         f"; {others} of {len(candidates)} differ" if others else ""
     )
     left_out = tuple(
-        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, such as logging or evaluation"
+        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, "
+        "such as logging, evaluation or a rollout"
         for ops in equal
         if adds_to(ops, chosen)
     )
