@@ -179,6 +179,51 @@ def test_the_length_of_the_training_is_found_and_used() -> None:
     assert "a whole training: 7 optimizer steps" in given.out
 
 
+UNEVEN = """
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+other = torch.zeros(8, device="cuda")
+for i in range(400):
+    for _ in range(30 if EXTRA else 0):
+        other.add_(1)
+    model(torch.randn(4, 64).cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "predict"])
+def test_a_whole_training_counts_what_only_some_steps_do(command: str) -> None:
+    seconds, parts = dict[str, float](), dict[str, float]()
+    for extra in ("False", "True", "i % 5 == 0"):
+        Path("uneven.py").write_text(UNEVEN.replace("EXTRA", extra))
+        done = run(command, "--gpu", "l4", "--iterations", "1000", "--json", "uneven.py")
+        [row] = json.loads(done.out)["predictions"]
+        seconds[extra] = row["training"]["seconds"]["value"]
+        parts[extra] = row["training"]["uneven_s"]["value"]
+    usual, always, fifth = seconds.values()
+    assert always > 1.5 * usual
+    assert fifth == pytest.approx(usual + (always - usual) / 5, rel=0.01)
+    assert parts["i % 5 == 0"] == pytest.approx(fifth - usual, rel=0.01)
+    assert parts["False"] == 0
+
+
+def test_what_a_whole_training_does_not_count_is_said_beside_it() -> None:
+    Path("uneven.py").write_text(UNEVEN.replace("EXTRA", "i == 6"))
+    page = Path("page.html")
+    done = run("run", "--gpu", "l4", "--iterations", "9", "--html", page, "uneven.py")
+    [said] = [line for line in done.out.splitlines() if line.startswith("not in the time: ")]
+    assert "30 more ops" in said
+    assert "not in the time: 30 more ops" in page.read_text().lower()
+    Path("uneven.py").write_text(UNEVEN.replace("EXTRA", "i % 5 == 0"))
+    known = run("run", "--gpu", "l4", "--iterations", "9", "uneven.py").out
+    assert "the time is that of 5 steps in turn" in known
+    assert "not in the time" not in known
+    spread = run("run", "--gpu", "l4", "--iterations", "9", "--parallel", "data=2", "uneven.py").out
+    assert "not in the time: 30 more ops" in spread
+
+
 def test_a_script_that_names_no_length_has_none() -> None:
     done = run("run", "--gpu", "l4", "train.py")
     assert "length:" not in done.out
@@ -215,7 +260,7 @@ def test_a_loader_without_workers_loads_between_the_ops_of_the_host() -> None:
     assert "so an iteration takes" in " ".join(done.out.split())
 
 
-@pytest.mark.parametrize("option", ["--memory", "--ranks=8", "--host", "--epochs"])
+@pytest.mark.parametrize("option", ["--memory", "--ranks=8", "--host", "--epochs", "-g"])
 def test_an_option_of_ours_after_a_script_that_has_none_of_that_name_is_refused(
     option: str,
 ) -> None:

@@ -15,7 +15,15 @@ from rich.console import Console
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.script_results import Failure, read_result, write_result
 from wavecast.report.scripts import result_record, script_run
-from wavecast.traces.script import LoaderTime, Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
+from wavecast.traces.script import (
+    LoaderTime,
+    Loading,
+    OwnTime,
+    ScriptLength,
+    ScriptPart,
+    ScriptRun,
+    UnevenSteps,
+)
 
 WRONG: tuple[Any, ...] = (
     None,
@@ -55,6 +63,9 @@ def run() -> ScriptRun:
         own_time=OwnTime(0.1, "train.py:9"),
         length=ScriptLength("epochs at train.py:5", epochs=3, batches=100, steps=300),
         largest=dataclasses.replace(trace, samples=5),
+        cycle=trace,
+        cycle_steps=2,
+        uneven=(UnevenSteps(0, 1, 1),),
     )
 
 
@@ -112,6 +123,16 @@ def test_a_forged_result_is_refused_or_can_be_shown(run: ScriptRun, tmp_path: Pa
             console.print(script_run(forged))
             json.dumps(result_record(forged), allow_nan=False)
     assert refused > 500
+
+
+@pytest.mark.parametrize("places", [[(0, 0)], [(0, 1 << 60)], [(1, 2), (0, 1)], [(0, 2), (1, 2)]])
+def test_uneven_steps_are_parts_of_the_cycle(
+    places: list[tuple[int, int]], run: ScriptRun, tmp_path: Path
+) -> None:
+    forged = tuple(UnevenSteps(begin, end, 1) for begin, end in places)
+    write_result(dataclasses.replace(run, uneven=forged), tmp_path)
+    with pytest.raises(InvalidInput, match="steps that the cycle does not have"):
+        read_result(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["result.json", "trace.json.gz"])

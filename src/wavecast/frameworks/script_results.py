@@ -38,7 +38,12 @@ _LARGEST_RESULT_BYTES = 1 << 20
 _LONGEST_TEXT = 1 << 16
 LONGEST_REPORT = 4096
 """The most bytes of a report: so many are written to a pipe at once, whoever else writes."""
-_AT_LEAST_1 = ((Loading, "batches"), (LoaderTime, "batches"), (LoaderTime, "cores"))
+_AT_LEAST_1 = (
+    (Loading, "batches"),
+    (LoaderTime, "batches"),
+    (LoaderTime, "cores"),
+    (ScriptRun, "cycle_steps"),
+)
 """Numbers by which others are divided."""
 _SCALARS: dict[Any, Any] = {int: whole, float: amount, str: text, bool: truth}
 _ERRORS = {
@@ -140,11 +145,22 @@ def read_result(folder: Path) -> ScriptRun | Failure | None:
     try:
         content = parse_json(read_text(folder / _FILE, _LARGEST_RESULT_BYTES, follow=False))
         result: ScriptRun | Failure = _read_kind(content, _RESULTS, folder)
+        if isinstance(result, ScriptRun):
+            _check_cycle(result)
     except MissingFile:
         return None
     except (InvalidInput, Malformed) as error:
         raise InvalidInput(f"the process of the script left a damaged result: {error}") from None
     return result
+
+
+def _check_cycle(run: ScriptRun) -> None:
+    """Refuse steps that are not parts of the cycle, one after another."""
+    ends = [end for steps in run.uneven for end in (steps.begin, steps.end)]
+    calls = 0 if run.cycle is None else len(run.cycle.calls)
+    are_empty = any(steps.begin == steps.end for steps in run.uneven)
+    if are_empty or [0, *ends, calls] != sorted([0, *ends, calls]):
+        raise Malformed("uneven names steps that the cycle does not have")
 
 
 def _content(value: Any, folder: Path | None) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from wavecast.hardware.families import Family, family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.retargeting.rewriting import retarget, serves
 from wavecast.traces.batches import FEWEST, at_batch
+from wavecast.traces.cutting import cut
 from wavecast.traces.graphs import compiled_gpu
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
@@ -167,6 +168,19 @@ class ScriptSource(StepSource):
         trace = self._common(gpu, self._other(batch))
         largest = next(run.largest for run in self.runs if run.trace is trace)
         return largest if largest is None or gpu is None else retarget(largest, gpu).trace
+
+    def uneven(self, gpu: Device) -> list[tuple[Trace, float]]:
+        """The steps of the loop that are not as the one that repeats, and the share of each.
+
+        Empty where all are alike, or where it is not known how often they come.
+        """
+        trace = self._common(gpu, None)
+        run = next(run for run in self.runs if run.trace is trace)
+        cycle = run.cycle
+        if cycle is None:
+            return []
+        steps = ((cut(cycle, range(s.begin, s.end)), s.times / run.cycle_steps) for s in run.uneven)
+        return [(retarget(step, gpu).trace, share) for step, share in steps]
 
     def _run_at(self, gpu: Device | None, batch: int | None) -> Trace:
         target = self._target if batch is None else self._target.changed(batch=batch)

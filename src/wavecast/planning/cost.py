@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from wavecast.errors import InvalidInput
@@ -45,6 +46,9 @@ class Ranged:
 def exactly(value: float) -> Ranged:
     """A number that is known: both ends are the number itself."""
     return Ranged(value, value, value)
+
+
+_NONE = exactly(0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,8 @@ class TrainingCost(Shown):
     """How many machines are rented; they may have more GPUs than are used."""
     usd: Ranged | None = None
     """The money for the whole time. None without an offer."""
+    uneven_s: Ranged = _NONE
+    """The part of it for what some steps do more or less than the predicted one."""
 
     @property
     def hours(self) -> Ranged:
@@ -143,7 +149,7 @@ class TrainingCost(Shown):
 
 
 def training_cost(
-    prediction: Prediction, plan: TrainingPlan, offer: Price | None = None
+    prediction: Prediction, plan: TrainingPlan, offer: Price | None = None, uneven: Ranged = _NONE
 ) -> TrainingCost:
     """The time, energy and, with an offer, the money of a whole training.
 
@@ -155,7 +161,8 @@ def training_cost(
     ```
 
     A `global_batch` larger than that of the step is reached by gradient accumulation on one GPU;
-    predict several GPUs with the right `microbatches`.
+    predict several GPUs with the right `microbatches`. Where some steps do more than the predicted
+    one, `uneven` says how much longer their mean is.
 
     Raises:
         InvalidInput: the plan does not suit the step. The message says what would.
@@ -176,7 +183,8 @@ def training_cost(
         if plan.checkpoint_s
         else 0
     )
-    seconds = training.plus(validation).plus(checkpoint).plus(exactly(plan.startup_s))
+    more = uneven.times(steps)
+    seconds = training.plus(more).plus(validation).plus(checkpoint).plus(exactly(plan.startup_s))
     gpus = prediction.gpus
     power_w = prediction.device.tdp_w
     return TrainingCost(
@@ -195,7 +203,22 @@ def training_cost(
         offer=offer,
         machines=None if offer is None else offer.machines_for(gpus),
         usd=None if offer is None else seconds.times(offer.usd_per_hour_of(gpus) / 3600),
+        uneven_s=more,
     )
+
+
+def mean_beyond(step: Prediction, others: Iterable[tuple[Prediction, float]]) -> Ranged:
+    """How much longer the mean of all steps is than one of them, which may be below zero.
+
+    Args:
+        step: the step that most of them are like.
+        others: the steps that are not, and the share of each.
+    """
+    beyond = _NONE
+    for other, share in others:
+        difference = _step(other, 1).plus(_step(step, 1).times(-1))
+        beyond = beyond.plus(difference.times(share))
+    return beyond
 
 
 def accumulating(strategy: Parallel, plan: TrainingPlan | None, samples: int | None) -> Parallel:

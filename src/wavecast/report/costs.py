@@ -26,6 +26,8 @@ class WholeTraining:
     plan: TrainingPlan
     costs: Sequence[TrainingCost | None]
     """What it takes on each, in the order of the steps; None where it cannot run."""
+    remarks: Sequence[str] = ()
+    """What the time has of steps that differ, or has not."""
 
 
 def plan_text(plan: TrainingPlan, unit: str) -> str:
@@ -68,12 +70,17 @@ describe(
     Field("", "offer", title="offer", rank=5, text=seller, left=True),
     Field("", "offer", title="price of", rank=6, text=seen),
     *map(Field, ("accumulated", "step_samples", "step", "seconds", "training_s", "validation_s")),
-    *map(Field, ("checkpoint_s", "startup_s", "energy_kwh", "offer", "machines", "usd", "hours")),
+    *map(Field, ("checkpoint_s", "startup_s", "uneven_s", "energy_kwh", "offer", "machines")),
+    *map(Field, ("usd", "hours")),
 )
 
 
 def trainings(
-    plan: TrainingPlan, unit: str, costs: Sequence[TrainingCost | None], width: int
+    plan: TrainingPlan,
+    unit: str,
+    costs: Sequence[TrainingCost | None],
+    width: int,
+    remarks_first: Sequence[str] = (),
 ) -> RenderableType:
     """One row for each prediction; None where the step does not fit."""
     known = [cost for cost in costs if cost is not None]
@@ -83,7 +90,7 @@ def trainings(
     kept = fitting(every, width)
     title = f"a whole training: {plan_text(plan, unit)}"
     lines = [ENERGY_LINE] if "energy" in {column.name for column in kept} else []
-    lines = [*left_out(every, kept), *_parts(known[0]), *lines]
+    lines = [*remarks_first, *left_out(every, kept), *_parts(known[0]), *lines]
     return Group("", titled(title, table(kept), "", *remarks(lines)))
 
 
@@ -96,6 +103,7 @@ def _parts(cost: TrainingCost) -> list[str]:
         "validation": cost.validation_s.value,
         "checkpoints": cost.checkpoint_s.value,
         "start": cost.startup_s,
+        "what only some steps do": max(cost.uneven_s.value, 0.0),
     }
     times = [f"{name} {long_duration(seconds)}" for name, seconds in named.items() if seconds]
     return [*lines, f"of that on {cost.device_id}: {', '.join(times)}"] if times else lines

@@ -117,6 +117,19 @@ def found_step(run: ScriptRun) -> list[str]:
     return lines
 
 
+def in_total(run: ScriptRun, *, averaged: bool) -> list[str]:
+    """What the time of a whole training has of steps that differ, or has not.
+
+    Args:
+        run: the run.
+        averaged: whether that time is the mean of all steps after which the steps come again.
+    """
+    if averaged:
+        return [f"the time is that of {run.cycle_steps} steps in turn, of which one is shown above"]
+    parts = [part.name for part in run.once if part.name.startswith("evaluation")]
+    return [f"not in the time: {text}" for text in (*run.left_out, *parts)]
+
+
 def _length(length: ScriptLength) -> str:
     """How long the script trains, and where it says so."""
     found = []

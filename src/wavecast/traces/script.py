@@ -97,6 +97,18 @@ class Loading(Shown):
 
 
 @dataclass(frozen=True)
+class UnevenSteps(Shown):
+    """Steps of a cycle that are alike, and not as the step that repeats."""
+
+    begin: int
+    """The first call of one of them in the trace of the cycle."""
+    end: int
+    """The call after its last one."""
+    times: int
+    """How many of them a cycle has."""
+
+
+@dataclass(frozen=True)
 class OwnTime(Shown):
     """How long a script's own Python took between the ops of a step, on this machine.
 
@@ -148,6 +160,13 @@ class ScriptRun(Shown):
     """How long the script trains. None if its code has no usual name for it."""
     largest: Trace | None = field(default=None, repr=False)
     """The step that ran and needs most memory. None if it is the step of the trace."""
+    cycle: Trace | None = field(default=None, repr=False)
+    """All steps after which the steps come again, where some do more than others, as with an
+    evaluation every few steps. None if all are equal, or if this is not known."""
+    cycle_steps: int = 1
+    """How many steps these are."""
+    uneven: tuple[UnevenSteps, ...] = ()
+    """Those of them that are not as the step that repeats."""
     confined: bool = True
     """Whether the kernel kept the script from writing anything outside of its scratch folder. If
     not, as on macOS, only Python's functions on files were redirected."""

@@ -43,6 +43,7 @@ from wavecast.cli.steps.advise import quickly_advised
 from wavecast.cli.steps.compiled_gains import show_gains
 from wavecast.cli.steps.predicted import (
     ShownPredictions,
+    counting_uneven,
     exit_if_incomplete,
     listed,
     naming_lines,
@@ -144,7 +145,7 @@ def predict(
     _refuse_beside_both(shown, step, parallel)
     fixed = {"--predictor": predictor, "--setup": setup, "--model": model, "--origin": origin}
     _refuse_beside_advice(advice, fixed | {"--parallel": parallel}, step, issuing)
-    source = step_source(wanted)
+    source, how = step_source(wanted), issuing.arguments()
     if parallel is not None or step.ranks is not None:
         refuse_beside_several(fixed | {"--by": by, "--equation": equation})
         traces, shown = source.families(gpus), replace(shown, several=True)
@@ -153,14 +154,14 @@ def predict(
         rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
         chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
-        how = issuing.arguments() | {"predictor": chosen, "origin": origin}
+        how |= {"predictor": chosen, "origin": origin}
         if step.compile is False:
             return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
     found = quickly_advised(wanted, gpus, book, issuing.host) if advice else None
+    shown = counting_uneven(shown, source, rows, how)
     shown = replace(shown, advice=found, generation=_generated(wanted, source, rows))
-    steps = print_predictions(wanted.name, rows, shown)
-    if as_json:
+    if steps := print_predictions(wanted.name, rows, shown):
         print_json(steps)
     exit_if_incomplete(rows)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -16,7 +16,16 @@ from wavecast.cli.options.predictors import By, HostOptions, SetupName
 from wavecast.cli.output.pages import ReportFiles, write_prediction_files
 from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.cost import TrainingCost, TrainingPlan, accumulating, training_cost
+from wavecast.frameworks.step_source import ScriptSource, StepSource
+from wavecast.planning.cost import (
+    Ranged,
+    TrainingCost,
+    TrainingPlan,
+    accumulating,
+    exactly,
+    mean_beyond,
+    training_cost,
+)
 from wavecast.planning.listing_order import comparable, fastest_first, fitting_first
 from wavecast.report import advice as advice_report
 from wavecast.report import costs as cost_report
@@ -24,6 +33,7 @@ from wavecast.report import parallel as parallel_report
 from wavecast.report import predictions as report
 from wavecast.report.generation import generation
 from wavecast.report.priced_steps import offer_for, predicted
+from wavecast.report.scripts import in_total
 from wavecast.report.shares import shares
 from wavecast.steps.shares import shares_by_line
 
@@ -53,6 +63,10 @@ class ShownPredictions:
     """What would make the step better, if that was asked for."""
     generation: tuple[TextGeneration, ...] = ()
     """The steps in the words of those who serve models, if they generate text."""
+    uneven: Mapping[str, Ranged] = field(default_factory=dict)
+    """How much longer the mean of all steps is than the one predicted, by the GPU's id."""
+    remarks: Sequence[str] = ()
+    """What the time of a whole training has of steps that differ, or has not."""
 
 
 def refuse_beside_several(given: Mapping[str, object]) -> None:
@@ -100,7 +114,9 @@ def print_predictions(
         before: what is printed before the table.
     """
     costs = [_cost(row, shown) for row in rows]
-    whole = None if shown.plan is None else cost_report.WholeTraining(shown.plan, costs)
+    whole = None
+    if shown.plan is not None:
+        whole = cost_report.WholeTraining(shown.plan, costs, shown.remarks)
     how: dict[str, Any] = {"several": shown.several, "advice": shown.advice}
     how["generation"] = shown.generation
     write_prediction_files(shown.files, title, rows, shown.setup, whole, **how)
@@ -117,7 +133,8 @@ def print_predictions(
     if shown.generation:
         show("", generation(shown.generation, width()))
     if shown.plan is not None:
-        show(cost_report.trainings(shown.plan, rows[0].trace.unit, costs, width()))
+        unit = rows[0].trace.unit
+        show(cost_report.trainings(shown.plan, unit, costs, width(), shown.remarks))
     for row in rows if shown.by is not None else ():
         parts = _parts(row, shown.by, shown.depth)
         show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
@@ -143,7 +160,30 @@ def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
     """What a training takes; None where the step does not fit or cannot be compared."""
     if shown.plan is None or row.fits is False or not comparable(row):
         return None
-    return training_cost(row, shown.plan, offer_for(row, shown.book))
+    uneven = shown.uneven.get(row.device.id, exactly(0.0))
+    return training_cost(row, shown.plan, offer_for(row, shown.book), uneven=uneven)
+
+
+def counting_uneven(
+    shown: ShownPredictions, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
+) -> ShownPredictions:
+    """What is shown, whose whole training also counts what only some steps of a script do.
+
+    Args:
+        shown: what is shown.
+        source: the step.
+        rows: its predictions.
+        how: how they were predicted.
+    """
+    if shown.plan is None or not isinstance(source, ScriptSource):
+        return shown
+    run, uneven = source.runs[0], dict[str, Ranged]()
+    for row in () if shown.several else rows:
+        steps = source.uneven(row.device)
+        others = ((wavecast.predict(step, row.device, **how), share) for step, share in steps)
+        uneven[row.device.id] = mean_beyond(row, others)
+    is_known = run.cycle is not None and not shown.several
+    return replace(shown, uneven=uneven, remarks=in_total(run, averaged=is_known))
 
 
 def exit_if_incomplete(predictions: Iterable[Prediction]) -> None:

@@ -31,6 +31,7 @@ from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write
 from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
     ShownPredictions,
+    counting_uneven,
     exit_if_incomplete,
     listed,
     naming_lines,
@@ -140,6 +141,7 @@ def run(
             source.families(devices)
         rows = _predictions(source, devices, strategy or step.ranks, shown.plan, issuing)
         rows = rows if shown.several else listed(rows, ranked=ALL in (gpu or ()))
+        shown = counting_uneven(_with_length(source, shown), source, rows, issuing.arguments())
         record["predicted"] = _show_predictions(source.runs[0], rows, shown, cores)
     else:
         record["trace"] = source.on()
@@ -172,7 +174,7 @@ def _notice_own_options(
     ours = {name for parameter in context.command.params for name in parameter.opts}
     is_marked = (typed or [])[:1] == ["--"]
     words = [word.partition("=")[0] for word in (() if is_marked else script.arguments)]
-    for option in dict.fromkeys(word for word in words if word.startswith("--") and word in ours):
+    for option in dict.fromkeys(word for word in words if word.startswith("-") and word in ours):
         place = f"{option} stands after {script.path}, so it is the script's"
         order = (
             f"options of wavecast come before the script: wavecast run {option} ... {script.path}"
@@ -264,11 +266,17 @@ def _show_memory(
 def _show_predictions(
     run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions, cores: int | None
 ) -> dict[str, Any]:
-    if shown.plan is None and run.length is not None and run.length.steps is not None:
-        shown = replace(shown, plan=TrainingPlan(iterations=run.length.steps))
     before = script_report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
+
+
+def _with_length(source: ScriptSource, shown: ShownPredictions) -> ShownPredictions:
+    """What is shown, with the whole training if the script names its length."""
+    length = source.runs[0].length
+    if shown.plan is None and length is not None and length.steps is not None:
+        return replace(shown, plan=TrainingPlan(iterations=length.steps))
+    return shown
 
 
 def _predictions(

@@ -89,7 +89,7 @@ def training_sections(training: WholeTraining | None, unit: str) -> list[Section
     shown = fitting(columns_of(known), ANY_WIDTH)
     listed = table(shown, caption="The whole training on each GPU", sorts=len(known) > 1)
     none = element("p", "The training fits on none of the GPUs.")
-    told = [plan_text(training.plan, unit), _WHOLE_LINE, ENERGY_LINE]
+    told = [plan_text(training.plan, unit), *training.remarks, _WHOLE_LINE, ENERGY_LINE]
     lead = " ".join(map(sentence, told))
     content = listed if known else none
     return [Section("training", "The whole training", content, lead, "training")]

@@ -65,3 +65,5 @@ def test_the_table_is_a_table(capsys: Any) -> None:
 def test_what_has_no_answer_fails(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         _said(capsys, "topo", "-m")
+    with pytest.raises(SystemExit):
+        _said(capsys, "-q", "-x")

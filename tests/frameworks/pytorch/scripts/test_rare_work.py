@@ -113,6 +113,18 @@ def test_work_that_comes_every_few_steps_is_named_with_its_period(
     assert re.search(said, left_out), left_out
 
 
+def test_works_of_different_periods_are_told_apart(script: MakeScript) -> None:
+    work = """
+    if i % 4 == 0:
+        with torch.no_grad(): ema.lerp_(model.weight, 0.1)
+    if i % 10 == 0: torch.linalg.qr(model.weight)
+"""
+    head = "ema = torch.zeros(8, 32, device='cuda')"
+    averaged, factored = wavecast.run_script(script(head + EVERY + work)).left_out
+    assert "in every 4th step (4 to 40)" in averaged
+    assert "in every 10th step (10, 20, 30 and 40)" in factored
+
+
 def test_after_a_warm_up_the_later_steps_count(script: MakeScript) -> None:
     body = """
 i = 0

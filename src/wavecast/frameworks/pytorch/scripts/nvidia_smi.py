@@ -92,6 +92,9 @@ def main(arguments: Sequence[str], facts: Mapping[str, str], count: int) -> None
         lines = []
     elif {"-L", "--list-gpus"} & set(arguments):
         lines = [f"GPU {index}: {facts['name']} (UUID: {facts['uuid']})" for index in chosen]
+    elif unknown := {"-x", "--xml-format"} & set(arguments):
+        sys.stderr.write(f"nvidia-smi {min(unknown)} has no answer on a machine without a GPU\n")
+        sys.exit(1)
     elif {"-q", "--query"} & set(arguments):
         lines = [line for index in chosen for line in _report(index, facts)]
     elif arguments and arguments[0] in ("topo", "dmon", "pmon", "nvlink", "mig", "stats"):

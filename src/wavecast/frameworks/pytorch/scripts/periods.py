@@ -194,7 +194,8 @@ def choose(steps: Candidates) -> Choice:
         f"; {others} of {len(candidates)} differ" if others else ""
     )
     left_out = tuple(
-        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, such as logging or evaluation"
+        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, "
+        "such as logging, evaluation or a rollout"
         for ops in equal
         if adds_to(ops, chosen)
     )
@@ -223,8 +224,40 @@ def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
         if period.number > choice.equal[0]:
             kinds.setdefault(steps.ops_of(period), []).append(period.number)
     last = steps.periods[-1].number
-    rare = (_rare(ops, seen, chosen, last) for ops, seen in kinds.items() if ops != chosen)
+    kinds.pop(chosen, None)
+    rare = (_rare(ops, seen, chosen, last) for ops, seen in _apart(kinds, chosen).items())
     return replace(choice, left_out=tuple(filter(None, rare)))
+
+
+def cycle_of(choice: Choice, steps: Candidates) -> list[Period]:
+    """The last steps after which all kinds of steps come again, seen twice at least.
+
+    Empty if all steps are equal, if they have no such order, or if not all of their ops were run.
+    """
+    periods = [period for period in steps.periods if period.number >= choice.equal[0]]
+    kinds = [steps.ops_of(period) for period in periods]
+    lengths = range(1, len(kinds) // 2 + 1)
+    length = next((n for n in lengths if kinds[n:] == kinds[:-n]), 1)
+    last = periods[-length:]
+    return last if length > 1 and all(map(steps.is_whole, last)) else []
+
+
+def _apart(
+    kinds: Mapping[tuple[Op, ...], list[int]], chosen: tuple[Op, ...]
+) -> dict[tuple[Op, ...], list[int]]:
+    """The kinds of steps and their numbers. A step that does the work of several is of each."""
+    usual, usual_work = Counter(op.name for op in chosen), _work(chosen)[0]
+    more = {ops: Counter(op.name for op in ops) - usual for ops in kinds}
+    work = {ops: _work(ops)[0] - usual_work for ops in kinds}
+    apart = dict[tuple[Op, ...], list[int]]()
+    for ops in sorted(kinds, key=lambda ops: (more[ops].total(), -work[ops])):
+        parts = [part for part in apart if more[part] and more[part] <= more[ops]]
+        is_sum = bool(parts) and sum((more[part] for part in parts), Counter()) == more[ops]
+        for part in parts if is_sum else ():
+            apart[part] = sorted(apart[part] + kinds[ops])
+        if not is_sum or work[ops] != sum(work[part] for part in parts):
+            apart[ops] = kinds[ops]
+    return apart
 
 
 def _rare(ops: tuple[Op, ...], seen: list[int], chosen: tuple[Op, ...], last: int) -> str | None:

@@ -44,12 +44,7 @@ from wavecast.frameworks.pytorch.scripts.loader_times import time_loader
 from wavecast.frameworks.pytorch.scripts.loop import Loop
 from wavecast.frameworks.pytorch.scripts.nvidia_smi import facts_of, nvidia_smi_on_path
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
-from wavecast.frameworks.pytorch.scripts.periods import (
-    Choice,
-    Period,
-    choose,
-    seen_ahead,
-)
+from wavecast.frameworks.pytorch.scripts.periods import Choice, Period, choose, cycle_of, seen_ahead
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.triton_kernels import kernels_refused
@@ -58,7 +53,14 @@ from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED
 from wavecast.hardware.device import Device
 from wavecast.hardware.families import family
 from wavecast.ops.costs import cost_of
-from wavecast.traces.script import Loading, OwnTime, ScriptLength, ScriptPart, ScriptRun
+from wavecast.traces.script import (
+    Loading,
+    OwnTime,
+    ScriptLength,
+    ScriptPart,
+    ScriptRun,
+    UnevenSteps,
+)
 from wavecast.traces.step import Op, Trace
 
 if TYPE_CHECKING:
@@ -247,6 +249,7 @@ def _result(
         own_time=_own_time(loop, choice, periods),
         length=_length(loop, period),
         largest=_largest(loop, period, periods, trace),
+        **_cycle(loop, choice, periods, trace),
     )
 
 
@@ -256,7 +259,12 @@ def _choice(loop: Loop, periods: list[Period]) -> Choice:
     choice = choose(loop.candidates(early))
     if len(early) == len(periods):
         return choice
-    return seen_ahead(choice, loop.candidates(periods[:-1] if loop.ended_by_itself else periods))
+    return seen_ahead(choice, loop.candidates(_complete(loop, periods)))
+
+
+def _complete(loop: Loop, periods: list[Period]) -> list[Period]:
+    """The steps without the last one of a script that ended, which may have more at its end."""
+    return periods[:-1] if loop.ended_by_itself else periods
 
 
 def _keep_notes(loop: Loop, period: Period) -> None:
@@ -332,6 +340,30 @@ def _largest(loop: Loop, period: Period, periods: Sequence[Period], trace: Trace
     if not peaks or max(peaks.values()) <= peaks[period]:
         return None
     return replace(trace, **vars(loop.recorded(max(peaks, key=peaks.__getitem__))))
+
+
+def _cycle(loop: Loop, choice: Choice, periods: list[Period], trace: Trace) -> dict[str, Any]:
+    """The steps after which all kinds of them come again, if known, as fields of a run."""
+    cycle = cycle_of(choice, loop.candidates(_complete(loop, periods)))
+    if not cycle:
+        return {}
+    whole = replace(choice.period, begin=cycle[0].begin, end=cycle[-1].end)
+    kinds = dict[tuple[Op, ...], list[Period]]()
+    for period in cycle:
+        kinds.setdefault(loop.ops(period), []).append(period)
+    kinds.pop(loop.ops(choice.period), None)
+
+    def at(position: int) -> int:
+        return len(loop.recorder.ops(whole.begin, position))
+
+    return {
+        "cycle": replace(trace, **vars(loop.recorded(whole)), samples=None),
+        "cycle_steps": len(cycle),
+        "uneven": tuple(
+            UnevenSteps(at(alike[0].begin), at(alike[0].end), len(alike))
+            for alike in kinds.values()
+        ),
+    }
 
 
 def _parts(loop: Loop, choice: Choice) -> tuple[ScriptPart, ...]:
