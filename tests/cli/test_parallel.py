@@ -184,3 +184,14 @@ def test_a_bad_strategy_is_refused_with_what_would_fit(
         done = run(command, step, "--gpu", "h100-sxm-80gb", "--parallel", strategy)
         assert done.code == (2 if command == "fits" else 1)
         assert would_fit in " ".join(done.err.split())
+
+
+@pytest.mark.parametrize(
+    "command", ["memory", "max-batch --limit-gib 1", "parallelize --gpus 2 --global-batch 2"]
+)
+def test_json_names_the_model_with_all_its_sizes(command: str) -> None:
+    sizes = "--layers 1 --hidden 64 --heads 2 --vocab 128 --seq 16"
+    [row, *_] = json.loads(
+        run(*command.split(), "llama", *sizes.split(), "--gpu", "l4", "--json").out
+    )
+    assert "by default kv_heads 2, ffn 256, head_size 32; 0.0739 million" in row["target"]

@@ -152,3 +152,23 @@ def test_a_step_lasts_as_long_as_its_busiest_stream_and_no_longer_than_all(
     assert busiest - 1e-9 <= times.seconds <= sum(gpu_s) * (1 + slowdown) + 1e-9
     assert 0 <= times.exposed_s <= times.communication_s + 1e-9
     assert times.exposed_s + times.compute_s <= times.seconds + 1e-9
+
+
+def _collective(name: str, stream: int, ranks: int, stride: int = 1) -> Call:
+    attrs = (("ranks", ranks), ("stride", stride))
+    return Call(Op(f"nccl.{name}", (), (), attrs), Phase.BACKWARD, stream=stream)
+
+
+@pytest.mark.parametrize(
+    ("other", "seconds"),
+    [
+        (_collective("reduce_scatter", 2, 8), 5.0),  # NCCL has one set of buffers for both
+        (_collective("all_reduce", 2, 4, 8), 3.0),  # other ranks
+        (_collective("all_to_all", 2, 8), 3.0),  # the communicator of a mixture's experts
+    ],
+)
+def test_collectives_of_one_communicator_run_one_after_the_other(
+    other: Call, seconds: float
+) -> None:
+    times = _play([_collective("all_gather", 1, 8), other, _wait(0, 1), _wait(0, 2)], [3, 2, 0, 0])
+    assert times.seconds == pytest.approx(seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 
@@ -106,11 +107,23 @@ describe(
 )
 
 
-def told_layouts(found: Sequence[Layout]) -> list[Layout]:
+@dataclass(frozen=True)
+class TargetLayout:
+    """One way to spread a step over GPUs."""
+
+    target: str
+    """What the step is, with its sizes."""
+    layout: Layout
+
+
+describe(TargetLayout, "target", Field("", "layout", inline=True))
+
+
+def told_layouts(target: str, found: Sequence[Layout]) -> list[TargetLayout]:
     """The layouts that JSON has: those that were played, and one for each other reason."""
     played = [layout for layout in found if layout.prediction is not None]
     others = {layout.reason: layout for layout in reversed(found) if layout.prediction is None}
-    return [*played, *reversed(others.values())]
+    return [TargetLayout(target, layout) for layout in (*played, *reversed(others.values()))]
 
 
 def lost_layouts(found: Sequence[Layout]) -> list[str]:

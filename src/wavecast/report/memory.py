@@ -130,18 +130,22 @@ describe(
 class AdvisedMemory:
     """The memory of a step on one GPU, and changes that would make it smaller."""
 
+    target: str
+    """What the step is, with its sizes."""
     memory: Memory
     advice: Sequence[Advice] = ()
     """Changes that would save memory, the largest saving first."""
 
 
-describe(AdvisedMemory, Field("", "memory", inline=True), "advice")
+describe(AdvisedMemory, "target", Field("", "memory", inline=True), "advice")
 
 
 @dataclass(frozen=True)
 class GpuLargestBatch:
     """The largest batch that fits on one GPU."""
 
+    target: str
+    """What the step is, with its sizes."""
     gpu: str
     largest: LargestBatch
 
@@ -160,6 +164,7 @@ describe(
 )
 LARGEST = describe(
     GpuLargestBatch,
+    "target",
     Field("gpu", title="GPU"),
     Field("", "largest.batch", title="largest batch", text=lambda batch: str(batch or "none")),
     Field("", "largest.peak_bytes", title="allocated at the peak"),
@@ -282,9 +287,11 @@ def fitting_gpus(title: str, memories: Sequence[Memory], width: int) -> Renderab
     return titled(title, *under, *notes(_gpu_notes(rows)))
 
 
-def batches_by_gpu(answers: Iterable[tuple[Device, LargestBatch]]) -> list[GpuLargestBatch]:
+def batches_by_gpu(
+    target: str, answers: Iterable[tuple[Device, LargestBatch]]
+) -> list[GpuLargestBatch]:
     """The largest batch of each GPU, under its id."""
-    return [GpuLargestBatch(gpu.id, largest) for gpu, largest in answers]
+    return [GpuLargestBatch(target, gpu.id, largest) for gpu, largest in answers]
 
 
 def largest_batches(
@@ -294,9 +301,11 @@ def largest_batches(
     lines = [
         "available: memory that CUDA's context and libraries leave to the framework's allocator"
     ]
-    return titled(title, *shown(columns(batches_by_gpu(answers)), width, lines))
+    return titled(title, *shown(columns(batches_by_gpu(title, answers)), width, lines))
 
 
-def advised(memories: Sequence[Memory], advice: Sequence[Advice] = ()) -> list[AdvisedMemory]:
+def advised(
+    target: str, memories: Sequence[Memory], advice: Sequence[Advice] = ()
+) -> list[AdvisedMemory]:
     """The memory of a step on each GPU; the advice is about the first."""
-    return [AdvisedMemory(one, () if index else advice) for index, one in enumerate(memories)]
+    return [AdvisedMemory(target, one, () if n else advice) for n, one in enumerate(memories)]

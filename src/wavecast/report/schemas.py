@@ -45,7 +45,7 @@ _OUTPUTS = {
     "max-batch": "[memory:GpuLargestBatch]",
     "measure": "outputs:TRACE",
     "memory": "[memory:AdvisedMemory]",
-    "parallelize": "[layouts:Layout]",
+    "parallelize": "[layouts:TargetLayout]",
     "plan": "plans:JobsPlan",
     "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
     "prices": "prices:OFFERS",

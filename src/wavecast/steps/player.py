@@ -3,6 +3,8 @@
 The host issues calls in order, and each costs it time. Each stream of the GPU runs its calls in
 order, each only after it was issued. A stream that waits for another starts its next call when the
 other has ended what was issued to it before. At a synchronisation the host waits for all streams.
+Collectives of one communicator run one after the other, on whatever streams they are: NCCL has one
+set of buffers for them.
 While a collective runs, kernels are slower, since it takes part of the GPU and of its memory
 bandwidth. Iterations follow each other: without a synchronisation the host already issues the next
 iteration while the GPU works on this one.
@@ -13,7 +15,7 @@ without simulating each call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,6 +26,9 @@ from wavecast.traces.step import Call
 
 ORDERING = frozenset({"cuda.stream_wait", "cuda.event_record"})
 """The ops that let a stream wait for another one."""
+_OF_ALL_RANKS = frozenset({"nccl.all_gather", "nccl.all_reduce", "nccl.reduce_scatter"})
+"""Collectives that share the communicator of their ranks. Tokens of experts and pipelines have
+communicators of their own."""
 _ITERATIONS = 3
 """The steady state is reached in the second iteration and measured in the third."""
 
@@ -97,12 +102,18 @@ class _Streams:
     """When each stream has ended what was issued to it."""
     events_s: dict[object, float] = field(default_factory=dict)
     """When each recorded event happens."""
+    exchanged_s: dict[object, float] = field(default_factory=dict)
+    """When each communicator has ended what was issued to it."""
     busy: list[tuple[float, float]] = field(default_factory=list)
     """The stretches in which collectives run, in the order in which they were issued."""
 
-    def run(self, stream: int, issued_s: float, seconds: float) -> tuple[float, float]:
+    def run(
+        self, stream: int, issued_s: float, seconds: float, communicator: object = None
+    ) -> tuple[float, float]:
         """When a call begins and ends that was issued at a moment."""
         begin_s = max(issued_s, self.free_s.get(stream, 0.0))
+        if communicator is not None:
+            begin_s = max(begin_s, self.exchanged_s.get(communicator, 0.0))
         if stream != COMPUTE:
             end_s = begin_s + seconds
             if seconds > 0 and self.slowdown:
@@ -110,6 +121,8 @@ class _Streams:
         else:
             end_s = self._slowed_end(begin_s, seconds) if self.busy else begin_s + seconds
         self.free_s[stream] = end_s
+        if communicator is not None:
+            self.exchanged_s[communicator] = end_s
         return begin_s, end_s
 
     def _slowed_end(self, begin_s: float, seconds: float) -> float:
@@ -144,6 +157,16 @@ class _Streams:
         self.free_s[call.stream] = max(self.free_s.get(call.stream, 0.0), reached_s)
 
 
+def communicators(calls: Sequence[Call]) -> Iterator[tuple[int, object]]:
+    """The positions of collectives among all ranks of a group, with the communicator of each.
+
+    The number of its ranks and how far they are apart tell it from others.
+    """
+    for position, call in enumerate(calls):
+        if call.op.name in _OF_ALL_RANKS:
+            yield position, (call.op.attr("ranks"), call.op.attr("stride"))
+
+
 def play_streams(
     calls: Sequence[Call],
     issue_s: Seconds,
@@ -166,6 +189,7 @@ def play_streams(
     """
     used = [COMPUTE] * len(calls) if one_stream else [call.stream for call in calls]
     ordering = () if one_stream else {i for i, c in enumerate(calls) if c.op.name in ORDERING}
+    shared = {} if one_stream else dict(communicators(calls))
     rows, waiting = list(zip(used, issue_s.tolist(), gpu_s.tolist(), strict=True)), set(syncs)
     streams, host_s = _Streams(slowdown), 0.0
     before_s = start_s = 0.0
@@ -177,7 +201,7 @@ def play_streams(
             first_s, host_s = host_s, host_s + issuing_s
             if index in ordering:
                 streams.order(calls[index])
-            spans.append((first_s, *streams.run(stream, host_s, seconds)))
+            spans.append((first_s, *streams.run(stream, host_s, seconds, shared.get(index))))
             if index in waiting:
                 host_s = max([host_s, *streams.free_s.values()]) + sync_s
     issued_s, begin_s, end_s = np.array(spans, dtype=float).reshape(-1, 3).T

@@ -14,7 +14,13 @@ from wavecast.hardware.hosts import HostModel, Seconds
 from wavecast.steps.kernel_gaps import kernel_gaps
 from wavecast.steps.op_times import Answers
 from wavecast.steps.pace import Pace
-from wavecast.steps.player import ORDERING, StepTime, play_one_stream, play_streams
+from wavecast.steps.player import (
+    ORDERING,
+    StepTime,
+    communicators,
+    play_one_stream,
+    play_streams,
+)
 from wavecast.steps.timetable import Timetable
 from wavecast.steps.work import StepWork, work_of
 from wavecast.traces.arrays import Codes, StepArrays, encode
@@ -146,14 +152,18 @@ class TimedTrace:
 
 
 class _Queue:
-    """The arguments of `play_streams`, equal if the calls have equal times, streams and waits."""
+    """The arguments of `play_streams`, equal if they are played alike.
+
+    Then times, streams, waits and the communicators of collectives are equal.
+    """
 
     def __init__(self, arguments: _Arguments, streams: Codes) -> None:
         self.arguments = arguments
         calls, issue_s, gpu_s, syncs, *constants = arguments
         times = b"".join(column.tobytes() for column in (issue_s, gpu_s, streams))
         orders = [(at, call.op) for at, call in enumerate(calls) if call.op.name in ORDERING]
-        self._key = blake2b(times).digest(), *orders, *syncs, *constants
+        exchanges = tuple(communicators(calls))
+        self._key = blake2b(times).digest(), exchanges, *orders, *syncs, *constants
 
     def __hash__(self) -> int:
         return hash(self._key)

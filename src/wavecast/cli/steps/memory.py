@@ -110,7 +110,7 @@ def memory(
         advised = _advised(wanted, memories[0], strategy, expandable_segments)
     write_page(page, lambda: memory_report(wanted.name, memories, advised))
     if as_json:
-        print_json(report.advised(memories, advised))
+        print_json(report.advised(wanted.name, memories, advised))
     else:
         show(report.memories(wanted.name, memories, width(), advised, headings))
 
@@ -227,11 +227,12 @@ def max_batch(
         )
 
     answers = [(device, answer(device)) for device in named_or_all_gpus(gpu)]
+    name = wanted.model or target
     if as_json:
-        print_json(report.batches_by_gpu(answers))
+        print_json(report.batches_by_gpu(name, answers))
     else:
         what = "batch" if parallel is None else f"micro-batch of one replica with {parallel}"
-        show(report.largest_batches(f"{target}: the largest {what}", answers, width()))
+        show(report.largest_batches(f"{name}: the largest {what}", answers, width()))
 
 
 def _limit_bytes(limit_gib: float | None) -> int | None:

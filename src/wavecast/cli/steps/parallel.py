@@ -120,7 +120,7 @@ def parallelize(
     )
     write_page(html, lambda: layouts_report(title, found, changes))
     if as_json:
-        print_json(report.told_layouts(found))
+        print_json(report.told_layouts(traced.model or target, found))
     else:
         _show_layouts(title, found, search, changes)
         if plan is not None and (best := found[0].prediction) is not None:

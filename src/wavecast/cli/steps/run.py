@@ -260,7 +260,7 @@ def _show_memory(
     if not as_json:
         table = memory_tables.memories(f"memory of step {first.step}", memories, width())
         show(script_report.script_run(first), table)
-    return memory_tables.advised(memories)
+    return memory_tables.advised(first.script, memories)
 
 
 def _show_predictions(
