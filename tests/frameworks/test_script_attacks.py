@@ -250,6 +250,23 @@ def test_nothing_is_left_when_wavecast_is_ended(
     wait_until(lambda: not list((tmp_path / "passes").glob("wavecast-*")))
 
 
+def test_no_folder_is_left_when_wavecast_is_ended_while_it_reads(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    script("train()")
+    starts = tmp_path / "starts.py"
+    starts.write_text(
+        "import os, signal, wavecast\n"
+        "from wavecast.frameworks import script_process\n"
+        "script_process.read_result = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "wavecast.run_script('train.py')\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "passes")}
+    done = subprocess.run([sys.executable, str(starts)], env=os.environ | environment, check=False)
+    assert done.returncode == -signal.SIGKILL
+    wait_until(lambda: not list((tmp_path / "passes").glob("wavecast-*")))
+
+
 def children(process: int) -> list[int]:
     """The processes that a process has started."""
     stats = {path: path.read_text() for path in Path("/proc").glob("[0-9]*/stat")}
