@@ -10,6 +10,7 @@ import os
 import pty
 import signal
 import subprocess
+import termios
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 LIBC = ctypes.CDLL(None, use_errno=True)
 _GET_FLAGS, _GET_VERSION, _GET_ATTRIBUTES = 0x80086601, 0x80087601, 0x801C581F
 _GET_INPUT_PRIORITY = {"x86_64": 252, "aarch64": 31}[os.uname().machine]
+_KEYS = {"x86_64": 250, "aarch64": 219}[os.uname().machine]
 
 ATTACKS = {
     "flags": "ioctl(file, 0x40086602, struct.pack('q', 0x80040))",  # not to be dumped
@@ -44,6 +46,17 @@ ATTACKS = {
         "os.write(posix.open('/dev/shm/' + marker, os.O_WRONLY | os.O_CREAT), b'x')"
     ),
     "terminal": "os.write(posix.open(terminal, os.O_WRONLY | os.O_NOCTTY), b'typed')",
+    "settings of a terminal": """
+file = posix.open(terminal, os.O_RDONLY | os.O_NOCTTY)
+settings = termios.tcgetattr(file)
+settings[3] &= ~termios.ECHO
+termios.tcsetattr(file, termios.TCSANOW, settings)
+""",
+    "own terminal": """
+os.setsid(); posix.open(terminal, os.O_RDONLY)
+os.write(posix.open('/dev/tty', os.O_WRONLY), b'typed')
+""",
+    "keys": "libc.syscall(248 if is_intel else 217, b'user', marker.encode(), b'x', 1, -4)",
     "overlay": """
 libc.unshare(0x10020000)  # of users and mounts
 configure = lambda *values: libc.syscall(431, built, *values)
@@ -84,8 +97,8 @@ if os.fork() == 0:  # each is another process before one can name it
 }
 
 SCRIPT = """
-import ctypes, fcntl, json, os, platform, posix, resource, signal, struct, subprocess, sys, time
-import torch
+import ctypes, fcntl, json, os, platform, posix, resource, signal, struct, subprocess, sys, termios
+import time, torch
 from door_attacks import ATTACKS
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -173,10 +186,16 @@ class Victims:
             "queue": LIBC.msgctl(self.queue, 2, ctypes.create_string_buffer(256)),
             "shared": self.shared.exists() and self.shared.read_text(),
             "left in shared memory": Path("/dev/shm", self.marker).exists(),
+            "keys": self._has_key(),
             "overlay": sorted(map(str, self.overlay.rglob("*"))),
         }
-        with suppress(BlockingIOError):
+        try:
+            seen["settings"] = termios.tcgetattr(self.master)
             seen["terminal"] = os.read(self.master, 100)
+        except BlockingIOError:
+            pass
+        except OSError:
+            seen["terminal"] = "its process ended it"
         seen["running"] = any(processes(self.marker) for _ in range(5))
         return seen
 
@@ -191,6 +210,7 @@ class Victims:
                     os.kill(number, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
+        self._has_key(removed=True)
         LIBC.shmctl(self.memory, 0, None)
         LIBC.semctl(self.semaphore, 0, 0)
         LIBC.msgctl(self.queue, 0, None)
@@ -198,6 +218,17 @@ class Victims:
             path.unlink(missing_ok=True)
         os.close(self.master)
         os.close(self.slave)
+
+    def _has_key(self, *, removed: bool = False) -> bool:
+        """Whether the user has a key of the marker's name; it is removed if that is asked for."""
+        child = os.fork()
+        if not child:
+            os.setuid(self.user)
+            key = LIBC.syscall(_KEYS, 10, -4, b"user", self.marker.encode(), 0)  # search
+            if key >= 0 and removed:
+                LIBC.syscall(_KEYS, 9, key, -4)  # unlink
+            os._exit(key >= 0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
     def _shared_byte(self) -> bytes:
         LIBC.shmat.restype = ctypes.c_void_p

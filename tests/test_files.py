@@ -7,12 +7,13 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.files import GrowingTable, write_checked, write_whole
+from wavecast.files import GrowingTable, remove_folder, write_checked, write_whole
 
 TABLE = GrowingTable[str]("words", ("word",), lambda word: {"word": word}, lambda row: row["word"])
 
@@ -119,6 +120,28 @@ def test_text_that_is_no_unicode_is_escaped_or_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="is not Unicode text"):
         write_checked(tmp_path / "file", "a\udcffb", lambda path: None)
     assert not (tmp_path / "file").exists()
+
+
+def test_folders_that_are_closed_to_their_owner_are_removed() -> None:
+    user = os.geteuid()
+    os.seteuid(user or 65534)  # root may list all folders
+    try:
+        top = Path(tempfile.mkdtemp())
+        for number in range(20):
+            (top / f"read only {number}").mkdir(0o500)
+        (top / "unlisted").mkdir(0o300)
+        (top / "unlisted" / "file").touch()
+        deepest = os.open(top, os.O_RDONLY)
+        for _ in range(2000):
+            os.mkdir("deep", dir_fd=deepest)
+            deeper = os.open("deep", os.O_RDONLY, dir_fd=deepest)
+            os.close(deepest)
+            deepest = deeper
+        os.close(deepest)
+        remove_folder(top)
+        assert not top.exists()
+    finally:
+        os.seteuid(user)
 
 
 def test_a_row_that_finds_no_room_leaves_the_table_as_it_was(

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import secrets
+import shutil
 import stat
 import sys
 import tempfile
@@ -148,6 +149,23 @@ def refusing_unwritable(path: Path) -> Iterator[None]:
         raise InvalidInput(f"cannot write {path}: {reason}; choose another place") from None
     except UnicodeEncodeError as error:
         raise InvalidInput(f"cannot write {path}: {error.object!r} is not Unicode text") from None
+
+
+def remove_folder(top: Path) -> None:
+    """Remove a folder that a stranger has filled, as far as that is possible.
+
+    Its folders may be nested deeper than Python's stack can be, and may be closed to their owner.
+    """
+    folders = [top]
+    for folder in folders:
+        inner: list[os.DirEntry[str]] = []
+        with suppress(OSError), os.scandir(folder) as entries:
+            inner = [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for entry in inner:
+            with suppress(OSError):
+                Path(entry).chmod(stat.S_IRWXU)  # else it can be neither moved nor listed
+                folders.append(Path(entry).rename(top / f"flat-{len(folders)}"))
+    shutil.rmtree(top, ignore_errors=True)
 
 
 def toml_text(table: Mapping[str, Any], comment: Iterable[str] = ()) -> str:

@@ -198,6 +198,11 @@ for descriptor in range(1024):
         pass
 ctypes.CDLL(None).setns(os.pidfd_open(os.getppid()), 0x40000000)
 try:
+    socket.socket(40, socket.SOCK_STREAM)  # to the host of a virtual machine
+    raise AssertionError("opened")
+except OSError as error:
+    assert error.errno == 97, error
+try:
     socket.create_connection(("192.0.2.1", 80), timeout=5)
 except OSError as error:
     assert error.errno == 101, error
@@ -242,6 +247,23 @@ def test_nothing_is_left_when_wavecast_is_ended(
             worker = next(iter(children(process.pid)))
             os.kill(worker, number)
     wait_until(lambda: not processes(MARKER))
+    wait_until(lambda: not list((tmp_path / "passes").glob("wavecast-*")))
+
+
+def test_no_folder_is_left_when_wavecast_is_ended_while_it_reads(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    script("train()")
+    starts = tmp_path / "starts.py"
+    starts.write_text(
+        "import os, signal, wavecast\n"
+        "from wavecast.frameworks import script_process\n"
+        "script_process.read_result = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "wavecast.run_script('train.py')\n"
+    )
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "passes")}
+    done = subprocess.run([sys.executable, str(starts)], env=os.environ | environment, check=False)
+    assert done.returncode == -signal.SIGKILL
     wait_until(lambda: not list((tmp_path / "passes").glob("wavecast-*")))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from wavecast.files import remove_folder
 from wavecast.frameworks import stages
 from wavecast.frameworks.pytorch.compiled import plan_store
 from wavecast.frameworks.script_passes import GRACE_S, START, ScriptPass, ScriptRequest
@@ -96,17 +96,7 @@ def _new_folders() -> Iterator[_Folders]:
             folder.mkdir()
         yield folders
     finally:
-        _remove(folders.top)
-
-
-def _remove(top: Path) -> None:
-    """Remove a folder, in which others may be nested deeper than Python's stack can be."""
-    folders = [top]
-    for folder in folders:
-        with suppress(OSError), os.scandir(folder) as entries:
-            for entry in [entry for entry in entries if entry.is_dir(follow_symlinks=False)]:
-                folders.append(Path(entry).rename(top / f"flat-{len(folders)}"))
-    shutil.rmtree(top, ignore_errors=True)
+        remove_folder(folders.top)
 
 
 def _present_worker() -> _Worker:

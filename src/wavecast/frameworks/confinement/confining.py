@@ -13,10 +13,11 @@ from wavecast.frameworks.confinement import kernel, landlock, namespaces, system
 from wavecast.frameworks.confinement.kernel import is_linux
 
 _DEVICES = (
-    *("null", "zero", "full", "random", "urandom", "tty", "ptmx"),
+    *("null", "zero", "full", "random", "urandom", "ptmx"),
     *("nvidia*", "nvidia-caps/*", "kfd", "dri/*"),
 )
-"""Device files below /dev that hold nothing of the user's. Terminals that are open are not."""
+"""Device files below /dev that hold nothing of the user's. Terminals are not: not those that are
+open, nor `tty`, which is one that a process has made its own."""
 _ROOT = 0
 
 

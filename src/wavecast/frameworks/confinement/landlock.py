@@ -1,7 +1,8 @@
 """Landlock: a process gives up the right to write files, for itself and all that it starts.
 
 Linux has it since 5.13; each version of its interface knows more rights. See
-https://docs.kernel.org/userspace-api/landlock.html. Reading is not restricted.
+https://docs.kernel.org/userspace-api/landlock.html. Reading is not restricted. A device that is
+only read can be changed by ioctl, such as a terminal: that is forbidden since Linux 6.10.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ _ASK_VERSION, _PATH_BENEATH = 1, 1
 _WRITE_FILE, _REMOVE_FOLDER, _REMOVE_FILE = 1 << 1, 1 << 4, 1 << 5
 _MAKE_CHAR, _MAKE_FOLDER, _MAKE_FILE, _MAKE_SOCKET = 1 << 6, 1 << 7, 1 << 8, 1 << 9
 _MAKE_PIPE, _MAKE_BLOCK, _MAKE_LINK = 1 << 10, 1 << 11, 1 << 12
-_MOVE, _TRUNCATE = 1 << 13, 1 << 14
+_MOVE, _TRUNCATE, _CONTROL = 1 << 13, 1 << 14, 1 << 15
 _DEVICES = _MAKE_CHAR | _MAKE_BLOCK
 """Rights that nobody gets: a device file could be a disk."""
-_SINCE = {2: _MOVE, 3: _TRUNCATE}
+_SINCE = {2: _MOVE, 3: _TRUNCATE, 5: _CONTROL}
 """Rights that only later versions know."""
 _FIRST = (
     *(_WRITE_FILE, _REMOVE_FOLDER, _REMOVE_FILE, _MAKE_FOLDER, _MAKE_FILE, _MAKE_SOCKET),
@@ -86,7 +87,7 @@ def restrict(writable: Writable, known: int) -> None:
         for folder in writable.folders:
             _allow(rules, folder, rights & ~_DEVICES)
         for device in writable.devices:
-            _allow(rules, device, rights & (_WRITE_FILE | _TRUNCATE))
+            _allow(rules, device, rights & (_WRITE_FILE | _TRUNCATE | _CONTROL))
         forbid_new_privileges()
         call("syscall", _RESTRICT_SELF, rules, 0)
     finally:

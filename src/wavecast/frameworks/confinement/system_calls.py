@@ -31,6 +31,8 @@ _FILE_SYSTEMS = (ord("f"), ord("X"), ord("v"), 0x94, 0xF5)
 """The types of requests to file systems: all, ext4 and fscrypt; xfs; versions; btrfs; f2fs."""
 _SETS_INPUT, _SETS_LINE, _MOVES_CONSOLE, _SETS_CONSOLE = 0x5412, 0x5423, 0x541D, 0x541C
 _NETWORK_OF_SOCKET = 0x894C
+_HOST_OF_MACHINE = 40
+"""Sockets between a virtual machine and its host (AF_VSOCK)."""
 _NETLINK = 16
 """Sockets that ask the kernel itself, such as for the names of network cards."""
 
@@ -111,6 +113,17 @@ _REFUSALS = (
     ),
     _Refusal("priority of the input and output of other processes", _NOTHING, ("ioprio_set",)),
     _Refusal(
+        "the keys that the kernel keeps for a user",
+        errno.ENOSYS,
+        ("add_key", "request_key", "keyctl"),
+    ),
+    _Refusal(
+        "sockets to the host of a virtual machine, which no namespace of networks leaves",
+        errno.EAFNOSUPPORT,
+        ("socket",),
+        (_Test(0, (_HOST_OF_MACHINE,)),),
+    ),
+    _Refusal(
         "memory, semaphores and queues that all processes of a user share (SysV, POSIX queues)",
         errno.ENOSYS,
         (
@@ -157,6 +170,7 @@ _INTEL = _numbered(
     *((132, "utime"), (141, "setpriority sched_setparam"), (144, "sched_setscheduler")),
     *((188, "setxattr lsetxattr fsetxattr"), (197, "removexattr lremovexattr fremovexattr")),
     *((203, "sched_setaffinity"), (220, "semtimedop"), (235, "utimes"), (240, "mq_open mq_unlink")),
+    *((248, "add_key request_key keyctl"),),
     *((251, "ioprio_set"), (256, "migrate_pages"), (260, "fchownat futimesat"), (268, "fchmodat")),
     *((279, "move_pages utimensat"), (302, "prlimit64"), (308, "setns"), (314, "sched_setattr")),
 )
@@ -166,6 +180,7 @@ _ARM = _numbered(
     *((118, "sched_setparam sched_setscheduler"), (122, "sched_setaffinity"), (140, "setpriority")),
     *((180, "mq_open mq_unlink"), (186, "msgget msgctl msgrcv msgsnd semget semctl semtimedop")),
     *((193, "semop shmget shmctl shmat"), (198, "socket"), (238, "migrate_pages move_pages")),
+    *((217, "add_key request_key keyctl"),),
     *((261, "prlimit64"), (268, "setns"), (274, "sched_setattr")),
 )
 _ARCHITECTURES = {

@@ -24,6 +24,7 @@ from wavecast.frameworks.pytorch.compiled.plan_store import (
 )
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
+from wavecast.reading import read_bytes
 from wavecast.traces.step import Trace
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
@@ -148,3 +149,24 @@ def test_a_folder_that_cannot_be_written_keeps_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store_plan("key", made.graph_plan(), tmp_path / "file")
     assert stored_plan("key", tmp_path / "file") is None
+
+
+def test_files_of_any_size_that_a_script_leaves_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new, kept = tmp_path / "new", tmp_path / "kept"
+    new.mkdir()
+    for number in range(9):
+        with (new / f"{number:064x}.plan").open("wb") as file:
+            file.truncate(1 << 40)
+    (new / f"{9:064x}.plan").write_bytes(b"a plan")
+    opened: list[Path] = []
+
+    def read(path: Path, *arguments: Any, **options: Any) -> bytes:
+        opened.append(path)
+        return read_bytes(path, *arguments, **options)
+
+    monkeypatch.setattr(plan_store, "read_bytes", read)
+    plan_store.adopt(new, kept)
+    assert opened == [new / f"{9:064x}.plan"]
+    assert [path.read_bytes() for path in kept.iterdir()] == [b"a plan"]

@@ -82,6 +82,8 @@ def adopt(new: Path, folder: Path) -> None:
     with suppress(OSError), os.scandir(new) as entries:
         for entry in itertools.islice(entries, MOST_PLANS):
             if _PLAN.fullmatch(entry.name):
+                if entry.stat(follow_symlinks=False).st_size > left_bytes:
+                    continue  # it may have a terabyte of nothing, and so may all of them
                 with suppress(InvalidInput):
                     content = read_bytes(Path(entry), left_bytes, follow=False)
                     left_bytes -= len(content)

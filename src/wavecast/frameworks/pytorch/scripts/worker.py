@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from wavecast.errors import CaptureError, WavecastError, needing_extra
+from wavecast.files import remove_folder
 from wavecast.frameworks.confinement import (
     confine,
     end_children,
@@ -63,6 +63,7 @@ def main(descriptor: int) -> None:
     if _HAS_TORCH:
         importlib.import_module("wavecast.frameworks.pytorch.scripts.runner")
     adopt_orphans()
+    top = None
     with socket.socket(fileno=descriptor) as control:
         control.set_inheritable(False)
         command, reports, *_ = socket.recv_fds(control, 1, 1)
@@ -70,13 +71,15 @@ def main(descriptor: int) -> None:
             if command == REQUEST:  # others are for a script that has ended meanwhile
                 length = int.from_bytes(control.recv(8, socket.MSG_WAITALL))
                 request = json.loads(control.recv(length, socket.MSG_WAITALL))
-                if not _run(control, request, reports[0]):
-                    shutil.rmtree(request["top"], ignore_errors=True)
+                top = Path(request["top"])
+                _run(control, request, reports[0])
             command, reports, *_ = socket.recv_fds(control, 1, 1)
+    if top is not None:  # who asked may have been ended before removing it
+        remove_folder(top)
 
 
-def _run(control: socket.socket, request: dict[str, Any], reports: int) -> bool:
-    """Run one script below a guard, and pass on what the guard says; whether anybody listens."""
+def _run(control: socket.socket, request: dict[str, Any], reports: int) -> None:
+    """Run one script below a guard, and pass on what the guard says."""
     worker = os.getpid()
     heard, says = os.pipe()
     guard = os.fork()
@@ -86,24 +89,23 @@ def _run(control: socket.socket, request: dict[str, Any], reports: int) -> bool:
         _guard(request, worker, says, reports)
     os.close(says)
     os.close(reports)
-    listens = _pass_on(control, heard, guard)
+    _pass_on(control, heard, guard)
     os.close(heard)
     os.waitpid(guard, 0)
     end_children()  # where the guard was ended: memory ran out
     with suppress(OSError):
         control.sendall(b'{"over": true}\n')
-    return listens
 
 
-def _pass_on(control: socket.socket, heard: int, guard: int) -> bool:
-    """Pass messages on between a guard and who asked for the script; whether that one is there."""
+def _pass_on(control: socket.socket, heard: int, guard: int) -> None:
+    """Pass messages on between a guard and who asked for the script."""
     listens = [control]
     while True:
         waiting: list[Any] = [heard, *listens]
         ready, _, _ = select.select(waiting, [], [])
         if heard in ready:
             if not (said := os.read(heard, select.PIPE_BUF)):
-                return bool(listens)
+                return
             with suppress(OSError):
                 control.sendall(said)
         if control in ready:
