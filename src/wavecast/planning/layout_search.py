@@ -49,6 +49,8 @@ BUCKET_SIZES = (25 << 20, 200 << 20, 1600 << 20)
 """The sizes of buckets that are tried beside the framework's own, in bytes."""
 _REFINED = 3
 """How many of the best strategies are tried with them."""
+_WORTHWHILE = 0.99
+"""The share of the time at most that another size of buckets must leave to be named."""
 _Key = tuple[int, ...]
 """What strategies have in common whose layers are sharded alike, and their micro-batch."""
 
@@ -205,7 +207,7 @@ class _Running:
                 changed = replace(layout.strategy, bucket_bytes=size)
                 self.todo.append((changed, layout.micro_batch))
                 other = self._played(len(self.todo) - 1, way, steps)
-                if other.seconds and other.seconds < (layout.seconds or 0.0):
+                if other.seconds and other.seconds < _WORTHWHILE * (layout.seconds or 0.0):
                     self._add(len(self.todo) - 1, other)
                 else:
                     self.todo.pop()

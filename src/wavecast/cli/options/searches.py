@@ -71,7 +71,8 @@ search_options = option_group(
         "micro_batch": "Samples of a micro-batch to try; repeat for more.",
         "show": "How many to show; more of them have to be played.",
         "memory_margin": "The share of a GPU's memory that must stay free.",
-        "within": "End the search with the best so far after so many seconds, or a time as 5min.",
+        "within": "End the search with the best so far after so many seconds, or a time as 5min. "
+        "If nothing fits, what would fit is looked for after that.",
     },
     "The search",
 )
