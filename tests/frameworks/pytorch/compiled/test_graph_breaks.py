@@ -40,3 +40,9 @@ def test_a_line_of_a_library_is_named_without_the_folder_of_the_libraries() -> N
         "torch.compile: graph break at torch/__init__.py:7: a branch depends on the values of a "
         "tensor"
     ]
+
+
+def test_a_note_does_not_tell_the_folders_of_a_machine() -> None:
+    reason = "Explanation: the function `f` in file `/somewhere/mine/src/net.py` is not traced."
+    [note] = breaks_as_notes([(reason, [])])
+    assert "`f` in file `net.py`" in note

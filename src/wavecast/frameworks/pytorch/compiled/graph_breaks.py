@@ -10,6 +10,8 @@ from wavecast.frameworks.pytorch.recording.user_lines import is_users, line_of, 
 
 _EXPLANATION = re.compile(r"Explanation:\s*(.+)")
 _MORE = re.compile(r"\s+\(?(has_kwargs|with argument types).*")
+_FOLDER = re.compile(r"(?<=`)/(?:[^`\s]*/)?(?=[^/`\s]+`)")
+"""The folder of a file that a reason names: notes do not tell of the machine."""
 
 _OUR_OWN = "ModuleCalls.watched"
 """The function through which a script's modules are called here, and on a GPU are not."""
@@ -57,4 +59,4 @@ def _reason(text: str) -> str:
             return meaning
     explained = _EXPLANATION.search(text)
     sentence = explained[1] if explained else text.strip().split("\n")[0]
-    return _MORE.sub("", sentence).strip().rstrip(".")
+    return _FOLDER.sub("", _MORE.sub("", sentence)).strip().rstrip(".")
