@@ -16,7 +16,7 @@ from wavecast.frameworks.pytorch.huggingface.options import (
     ModelOptions,
     lora_of,
 )
-from wavecast.suite.decoder_sizes import complete_sizes
+from wavecast.suite.tags import complete_sizes
 
 DECODERS = ("gpt", "llama", "mixtral")
 """The decoders of any size: functions of `wavecast.suite.decoders`."""

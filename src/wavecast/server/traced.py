@@ -26,7 +26,7 @@ from wavecast.hardware.families import family
 from wavecast.retargeting.family_traces import FamilyTraces
 from wavecast.server.questions import HUGGING_FACE, digest
 from wavecast.suite import benchmark
-from wavecast.suite.decoder_sizes import DEFAULT_SEQ, OWN_SIZES
+from wavecast.suite.tags import DEFAULT_SEQ, OWN_SIZES
 from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000

@@ -22,12 +22,12 @@ from torch.utils.checkpoint import (
 
 from wavecast.errors import InvalidInput
 from wavecast.suite.adapters import ADAPTED, adapt
-from wavecast.suite.decoder_sizes import complete_sizes
 from wavecast.suite.feed_forward import GatedLayers, JointLayers, PlainLayers
 from wavecast.suite.latent_attention import LatentAttention, LatentShape
 from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
 from wavecast.suite.mixtures import MixtureLayers, MixtureShape
 from wavecast.suite.rotary import Rotary, Turn
+from wavecast.suite.tags import complete_sizes
 from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
 
 RECOMPUTE = ("none", "selective", "alternate", "full")

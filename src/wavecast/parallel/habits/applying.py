@@ -8,11 +8,10 @@ from wavecast.parallel.habits.accumulation import with_fused_accumulation, with_
 from wavecast.parallel.habits.dispatch import with_dispatch_once
 from wavecast.parallel.habits.fp8 import with_fp8
 from wavecast.parallel.habits.functions import with_norms_in_functions
-from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused
+from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, with_fused, with_fused_loss
 from wavecast.parallel.habits.gathers import with_gathers_again
 from wavecast.parallel.habits.layout import with_sequence_first
 from wavecast.parallel.habits.lists import with_direct_lists
-from wavecast.parallel.habits.loss import with_fused_loss
 from wavecast.parallel.habits.overlap import with_overlap
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
