@@ -105,7 +105,7 @@ class ScriptPass:
         return theirs
 
     def follow(self) -> None:
-        """Pass on what the script prints and hear what it does, until its process has ended."""
+        """Until the script's process has ended, show what it prints and keep what it reports."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ, self._hear)
             selector.register(self._reports, selectors.EVENT_READ, self._hear_reports)

@@ -162,10 +162,10 @@ def reduced_as(members: Sequence[Gradient], strategy: Parallel) -> TensorSpec:
 
 
 def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:
-    """The buckets of the framework that runs so: the strategy's size, or else its default.
+    """Gradients in buckets of the strategy's size, or else of the framework's default size.
 
-    Sums that are kept in place are Megatron's, other gradients DDP's if nothing is sharded, else
-    DeepSpeed's. What is sharded in stage 2 is DeepSpeed's in any case.
+    The framework follows from the strategy. It is DDP without sharding, DeepSpeed with stage 1 or
+    2, and Megatron where sums of gradients are kept in place, except with stage 2.
     """
     if not ready:
         return []

@@ -77,19 +77,13 @@ def communicator_bytes(strategy: Parallel) -> int:
     return COMMUNICATOR_BYTES * sum(axes[name].size > 1 for name in names)
 
 
-def kept_bytes(trace: Trace, copies: bool = True) -> int:
-    """The activations that a micro-batch keeps from its forward to its backward pass.
-
-    Args:
-        trace: the micro-batch.
-        copies: whether autocast's copies of weights are counted too.
-    """
-    roles = {Role.INTERMEDIATE, Role.INPUT} | ({Role.WEIGHT_COPY} if copies else set())
+def kept_bytes(trace: Trace) -> int:
+    """The activations that a micro-batch keeps from its forward to its backward pass."""
     turn = next((i for i, c in enumerate(trace.calls) if c.phase is Phase.BACKWARD), len(trace))
     return sum(
         a.nbytes
         for a in trace.allocations
-        if a.role in roles
+        if a.role in (Role.INTERMEDIATE, Role.INPUT, Role.WEIGHT_COPY)
         and a.born is not None
         and a.born < turn
         and (a.freed is None or a.freed > turn)

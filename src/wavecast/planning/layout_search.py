@@ -186,7 +186,7 @@ class _Running:
     bounds: dict[int, LayerBounds] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Try all strategies, as long as there is time."""
+        """Try all strategies; the search ends earlier when its time is over."""
         self._enter(range(len(self.todo)), 0)
         while self.queue:
             _, last, key = heappop(self.queue)

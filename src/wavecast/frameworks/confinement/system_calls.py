@@ -232,7 +232,10 @@ def _instructions(known: _Architecture, network: bool) -> Iterator[bytes]:
 
 
 def _tested(tests: Iterable[_Test], answer: bytes) -> Iterator[bytes]:
-    """Instructions that answer if any test holds, and else go on with the number of the call."""
+    """Instructions that end with the answer if a test holds.
+
+    If none holds, they load the number of the call again for the instructions that follow.
+    """
     for test in tests:
         # Arguments have 8 bytes; of all that are tested, the kernel looks at the lower 4.
         yield _step(_LOAD, _ARGUMENTS_AT + 8 * test.argument) + _step(_AND, test.mask)

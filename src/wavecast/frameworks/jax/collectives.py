@@ -111,8 +111,9 @@ def _along(mesh: str, axes: str) -> list[int]:
 def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
     """Among how many ranks the step's samples are spread, and each of its weights at most.
 
-    What the step returns with its shapes is its state; of other arguments, the first dimension
-    counts samples. Empty if there is one rank, or if the arguments do not show it.
+    An argument whose shape is also the shape of a result is taken as weights or states. Of any
+    other argument the first dimension counts samples. Empty if there is one rank, or if the
+    arguments do not show it.
     """
     entry = module.entry
     names = [argument_of(one.op_name).split(".") for one in entry.parameters]

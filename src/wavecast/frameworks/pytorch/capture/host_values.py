@@ -184,11 +184,11 @@ class HostValues:
 
 
 def decided(func: Any, args: tuple[Any, ...]) -> int | None:
-    """The number that fills an op's result if one of its arguments is enough to know it.
+    """The number that a result is filled with, where one argument alone decides the result.
 
-    False and anything is False, True or anything is True, 0 times anything is 0. So a loop whose
-    sequences end at unknown tokens or at a largest length ends at that length. None if the values
-    that are not known count.
+    False and anything is False, True or anything is True, 0 times anything is 0. So a loop that
+    ends at an unknown token or at a largest length ends at that length. None if the result also
+    depends on values that are not known.
     """
     number, operands = _deciding(func.overloadpacket), args[:2]
     if number is None or not all(isinstance(tensor, torch.Tensor) for tensor in operands):

@@ -113,7 +113,7 @@ class TracedReducer:
         self._hook: Callable[[Any], Any] | None = None
         self._static = False
         self._uses: Counter[int] = Counter()
-        """How often each parameter gets a gradient in a backward pass of a static graph."""
+        """For each parameter of a static graph, how many gradients a backward pass adds to it."""
         self._is_counted = False
         self._arrived: Counter[int] = Counter()
         self._expects_hooks = False
