@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.hardware.occupancy import WARP_THREADS, kernel_blocks_per_sm, limits_of
 from wavecast.traces.step import Kernel
 

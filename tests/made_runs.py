@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from wavecast.regression.runs.splits import BATCHES, ITERATIONS
+from wavecast.runs.regression.end_to_end import BATCHES, ITERATIONS
 from wavecast.runs.run import Run
 
 __all__ = ["BATCHES", "BETAS", "ITERATIONS", "SPLITS", "grid_runs", "seconds", "seen", "unseen"]

@@ -12,15 +12,14 @@ from rich.console import Console, RenderableType
 
 import wavecast
 from wavecast import ops
+from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
 from wavecast.footprint.accumulation import accumulate_twice
 from wavecast.footprint.advice import advise
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor, Scaler
-from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.habitat import Habitat, MixedPrecision
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.predictors.roofline import Roofline
 from wavecast.predictors.wave import WaveScaling
 from wavecast.report.fields import record
 from wavecast.report.memory import memories
@@ -28,7 +27,6 @@ from wavecast.report.predictions import predictions
 from wavecast.report.profiles import profiles
 from wavecast.report.traces import measured_step, traced_step
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.profile import Profile, profile_measured, profile_predicted
 from wavecast.traces.step import Trace
 
 GPUS = ("v100-sxm-16gb", "h100-sxm-80gb", "mi250x")

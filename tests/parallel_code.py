@@ -21,9 +21,9 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wavecast.suite.language import GPT2
-from wavecast.suite.llama import Llama
-from wavecast.suite.vision import ResNet
+from wavecast.suite.models.language import GPT2
+from wavecast.suite.models.llama import Llama
+from wavecast.suite.models.vision import ResNet
 from wavecast.traces.step import Trace
 
 RANKS = 8

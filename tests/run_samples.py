@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from wavecast.runs.readers.tfrecord import masked_crc32c
+from wavecast.runs.readers.tensorboard import masked_crc32c
 
 STEADY_S = 0.25
 """One iteration, after warm-up."""

@@ -12,10 +12,9 @@ import pytest
 from shell import WIDTHS, run, shown
 
 from wavecast import doctor
-from wavecast.doctor import Finding, State, examine, is_broken
+from wavecast.doctor import Finding, KnownFigure, State, examine, is_broken
 from wavecast.errors import InvalidInput
-from wavecast.known_figures import KnownFigure
-from wavecast.report.doctor import examination
+from wavecast.report.devices import examination
 
 pytest.importorskip("torch")
 installation = pytest.importorskip("wavecast.frameworks.pytorch.installation")

@@ -9,8 +9,8 @@ import pytest
 
 import wavecast
 from wavecast.campaigns.layer_times import read_rows
-from wavecast.hardware.device_files import read_device
-from wavecast.hardware.host_files import read_host
+from wavecast.hardware.devices import read_device
+from wavecast.hardware.kept_hosts import read_host
 from wavecast.runs.suite_results import read_results
 
 OLD = Path(__file__).parent / "samples" / "version-0.1"

@@ -21,8 +21,8 @@ from wavecast.files import read_toml
 from wavecast.frameworks.ncu import load
 from wavecast.frameworks.pytorch.huggingface.configs import _read as read_config
 from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.regression.layers.complexities import Network
-from wavecast.regression.layers.layer_times import read_caffe_time
+from wavecast.runs.regression.layers.complexities import Network
+from wavecast.runs.regression.layers.layer_times import read_caffe_time
 from wavecast.runs.sources import opened_runs
 from wavecast.runs.suite_results import read_results
 
@@ -213,7 +213,7 @@ def test_a_row_with_a_field_beyond_the_limit_of_csv_is_refused(tmp_path: Path) -
 
 
 def test_a_line_of_many_blanks_takes_no_square_of_their_number() -> None:
-    from wavecast.runs.readers.flat_yaml import read_flat
+    from wavecast.runs.readers.text import read_flat
 
     line = "name: x" + " " * 500_000 + "y"
     assert read_flat([line, "batch:  '8'  "]) == {"name": line[6:], "batch": "8"}

@@ -9,7 +9,7 @@ from made import call, mm, step
 from numpy.typing import NDArray
 
 import wavecast
-from wavecast.showing import Brief
+from wavecast.results import Brief
 from wavecast.traces.step import Op, Trace
 
 LONGEST = 400

@@ -79,11 +79,11 @@ def _reducer_of_ours() -> Any:
     """Let DistributedDataParallel use our reducer, on real tensors."""
     from torch import distributed as dist
 
-    from wavecast.frameworks.pytorch.capture import reducer
+    from wavecast.frameworks.pytorch.capture.distributed import collectives as collectives
     from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
     from wavecast.frameworks.pytorch.recording.structure import Structure
 
-    class RealReducer(reducer.TracedReducer):
+    class RealReducer(collectives.TracedReducer):
         def _reduce(self, bucket: Any) -> None:
             dist.all_reduce(bucket.buffer(), group=self.group)
             bucket.future = _Done(bucket.buffer())
@@ -91,8 +91,8 @@ def _reducer_of_ours() -> Any:
     recorder = OpRecorder(Structure())  # which is not asked for anything
     replaced = {
         "Reducer": partial(RealReducer, recorder),
-        "Logger": reducer.TracedLogger,
-        "_broadcast_coalesced": reducer.broadcast_coalesced,
+        "Logger": collectives.TracedLogger,
+        "_broadcast_coalesced": collectives.broadcast_coalesced,
         "_verify_params_across_processes": lambda *_, **__: None,
     }
     before = {name: getattr(dist, name) for name in replaced}

@@ -4,7 +4,8 @@
 
 Reads the public set prices (docs/sources.md). Of each GPU, number of GPUs in a machine (1, 2, 4 or
 8) and way to pay, it keeps the three cheapest offers that are fresh, and those of the large clouds,
-each in its cheapest region. `wavecast.planning.catalogues` says which rows are offers of which GPU.
+each in its cheapest region. `wavecast.planning.price_files` says which rows
+are offers of which GPU.
 """
 
 from __future__ import annotations
@@ -14,8 +15,7 @@ from pathlib import Path
 
 from lab import needs
 from lab.places import ROOT
-from wavecast.planning.catalogues import read_catalogue
-from wavecast.planning.price_files import write_prices
+from wavecast.planning.price_files import read_catalogue, write_prices
 from wavecast.planning.prices import Price, PriceBook
 
 OUT = ROOT / "src" / "wavecast" / "data" / "prices.toml"

@@ -34,8 +34,7 @@ from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.capture.autocast import registered
 from wavecast.frameworks.pytorch.measurement.iteration import measure as measure_step
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.traces.step import Trace
 

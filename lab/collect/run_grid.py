@@ -20,7 +20,7 @@ from lab import needs
 from wavecast.campaigns import run_grids
 from wavecast.campaigns.progress import Progress
 from wavecast.campaigns.run_grids import Start
-from wavecast.regression.runs.splits import BATCHES, ITERATIONS, NETS, SPLITS
+from wavecast.runs.regression.end_to_end import BATCHES, ITERATIONS, NETS, SPLITS
 
 
 def main(given: Sequence[str] = ()) -> None:

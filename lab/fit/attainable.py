@@ -29,9 +29,8 @@ from lab.measured import campaigns
 from lab.measured.public_ops import sampled_rows
 from lab.places import H200, MODELS
 from wavecast import device, ops
-from wavecast.predictors.attainable import group_of
-from wavecast.predictors.roofline import bound
-from wavecast.traces import overlap
+from wavecast.predictors.attainable import bound, group_of
+from wavecast.traces import file
 from wavecast.traces.step import Op, TensorSpec
 
 STEPS = "steps"
@@ -76,7 +75,7 @@ def observations(folder: Path | None) -> dict[str, Observed]:
         add(op, OUR_GPU, seconds)
     for trace in campaigns.traces(STEPS).values():
         for call in trace:
-            add(call.op, OUR_GPU, overlap.busy_s(call.kernels))
+            add(call.op, OUR_GPU, file.busy_s(call.kernels))
     if folder is not None:
         for row in sampled_rows(folder):
             add(row.ops[0], row.gpu, row.seconds)

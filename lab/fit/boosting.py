@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.predictors.learned.gpus import Floats
-from wavecast.predictors.learned.trees import NOTHING, Forest
+from wavecast.predictors.learned.model import NOTHING, Forest
 
 BINS = 32
 MARGIN = 0.5

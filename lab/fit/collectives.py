@@ -25,10 +25,14 @@ from numpy.typing import NDArray
 from lab import needs
 from lab.measured.collectives import MeasuredCollective, measured_collectives
 from wavecast.files import shipped, write_whole
-from wavecast.hardware.cluster import RankPlacement
-from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.collectives.constants import LinkConstants
-from wavecast.predictors.collectives.paths import RankPath, generation_of, path_of
+from wavecast.hardware.clusters import RankPlacement
+from wavecast.predictors.collectives import (
+    Collectives,
+    LinkConstants,
+    RankPath,
+    generation_of,
+    path_of,
+)
 
 OUT = shipped("models/collectives.toml")
 NOT_FITTED = (

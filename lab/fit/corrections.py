@@ -4,7 +4,7 @@
 
 Needs only measurements/h200. Writes src/wavecast/data/models/corrections.toml: for each op model
 the standard deviation of each feature over the ops of swept layers; 0 for a feature that did not
-vary. `wavecast.predictors.corrections` counts the distance between two ops in these units.
+vary. `wavecast.predictors.corrected` counts the distance between two ops in these units.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.measured import campaigns
 from lab.places import MODELS
 from wavecast.files import toml_text, write_whole
 from wavecast.hardware.devices import device
-from wavecast.predictors.corrections import features_of
+from wavecast.predictors.corrected import features_of
 from wavecast.predictors.learned.gpus import gpu_of
 
 GPU = "h200-sxm"

@@ -28,14 +28,13 @@ from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.features import FEATURES
-from wavecast.predictors.learned.file import stored
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
 from wavecast.predictors.learned.model import REACH, OpModel
 from wavecast.predictors.learned.physics.columns import Columns, columns_of
 from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import Theta
-from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.predictor import Learned, stored
 from wavecast.traces.step import Op
 
 PRIOR = 2.0

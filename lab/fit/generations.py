@@ -53,7 +53,7 @@ from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, gpu_of
 from wavecast.predictors.learned.physics.tiles import CLASSES
 from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
-from wavecast.steps.work import work_of
+from wavecast.steps.op_times import work_of
 from wavecast.traces.step import Op
 
 PULLS = {"compute": 5.0, "recurrent": 2.0, "depthwise": 0.5, "old": 5.0}

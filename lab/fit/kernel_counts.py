@@ -18,13 +18,13 @@ from lab.measured import campaigns
 from wavecast import Trace, ops
 from wavecast.files import shipped, write_whole
 from wavecast.ops import Kind
-from wavecast.ops.kernel_counts import COUNTED
+from wavecast.ops.costs import COUNTED
 
 OUT = shipped("models/kernel_counts.toml")
 OWN_COSTS = {Kind.RNN, Kind.CONVOLUTION, Kind.OPTIMIZER}
 """Kinds whose number of kernels does not follow from the op's name."""
 OWN_RULES = {"aten.index_put", "aten.index_put_", "aten._index_put_impl_"}
-"""Ops that launch many kernels or one, by their arguments (wavecast.ops.kernel_counts)."""
+"""Ops that launch many kernels or one, by their arguments (wavecast.ops.costs)."""
 FEWEST_CALLS = 3
 
 _HEAD = """\

@@ -35,13 +35,16 @@ from lab.fit.mlp_coverage import answered, ranges_by_gpu
 from lab.measured.layer_ops import op_of
 from lab.measured.mlp_data import Table, collected, joined, prepare, public
 from wavecast.hardware.devices import device
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
-from wavecast.predictors.mlp.features import DEVICE_FEATURES, device_features
-from wavecast.predictors.mlp.file import rounded, write_model
 from wavecast.predictors.mlp.layers import KINDS, layer, layer_type
-from wavecast.predictors.mlp.network import MlpNetwork
-from wavecast.predictors.roofline import Roofline
+from wavecast.predictors.mlp.predictor import (
+    DEVICE_FEATURES,
+    MlpNetwork,
+    device_features,
+    rounded,
+    write_model,
+)
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.predictors.mlp.features import DEVICE_FEATURES
 from wavecast.predictors.mlp.layers import layer_type
-from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
+from wavecast.predictors.mlp.predictor import DEVICE_FEATURES, MlpModel, MlpNetwork
 
 Ranges = dict[str, tuple[float, float]]
 Floats = NDArray[np.float64]

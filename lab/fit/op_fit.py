@@ -19,13 +19,13 @@ from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import (
     PHYSICS,
     REACH,
+    Forest,
     OpModel,
     chips_of,
     classes_of,
     generation_of,
 )
 from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits
-from wavecast.predictors.learned.trees import Forest
 
 SAMPLE = 2500
 """The most rows for the fit of the physics; a dozen constants need no more."""

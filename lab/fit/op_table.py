@@ -15,8 +15,7 @@ from wavecast.hardware.devices import device
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of, joined
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.physics.columns import Columns, Row, columns_of
-from wavecast.predictors.learned.physics.part import Part
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.physics.parts import Part, parts_of
 from wavecast.traces.step import Op
 
 

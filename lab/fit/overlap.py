@@ -24,15 +24,14 @@ from lab import needs
 from lab.measured.public_steps.case import Traces
 from lab.measured.scaled_rows import ScaledRow, lambda_rows
 from wavecast.files import shipped, write_whole
+from wavecast.hardware.clusters import LinkKind
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.hardware.links import LinkKind
 from wavecast.parallel.spreading import spread
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.collectives import Collectives
-from wavecast.retargeting.rewriting import retarget
-from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.overlap import OverlapConstants
+from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.steps.op_times import ClusterPredictor, OverlapConstants
 from wavecast.steps.request import default_predictor
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.step import Trace
@@ -45,7 +44,7 @@ ALMOST = 0.001
 as much."""
 
 _HEAD = """\
-# Written by python -m lab fit overlap: the constants of wavecast.steps.overlap. Fitted to the
+# Written by python -m lab fit overlap: the constants of wavecast.steps.op_times. Fitted to the
 # efficiency of {rows} runs of Lambda's on 2 and 4 GPUs, whose links are stated.
 """
 

@@ -22,7 +22,7 @@ from lab.measured.compiled import FusedKernel
 from lab.measured.jax_steps import fitted, fused_kernels
 from lab.places import MODELS
 from wavecast.predictors.learned.autotuned import CHOICE
-from wavecast.predictors.learned.file import stored
+from wavecast.predictors.learned.predictor import stored
 
 
 def _head(rows: Sequence[FusedKernel]) -> list[str]:

@@ -31,9 +31,9 @@ from wavecast.predictors.learned.autotuned import (
 )
 from wavecast.predictors.learned.features import FEATURES
 from wavecast.predictors.learned.gpus import Floats
-from wavecast.predictors.learned.model import REACH, OpModel
+from wavecast.predictors.learned.model import REACH, Forest, OpModel
 from wavecast.predictors.learned.physics.columns import Columns, columns_of
-from wavecast.predictors.learned.physics.depthwise import (
+from wavecast.predictors.learned.physics.convolutions import (
     TUNED_DEPTHWISE_PARAMETERS,
     has_depthwise_kernel,
     tuned_depthwise_s,
@@ -41,7 +41,6 @@ from wavecast.predictors.learned.physics.depthwise import (
 from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.physics.tiles import Theta
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.learned.trees import Forest
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 MODEL = "xla_depthwise"

@@ -23,11 +23,17 @@ from pathlib import Path
 
 from lab.measured.published_gpus import KERNELS
 from lab.measured.tables import read_frame
-from wavecast.hardware.cluster import Cluster, RankPlacement
-from wavecast.hardware.clusters import cluster, usual_cluster
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.hardware.links import LinkKind, NetworkKind, NodeLinks, NodeNetwork
+from wavecast.hardware.clusters import (
+    Cluster,
+    LinkKind,
+    NetworkKind,
+    NodeLinks,
+    NodeNetwork,
+    RankPlacement,
+    cluster,
+    usual_cluster,
+)
+from wavecast.hardware.devices import Device, device
 
 PER_OCTAVE = 4
 """Vidur has thousands of sizes; this many are kept for each factor of two."""

@@ -22,11 +22,8 @@ from lab.measured.expert_steps import (
     kind_of,
 )
 from wavecast.errors import UnknownName, WavecastError
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.clusters import usual_cluster
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.hardware.links import NetworkKind, NodeNetwork
+from wavecast.hardware.clusters import Cluster, NetworkKind, NodeNetwork, usual_cluster
+from wavecast.hardware.devices import Device, device
 from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 from wavecast.traces.step import Trace
 

@@ -23,7 +23,7 @@ from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind
 from wavecast.predictors.mlp.layers import LayerStatus
-from wavecast.traces import overlap
+from wavecast.traces import file
 from wavecast.traces.step import Op, Trace
 
 OUR_GPU = "h200-sxm"
@@ -80,7 +80,7 @@ def _traced(traces: Iterable[tuple[str, str, Trace]]) -> Iterator[OpRow]:
             continue
         gpu = device(trace.measurement.gpu).id if trace.measurement else OUR_GPU
         for call in trace:
-            seconds = overlap.busy_s(call.kernels)
+            seconds = file.busy_s(call.kernels)
             if (campaign, ops.kind(call.op)) in UNUSUAL:
                 continue
             if seconds > 0 and ops.launches(call.op) and ops.cost_of(call.op) is not None:

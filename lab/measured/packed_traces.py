@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lab.measured.exact_times import ExactTimes, expand
 from lab.measured.trace_columns import DIFFERENCES, PHASES, ROLES, TIMES, Tables
+from wavecast.traces.encoding import decode_values
 from wavecast.traces.step import (
     Allocation,
     Call,
@@ -25,7 +26,6 @@ from wavecast.traces.step import (
     Trace,
     Value,
 )
-from wavecast.traces.value_columns import decode_values
 
 T = TypeVar("T")
 

@@ -22,8 +22,7 @@ from typing import Any
 from lab.measured.public_steps import lambda_steps
 from lab.measured.public_steps.case import Case, bert_options
 from lab.measured.tables import read_frame, version
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.clusters import cluster, usual_cluster, with_device
+from wavecast.hardware.clusters import Cluster, cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.measured.exact_times import ExactTimes, compress
-from wavecast.traces.columns import DistinctItems
+from wavecast.traces.encoding import DistinctItems, encode_values
 from wavecast.traces.step import (
     Call,
     Kernel,
@@ -32,7 +32,6 @@ from wavecast.traces.step import (
     TensorSpec,
     Trace,
 )
-from wavecast.traces.value_columns import encode_values
 
 Column = NDArray[Any]
 PHASES, ROLES = tuple(Phase), tuple(Role)

@@ -26,11 +26,10 @@ from lab.measured.figures import Figures, record
 from lab.measured.public_steps.case import Case, Traces
 from lab.score import pages, scaled_steps, step_tables
 from wavecast import Device, Estimate
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.predictors.roofline import Roofline
 from wavecast.traces.step import Op
 
 

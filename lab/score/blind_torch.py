@@ -34,8 +34,8 @@ from lab.places import H200
 from lab.score import pages
 from lab.steps.timed_sets import steps_of
 from wavecast import Trace
-from wavecast.hardware.calibration import factor_of, reference_times
 from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.hardware.kept_hosts import factor_of, reference_times
 
 TRACED = "traced.tar"
 GPU = "h200-sxm"

@@ -28,8 +28,7 @@ from lab.fit.collectives import (
 )
 from lab.markdown import heading
 from lab.measured.collectives import MeasuredCollective, measured_collectives
-from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.collectives.constants import shipped_constants
+from wavecast.predictors.collectives import Collectives, shipped_constants
 
 LONG = 1 << 20
 """Messages from this size on: bandwidth counts more than latency."""

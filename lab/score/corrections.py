@@ -23,8 +23,7 @@ from lab.fit.corrections import SWEEPS
 from lab.markdown import heading
 from lab.measured import campaigns
 from wavecast import Predictor, Trace, device, predict
-from wavecast.predictors.corrected import Corrected, learn
-from wavecast.predictors.corrections import Corrections
+from wavecast.predictors.corrected import Corrected, Corrections, learn
 from wavecast.predictors.learned.gpus import chip_name
 from wavecast.predictors.learned.predictor import Learned
 

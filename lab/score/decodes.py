@@ -29,8 +29,8 @@ from wavecast.frameworks.pytorch.huggingface.inference import (
     drop_latest,
     make_step,
 )
-from wavecast.frameworks.step_source import captured
 from wavecast.hardware.devices import device
+from wavecast.targets.sources import captured
 
 GPU = "h200-sxm"
 HOST_SHARE = 0.7

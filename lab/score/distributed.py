@@ -27,15 +27,13 @@ from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.expert_steps import kind_of
 from lab.measured.tables import read_rows
 from wavecast.errors import WavecastError
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.device import Device
-from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.hardware.processors import host_of
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device
+from wavecast.hardware.hosts import REFERENCE_HOST, Host, host_of
 from wavecast.predictors.collectives import Collectives
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_ranges import RangeParts, parts_of
-from wavecast.steps.parallel_steps import ParallelSteps
-from wavecast.steps.request import default_predictor
+from wavecast.steps.ranges import RangeParts, parts_of
+from wavecast.steps.request import ParallelSteps, default_predictor
 
 SEED = 1
 

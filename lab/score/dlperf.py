@@ -21,7 +21,7 @@ from lab.markdown import heading
 from lab.measured.scaled_rows import dlperf_rows
 from lab.places import DOCS
 from lab.score import pages
-from wavecast.steps.overlap import shipped_overlap
+from wavecast.steps.op_times import shipped_overlap
 
 PAGE = DOCS / "parallel.md"
 MARK = "begin: python -m lab score dlperf"

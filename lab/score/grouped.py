@@ -20,10 +20,9 @@ from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
 from lab.measured.figures import Figures, figures, percent, record
 from lab.score import pages
 from wavecast import Predictor, device
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.model import OpModel
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.roofline import Roofline
 
 MARK = "begin: python -m lab score grouped"
 

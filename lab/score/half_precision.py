@@ -18,7 +18,7 @@ from lab.markdown import heading
 from lab.measured import campaigns
 from lab.score import pages
 from wavecast import Scaler, Trace, device, predict
-from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.predictors.habitat import MixedPrecision
 
 MARK = "begin: python -m lab score half_precision"
 PAGE = pages.APPENDIX / "accuracy-scaling.md"

@@ -37,7 +37,7 @@ from lab.score import pages
 from lab.score.families import folds
 from lab.steps.by_name import suite_steps
 from wavecast import Host
-from wavecast.hardware.calibration import factor_of, reference_times
+from wavecast.hardware.kept_hosts import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned
 
 MARK = "begin: python -m lab score iterations"

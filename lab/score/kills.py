@@ -27,8 +27,7 @@ from lab.markdown import heading
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
 from wavecast.runs.run import Run
-from wavecast.runs.store.export import export
-from wavecast.runs.store.store import RunStore
+from wavecast.runs.store.store import RunStore, export
 from wavecast.runs.suite_results import read_results
 
 LAYERS, STEPS, RUNS = 400, 2000, 60_000

@@ -26,8 +26,7 @@ from lab.measured.public_steps.lambda_steps import GPUS
 from lab.score import pages
 from wavecast.hardware.devices import device
 from wavecast.predictors.base import Estimate
-from wavecast.regression.runs.extrapolation import Extrapolation
-from wavecast.regression.runs.laws import power_of
+from wavecast.runs.regression.extrapolation import Extrapolation, power_of
 from wavecast.runs.run import Run
 
 PAGE = pages.APPENDIX / "runs-gpus.md"

@@ -19,9 +19,9 @@ from lab.markdown import heading
 from lab.places import H200
 from lab.score import lambda_runs, pages
 from lab.score.lambda_runs import PAGE
-from wavecast.regression.layers.published_errors import errors_of, published_errors
-from wavecast.regression.runs.extrapolation import Extrapolation
 from wavecast.runs.readers import read_runs
+from wavecast.runs.regression.extrapolation import Extrapolation
+from wavecast.runs.regression.layers.layer_times import errors_of, published_errors
 from wavecast.runs.run import Run
 
 MARK = "begin: python -m lab score multi_gpu"

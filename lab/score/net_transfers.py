@@ -17,10 +17,10 @@ from lab.measured import campaigns
 from lab.score.layer_models import GPU, WAYS, Way, summed
 from wavecast.errors import InvalidInput
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.layers.complexities import Network
-from wavecast.regression.layers.layer_times import LayerTimes, predicted_work, times_of_trace
-from wavecast.regression.layers.per_layer import LayerWork, PerLayer, timed_network
-from wavecast.regression.layers.traced_layers import network_of_trace
+from wavecast.runs.regression.layers.complexities import Network
+from wavecast.runs.regression.layers.layer_times import LayerTimes, predicted_work, times_of_trace
+from wavecast.runs.regression.layers.per_layer import LayerWork, PerLayer, timed_network
+from wavecast.runs.regression.layers.traced_layers import network_of_trace
 from wavecast.traces.step import Phase, Trace
 
 FAMILIES = {

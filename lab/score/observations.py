@@ -16,8 +16,7 @@ from pathlib import Path
 from lab import needs
 from lab.measured import campaigns
 from wavecast import device
-from wavecast.runs.suite_observations import observe, observe_kernels
-from wavecast.runs.suite_results import read_results
+from wavecast.runs.suite_results import observe, observe_kernels, read_results
 
 
 def main(given: Sequence[str] = ()) -> None:

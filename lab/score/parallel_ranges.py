@@ -5,7 +5,7 @@
 
 Needs pandas and the public table distributed (docs/sources.md), and files of the first command. The
 range of a step is that of one such GPU while it computes, and a width for what no op shows, added
-up in squares (`wavecast.steps.parallel_ranges`). It is the width beyond which one in twenty steps
+up in squares (`wavecast.steps.ranges`). It is the width beyond which one in twenty steps
 lie, which has the least interval score. Then both sides are multiplied by one factor, with which
 ranges that know nothing of the source of a step hold nine in ten. The figures are of such ranges,
 of which neither width nor factor knows the source.
@@ -40,8 +40,7 @@ from lab.measured.figures import percent
 from lab.measured.tables import read_rows
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
-from wavecast.steps.parallel_ranges import FILE, RangeParts
-from wavecast.steps.ranges import Factors
+from wavecast.steps.ranges import PARALLEL_FILE, Factors, RangeParts
 
 APART = "mixtures of experts, adapters"
 HOST_SETS = 1.1
@@ -219,7 +218,7 @@ def to_toml(steps: Sequence[RangedStep]) -> str:
     sources = len({step.owner for step in made.steps})
     lines = [
         "# Written by python -m lab score parallel_ranges: how far the ranges of steps on several",
-        "# GPUs reach for what no op shows, in logarithms (wavecast.steps.parallel_ranges).",
+        "# GPUs reach for what no op shows, in logarithms (wavecast.steps.ranges).",
         f"# From {rows} published steps of {sources} sources.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
@@ -238,4 +237,4 @@ def main(given: Sequence[str] = ()) -> None:
     text = to_toml(steps)
     print("\n".join(table(judged(steps))), text, sep="\n\n")
     if args.write:
-        write_whole(shipped(FILE), text)
+        write_whole(shipped(PARALLEL_FILE), text)

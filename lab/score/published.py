@@ -21,8 +21,7 @@ import numpy as np
 from lab import needs
 from lab.markdown import heading
 from lab.score.wave import ABOVE_FLOOR_S, CONTRACTED, Runs, op_of, runs
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.published import Setup, published_setup

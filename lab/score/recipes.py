@@ -25,8 +25,8 @@ from lab.collect.recipes import RECIPES, MeasuredRecipe
 from lab.markdown import heading
 from lab.places import H200
 from lab.score import pages
-from wavecast.frameworks.step_source import captured
 from wavecast.hardware.devices import device
+from wavecast.targets.sources import captured
 
 GPU = "h200-sxm"
 PAGE = pages.APPENDIX / "choices.md"

@@ -25,10 +25,10 @@ from lab.measured.cluster_jobs import GAVEL_USD
 from lab.measured.cluster_steps import JobType, Seconds, job_types
 from lab.score import pages
 from lab.steps.cluster_jobs import JOBS
-from wavecast.hardware.processors import processors, reference_processor
+from wavecast.hardware.hosts import processors, reference_processor
+from wavecast.planning.candidates import is_verified
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Candidate, tells_apart
-from wavecast.planning.verification import is_verified
 
 PAGE = pages.APPENDIX / "schedules.md"
 GPUS = {

@@ -18,10 +18,10 @@ from lab.markdown import heading
 from lab.places import H200
 from lab.score import pages
 from wavecast.campaigns.run_grids import scaled, scaled_split
-from wavecast.regression.least_squares import Method
-from wavecast.regression.runs import splits
-from wavecast.regression.runs.run_table import RunTime
 from wavecast.runs.readers import read_runs
+from wavecast.runs.regression import end_to_end as end_to_end
+from wavecast.runs.regression.end_to_end import RunTime
+from wavecast.runs.regression.least_squares import Method
 from wavecast.runs.run import Run
 
 MARK = "begin: python -m lab score run_grid"
@@ -46,22 +46,22 @@ def measured(net: str, precision: str) -> tuple[Run, ...]:
 
 def missing(net: str, precision: str) -> int:
     """How many runs of the grid were not measured."""
-    lengths = scaled(splits.ITERATIONS, SHARE)
-    grid = {(batch, length) for batch in splits.BATCHES for length in lengths}
+    lengths = scaled(end_to_end.ITERATIONS, SHARE)
+    grid = {(batch, length) for batch in end_to_end.BATCHES for length in lengths}
     return len(grid - {(run.batch, run.iterations) for run in measured(net, precision)})
 
 
 def errors(net: str, precision: str, time: RunTime, method: Method) -> list[float]:
     """The mean error in percent, fitted on all runs, then up to each threshold of table 4."""
-    thresholds = [scaled_split(split, SHARE) for split in splits.SPLITS]
-    scores = splits.judge(measured(net, precision), thresholds, [method], time=time)
+    thresholds = [scaled_split(split, SHARE) for split in end_to_end.SPLITS]
+    scores = end_to_end.judge(measured(net, precision), thresholds, [method], time=time)
     return [100 * score.mape for score in scores]
 
 
 def judged() -> Iterator[tuple[str, str]]:
     """The networks and precisions of which every run was measured."""
     for precision in PRECISIONS:
-        yield from ((net, precision) for net in splits.NETS if not missing(net, precision))
+        yield from ((net, precision) for net in end_to_end.NETS if not missing(net, precision))
 
 
 def summary(time: RunTime, method: Method) -> tuple[float, float, int]:
@@ -70,7 +70,7 @@ def summary(time: RunTime, method: Method) -> tuple[float, float, int]:
         (ours, 100 * printed)
         for net, precision in judged()
         for ours, printed in zip(
-            errors(net, precision, time, method)[1:], splits.PUBLISHED[net][1:], strict=True
+            errors(net, precision, time, method)[1:], end_to_end.PUBLISHED[net][1:], strict=True
         )
     ]
     sizes = [ours for ours, _ in pairs]
@@ -85,7 +85,7 @@ def table() -> str:
         for time, method in ((time, method) for time in TIMES for method in METHODS):
             cells = " | ".join(f"{cell:.2f}" for cell in errors(net, precision, time, method))
             lines.append(f"| {net}, {precision} | {TIMES[time]} | {METHODS[method]} | {cells} |")
-        cells = " | ".join(f"{100 * cell:.2f}" for cell in splits.PUBLISHED[net])
+        cells = " | ".join(f"{100 * cell:.2f}" for cell in end_to_end.PUBLISHED[net])
         lines.append(f"| *{net}, printed: Caffe on a P100* | with start-up | ordinary | {cells} |")
     count = 3 * len([*judged()])
     for time, method in ((time, method) for time in TIMES for method in METHODS):
@@ -97,7 +97,7 @@ def table() -> str:
     lacking = [
         f"{net} in {precision} ({160 - lacks} of 160 measured)"
         for precision in PRECISIONS
-        for net in splits.NETS
+        for net in end_to_end.NETS
         if (lacks := missing(net, precision))
     ]
     return "\n".join((*lines, "", f"Not judged: {', '.join(lacking)}.") if lacking else lines)

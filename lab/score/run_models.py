@@ -25,10 +25,10 @@ from lab.score import layer_models, net_transfers, pages
 from lab.score.layer_models import GPU
 from wavecast.campaigns.run_grids import scaled
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.least_squares import Method
-from wavecast.regression.runs import splits
-from wavecast.regression.runs.design import configurations, design
-from wavecast.regression.runs.end_to_end import BatchWork, EndToEnd
+from wavecast.runs.regression import end_to_end as splits
+from wavecast.runs.regression.design import configurations, design
+from wavecast.runs.regression.end_to_end import BatchWork, EndToEnd
+from wavecast.runs.regression.least_squares import Method
 from wavecast.runs.run import Run
 from wavecast.suite import benchmark
 from wavecast.traces.step import Phase

@@ -25,7 +25,7 @@ from lab.markdown import heading
 from lab.measured.tables import read_frame
 from lab.score import pages
 from lab.score.lambda_runs import PAGE, beyond, scaled_runs
-from wavecast.regression.runs import extrapolation
+from wavecast.runs.regression import extrapolation as extrapolation
 from wavecast.runs.run import Run
 
 MARK = "begin: python -m lab score run_ranges"

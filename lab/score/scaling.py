@@ -22,7 +22,7 @@ from lab.measured.scaled_rows import lambda_rows
 from lab.places import DOCS
 from lab.score import pages
 from lab.score.lambda_runs import more_gpus
-from wavecast.steps.overlap import OverlapConstants, shipped_overlap
+from wavecast.steps.op_times import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
 MARK = "begin: python -m lab score scaling"

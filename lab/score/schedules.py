@@ -30,10 +30,8 @@ from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
 from wavecast.planning.schedule.planner import Effort, make_schedule
 from wavecast.planning.schedule.validation import faults
-from wavecast.planning.simulation.allocations import shares_of
-from wavecast.planning.simulation.policies import policy_of
-from wavecast.planning.simulation.simulator import simulate
-from wavecast.planning.simulation.state import Active, Simulation
+from wavecast.planning.simulation.policies import policy_of, shares_of
+from wavecast.planning.simulation.simulator import Active, Simulation, simulate
 
 PAGE = pages.APPENDIX / "schedules.md"
 FOUR = ((16, 0.5, 1.0), (16, 1.0, 2.0), (16, 2.0, 4.5), (16, 3.0, 8.0))

@@ -21,16 +21,14 @@ from lab.places import DOCS
 from lab.score import pages
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.step_source import StepSource, target_source
-from wavecast.frameworks.targets import resolve
-from wavecast.hardware.processors import host_of
+from wavecast.hardware.hosts import host_of
 from wavecast.parallel.strategy import OFFLOADS, SCHEDULES, Parallel, option_of
 from wavecast.planning.layout_search import search_layouts
-from wavecast.planning.layouts import Layout
-from wavecast.planning.strategies import Search
+from wavecast.planning.layouts import Layout, Search
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_steps import ParallelSteps
-from wavecast.steps.request import on_cluster
+from wavecast.steps.request import ParallelSteps, on_cluster
+from wavecast.targets.sources import StepSource, target_source
+from wavecast.targets.targets import resolve
 
 PAGE = DOCS / "appendix" / "strategies.md"
 _ROUNDING = 1e-9

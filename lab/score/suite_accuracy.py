@@ -22,8 +22,13 @@ from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
 from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report.units import memory
-from wavecast.runs.suite_observations import Observation, observe, observe_kernels
-from wavecast.runs.suite_results import SuiteResult, read_results
+from wavecast.runs.suite_results import (
+    Observation,
+    SuiteResult,
+    observe,
+    observe_kernels,
+    read_results,
+)
 
 MEASURED = H200 / "suite.csv"
 PAGE = DOCS / "suite.md"

@@ -31,12 +31,10 @@ from lab.markdown import heading
 from lab.measured.published_gpus import NEUSIGHT
 from lab.measured.tables import read_frame
 from wavecast import ops
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.occupancy import kernel_blocks_per_sm
 from wavecast.ops import Kind
-from wavecast.predictors.wave.equations import Waves, wave_ratio
-from wavecast.predictors.wave.kernel import CONTRACTIONS, scale, work_of
+from wavecast.predictors.wave import CONTRACTIONS, Waves, scale, wave_ratio, work_of
 from wavecast.traces.step import Kernel, Op, TensorSpec
 
 PAPER = 29.8

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from wavecast.suite.vision import ResNet
+from wavecast.suite.models.vision import ResNet
 
 Step = Callable[[], Any]
 VOCABULARY, PADDED = 50257, 50304

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from wavecast import suite
-from wavecast.suite.vision import ResNet, image_step
+from wavecast.suite.models.vision import ResNet, image_step
 
 Step = Callable[[], Any]
 

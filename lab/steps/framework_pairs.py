@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.suite.language import gpt2
+from wavecast.suite.models.language import gpt2
+from wavecast.suite.models.vision import resnet50
 from wavecast.suite.training import Minimizer, TrainingStep
-from wavecast.suite.vision import resnet50
 
 if TYPE_CHECKING:
-    from wavecast.suite.jax_training import JaxTraining
+    from wavecast.suite.jax_models import JaxTraining
 
 FRAMEWORKS = ("torch", "jax")
 

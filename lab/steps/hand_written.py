@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.frameworks.pytorch.drawn.written_out import orthogonal, rotated, scaled
+from wavecast.frameworks.pytorch.drawn.newer_layers import orthogonal, rotated, scaled
 
 
 class LowRank(nn.Module):

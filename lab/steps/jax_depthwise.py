@@ -9,8 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from lab.steps.jax_nets import keys_of
-from wavecast.suite.jax_models import convolve
-from wavecast.suite.jax_training import JaxTraining, Tree, compute_type, dense_init, make_training
+from wavecast.suite.jax_models import (
+    JaxTraining,
+    Tree,
+    compute_type,
+    convolve,
+    dense_init,
+    make_training,
+)
 
 
 class Depthwise(NamedTuple):

@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from lab.steps.jax_nets import attention_of, group_norm, keys_of, labelled, norm_init, tokens_of
-from wavecast.suite.jax_models import convolve, lstm_layer
-from wavecast.suite.jax_training import (
+from wavecast.suite.jax_models import (
     JaxTraining,
     Tree,
     compute_type,
+    convolve,
     cross_entropy,
     dense_init,
+    lstm_layer,
     make_training,
 )
 

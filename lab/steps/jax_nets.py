@@ -8,11 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wavecast.suite.jax_models import batch_norm, causal_attention, convolve
-from wavecast.suite.jax_training import (
+from wavecast.suite.jax_models import (
     JaxTraining,
     Tree,
+    batch_norm,
+    causal_attention,
     compute_type,
+    convolve,
     cross_entropy,
     dense_init,
     layer_norm,

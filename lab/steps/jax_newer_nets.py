@@ -8,14 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from lab.steps.jax_nets import attention_of, keys_of, labelled, norm_init, tokens_of
-from wavecast.suite.jax_models import batch_norm, causal_attention, convolve, lstm_layer
-from wavecast.suite.jax_training import (
+from wavecast.suite.jax_models import (
     JaxTraining,
     Tree,
+    batch_norm,
+    causal_attention,
     compute_type,
+    convolve,
     cross_entropy,
     dense_init,
     layer_norm,
+    lstm_layer,
     make_training,
 )
 

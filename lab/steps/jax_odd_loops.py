@@ -10,7 +10,7 @@ from jax import lax
 
 from lab.steps.jax_nets import keys_of
 from lab.steps.jax_odd_nets import forward, layers_of, normal
-from wavecast.suite.jax_training import JaxTraining, Tree, dense_init, make_training
+from wavecast.suite.jax_models import JaxTraining, Tree, dense_init, make_training
 
 
 def autoencoder(batch: int, inputs: int, width: int, code: int) -> JaxTraining:

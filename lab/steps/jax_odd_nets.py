@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from lab.steps.jax_nets import keys_of, labelled
-from wavecast.suite.jax_training import (
+from wavecast.suite.jax_models import (
     BatchOf,
     JaxTraining,
     Tree,

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from lab.steps.jax_nets import keys_of, labelled, norm_init, tokens_of
-from wavecast.suite.jax_models import causal_attention
-from wavecast.suite.jax_training import (
+from wavecast.suite.jax_models import (
     JaxTraining,
     Tree,
+    causal_attention,
     compute_type,
     cross_entropy,
     dense_init,

@@ -18,7 +18,7 @@ from lab.steps import jax_odd_nets as odd
 from lab.steps import jax_other_nets as other
 from lab.steps import jax_sweeps as sweeps
 from wavecast.suite import jax_models as suite
-from wavecast.suite.jax_training import JaxTraining
+from wavecast.suite.jax_models import JaxTraining
 
 HOST = "host"
 """The family of steps in which the host does most of the work."""

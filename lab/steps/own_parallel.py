@@ -22,8 +22,8 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from wavecast.suite.language import GPT2
-from wavecast.suite.llama import Llama
+from wavecast.suite.models.language import GPT2
+from wavecast.suite.models.llama import Llama
 
 RANKS = 8
 Step = Callable[[], None]

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from lab.steps.compiled import DEFAULT, DEVICE, EAGER, CompiledStep, Make, Step, sequence, trained
 from lab.steps.hand_written import NewtonSchulz
 from lab.steps.llama import PlainLlama, PlainLlamaLayer, rotate
-from wavecast.frameworks.pytorch.drawn.written_out import orthogonal
+from wavecast.frameworks.pytorch.drawn.newer_layers import orthogonal
 
 _END_OF_TEXT = 0
 _LENGTH, _VOCABULARY = 16_384, 50_304

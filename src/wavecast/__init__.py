@@ -21,8 +21,7 @@ from wavecast.errors import (
     WavecastError,
     needing_extra,
 )
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device, devices
+from wavecast.hardware.devices import Device, device, devices
 from wavecast.planning.prices import Price, price
 from wavecast.runs.run import Run
 from wavecast.traces.step import Measurement, Trace, load_trace
@@ -30,30 +29,30 @@ from wavecast.traces.step import Measurement, Trace, load_trace
 if TYPE_CHECKING:
     from wavecast.advice.advising import advise
     from wavecast.advice.proposals import Proposal, StepAdvice
+    from wavecast.analysis.comparison import StepComparison, compare
+    from wavecast.analysis.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.footprint.largest_batch import LargestBatch
     from wavecast.footprint.memory import Memory, memory
     from wavecast.frameworks.jax.steps import trace_jax
     from wavecast.frameworks.kineto import read_kineto
     from wavecast.frameworks.pytorch.layers.networks import network_of
     from wavecast.frameworks.pytorch.measurement.iteration import measure
-    from wavecast.frameworks.pytorch.measurement.tracker import OperationTracker
-    from wavecast.frameworks.scripts import run_script
-    from wavecast.frameworks.tracing import max_batch, trace
+    from wavecast.frameworks.pytorch.measurement.sampling import OperationTracker
     from wavecast.hardware.hosts import Host
     from wavecast.parallel.strategy import Parallel
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.regression.layers.caffe_nets import caffe_net
-    from wavecast.regression.layers.per_layer import LayerTime, PerLayer, published
-    from wavecast.regression.runs.end_to_end import EndToEnd
-    from wavecast.regression.runs.extrapolation import Extrapolation
-    from wavecast.retargeting.family_traces import FamilyTraces
+    from wavecast.predictors.retargeting.family_traces import FamilyTraces
     from wavecast.runs.readers import read_runs
+    from wavecast.runs.regression.end_to_end import EndToEnd
+    from wavecast.runs.regression.extrapolation import Extrapolation
+    from wavecast.runs.regression.layers.complexities import caffe_net
+    from wavecast.runs.regression.layers.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.store.store import RunStore
-    from wavecast.steps.comparison import StepComparison, compare
-    from wavecast.steps.larger_batch import LargerBatch, extrapolate_batch
     from wavecast.steps.prediction import Prediction
     from wavecast.steps.request import predict
+    from wavecast.targets.scripts import run_script
+    from wavecast.targets.tracing import max_batch, trace
     from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.2.0"
@@ -118,18 +117,18 @@ __all__ = [
 
 # Loaded when first used: importing wavecast should cost next to nothing.
 _LAZY = {
-    "EndToEnd": "wavecast.regression.runs.end_to_end",
+    "EndToEnd": "wavecast.runs.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
-    "Extrapolation": "wavecast.regression.runs.extrapolation",
-    "FamilyTraces": "wavecast.retargeting.family_traces",
+    "Extrapolation": "wavecast.runs.regression.extrapolation",
+    "FamilyTraces": "wavecast.predictors.retargeting.family_traces",
     "Host": "wavecast.hardware.hosts",
-    "LargerBatch": "wavecast.steps.larger_batch",
+    "LargerBatch": "wavecast.analysis.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
-    "LayerTime": "wavecast.regression.layers.per_layer",
+    "LayerTime": "wavecast.runs.regression.layers.per_layer",
     "Memory": "wavecast.footprint.memory",
-    "OperationTracker": "wavecast.frameworks.pytorch.measurement.tracker",
+    "OperationTracker": "wavecast.frameworks.pytorch.measurement.sampling",
     "Parallel": "wavecast.parallel.strategy",
-    "PerLayer": "wavecast.regression.layers.per_layer",
+    "PerLayer": "wavecast.runs.regression.layers.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
     "Proposal": "wavecast.advice.proposals",
@@ -138,23 +137,23 @@ _LAZY = {
     "ScriptPart": "wavecast.traces.script",
     "ScriptRun": "wavecast.traces.script",
     "StepAdvice": "wavecast.advice.proposals",
-    "StepComparison": "wavecast.steps.comparison",
+    "StepComparison": "wavecast.analysis.comparison",
     "advise": "wavecast.advice.advising",
-    "caffe_net": "wavecast.regression.layers.caffe_nets",
-    "compare": "wavecast.steps.comparison",
-    "extrapolate_batch": "wavecast.steps.larger_batch",
-    "max_batch": "wavecast.frameworks.tracing",
+    "caffe_net": "wavecast.runs.regression.layers.complexities",
+    "compare": "wavecast.analysis.comparison",
+    "extrapolate_batch": "wavecast.analysis.larger_batch",
+    "max_batch": "wavecast.targets.tracing",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.layers.networks",
     "predict": "wavecast.steps.request",
-    "published": "wavecast.regression.layers.per_layer",
+    "published": "wavecast.runs.regression.layers.per_layer",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
-    "run_script": "wavecast.frameworks.scripts",
+    "run_script": "wavecast.targets.scripts",
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
-    "trace": "wavecast.frameworks.tracing",
+    "trace": "wavecast.targets.tracing",
     "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }

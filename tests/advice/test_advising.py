@@ -15,10 +15,8 @@ from torch import Tensor, nn
 
 import wavecast
 from wavecast.advice.catalogue import CHANGES, OF_JAX
-from wavecast.advice.data_loading import LoaderAdvice, loader_advice
-from wavecast.advice.proposals import StepAdvice, Use, proposal
-from wavecast.advice.trace_changes import EDITS
-from wavecast.advice.variants import GRAPHED
+from wavecast.advice.proposals import LoaderAdvice, StepAdvice, Use, loader_advice, proposal
+from wavecast.advice.variants import EDITS, GRAPHED
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
 from wavecast.report.advice import advice_lines, codes_of, loader_lines

@@ -9,8 +9,7 @@ import pytest
 from made import call, mm, relu
 
 import wavecast
-from wavecast.advice.other_gpus import other_gpus
-from wavecast.advice.proposals import StepAdvice
+from wavecast.advice.proposals import StepAdvice, other_gpus
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.report.advice import advice_lines
 from wavecast.steps.prediction import Prediction

@@ -7,9 +7,9 @@ import pytest
 from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import resolve
 from wavecast.hardware.devices import device
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 
 
 def settings(text: str, allowed: str = "", **options: object) -> StepSettings:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from wavecast.campaigns.campaign_files import make_campaign, read_campaign
-from wavecast.campaigns.tasks import together
+from wavecast.campaigns.work import together
 from wavecast.errors import InvalidInput, WavecastError
 
 PREDICT = """
@@ -57,7 +57,7 @@ def test_measurements_name_the_gpu_that_they_need() -> None:
 
 
 def test_layers_are_those_of_collect() -> None:
-    from wavecast.predictors.mlp.samples import sample
+    from wavecast.predictors.mlp.layers import sample
 
     tasks = [one for one in make_campaign(MEASURE, "m").tasks if one.gpu == "l4"][:7]
     first = next(iter(sample("linear", 0)))

@@ -12,7 +12,7 @@ import wavecast
 from wavecast.campaigns import run_grids
 from wavecast.campaigns.run_grids import Start, measure_here, plan, scaled, scaled_split
 from wavecast.errors import InvalidInput
-from wavecast.regression.runs.splits import BATCHES, ITERATIONS, SPLITS, Split, judge
+from wavecast.runs.regression.end_to_end import BATCHES, ITERATIONS, SPLITS, Split, judge
 
 small = partial(measure_here, device="cpu", image=67, width=24, hidden=16, classes=3)
 

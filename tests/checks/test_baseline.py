@@ -11,11 +11,16 @@ from hypothesis import strategies as st
 from made import step
 
 import wavecast
-from wavecast.checks.baseline import Baseline, kept, read_baseline, to_toml, write_baseline
+from wavecast.analysis.comparison import StepComparison, StepSummary, summary_of
+from wavecast.campaigns.checks.baseline import (
+    Baseline,
+    kept,
+    read_baseline,
+    to_toml,
+    write_baseline,
+)
 from wavecast.errors import InvalidInput
-from wavecast.steps.comparison import StepComparison
-from wavecast.steps.shares import Share
-from wavecast.steps.summary import StepSummary, summary_of
+from wavecast.steps.prediction import Share
 
 ODD = 'a "module" with\nlines = [x]'
 

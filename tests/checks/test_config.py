@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from wavecast.checks.config import BASELINE, Tolerances, find_config, read_config
+from wavecast.campaigns.checks.config import BASELINE, Tolerances, find_config, read_config
 from wavecast.errors import InvalidInput
 
 GOOD = 'gpus = ["l4"]\n[targets.mine]\ntarget = "train.py:make_step"\n'

@@ -7,11 +7,9 @@ from dataclasses import replace
 from made import call, mm, relu, trace
 
 import wavecast
-from wavecast.checks.config import Tolerances
-from wavecast.checks.explaining import explained
-from wavecast.checks.verdicts import StepVerdict, judge
-from wavecast.steps.comparison import StepComparison
-from wavecast.steps.summary import StepSummary, summary_of
+from wavecast.analysis.comparison import StepComparison, StepSummary, summary_of
+from wavecast.campaigns.checks.config import Tolerances
+from wavecast.campaigns.checks.verdicts import StepVerdict, explained, judge
 
 BIG = 2048
 

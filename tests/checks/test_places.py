@@ -11,10 +11,10 @@ from made import call, mm, relu, trace
 from shell import run
 
 import wavecast
-from wavecast.checks.commits import changed_since, commit_of
-from wavecast.checks.places import ChangedLines, new_places
+from wavecast.analysis.comparison import StepComparison, compare
+from wavecast.campaigns.checks.checking import changed_since, commit_of
+from wavecast.campaigns.checks.config import ChangedLines, new_places
 from wavecast.errors import InvalidInput
-from wavecast.steps.comparison import StepComparison, compare
 from wavecast.traces.step import Call
 
 BIG = 2048

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from wavecast.checks.config import Tolerances
-from wavecast.checks.verdicts import (
+from wavecast.analysis.comparison import StepComparison, StepSummary
+from wavecast.campaigns.checks.config import Tolerances
+from wavecast.campaigns.checks.verdicts import (
     Outcome,
     best_gpu,
     exit_code,
@@ -16,8 +17,6 @@ from wavecast.checks.verdicts import (
     judge_choices,
     overall,
 )
-from wavecast.steps.comparison import StepComparison
-from wavecast.steps.summary import StepSummary
 
 STEP = StepSummary(
     gpu="l4",

@@ -170,9 +170,9 @@ def pretend_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
         host_benchmark,
         iteration,
         layers,
-        machine_load,
+        whole_runs,
     )
-    from wavecast.hardware.calibration import reference_times
+    from wavecast.hardware.kept_hosts import reference_times
     from wavecast.runs.suite_results import read_results
     from wavecast.suite import demonstrations
 
@@ -185,7 +185,7 @@ def pretend_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wavecast, "measure", lambda run_step, **options: measured())
     monkeypatch.setattr(iteration, "require_gpu", lambda: None)
     monkeypatch.setattr(host_benchmark, "time_host", lambda device="cpu": reference_times()[device])
-    monkeypatch.setattr(machine_load, "share_in", lambda seconds: 0.01)
+    monkeypatch.setattr(whole_runs, "share_in", lambda seconds: 0.01)
     monkeypatch.setattr(layers, "gpu_id", lambda device="cuda": "t4" if device == "cuda" else "cpu")
     monkeypatch.setattr(suite_runs, "run", no_suite)
     monkeypatch.setattr(demonstrations, "train", train)

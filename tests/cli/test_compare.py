@@ -11,10 +11,10 @@ from made import call, mm, relu, trace
 from shell import WIDTHS, run, shown
 
 import wavecast
+from wavecast.analysis.comparison import compare
 from wavecast.cli.options.steps import StepOptions
-from wavecast.frameworks.targets import Target
 from wavecast.report.comparisons import comparisons
-from wavecast.steps.comparison import compare
+from wavecast.targets.targets import Target
 
 BIG = 2048
 command = import_module("wavecast.cli.steps.compare")  # its name is that of the function, too

@@ -10,8 +10,8 @@ import pytest
 from shell import WIDTHS, run, shown
 
 import wavecast
+from wavecast.analysis.evaluation import evaluate, measured_steps
 from wavecast.report.evaluations import evaluation_text
-from wavecast.steps.evaluation import evaluate, measured_steps
 
 DCGAN = Path(__file__).parents[2] / "examples" / "traces" / "dcgan-b64.json.gz"
 

@@ -9,7 +9,7 @@ from shell import run, run_process
 from typer.main import get_command
 
 from wavecast.cli import app
-from wavecast.cli.output.help_pages import GROUPS, OTHERS
+from wavecast.cli.app import GROUPS, OTHERS
 
 
 def sections(text: str) -> dict[str, list[str]]:

@@ -16,9 +16,9 @@ from shell import run, run_in_terminal, run_process, shown
 
 from wavecast.cli.output import screen
 from wavecast.files import shipped
-from wavecast.report.characters import one_line, visible
 from wavecast.report.tables import Column, table
-from wavecast.runs.store.export import export
+from wavecast.report.units import one_line, visible
+from wavecast.runs.store.store import export
 from wavecast.runs.suite_results import COLUMNS
 from wavecast.traces.step import Kernel, Measurement
 

@@ -10,8 +10,7 @@ from shell import run
 
 from lab.measured import campaigns
 from wavecast.errors import InvalidInput
-from wavecast.regression.layers.layer_file import read_lines, write_lines
-from wavecast.regression.layers.per_layer import published
+from wavecast.runs.regression.layers.per_layer import published, read_lines, write_lines
 
 SUITE = campaigns.traces("suite")
 

@@ -23,16 +23,14 @@ from wavecast.frameworks.pytorch.measurement import (
     calibration,
     host_benchmark,
     iteration,
-    machine_load,
+    whole_runs,
 )
-from wavecast.frameworks.targets import resolve
-from wavecast.hardware import device_files, kept_hosts
-from wavecast.hardware.calibration import reference_times
-from wavecast.hardware.device import Fact
-from wavecast.hardware.devices import device
+from wavecast.hardware import devices, kept_hosts
+from wavecast.hardware.devices import Fact, device
 from wavecast.hardware.hosts import REFERENCE_HOST, RecordedHost
-from wavecast.hardware.kept_hosts import find_host
-from wavecast.traces.counters import Counted, KernelKey
+from wavecast.hardware.kept_hosts import find_host, reference_times
+from wavecast.targets.targets import resolve
+from wavecast.traces.joining import Counted, KernelKey
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 ALL_REDUCE = Op("nccl.all_reduce", (tensor(8),), (tensor(8),))
@@ -250,8 +248,8 @@ def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def busy(monkeypatch: pytest.MonkeyPatch, before: float | None, during: float | None) -> None:
     """A machine whose other programs use these shares of its CPU."""
-    monkeypatch.setattr(machine_load, "share_in", lambda seconds: before)
-    monkeypatch.setattr(machine_load, "others_share", lambda begin, end: during)
+    monkeypatch.setattr(whole_runs, "share_in", lambda seconds: before)
+    monkeypatch.setattr(whole_runs, "others_share", lambda begin, end: during)
 
 
 @pytest.fixture
@@ -379,7 +377,7 @@ def test_a_calibration_as_json_says_where_it_is(
     assert record["gpu"] == "t4"
     assert record["file"] == str(tmp_path / "mine" / "t4.toml")
     assert record["measured"]["tf32_tensor_flops"] == {"value": 1e13, "source": "me"}
-    wanted = device_files.with_measured(device("t4"), a_known_gpu)
+    wanted = devices.with_measured(device("t4"), a_known_gpu)
     assert wavecast.device(record["file"]) == wanted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer.main
 
-from wavecast.checks.config import TARGET_KEYS
+from wavecast.campaigns.checks.config import TARGET_KEYS
 from wavecast.cli import app
 
 MODEL = "--qlora"

@@ -15,8 +15,8 @@ from shell import run
 from wavecast.cli.output.screen import CountItems
 from wavecast.cli.steps import parallel
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.strategies import parse_parallel
 from wavecast.parallel.strategy import Parallel
+from wavecast.targets.strategies import parse_parallel
 from wavecast.traces.step import Phase
 
 

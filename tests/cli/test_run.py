@@ -9,7 +9,7 @@ import pytest
 from shell import run
 
 import wavecast
-from wavecast.frameworks.script_targets import Script
+from wavecast.targets.scripts import Script
 from wavecast.traces.script import LoaderTime, Loading
 
 SCRIPT = """

@@ -16,7 +16,7 @@ from shell import run
 from typer.main import get_command
 
 from wavecast.cli import app
-from wavecast.report.schemas import MARK, marked, schema_names, schema_text
+from wavecast.report.outputs import MARK, marked, schema_names, schema_text
 
 pytest.importorskip("torch")
 pytest.importorskip("sqlalchemy")

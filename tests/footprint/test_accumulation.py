@@ -16,8 +16,8 @@ from torch import nn
 
 import wavecast
 from wavecast.footprint.accumulation import accumulate_twice
+from wavecast.traces.editing import without_values
 from wavecast.traces.step import Phase, Role, Trace
-from wavecast.traces.values import without_values
 
 VOCABULARY, WIDTH = 1000, 128
 

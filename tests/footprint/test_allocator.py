@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.footprint.allocator import (
+from wavecast.footprint.replay import (
     Allocator,
     AllocatorFull,
     MemoryBlock,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from wavecast.footprint.graph_pools import pools
-from wavecast.footprint.replay import replay
+from wavecast.footprint.replay import pools, replay
 from wavecast.traces.graphs import CALL, GRAPH_LAUNCH
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 

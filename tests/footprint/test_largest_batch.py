@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from made import relu
 
 import wavecast
-from wavecast.footprint.allocator import AllocatorFull
 from wavecast.footprint.largest_batch import largest_batch
-from wavecast.footprint.replay import RESERVE, Replay
+from wavecast.footprint.replay import RESERVE, AllocatorFull, Replay
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 MIB, GIB = 1 << 20, 1 << 30

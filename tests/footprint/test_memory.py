@@ -9,8 +9,13 @@ from made import mm, relu
 
 import wavecast
 from lab.measured import campaigns
-from wavecast.footprint.advice import advise
-from wavecast.footprint.edits import Checkpointed, checkpoint_blocks, fuse_optimizer, quantize_state
+from wavecast.footprint.advice import (
+    Checkpointed,
+    advise,
+    checkpoint_blocks,
+    fuse_optimizer,
+    quantize_state,
+)
 from wavecast.footprint.kinds import KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.memory import of_measured
 from wavecast.footprint.replay import replay

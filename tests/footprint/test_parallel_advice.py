@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import wavecast
-from wavecast.footprint.advice import Advice
-from wavecast.footprint.parallel_advice import advise_ranks
+from wavecast.footprint.advice import Advice, advise_ranks
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from wavecast import device
-from wavecast.footprint.allocator import Allocator, MemoryBlock
-from wavecast.footprint.replay import replay
+from wavecast.footprint.replay import Allocator, MemoryBlock, replay
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.traces.step import Role, Trace
 

@@ -8,7 +8,7 @@ import pytest
 
 import wavecast
 from lab.measured import campaigns
-from wavecast.footprint.unrecorded import unrecorded
+from wavecast.footprint.memory import unrecorded
 from wavecast.traces.step import Role
 
 

@@ -19,8 +19,8 @@ from wavecast.footprint.kinds import (
     peak_bytes,
     weight_copy_calls,
 )
+from wavecast.traces.editing import without_values
 from wavecast.traces.step import Allocation, Op, Role, Trace
-from wavecast.traces.values import without_values
 
 WIDTH = 32
 

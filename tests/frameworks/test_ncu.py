@@ -17,8 +17,8 @@ from made import mm
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.frameworks import ncu
 from wavecast.frameworks.ncu import cache_path, count, load, save
-from wavecast.traces.counters import Counted, key_of
-from wavecast.traces.counters import with_counters as filled
+from wavecast.traces.joining import Counted, key_of
+from wavecast.traces.joining import with_counters as filled
 from wavecast.traces.kernel_names import function_name
 from wavecast.traces.step import Call, Kernel, Measurement, Phase, Trace
 

@@ -16,12 +16,11 @@ from door_attacks import processes
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.confinement import landlock
-from wavecast.frameworks.script_passes import ScriptRequest
-from wavecast.frameworks.script_process import run_in_process
+from wavecast.frameworks.confinement import kernel
+from wavecast.targets.scripts import ScriptRequest, run_in_process
 
 pytestmark = pytest.mark.skipif(
-    landlock.version() < landlock.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
+    kernel.version() < kernel.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
 )
 MARKER = f"attacks-{os.getpid()}"
 BEGINS = """
@@ -257,8 +256,8 @@ def test_no_folder_is_left_when_wavecast_is_ended_while_it_reads(
     starts = tmp_path / "starts.py"
     starts.write_text(
         "import os, signal, wavecast\n"
-        "from wavecast.frameworks import script_process\n"
-        "script_process.read_result = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from wavecast.targets import scripts\n"
+        "scripts.read_result = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
         "wavecast.run_script('train.py')\n"
     )
     environment = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path / "passes")}

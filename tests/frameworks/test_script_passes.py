@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.frameworks.script_passes import Printed
+from wavecast.targets.scripts import Printed
 
 CHUNK = 1 << 16
 

@@ -16,9 +16,8 @@ from shell import run_in_terminal
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.confinement import landlock, namespaces, system_calls
-from wavecast.frameworks.script_passes import ScriptRequest
-from wavecast.frameworks.script_process import run_in_process
+from wavecast.frameworks.confinement import kernel, system_calls
+from wavecast.targets.scripts import ScriptRequest, run_in_process
 
 TRAINS = """
 import ctypes, os, socket, sys, time
@@ -30,7 +29,7 @@ def update():
     optimizer.step()
 """
 NEEDS_LANDLOCK = pytest.mark.skipif(
-    landlock.version() < landlock.COMPLETE, reason="the kernel cannot confine a process"
+    kernel.version() < kernel.COMPLETE, reason="the kernel cannot confine a process"
 )
 OPTIONS = dict.fromkeys(("capability", "steps", "until", "samples", "assume", "ranks"))
 
@@ -176,7 +175,7 @@ except OSError as error:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "[Errno 101] Network is unreachable" in done.stderr
     assert system_calls.is_known()
-    assert namespaces.SHARED_MEMORY == "/dev/shm"
+    assert kernel.SHARED_MEMORY == "/dev/shm"
 
 
 def test_without_landlock_the_promise_is_weaker_and_said_to_be(

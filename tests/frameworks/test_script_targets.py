@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.script_targets import Script, ScriptOptions, script_of
-from wavecast.frameworks.targets import resolve
+from wavecast.targets.scripts import Script, ScriptOptions, script_of
+from wavecast.targets.targets import resolve
 
 PARSER = """
 parser.add_argument("--batch-size", "-b", type=int)

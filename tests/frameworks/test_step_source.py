@@ -14,10 +14,10 @@ from torch import nn
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.step_source import StepSource, target_source
-from wavecast.frameworks.targets import Target, resolve
-from wavecast.hardware.device import Device
-from wavecast.retargeting.attention_kernels import FEWER_KERNELS, Query, supports
+from wavecast.hardware.devices import Device
+from wavecast.predictors.retargeting.attention_kernels import FEWER_KERNELS, Query, supports
+from wavecast.targets.sources import StepSource, target_source
+from wavecast.targets.targets import Target, resolve
 from wavecast.traces.step import Trace
 
 HOPPER, AMPERE, TURING, VOLTA, PASCAL = map(

@@ -10,7 +10,7 @@ from made import step
 
 from wavecast import suite
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.frameworks.targets import resolve
+from wavecast.targets.targets import resolve
 
 SOURCE = """
 import helper

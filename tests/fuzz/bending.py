@@ -15,8 +15,7 @@ from typing import Any
 from fuzz import forms
 from fuzz.mutation import HOSTILE, TEXTS, json_text
 
-from wavecast.traces.decoding import decode
-from wavecast.traces.encoding import encode
+from wavecast.traces.encoding import decode, encode
 from wavecast.traces.step import (
     DTYPE_BYTES,
     Allocation,

@@ -37,7 +37,7 @@ _MAY_BE_NEGATIVE = ("delta", "saved", "slack", "per_sample", "fixed")
 def sound(value: Any, where: str) -> None:
     """Raise BadResult for a number of a record that cannot be.
 
-    This is written apart from `wavecast.soundness`, so that an error there is found here.
+    This is written apart from `wavecast.results`, so that an error there is found here.
     """
     finite(value, where)
     if isinstance(value, Mapping):
@@ -163,7 +163,7 @@ def ask_memory(trace: Trace, random: Random, folder: Path) -> None:
 
 def ask_profile(trace: Trace, random: Random, folder: Path) -> None:
     """Where the time of a measured or predicted step goes."""
-    from wavecast.steps.profile import profile_measured, profile_predicted
+    from wavecast.analysis.profile import profile_measured, profile_predicted
 
     if trace.measurement is not None and random.random() < 0.7:
         profile = profile_measured("step", trace, wavecast.device("t4"))
@@ -201,9 +201,9 @@ def ask_larger_batch(trace: Trace, random: Random, folder: Path) -> None:
 
 def ask_layers(trace: Trace, random: Random, folder: Path) -> None:
     """The layers of a step, their times and a line through them."""
-    from wavecast.regression.layers.layer_times import times_of_trace
-    from wavecast.regression.layers.per_layer import PerLayer, published
-    from wavecast.regression.layers.traced_layers import network_of_trace
+    from wavecast.runs.regression.layers.layer_times import times_of_trace
+    from wavecast.runs.regression.layers.per_layer import PerLayer, published
+    from wavecast.runs.regression.layers.traced_layers import network_of_trace
 
     batch = random.choice((None, 2, 4))
     network = network_of_trace(trace, batch=batch, name="net")

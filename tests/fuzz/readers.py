@@ -98,7 +98,7 @@ def read_profile(path: Path, number: int) -> None:
 
 def read_target(path: Path, number: int) -> None:
     """As the commands do, which find out whether a file is a trace or a profile."""
-    from wavecast.frameworks.targets import resolve
+    from wavecast.targets.targets import resolve
 
     target = resolve(str(path), None, None)
     assert target.trace is not None
@@ -145,7 +145,7 @@ def read_store(path: Path, number: int) -> None:
 
 
 def read_suite(path: Path, number: int) -> None:
-    from wavecast.report.pages import suite_page
+    from wavecast.report.suites import suite_page
     from wavecast.runs.suite_results import read_results
 
     results = read_results(path)
@@ -164,8 +164,8 @@ def read_layers(path: Path, number: int) -> None:
 
 
 def read_layer_times(path: Path, number: int) -> None:
-    from wavecast.regression.layers.caffe_nets import caffe_net
-    from wavecast.regression.layers.layer_times import read_caffe_time
+    from wavecast.runs.regression.layers.complexities import caffe_net
+    from wavecast.runs.regression.layers.layer_times import read_caffe_time
 
     network = caffe_net("alexnet")
     times = read_caffe_time(path, network, batch=64)
@@ -192,7 +192,7 @@ _COLLECTIVES = ("all_reduce", "all_gather", "all_to_all", "broadcast", "send")
 
 
 def read_cluster(path: Path, number: int) -> None:
-    from wavecast.hardware.cluster_files import read_cluster
+    from wavecast.hardware.clusters import read_cluster
     from wavecast.predictors.collectives import Collectives
 
     cluster = read_cluster(path)
@@ -206,9 +206,9 @@ def read_cluster(path: Path, number: int) -> None:
 
 
 def read_host(path: Path, number: int) -> None:
-    from wavecast.hardware import host_files
+    from wavecast.hardware import kept_hosts
 
-    finite(plain(host_files.read_host(path)), "host")
+    finite(plain(kept_hosts.read_host(path)), "host")
     step = wavecast.predict(_step(), "l4", host=str(path))
     positive(step.seconds, step.low_s, step.high_s, "seconds")
 
@@ -232,8 +232,7 @@ def read_prices(path: Path, number: int) -> None:
 
 def read_planned_jobs(path: Path, number: int) -> None:
     from wavecast.planning.prices import price_book
-    from wavecast.planning.schedule.fleet_files import read_fleet
-    from wavecast.planning.schedule.job_files import read_jobs
+    from wavecast.planning.schedule.job_files import read_fleet, read_jobs
 
     for spec in read_jobs(path):
         _need(spec.submit_s >= 0 and spec.runs > 0, "a job", spec)
@@ -246,7 +245,7 @@ def read_fleet_file(path: Path, number: int) -> None:
     """Pools, planned by simple rules and simulated with a few jobs."""
     from wavecast.planning.cost import exactly
     from wavecast.planning.prices import price_book
-    from wavecast.planning.schedule.fleet_files import read_fleet
+    from wavecast.planning.schedule.job_files import read_fleet
     from wavecast.planning.schedule.jobs import Aims, Job, RunOption
     from wavecast.planning.schedule.planned import make_plan
     from wavecast.planning.schedule.planner import Effort
@@ -273,7 +272,7 @@ def read_campaign_file(path: Path, number: int) -> None:
 
 def read_plan_question(path: Path, number: int) -> None:
     """Jobs as the web page sends them, planned as a worker of the server does."""
-    from wavecast.server.plans import planned_jobs
+    from wavecast.server.answers import planned_jobs
     from wavecast.server.questions import PlanQuestion
 
     text = path.read_bytes().decode(errors="replace")
@@ -286,7 +285,7 @@ def read_plan_question(path: Path, number: int) -> None:
 
 
 def read_checks(path: Path, number: int) -> None:
-    from wavecast.checks.config import read_config
+    from wavecast.campaigns.checks.config import read_config
 
     for target in read_config(path).targets:
         allowed = vars(target.tolerances).values()
@@ -294,7 +293,7 @@ def read_checks(path: Path, number: int) -> None:
 
 
 def read_baseline(path: Path, number: int) -> None:
-    from wavecast.checks.baseline import read_baseline, to_toml
+    from wavecast.campaigns.checks.baseline import read_baseline, to_toml
 
     baseline = read_baseline(path)
     for steps in baseline.steps.values():
@@ -304,9 +303,9 @@ def read_baseline(path: Path, number: int) -> None:
 
 
 def read_catalogue(path: Path, number: int) -> None:
-    from wavecast.planning import catalogues
+    from wavecast.planning import price_files
 
-    for offer in catalogues.read_catalogue(path, "aws").offers:
+    for offer in price_files.read_catalogue(path, "aws").offers:
         _need(0 < offer.per_usd(1.0) < math.inf, "samples for a dollar", offer)
         _need(0 < offer.usd_per_hour_of(8) < math.inf, "USD for eight GPUs", offer)
 
@@ -348,7 +347,7 @@ def read_counters(path: Path, number: int) -> None:
 
 
 def read_graph_plan(path: Path, number: int) -> None:
-    from wavecast.frameworks.pytorch.compiled.plan_store import read_plan
+    from wavecast.frameworks.pytorch.compiled.plans import read_plan
 
     for step in read_plan(path).steps:
         for planned in step.ops:

@@ -19,10 +19,9 @@ from fuzz.forms import Mutate
 from kineto_file import AUTOGRAD, File
 
 from wavecast import files
-from wavecast.frameworks.pytorch.compiled.plan_store import store_plan
-from wavecast.predictors.mlp.file import write_model
-from wavecast.predictors.mlp.network import MlpNetwork
-from wavecast.traces.counters import Counted
+from wavecast.frameworks.pytorch.compiled.plans import store_plan
+from wavecast.predictors.mlp.predictor import MlpNetwork, write_model
+from wavecast.traces.joining import Counted
 from wavecast.traces.step import Trace
 
 SAMPLES = Path(__file__).parents[1] / "samples"

@@ -15,12 +15,12 @@ from torch import nn
 
 import wavecast as wc
 from wavecast import suite
+from wavecast.analysis.profile import profile_measured
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.frameworks.pytorch.measurement import host_benchmark
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
-from wavecast.hardware.calibration import reference_times
-from wavecast.steps.profile import profile_measured
-from wavecast.traces import overlap
+from wavecast.hardware.kept_hosts import reference_times
+from wavecast.traces import file
 from wavecast.traces.step import Phase, Role, Trace
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def own_gpu() -> wc.Device:
 
 
 def busy_s(trace: Trace) -> float:
-    return overlap.busy_s(kernel for call in trace for kernel in call.kernels)
+    return file.busy_s(kernel for call in trace for kernel in call.kernels)
 
 
 @pytest.mark.parametrize("name", ["resnet50", "dcgan", "gnmt"])

@@ -13,11 +13,17 @@ from typer.testing import CliRunner
 from wavecast.cli import app
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import shipped
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.cluster_files import read_cluster, read_shipped_cluster
-from wavecast.hardware.clusters import cluster, clusters, usual_cluster, with_device
+from wavecast.hardware.clusters import (
+    Cluster,
+    LinkKind,
+    cluster,
+    clusters,
+    read_cluster,
+    read_shipped_cluster,
+    usual_cluster,
+    with_device,
+)
 from wavecast.hardware.devices import device, devices
-from wavecast.hardware.links import LinkKind
 
 FILES = sorted(shipped("clusters").glob("*.toml"))
 every_cluster = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -12,9 +12,15 @@ from over_all import over
 
 from wavecast.errors import InvalidInput
 from wavecast.files import shipped
-from wavecast.hardware.device import Device, Fact
-from wavecast.hardware.device_files import read_device, save, to_toml, with_measured
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import (
+    Device,
+    Fact,
+    device,
+    read_device,
+    save,
+    to_toml,
+    with_measured,
+)
 
 SHIPPED = sorted(shipped("devices").glob("*.toml"))
 every_device = over("gpu", map(read_device, SHIPPED), called=lambda gpu: gpu.id)

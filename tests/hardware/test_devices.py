@@ -18,10 +18,16 @@ from over_all import Decorator, over
 
 from wavecast import files
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.hardware.device import RATE_UNITS, Device, Fact
-from wavecast.hardware.device_files import read_device
-from wavecast.hardware.devices import device, devices, known_device
-from wavecast.hardware.names import words_of
+from wavecast.hardware.devices import (
+    RATE_UNITS,
+    Device,
+    Fact,
+    device,
+    devices,
+    known_device,
+    read_device,
+)
+from wavecast.hardware.fact_files import words_of
 
 SHIPPED = sorted(files.shipped("devices").glob("*.toml"))
 

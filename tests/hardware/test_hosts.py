@@ -19,10 +19,8 @@ from made import call, mm, relu, trace
 import wavecast
 from wavecast import Host, ops, predict
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.hardware import host_files
+from wavecast.hardware import kept_hosts as host_files
 from wavecast.hardware import kept_hosts as kept
-from wavecast.hardware.calibration import calibrated, factor_of, reference_times
-from wavecast.hardware.host_files import HostFile, read_host, save
 from wavecast.hardware.hosts import (
     COMPILED,
     COSTS,
@@ -31,7 +29,17 @@ from wavecast.hardware.hosts import (
     REFERENCE_HOST,
     demands,
 )
-from wavecast.hardware.kept_hosts import find_host, kept_hosts, path_of
+from wavecast.hardware.kept_hosts import (
+    HostFile,
+    calibrated,
+    factor_of,
+    find_host,
+    kept_hosts,
+    path_of,
+    read_host,
+    reference_times,
+    save,
+)
 from wavecast.steps.ranges import host_factors
 from wavecast.traces.step import Call, Op, Phase, TensorSpec
 

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from kineto_figures import kineto_blocks_per_sm, kineto_occupancy, kineto_warps_per_sm
 from over_all import over
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device, devices
+from wavecast.hardware.devices import Device, device, devices
 from wavecast.hardware.occupancy import (
     LIMITS,
     SmLimits,

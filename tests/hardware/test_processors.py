@@ -10,14 +10,14 @@ import pytest
 from wavecast.errors import UnknownName
 from wavecast.hardware.clusters import cluster, clusters
 from wavecast.hardware.devices import device
-from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.hardware.kept_hosts import find_host
-from wavecast.hardware.processors import (
+from wavecast.hardware.hosts import (
+    REFERENCE_HOST,
     host_of,
     processors,
     reference_processor,
     usual_hosts,
 )
+from wavecast.hardware.kept_hosts import find_host
 
 
 @pytest.fixture(autouse=True)

@@ -16,10 +16,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.hardware.families import family
-from wavecast.retargeting.rewriting import retarget
+from wavecast.hardware.devices import family
+from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.traces.editing import without_values
 from wavecast.traces.step import Trace
-from wavecast.traces.values import without_values
 
 HOPPER, AMPERE, TURING, VOLTA = "h100-sxm-80gb", "a100-sxm-80gb", "t4", "v100-sxm-16gb"
 GPUS = (HOPPER, AMPERE, TURING, VOLTA)

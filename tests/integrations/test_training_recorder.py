@@ -11,8 +11,8 @@ import pytest
 
 import wavecast
 from wavecast.errors import DoubtfulInput, InvalidInput
-from wavecast.integrations.training_recorder import TrainingRecorder
-from wavecast.runs.readers.facts import Facts
+from wavecast.integrations.training_watch import TrainingRecorder
+from wavecast.runs.readers.timing import Facts
 
 pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 
@@ -54,7 +54,7 @@ def test_warm_up_and_evaluations_are_left_out(tmp_path: Path) -> None:
 def test_of_a_long_training_fewer_moments_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.integrations.training_recorder.MOST_MARKS", 200)
+    monkeypatch.setattr("wavecast.integrations.training_watch.MOST_MARKS", 200)
     recorder, _ = record(tmp_path, 5000)
     assert len(recorder._marks) < 200
     (run,) = recorder.end(FACTS)

@@ -24,8 +24,7 @@ from lab.fit.collectives import (
 from lab.measured.collectives import MeasuredCollective
 from wavecast.hardware.clusters import cluster
 from wavecast.hardware.devices import device
-from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.collectives.constants import LinkConstants
+from wavecast.predictors.collectives import Collectives, LinkConstants
 
 TRUE = replace(LinkConstants(), launch_s=9e-6, nvlink_hop_s=2e-6, nvlink_efficiency=0.6)
 

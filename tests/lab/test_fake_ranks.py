@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lab.collect import fake_ranks
 from lab.steps import own_parallel
-from wavecast.suite.language import GPT2
+from wavecast.suite.models.language import GPT2
 
 
 def test_our_reducer_reduces_real_gradients() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import wavecast
-from wavecast.hardware.families import family
+from wavecast.hardware.devices import family
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from lab.measured.public_steps.case import Case
 from lab.score import accuracy, pages, summary
 from lab.score import timm_zoo as zoo
 from lab.score.iterations import EVERY, MARK
-from wavecast.predictors.roofline import Roofline
+from wavecast.predictors.attainable import Roofline
 
 ROOT = Path(__file__).parents[2]
 SETS = recorded()

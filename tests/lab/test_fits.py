@@ -140,7 +140,7 @@ def test_the_fit_of_the_reference_host_gives_the_file_that_ships() -> None:
 
 def test_counted_kernels_are_written_as_they_ship() -> None:
     from lab.fit.kernel_counts import OUT, to_toml
-    from wavecast.ops.kernel_counts import COUNTED
+    from wavecast.ops.costs import COUNTED
 
     assert to_toml(COUNTED) == OUT.read_text(encoding="utf-8")
 

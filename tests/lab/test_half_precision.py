@@ -6,7 +6,7 @@ import pytest
 
 from lab.measured import campaigns
 from lab.score.half_precision import errors
-from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.predictors.habitat import MixedPrecision
 from wavecast.traces.kernel_names import is_gemm_or_convolution
 
 

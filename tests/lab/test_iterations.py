@@ -26,7 +26,7 @@ from lab.score.iterations import (
 )
 from lab.steps.by_name import suite_steps
 from wavecast import suite
-from wavecast.hardware.calibration import factor_of
+from wavecast.hardware.kept_hosts import factor_of
 
 MACHINES = machines()
 

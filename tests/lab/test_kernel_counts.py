@@ -10,7 +10,7 @@ from made import tensor
 from lab.fit.kernel_counts import counts
 from lab.measured import campaigns
 from wavecast import ops
-from wavecast.ops.kernel_counts import COUNTED, SORTING, UNSORTED_LOOKUPS
+from wavecast.ops.costs import COUNTED, SORTING, UNSORTED_LOOKUPS
 from wavecast.traces.step import Op
 
 SEEN = counts(

@@ -17,8 +17,7 @@ from lab.measured import campaigns
 from lab.places import DOCS, H200, ROOT
 from wavecast import predict
 from wavecast.hardware.devices import device
-from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.predictors.habitat import Habitat, MixedPrecision
 from wavecast.traces.step import Kernel, Trace
 
 GPU = device("h200-sxm")

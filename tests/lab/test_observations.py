@@ -13,9 +13,14 @@ from lab.measured import campaigns
 from lab.places import DOCS, H200
 from wavecast import device
 from wavecast.footprint.kinds import KindFinder, peak_by_tbd_kind, peak_bytes
-from wavecast.runs.stability import ENOUGH
-from wavecast.runs.suite_observations import Observation, observe, observe_kernels
-from wavecast.runs.suite_results import SuiteResult, read_results
+from wavecast.runs.run import ENOUGH
+from wavecast.runs.suite_results import (
+    Observation,
+    SuiteResult,
+    observe,
+    observe_kernels,
+    read_results,
+)
 
 
 def sweep(model: str, *values: dict[str, Any]) -> list[SuiteResult]:

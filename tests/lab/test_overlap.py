@@ -15,8 +15,8 @@ from lab.score.scaling import differences, gpu_of, slowdowns
 from wavecast.hardware.clusters import cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.roofline import Roofline
-from wavecast.steps.overlap import OverlapConstants
+from wavecast.predictors.attainable import Roofline
+from wavecast.steps.op_times import OverlapConstants
 
 TRUE = OverlapConstants({"nvlink": 0.5, "pcie": 2.0}, 0.01)
 

@@ -19,8 +19,7 @@ from lab.score.parallel_ranges import (
     table,
     to_toml,
 )
-from wavecast.steps.parallel_ranges import RangeParts
-from wavecast.steps.ranges import Factors
+from wavecast.steps.ranges import Factors, RangeParts
 
 ALONE = Factors(1 / 1.1, 1.1)
 NO_HOST = Factors(1.0, 1.0)

@@ -29,7 +29,7 @@ from lab.measured.public_steps.case import Case, Traces
 from lab.places import ROOT
 from wavecast import Device, Estimate, Predictor, Trace
 from wavecast.campaigns.suite_runs import run
-from wavecast.predictors.roofline import Roofline
+from wavecast.predictors.attainable import Roofline
 from wavecast.runs.suite_results import SuiteResult
 from wavecast.traces.step import Op
 

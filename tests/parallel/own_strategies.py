@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from wavecast.suite.decoders import DecoderShape, SizedDecoder
-from wavecast.suite.llama import Llama, rotations
-from wavecast.suite.mixtures import GroupedLayers, MixtureLayers, MixtureShape
+from wavecast.suite.models.llama import Llama, rotations
+from wavecast.suite.models.mixtures import GroupedLayers, MixtureLayers, MixtureShape
 
 Step = Callable[[], Any]
 WIDTH, INNER, HEADS, VOCABULARY = 1024, 4096, 16, 1000

@@ -42,7 +42,7 @@ def one_of(ranks: int) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from wavecast.frameworks.pytorch.capture.ranks import forget_shardings
+    from wavecast.frameworks.pytorch.capture.distributed.ranks import forget_shardings
 
     forget_shardings()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -93,7 +93,7 @@ def issued(ranks: int, sequence: bool, precision: str) -> tuple[list[Collective]
     from torch.distributed.tensor.parallel import parallelize_module
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from wavecast.suite.llama import Llama
+    from wavecast.suite.models.llama import Llama
 
     calls: list[Collective] = []
     products: list[Product] = []

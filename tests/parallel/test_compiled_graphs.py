@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.compiled_graphs import cut_graphs
-from wavecast.parallel.editing import wait
-from wavecast.parallel.gradients import gradients
+from wavecast.parallel.exchanges import wait
+from wavecast.parallel.gradients import cut_graphs, gradients
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.editing import Edit

@@ -12,8 +12,7 @@ from parallel.traced_models import collectives, flops, held, is_product, traced
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.parallel.context import context_axis, is_attention
-from wavecast.parallel.layers import with_layers_sharded
+from wavecast.parallel.layers import context_axis, is_attention, with_layers_sharded
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite.decoders import llama
 from wavecast.traces.step import Call, Phase, Role, Trace

@@ -9,18 +9,15 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.strategies import parse_parallel
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.clusters import cluster
-from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.hardware.processors import processors, update_rate
+from wavecast.hardware.clusters import Cluster, cluster
+from wavecast.hardware.hosts import REFERENCE_HOST, processors, update_rate
 from wavecast.parallel.offload import UPDATE, HostUpdate
 from wavecast.parallel.spreading import backward_end, spread
 from wavecast.parallel.strategy import Parallel, option_of
-from wavecast.planning.bounds import RankWork
+from wavecast.planning.layouts import RankWork
 from wavecast.steps.op_times import ClusterPredictor, host_update
-from wavecast.steps.parallel_steps import ParallelSteps, predict_parallel
-from wavecast.steps.request import on_cluster
+from wavecast.steps.request import ParallelSteps, on_cluster, predict_parallel
+from wavecast.targets.strategies import parse_parallel
 from wavecast.traces.step import Call, Role, Trace
 
 HIDDEN = REFERENCE_HOST.scaled(1e-3)

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import wavecast
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.parallel.own_ranks import own_ranks, own_strategy
+from wavecast.parallel.ranks import own_ranks, own_strategy
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Trace
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import wavecast
-from wavecast.footprint.parallel_memory import memory_of_rank
+from wavecast.footprint.memory import memory_of_rank
 from wavecast.parallel.gradients import framework_buckets, gradients, parameters
-from wavecast.parallel.rank_memory import memory_trace
+from wavecast.parallel.ranks import memory_trace
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import ONE_BUFFER, Parallel
 from wavecast.suite.decoders import llama, mixtral

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.parallel.rank_memory import held_microbatches
-from wavecast.parallel.schedules import (
+from wavecast.parallel.pipeline import (
     BACKWARD,
     FORWARD,
     PartTimes,
@@ -15,6 +14,7 @@ from wavecast.parallel.schedules import (
     order_of,
     play_schedule,
 )
+from wavecast.parallel.ranks import held_microbatches
 from wavecast.parallel.strategy import Parallel, Schedule
 
 

@@ -12,13 +12,12 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.footprint.parallel_memory import fullest_rank
+from wavecast.footprint.memory import fullest_rank
 from wavecast.parallel.gradients import buckets, gradients, parameters
-from wavecast.parallel.rank_memory import memory_trace
-from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.ranks import ParallelStep, memory_trace
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import ONE_BUFFER, Parallel
-from wavecast.planning.bounds import RankStates
+from wavecast.planning.layouts import RankStates
 from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Call, Measurement, Phase, Role, Trace
 

@@ -14,7 +14,7 @@ import wavecast
 from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel, RankAxis
-from wavecast.planning.strategies import Search, candidates
+from wavecast.planning.layouts import Search, candidates
 from wavecast.traces.step import Phase, Role, Trace
 
 WORDS, TOP_K, HIDDEN, FFN, EXPERTS = 3 * 16, 2, 80, 56, 8

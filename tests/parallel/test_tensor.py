@@ -147,7 +147,7 @@ def checkpointed_step() -> Any:
     """A step that recomputes its blocks, and that keeps its gradients from step to step."""
     from torch.utils.checkpoint import checkpoint
 
-    from wavecast.suite.language import GPT2
+    from wavecast.suite.models.language import GPT2
 
     model = GPT2(2, 32, 2, 20, 16, 0.0).cuda()
     for block in model.blocks:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from made import call, mm, relu
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan

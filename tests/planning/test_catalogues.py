@@ -9,7 +9,7 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import devices
-from wavecast.planning.catalogues import (
+from wavecast.planning.price_files import (
     catalogue_names,
     catalogue_of,
     cheapest_regions,

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
+from wavecast.planning.cost import LLAMA_3_GPU_HOURS, interruptions
 
 
 def test_llama_3_had_a_failure_every_three_hours() -> None:

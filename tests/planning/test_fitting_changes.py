@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.fitting_changes import fitting_changes
-from wavecast.planning.layouts import Layout
-from wavecast.planning.strategies import Search
+from wavecast.planning.layout_search import fitting_changes
+from wavecast.planning.layouts import Layout, Search
 
 A100 = wavecast.device("a100-sxm-40gb")
 

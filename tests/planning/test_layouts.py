@@ -19,14 +19,19 @@ from wavecast.frameworks.pytorch.capture import capture
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.spreading import backward_end
 from wavecast.parallel.strategy import SCHEDULES, Parallel
-from wavecast.planning.bounds import RankStates, RankWork
 from wavecast.planning.layout_search import BUCKET_SIZES, search_layouts
-from wavecast.planning.layouts import INTERRUPTED, OVERDUE, Layout
+from wavecast.planning.layouts import (
+    INTERRUPTED,
+    OVERDUE,
+    Layout,
+    RankStates,
+    RankWork,
+    Search,
+    candidates,
+)
 from wavecast.planning.scaling import Scaling, scale
-from wavecast.planning.strategies import Search, candidates
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_steps import ParallelSteps, predict_parallel
-from wavecast.steps.request import on_cluster
+from wavecast.steps.request import ParallelSteps, on_cluster, predict_parallel
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.suite.decoders import gpt
 from wavecast.traces.step import Trace

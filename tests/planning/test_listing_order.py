@@ -6,7 +6,7 @@ import dataclasses
 
 from made import step
 
-from wavecast.planning.listing_order import comparable, fastest_first, fitting_first
+from wavecast.planning.candidates import comparable, fastest_first, fitting_first
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import predict
 

@@ -10,7 +10,7 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
-from wavecast.planning.purchase import Purchase
+from wavecast.planning.cost import Purchase
 
 DAY = datetime.date(2026, 8, 22)
 

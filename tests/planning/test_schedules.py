@@ -11,6 +11,7 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.planning.cost import Ranged, exactly
+from wavecast.planning.schedule.bounds import bound_by_starts, relax_over_time
 from wavecast.planning.schedule.jobs import (
     Aims,
     Fleet,
@@ -20,14 +21,11 @@ from wavecast.planning.schedule.jobs import (
     Pool,
     RunOption,
 )
-from wavecast.planning.schedule.neighbours import improve
 from wavecast.planning.schedule.planned import cost_against_time, make_plan
-from wavecast.planning.schedule.planner import Effort, make_schedule
+from wavecast.planning.schedule.planner import Effort, improve, make_schedule
 from wavecast.planning.schedule.refusals import with_room
 from wavecast.planning.schedule.seating import NoRoom, seat
-from wavecast.planning.schedule.start_bound import bound_by_starts
 from wavecast.planning.schedule.validation import faults
-from wavecast.planning.schedule.waiting_bound import relax_over_time
 
 QUICK = Effort(limit_s=2.0, workers=1)
 RULES = Effort(limit_s=0.0)

@@ -10,6 +10,7 @@ import pytest
 
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
+from wavecast.planning.candidates import is_verified
 from wavecast.planning.cost import Ranged, TrainingCost, exactly
 from wavecast.planning.prices import Price
 from wavecast.planning.selection import (
@@ -21,7 +22,6 @@ from wavecast.planning.selection import (
     select,
     tells_apart,
 )
-from wavecast.planning.verification import is_verified
 from wavecast.report.recipes import AskedStep, recipe
 
 DAY = datetime.date(2026, 8, 22)

@@ -17,9 +17,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
+from wavecast.predictors.attainable import bound
 from wavecast.predictors.base import Estimate, Predictor, Scaler
-from wavecast.predictors.roofline import bound
 from wavecast.traces.step import Call, Op
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from made import copy_to_gpu, mm, tensor
 from predictors.contract import RATES, with_rates
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
 GPUS = [device(name) for name in ("k80", "v100-sxm-32gb", "t4", "a100-sxm-80gb", "h200-sxm")]

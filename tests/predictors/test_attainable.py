@@ -8,8 +8,7 @@ import pytest
 from made import mm, relu, tensor
 
 from wavecast.hardware.devices import device
-from wavecast.predictors.attainable import Attainable, Attained, group_of
-from wavecast.predictors.roofline import bound, limits
+from wavecast.predictors.attainable import Attainable, Attained, bound, group_of, limits
 from wavecast.traces.step import Op
 
 L4 = device("l4")

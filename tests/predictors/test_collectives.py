@@ -10,8 +10,7 @@ import pytest
 from over_all import over
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.clusters import cluster, clusters, usual_cluster
+from wavecast.hardware.clusters import Cluster, cluster, clusters, usual_cluster
 from wavecast.hardware.devices import device, devices
 from wavecast.predictors.base import Estimate
 from wavecast.predictors.collectives import Collectives, message_bytes

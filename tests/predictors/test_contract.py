@@ -35,19 +35,16 @@ from predictors.contract import (
 from predictors.drawn import GPUS, MAKERS, calls, devices, dtypes, gains, ops, sizes, small
 
 import wavecast
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.predictors.attainable import Attainable
+from wavecast.hardware.devices import Device, device
+from wavecast.predictors.attainable import Attainable, Roofline, bound
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.corrected import Corrected
-from wavecast.predictors.habitat import Habitat
+from wavecast.predictors.habitat import Habitat, MixedPrecision
 from wavecast.predictors.learned import Learned
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.mixed_precision import MixedPrecision
 from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.published import published_setup
-from wavecast.predictors.roofline import Roofline, bound
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Op, Phase
 

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 from made import mm, relu, tensor
 
+from wavecast.analysis.learning import learn_from, learn_from_layers
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.predictors import corrected
 from wavecast.predictors.base import Estimate, Predictor
-from wavecast.predictors.corrected import Corrected, learn
-from wavecast.predictors.corrections import Corrections, OpOff, places
+from wavecast.predictors.corrected import Corrected, Corrections, OpOff, learn, places
 from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.steps.learning import learn_from, learn_from_layers
 from wavecast.steps.request import default_predictor
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 

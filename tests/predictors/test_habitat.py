@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import mm, relu, tensor, unknown
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.wave import WaveScaling

@@ -9,14 +9,13 @@ import pytest
 from made import mm, relu, tensor, unknown
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Estimate, Predictor, Scaler
-from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.mixed_precision import (
+from wavecast.predictors.habitat import (
     CONTRACTION_SPEEDUP,
     ELEMENTWISE_SHARE,
     OTHER_SPEEDUP,
+    Habitat,
     MixedPrecision,
 )
 from wavecast.traces.step import Call, Kernel, Op, Phase

@@ -9,11 +9,9 @@ from made import mm, relu, step
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.planning.prices import price, price_book
-from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.mixed_precision import MixedPrecision
+from wavecast.predictors.habitat import Habitat, MixedPrecision
 from wavecast.predictors.mlp.predictor import Mlp
 from wavecast.predictors.published import published_setup
 from wavecast.predictors.wave import WaveScaling

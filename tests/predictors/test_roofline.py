@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from made import copy_to_gpu, mm, relu, tensor, unknown
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.hardware.rates import available
+from wavecast.hardware.devices import Device, available, device
 from wavecast.ops import Kind, Unit
-from wavecast.predictors import roofline
-from wavecast.predictors.roofline import Roofline, bound, demand, limits
+from wavecast.predictors import attainable
+from wavecast.predictors.attainable import Roofline, bound, demand, limits
 from wavecast.traces.step import Op
 
 GPU = Device(
@@ -32,7 +30,7 @@ GPU = Device(
 
 def test_a_large_product_takes_its_flops_over_the_rate() -> None:
     least = bound(mm(10_000, 10_000, 10_000), GPU)
-    assert least == roofline.Bound(2e12 / 1e12, Kind.MATMUL, Unit.FP32)
+    assert least == attainable.Bound(2e12 / 1e12, Kind.MATMUL, Unit.FP32)
 
 
 def test_bf16_runs_on_tensor_cores_which_memory_may_not_keep_busy() -> None:
@@ -43,7 +41,7 @@ def test_bf16_runs_on_tensor_cores_which_memory_may_not_keep_busy() -> None:
 
 
 def test_an_elementwise_op_takes_its_bytes_over_the_bandwidth() -> None:
-    assert bound(relu(1_000_000), GPU) == roofline.Bound(8e6 / 1e9, Kind.ELEMENTWISE, None)
+    assert bound(relu(1_000_000), GPU) == attainable.Bound(8e6 / 1e9, Kind.ELEMENTWISE, None)
 
 
 def test_limits_are_memory_then_arithmetic() -> None:
@@ -54,7 +52,7 @@ def test_limits_are_memory_then_arithmetic() -> None:
 
 
 def test_a_copy_from_the_host_takes_its_bytes_over_the_link() -> None:
-    assert bound(copy_to_gpu(1000, 1000), GPU) == roofline.Bound(4e6 / 1e8, Kind.COPY, None)
+    assert bound(copy_to_gpu(1000, 1000), GPU) == attainable.Bound(4e6 / 1e8, Kind.COPY, None)
 
 
 def test_a_copy_into_a_tensor_of_the_gpu_crosses_the_link_too() -> None:

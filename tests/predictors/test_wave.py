@@ -12,24 +12,28 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from made import mm, relu, unknown
 
-from wavecast.hardware.device import Device, Fact
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, Fact, device
 from wavecast.hardware.occupancy import LIMITS, blocks_per_sm
 from wavecast.ops import Kind, Unit
 from wavecast.predictors.base import Estimate
-from wavecast.predictors.wave import WaveScaling, kernels_that_matter
-from wavecast.predictors.wave.equations import Waves, gamma, mixed_ratio, wave_ratio, wave_size
-from wavecast.predictors.wave.kernel import (
+from wavecast.predictors.wave import (
     CONTRACTION_GAMMA,
     CONTRACTION_SPREAD,
     ONE_WAVE_SPREAD,
     STREAMING_SPREAD,
     Scaled,
+    Waves,
+    WaveScaling,
     _scale_launch,
+    gamma,
+    kernels_that_matter,
+    mixed_ratio,
+    pair_of,
     scale,
+    wave_ratio,
+    wave_size,
     work_of,
 )
-from wavecast.predictors.wave.pair import pair_of
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
 # Capability, SMs, GB/s, MHz of Habitat's GPUs: its table 2 and published configuration file.

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 from regression.counted import ops_by_category
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.regression.layers.caffe_nets import NETWORKS, caffe_net
-from wavecast.regression.layers.complexities import (
+from wavecast.runs.regression.layers.complexities import (
+    NETWORKS,
     Category,
     LayerCategory,
     Network,
     NetworkLayer,
     Pass,
+    caffe_net,
     convolved_side,
     joined,
     pooled_side,

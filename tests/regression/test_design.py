@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from made_runs import BATCHES, BETAS, ITERATIONS, SPLITS, seconds
 
 from wavecast.errors import InvalidInput
-from wavecast.regression.runs.design import (
+from wavecast.runs.regression.design import (
     Configuration,
     Criterion,
     Design,

@@ -25,9 +25,9 @@ from made_runs import (
 
 import wavecast
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.regression import least_squares
-from wavecast.regression.least_squares import Method, mape, signed_errors
-from wavecast.regression.runs.end_to_end import FULL, WITHOUT_BATCH, EndToEnd, rows_of
+from wavecast.runs.regression import least_squares as least_squares
+from wavecast.runs.regression.end_to_end import FULL, WITHOUT_BATCH, EndToEnd, rows_of
+from wavecast.runs.regression.least_squares import Method, mape, signed_errors
 from wavecast.runs.run import Run
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.regression.runs.extrapolation import Axis, Extrapolation
-from wavecast.regression.runs.laws import LAWS, POWERLESS, RING, Law
+from wavecast.runs.regression.extrapolation import LAWS, POWERLESS, RING, Axis, Extrapolation, Law
 from wavecast.runs.run import Run
 
 WEAK, MIDDLE, STRONG = "t4", "v100-sxm-16gb", "a100-sxm-40gb"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.regression import least_squares
-from wavecast.regression.least_squares import Array, Method, fit, rank
+from wavecast.runs.regression import least_squares as least_squares
+from wavecast.runs.regression.least_squares import Array, Method, fit, rank
 
 
 def _scattered(scatter: float, seed: int = 0, count: int = 400) -> tuple[Array, Array]:

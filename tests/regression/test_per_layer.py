@@ -10,23 +10,23 @@ import pytest
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.regression.layers.caffe_nets import caffe_net
-from wavecast.regression.layers.complexities import (
+from wavecast.runs.regression.layers.complexities import (
     Category,
     LayerCategory,
     Network,
     NetworkLayer,
     Pass,
+    caffe_net,
 )
-from wavecast.regression.layers.layer_times import read_caffe_time
-from wavecast.regression.layers.per_layer import (
+from wavecast.runs.regression.layers.layer_times import read_caffe_time
+from wavecast.runs.regression.layers.per_layer import (
     LayerTime,
     LayerWork,
     PerLayer,
     published,
     timed_network,
 )
-from wavecast.regression.least_squares import Method
+from wavecast.runs.regression.least_squares import Method
 
 # Predictions with the slides' coefficients: batch, forward and backward in ms.
 PREDICTED = {

@@ -8,7 +8,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import UnknownName
-from wavecast.regression.layers.published_errors import (
+from wavecast.runs.regression.layers.layer_times import (
     EXPERIMENTS,
     errors_of,
     mean_error,

@@ -21,7 +21,7 @@ from wavecast.report.fields import (
     record,
     schema_of,
 )
-from wavecast.report.schemas import schema, schema_names
+from wavecast.report.outputs import schema, schema_names
 from wavecast.report.tables import fitting, left_out, markdown
 
 

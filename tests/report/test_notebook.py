@@ -19,13 +19,13 @@ import pytest
 from made import call, mm, step
 
 import wavecast
-from wavecast import showing
+from wavecast import results
+from wavecast.analysis.profile import profile_predicted
 from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.report.fields import schema_of
+from wavecast.results import Shown
 from wavecast.runs.run import Run
-from wavecast.showing import Shown
-from wavecast.steps.profile import profile_predicted
 from wavecast.traces.script import ScriptPart, ScriptRun
 
 HOSTILE = "<img src=x onerror=alert(1)>\x1b[2J"
@@ -84,7 +84,7 @@ def test_a_list_of_results_is_one_table_with_a_row_each(
     formatter = SimpleNamespace(formatters={"text/html": html})
     shell = SimpleNamespace(display_formatter=formatter)
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
-    showing.show_lists()
+    results.show_lists()
     result = _results()[name]
     for kind in (list, tuple):
         shown = printers[kind](kind([result, result]))

@@ -12,14 +12,13 @@ from shell import WIDTHS, shown
 
 import wavecast
 from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.predictors.attainable import Roofline
 from wavecast.predictors.base import Estimate
-from wavecast.predictors.roofline import Roofline
 from wavecast.report import predictions as report
+from wavecast.report.caveats import shares
 from wavecast.report.fields import record
-from wavecast.report.shares import shares
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import Prediction, Share
 from wavecast.steps.request import predict
-from wavecast.steps.shares import Share
 from wavecast.traces.step import Op, Trace
 
 

@@ -6,9 +6,9 @@ import pytest
 from made import step
 from shell import WIDTHS, shown
 
+from wavecast.analysis.profile import profile_predicted
 from wavecast.report import profiles as report
 from wavecast.report import traces as traced
-from wavecast.steps.profile import profile_predicted
 from wavecast.steps.request import predict
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 

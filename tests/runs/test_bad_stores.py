@@ -15,10 +15,9 @@ import pytest
 
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable, WavecastError
 from wavecast.runs.run import Run
-from wavecast.runs.store import schema, sqlite_file
+from wavecast.runs.store import database, schema
 from wavecast.runs.store.database import connect
-from wavecast.runs.store.imports import add_file
-from wavecast.runs.store.store import RunStore
+from wavecast.runs.store.store import RunStore, add_file
 
 RUNS = [Run("AlexNet", 32, n, n / 7, gpu="m6000", source=f"a.csv:{n}") for n in range(1, 301)]
 NOBODY = 65534
@@ -76,8 +75,8 @@ def test_to_write_a_store_that_may_not_be_written_is_refused_at_once(
     def no_reading(*_: object, **__: object) -> None:
         raise AssertionError("the log was read first")
 
-    monkeypatch.setattr("wavecast.runs.store.sqlite_file.time.sleep", no_reading)
-    monkeypatch.setattr("wavecast.runs.store.imports.iterate_runs", no_reading)
+    monkeypatch.setattr("wavecast.runs.store.database.time.sleep", no_reading)
+    monkeypatch.setattr("wavecast.runs.store.store.iterate_runs", no_reading)
     with RunStore(read_only) as opened:
         for write in (lambda: opened.add(RUNS), lambda: add_file(opened, Path("a.log"))):
             with pytest.raises(StoreUnavailable, match="can be read but not written") as refused:
@@ -164,7 +163,7 @@ def test_a_damaged_store_works_or_is_refused_in_one_line(
     def no_waiting(_: float) -> None:
         raise AssertionError("waits for a store that stays damaged")
 
-    monkeypatch.setattr("wavecast.runs.store.sqlite_file.time.sleep", no_waiting)
+    monkeypatch.setattr("wavecast.runs.store.database.time.sleep", no_waiting)
     content, draw = store.read_bytes(), random.Random(0)
     messages: list[str] = []
     for _ in range(25):
@@ -244,7 +243,7 @@ def test_a_locked_store_waits_and_says_so(store: Path) -> None:
 
 
 def test_a_store_that_stays_locked_is_told(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "WAIT_S", 0.05)
+    monkeypatch.setattr(database, "WAIT_S", 0.05)
     with closing(sqlite3.connect(store, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with (
@@ -277,7 +276,7 @@ def test_an_unknown_kind_of_store_is_one_line(place: str) -> None:
 
 
 def test_a_recorder_of_trainings_refuses_a_read_only_store_at_its_start(read_only: Path) -> None:
-    from wavecast.integrations.training_recorder import TrainingRecorder
+    from wavecast.integrations.training_watch import TrainingRecorder
 
     with pytest.raises(StoreUnavailable, match="can be read but not written"):
         TrainingRecorder(read_only, "a training")

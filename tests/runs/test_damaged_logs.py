@@ -16,8 +16,8 @@ from run_samples import LOGS, STEADY_S, TABLE, Sample
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.runs.readers import FORMATS, lightning
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.tfrecord import records
+from wavecast.runs.readers.tensorboard import records
+from wavecast.runs.readers.text import Doubts
 from wavecast.runs.run import Run, check
 
 TEXT_LOGS = {name: sample for name, sample in LOGS.items() if name != "tensorboard"}

@@ -17,8 +17,8 @@ import wavecast
 from wavecast.campaigns.suite_runs import run as run_suite
 from wavecast.errors import DoubtfulInput, InvalidInput, UnknownName
 from wavecast.runs.readers import FORMATS, find_files, iterate_runs
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Given, find_facts
+from wavecast.runs.readers.text import Doubts
+from wavecast.runs.readers.timing import Given, find_facts
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 

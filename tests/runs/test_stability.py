@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.stability import is_enough, settled_from, settles, stable_from
+from wavecast.runs.run import is_enough, settled_from, settles, stable_from
 
 
 def run(seed: int, noise: float, iterations: int = 1200) -> tuple[list[float], int]:

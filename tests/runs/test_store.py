@@ -19,14 +19,12 @@ from sqlalchemy import Connection
 
 import wavecast
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
-from wavecast.runs.readers.facts import Given
-from wavecast.runs.run import Run, check, identity
+from wavecast.runs.readers.timing import Given
+from wavecast.runs.run import Imported, Run, check, identity
 from wavecast.runs.store import schema
 from wavecast.runs.store import store as store_module
 from wavecast.runs.store.database import connect, default_place, reading
-from wavecast.runs.store.imported import Imported
-from wavecast.runs.store.imports import add_file
-from wavecast.runs.store.store import Added, RunStore, insert
+from wavecast.runs.store.store import Added, RunStore, add_file, insert
 
 RUN = Run("AlexNet", 32, 100, 2.5, gpu="m6000", source="a.csv:2")
 
@@ -131,7 +129,7 @@ def test_a_table_that_is_wrong_at_its_end_changes_nothing(
 
 
 def test_what_is_exported_is_imported_as_it_was(place: str, tmp_path: Path) -> None:
-    from wavecast.runs.store.export import export
+    from wavecast.runs.store.store import export
 
     runs = [RUN, replace(RUN, inner_modules=7, model='a,"b"', seconds=1 / 3), *made(20)]
     for name in ("out.csv", "out.jsonl"):
@@ -155,7 +153,7 @@ def test_an_import_that_was_interrupted_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
-    monkeypatch.setattr("wavecast.runs.store.imports.BATCH", 10)
+    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 95)
     with RunStore(place) as store:
         with pytest.raises(KeyboardInterrupt):
@@ -170,7 +168,7 @@ def test_a_table_that_changes_while_it_is_read_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
-    monkeypatch.setattr("wavecast.runs.store.imports.BATCH", 10)
+    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 30)
     text = file.read_text()
 
@@ -178,7 +176,7 @@ def test_a_table_that_changes_while_it_is_read_is_refused(
         file.write_text(text.replace(",30,", ",31,"))
         return 0, False
 
-    monkeypatch.setattr("wavecast.runs.store.imports._begin", change)
+    monkeypatch.setattr("wavecast.runs.store.store._begin", change)
     changed = pytest.raises(InvalidInput, match="changed while it was read")
     with RunStore(place) as store, changed:
         add_file(store, file)
@@ -328,7 +326,7 @@ def test_a_server_killed_during_an_import_loses_nothing(
     postgres_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
-    monkeypatch.setattr("wavecast.runs.store.imports.BATCH", 500)
+    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
     file = write_table(tmp_path / "runs.csv", 10_000)
     place = postgres_server.new_database()
 
@@ -338,7 +336,7 @@ def test_a_server_killed_during_an_import_loses_nothing(
             postgres_server.kill()
         return count
 
-    monkeypatch.setattr("wavecast.runs.store.imports.insert", insert_and_kill)
+    monkeypatch.setattr("wavecast.runs.store.store.insert", insert_and_kill)
     with RunStore(place) as store:
         try:
             with pytest.raises(StoreUnavailable, match="nothing was half-written"):
@@ -346,7 +344,7 @@ def test_a_server_killed_during_an_import_loses_nothing(
         finally:
             postgres_server.start()
         assert store.count() == 4000
-        monkeypatch.setattr("wavecast.runs.store.imports.insert", insert)
+        monkeypatch.setattr("wavecast.runs.store.store.insert", insert)
         assert add_file(store, file) == Imported(str(file), 10_000, 6000, resumed_at=4000)
         assert [run.iterations for run in store.runs()] == list(range(1, 10_001))
 
@@ -355,7 +353,7 @@ def test_a_killed_importer_leaves_whole_batches(place: str, tmp_path: Path) -> N
     file = write_table(tmp_path / "runs.csv", 3000)
     code = f"""
 import os, signal
-import wavecast.runs.store.imports as imports, wavecast.runs.store.store as store
+import wavecast.runs.store.store as imports, wavecast.runs.store.store as store
 from pathlib import Path
 store.BATCH = imports.BATCH = 100
 def die(done, total):

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from wavecast.runs.suite_observations import Observation, observe_all, scaled_results
-from wavecast.runs.suite_results import SuiteResult, read_results, write_results
+from wavecast.runs.suite_results import (
+    Observation,
+    SuiteResult,
+    observe_all,
+    read_results,
+    scaled_results,
+    write_results,
+)
 
 P4000 = SuiteResult(
     *("resnet50", 16, "fp32", "quadro-p4000", "ok"),

@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 
 from lab.score.web_load import start_server
 from wavecast.server.app import make_app
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import ServerLimits
 from wavecast.server.service import PredictionService
 
 LOCAL = "http://127.0.0.1"

@@ -14,7 +14,7 @@ from wavecast.frameworks.jax.driver import CompiledModule
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.hardware.devices import device
 from wavecast.server.app import make_app
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import ServerLimits
 from wavecast.server.service import PredictionService, tidy
 from wavecast.suite import benchmark
 

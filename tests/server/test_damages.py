@@ -14,7 +14,7 @@ import pytest
 from fuzz.mutation import mutate_bytes
 
 from wavecast.errors import WavecastError
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import ServerLimits
 from wavecast.server.store import FileStore, ResultStore
 from wavecast.server.traced import TraceShelf, questioned_step
 from wavecast.traces.step import Trace

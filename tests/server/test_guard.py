@@ -19,8 +19,7 @@ from starlette.types import ASGIApp
 from wavecast.errors import InvalidInput
 from wavecast.server import running
 from wavecast.server.app import make_app
-from wavecast.server.guard import HEADERS, UPLOAD_PATH
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import HEADERS, UPLOAD_PATH, ServerLimits
 from wavecast.server.running import TellingServer, run_server, server_config
 from wavecast.server.service import PredictionService
 

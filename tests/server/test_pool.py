@@ -13,9 +13,8 @@ import pytest
 
 from wavecast.errors import InvalidInput, StoreUnavailable, UnknownName
 from wavecast.server import answers
-from wavecast.server.limits import ServerLimits
-from wavecast.server.pool import ServerBusy, Unanswerable, WorkerPool
-from wavecast.server.worker import answered
+from wavecast.server.guard import ServerLimits
+from wavecast.server.pool import ServerBusy, Unanswerable, WorkerPool, answered
 
 LIMITS = ServerLimits(workers=1, queue=3)
 
@@ -78,7 +77,7 @@ def test_questions_have_a_place_and_an_address_leaves_room_for_others(tmp_path: 
 
 def test_a_worker_ends_when_its_server_is_gone() -> None:
     nobody = subprocess.Popen(
-        [sys.executable, "-m", "wavecast.server.worker", str(1 << 30), "1"], stdin=subprocess.PIPE
+        [sys.executable, "-m", "wavecast.server.pool", str(1 << 30), "1"], stdin=subprocess.PIPE
     )
     assert nobody.wait(60) == 0  # although its input is still open
     assert nobody.stdin is not None
@@ -135,9 +134,7 @@ def test_a_question_that_takes_too_long_costs_one_worker(tmp_path: Path) -> None
 
 
 def test_a_worker_has_no_more_memory_than_it_may() -> None:
-    code = (
-        "from wavecast.server.worker import limit_memory; limit_memory(1 << 28); b'x' * (1 << 29)"
-    )
+    code = "from wavecast.server.pool import limit_memory; limit_memory(1 << 28); b'x' * (1 << 29)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.strip().endswith("MemoryError")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from wavecast.errors import InvalidInput, StoreUnavailable
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import ServerLimits
 from wavecast.server.store import FileStore, RecentResults, ResultStore
 
 

@@ -8,8 +8,7 @@ import pytest
 from made import call, mm, relu, step, trace, unknown, view
 
 import wavecast
-from wavecast.steps.comparison import StepComparison, compare
-from wavecast.steps.summary import fingerprint_of, summary_of
+from wavecast.analysis.comparison import StepComparison, compare, fingerprint_of, summary_of
 from wavecast.traces.step import Phase, Trace
 
 BIG = 2048

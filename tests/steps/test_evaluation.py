@@ -8,9 +8,9 @@ import pytest
 from made import call, mm, relu, trace
 
 from wavecast import device
+from wavecast.analysis.evaluation import evaluate, measured_steps
 from wavecast.errors import InvalidInput
 from wavecast.predictors.base import Estimate, Scaler
-from wavecast.steps.evaluation import evaluate, measured_steps
 from wavecast.traces.step import Call, Kernel, Measurement, Trace
 
 

@@ -14,8 +14,8 @@ from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import REFERENCE_HOST, Host, kernels
-from wavecast.steps.arguments import refuse_waits
 from wavecast.steps.player import StepTime, play_one_stream
+from wavecast.steps.request import refuse_waits
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
 HOST = Host(

@@ -8,7 +8,7 @@ from made import trace as made_trace
 
 from wavecast import predict
 from wavecast.hardware.hosts import GRAPH_GAP_S
-from wavecast.steps.kernel_gaps import GAP_S
+from wavecast.steps.timed_trace import GAP_S
 
 STEP = made_trace(*[call(mm(2048, 2048, 2048)) for _ in range(20)])
 

@@ -12,8 +12,7 @@ from made import call, mm, trace
 
 from wavecast import extrapolate_batch
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.base import Estimate, Predictor
 from wavecast.steps.prediction import Prediction

@@ -14,12 +14,11 @@ from made import mm, relu, tensor, trace, unknown, view
 import wavecast
 from wavecast import Prediction, predict
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.hosts import GRAPH_GAP_S, REFERENCE_HOST, RecordedHost
+from wavecast.predictors.attainable import Roofline
 from wavecast.predictors.base import Estimate, Scaler
 from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.roofline import Roofline
 from wavecast.steps.request import default_scaler
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 

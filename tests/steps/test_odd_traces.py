@@ -24,10 +24,10 @@ from wavecast.errors import InvalidInput
 from wavecast.footprint.workspaces.estimate import Constants, workspaces_of
 from wavecast.ops import reading
 from wavecast.predictors.learned.batch import readable_parts
-from wavecast.predictors.mlp.features import layer_of
-from wavecast.retargeting.attention_ops import attention_in
-from wavecast.retargeting.rewriting import retarget
-from wavecast.soundness import checked, refuse_impossible
+from wavecast.predictors.mlp.predictor import layer_of
+from wavecast.predictors.retargeting.attention_kernels import attention_in
+from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.results import checked, refuse_impossible
 from wavecast.traces.step import Kernel, Measurement, Op, TensorSpec, Trace
 
 REFUSALS = "nothing refused", "CUDA graph", "no kernels", "all kernels", "cannot both be"

@@ -10,8 +10,8 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast import Parallel
-from wavecast.hardware.links import LinkKind
-from wavecast.steps.overlap import OverlapConstants, expected_maximum, shipped_overlap
+from wavecast.hardware.clusters import LinkKind
+from wavecast.steps.op_times import OverlapConstants, expected_maximum, shipped_overlap
 
 
 @pytest.mark.parametrize("count", [2, 4, 16, 200])

@@ -12,15 +12,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from made import mm, relu, tensor
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.hosts import RecordedHost
 from wavecast.predictors.base import Estimate, Scaler
-from wavecast.steps.pace import Pace, pace_of
 from wavecast.steps.player import play_one_stream
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.request import predict
-from wavecast.traces.overlap import busy_s
+from wavecast.steps.timed_trace import Pace, pace_of
+from wavecast.traces.file import busy_s
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.steps.player import play_one_stream, play_streams
-from wavecast.steps.timetable import Timetable
+from wavecast.steps.player import Timetable, play_one_stream, play_streams
 from wavecast.traces.step import Call, Op, Phase
 
 TIMES = st.lists(

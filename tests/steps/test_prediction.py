@@ -19,11 +19,10 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.footprint.memory import memory
 from wavecast.footprint.replay import usable_bytes
 from wavecast.hardware.contexts import context_bytes
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.hosts import REFERENCE_HOST
+from wavecast.predictors.attainable import Roofline
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
-from wavecast.predictors.roofline import Roofline
 from wavecast.steps.prediction import Prediction
 from wavecast.steps.ranges import gpu_factors, host_factors
 from wavecast.steps.request import default_predictor, predict

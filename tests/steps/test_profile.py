@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from made import mm, relu, tensor
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.analysis.profile import (
+    CAUSES,
+    Profile,
+    ProfiledWork,
+    profile_measured,
+    profile_predicted,
+)
+from wavecast.hardware.devices import Device, device
 from wavecast.ops import Unit
-from wavecast.report.findings import findings
-from wavecast.steps.idle import CAUSES
-from wavecast.steps.profile import Profile, ProfiledWork, profile_measured, profile_predicted
+from wavecast.report.profiles import findings
 from wavecast.steps.request import predict
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Op, Phase, Role, Trace
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from made import call, copy_to_gpu, mm, relu, unknown
 
+from wavecast.analysis.profile import roofline_points
 from wavecast.hardware.devices import device
-from wavecast.steps.rooflines import roofline_points
-from wavecast.steps.timetable import Timetable, Work
+from wavecast.steps.player import Timetable, Work
 from wavecast.traces.step import Call
 
 

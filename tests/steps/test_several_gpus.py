@@ -10,15 +10,21 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast import Parallel, Prediction
+from wavecast.analysis.profile import profile_predicted
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.capture.tracing import capture
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.planning.listing_order import comparable
+from wavecast.planning.candidates import comparable
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
-from wavecast.steps.parallel_ranges import COMMUNICATION, LAYERED, RangeParts, parts_of
-from wavecast.steps.profile import profile_predicted
-from wavecast.steps.ranges import gpu_factors, host_factors
+from wavecast.steps.ranges import (
+    COMMUNICATION,
+    LAYERED,
+    RangeParts,
+    gpu_factors,
+    host_factors,
+    parts_of,
+)
 from wavecast.suite.decoders import gpt
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Op, Trace

@@ -7,8 +7,7 @@ import pytest
 from made import mm, step
 
 import wavecast
-from wavecast.steps.player import play_streams
-from wavecast.steps.timetable import of_measured
+from wavecast.steps.player import of_measured, play_streams
 from wavecast.traces.step import Call, Kernel, Measurement, Phase, Trace
 
 

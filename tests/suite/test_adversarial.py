@@ -12,9 +12,9 @@ from small_models import SMALL, count, losses_of, small  # noqa: E402
 
 import wavecast  # noqa: E402
 from wavecast.errors import InvalidInput  # noqa: E402
-from wavecast.frameworks.targets import resolve  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.adversarial import gradient_penalty  # noqa: E402
+from wavecast.suite.models.generation import gradient_penalty  # noqa: E402
+from wavecast.targets.targets import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.classics import GoogLeNet, Inception  # noqa: E402
+from wavecast.suite.models.classics import GoogLeNet, Inception  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.tracing import trace
 from wavecast.suite.decoders import RECOMPUTE, gpt, llama
+from wavecast.targets.tracing import trace
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Phase, Role, Trace
 

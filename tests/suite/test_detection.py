@@ -15,7 +15,7 @@ from small_models import count, losses_of, small  # noqa: E402
 import wavecast  # noqa: E402
 from wavecast.ops import totals  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.detection import (  # noqa: E402
+from wavecast.suite.models.detection import (  # noqa: E402
     align_regions,
     decode,
     draw,

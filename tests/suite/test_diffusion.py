@@ -12,7 +12,7 @@ from small_models import assert_learned, losses_of, small  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
-from wavecast.suite.diffusion import Stage, UNet, share_of_signal, sinusoids  # noqa: E402
+from wavecast.suite.models.diffusion import Stage, UNet, share_of_signal, sinusoids  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

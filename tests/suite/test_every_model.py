@@ -20,9 +20,9 @@ import wavecast  # noqa: E402
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName  # noqa: E402
 from wavecast.ops import cost_of  # noqa: E402
 from wavecast.suite import PRECISIONS, Benchmark, benchmark, benchmarks  # noqa: E402
+from wavecast.suite.models.translation import sinusoids  # noqa: E402
 from wavecast.suite.tags import TAGS  # noqa: E402
 from wavecast.suite.training import Minimizer, float32_products  # noqa: E402
-from wavecast.suite.translation import sinusoids  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 
@@ -106,7 +106,7 @@ def test_sizes_that_do_not_fit_the_model_are_refused() -> None:
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "wavecast.suite.vision", raising=False)
+    monkeypatch.delitem(sys.modules, "wavecast.suite.models.vision", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtra, match=r"wavecast\[torch\]"):
         benchmark("resnet50").make_step()

@@ -13,8 +13,8 @@ from small_models import assert_learned, count, losses_of, small  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.llama import Llama, rotations  # noqa: E402
-from wavecast.suite.rotary import rotate  # noqa: E402
+from wavecast.suite.models.llama import Llama, rotations  # noqa: E402
+from wavecast.suite.models.mixtures import rotate  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.tracing import trace
 from wavecast.suite.decoders import llama, mixtral
-from wavecast.suite.mixtures import BALANCE, MixtureLayers, MixtureShape
+from wavecast.suite.models.mixtures import BALANCE, MixtureLayers, MixtureShape
+from wavecast.targets.tracing import trace
 from wavecast.traces.step import Role, Trace
 
 SMALL: dict[str, Any] = {

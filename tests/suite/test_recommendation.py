@@ -13,7 +13,7 @@ from small_models import assert_learned, count, losses_of, small  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.recommendation import CRITEO_KAGGLE, DLRM  # noqa: E402
+from wavecast.suite.models.recommendation import CRITEO_KAGGLE, DLRM  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

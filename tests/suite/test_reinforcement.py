@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from small_models import small  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
-from wavecast.frameworks.targets import resolve  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.reinforcement import Moment, advantage_loss, follow_the_light  # noqa: E402
+from wavecast.suite.models.reinforcement import Moment, advantage_loss, follow_the_light  # noqa: E402
+from wavecast.targets.targets import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

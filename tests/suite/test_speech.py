@@ -11,9 +11,9 @@ torch = pytest.importorskip("torch")
 from small_models import count, losses_of, small  # noqa: E402
 
 from wavecast.errors import InvalidInput  # noqa: E402
-from wavecast.frameworks.targets import resolve  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
-from wavecast.suite.speech import DeepSpeech2, utterance_seconds  # noqa: E402
+from wavecast.suite.models.speech import DeepSpeech2, utterance_seconds  # noqa: E402
+from wavecast.targets.targets import resolve  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
 

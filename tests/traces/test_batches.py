@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from made import call, mm, relu
 
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import resolve
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 from wavecast.traces.batches import at_batch
 from wavecast.traces.step import Allocation, Op, Phase, Role, TensorSpec, Trace
 

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import wavecast
-from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.traces.composites import inner_views
+from wavecast.hardware.hosts import REFERENCE_HOST, inner_views
 from wavecast.traces.step import Trace
 
 Step = Callable[[Any, Any, Any], object]

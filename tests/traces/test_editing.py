@@ -8,10 +8,9 @@ from drawn_traces import operators, traces
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wavecast.traces.cutting import cut
-from wavecast.traces.editing import Edit
+from wavecast.parallel.pipeline import cut
+from wavecast.traces.editing import Edit, compacted, without_values
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace, Value
-from wavecast.traces.values import compacted, without_values
 
 ROWS = TensorSpec((64, 32), "float32")
 HALF = TensorSpec((64, 16), "float32")

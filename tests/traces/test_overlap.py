@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import mm
 
-from wavecast.traces.overlap import Interval, busy_s, covered, exposed_s, interval_of, length, union
+from wavecast.traces.file import Interval, busy_s, covered, exposed_s, interval_of, length, union
 from wavecast.traces.step import Call, Kernel, Phase
 
 LONGEST = 40

@@ -12,7 +12,7 @@ from typing import Any
 
 import wavecast
 from wavecast import Trace
-from wavecast.hardware.families import family
+from wavecast.hardware.devices import family
 
 MakeStep = Callable[[], Callable[[], Any]]
 Option = str | int | float | bool

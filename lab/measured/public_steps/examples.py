@@ -24,7 +24,7 @@ from lab.measured.public_steps.recipes import (
     steady_step,
 )
 from wavecast import suite
-from wavecast.suite.vision import ResNet
+from wavecast.suite.models.vision import ResNet
 
 Step = Callable[[], Any]
 

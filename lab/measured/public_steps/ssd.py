@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.suite.vision import ResNet
+from wavecast.suite.models.vision import ResNet
 
 BOXES = (4, 6, 6, 6, 4, 4)
 """The number of default boxes at each position, for each map."""

@@ -7,18 +7,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.data_loading import loader_advice
-from wavecast.advice.other_gpus import OtherGpus, other_gpus
-from wavecast.advice.proposals import Proposal, StepAdvice, Use, proposal
-from wavecast.advice.suitability import why_not
-from wavecast.advice.trace_changes import is_copy_to_gpu, is_read, waiting_lines
-from wavecast.advice.variants import GRAPHED, StepVariants, TargetVariants, variant
+from wavecast.advice.proposals import (
+    OtherGpus,
+    Proposal,
+    StepAdvice,
+    Use,
+    loader_advice,
+    other_gpus,
+    proposal,
+)
+from wavecast.advice.variants import (
+    GRAPHED,
+    StepVariants,
+    TargetVariants,
+    is_copy_to_gpu,
+    is_read,
+    variant,
+    waiting_lines,
+    why_not,
+)
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.frameworks.targets import Target
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.planning.prices import Price, PriceBook, price
 from wavecast.steps.request import predict
+from wavecast.targets.targets import Target
 from wavecast.traces.graphs import NOT_COMPILED
 from wavecast.traces.step import Trace
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 from wavecast.advice.catalogue import CHANGES, StepChange
-from wavecast.advice.data_loading import LoaderAdvice
-from wavecast.advice.other_gpus import OtherGpus
-from wavecast.planning.prices import Price
-from wavecast.showing import Shown
+from wavecast.errors import InvalidInput
+from wavecast.hardware.devices import devices
+from wavecast.parallel.strategy import Parallel
+from wavecast.planning.candidates import comparable, is_verified
+from wavecast.planning.prices import Price, PriceBook
+from wavecast.results import Shown
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.request import on_cluster, predict
+from wavecast.traces.script import Loading
 
 SHARED_ERROR = 0.8
 """The correlation of the errors of one step before and after a change on one GPU. The steps of
@@ -239,3 +244,144 @@ def proposal(
 ) -> Proposal:
     """The proposal of some changes by their names."""
     return Proposal(tuple(CHANGES[name] for name in names), before, after, reason, lines)
+
+
+# The same step elsewhere: on another GPU, or on several of the same.
+
+
+@dataclass(frozen=True)
+class OtherGpus:
+    """Other GPUs for a step, unchanged."""
+
+    kind: str
+    """Why it is named: "fastest", "cheapest" or "several"."""
+    step: Prediction
+    offer: Price | None = None
+    """The cheapest offer. None when unknown."""
+
+    @property
+    def sample_s(self) -> float | None:
+        """The time for a sample; None if the number of samples is not known."""
+        return self.step.seconds / self.step.samples if self.step.samples else None
+
+    @property
+    def usd_per_million(self) -> float | None:
+        """What a million samples cost; None without samples or an offer."""
+        if self.offer is None or self.sample_s is None:
+            return None
+        gpus = self.step.gpus
+        return self.sample_s * 1e6 * self.offer.usd_per_hour_of(gpus) / 3600
+
+
+def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> list[OtherGpus]:
+    """The fastest and the cheapest GPU that is for rent, and a machine full of the present one.
+
+    Those are left out that are no better than the present GPU, on which the step does not fit, or
+    whose generation was never measured.
+    """
+    now = OtherGpus("", before, book.cheapest(before.device.id))
+    found = [
+        OtherGpus("", step, book.cheapest(step.device.id))
+        for step in _on_others(before, book, host)
+    ]
+    best = []
+    faster = min(found, key=lambda one: one.step.seconds, default=now)
+    if faster.step.seconds < before.seconds:
+        best.append(OtherGpus("fastest", faster.step, faster.offer))
+    priced = [one for one in (now, *found) if one.usd_per_million is not None]
+    cheaper = min(priced, key=lambda one: one.usd_per_million or 0.0, default=now)
+    if cheaper is not now:
+        best.append(OtherGpus("cheapest", cheaper.step, cheaper.offer))
+    return [*best, *_several(before, book, host)]
+
+
+def _on_others(before: Prediction, book: PriceBook, host: str | None) -> Iterator[Prediction]:
+    """The step on each GPU that has a price, where it fits."""
+    offered = {offer.device_id for offer in book.seen()} - {before.device.id}
+    for gpu in devices():
+        if gpu.id not in offered or not is_verified(gpu):
+            continue
+        try:
+            step = predict(before.trace, gpu, host=host)
+        except InvalidInput:  # compiled for its own GPU
+            continue
+        if step.fits is not False and comparable(step):
+            yield step
+
+
+def _several(before: Prediction, book: PriceBook, host: str | None) -> Iterator[OtherGpus]:
+    """The step on all GPUs of the usual machine, replicated, or sharded where it does not fit."""
+    if before.trace.measurement is not None:
+        return
+    try:
+        count = on_cluster(before.device, Parallel()).cluster.gpus_per_node
+        for shard in (0, 3):
+            strategy = Parallel(data=count, shard=shard)
+            step = predict(before.trace, before.device, parallel=strategy, host=host)
+            if step.fits is not False:
+                offer = book.cheapest(before.device.id, count, together=count)
+                yield OtherGpus("several", step, offer)
+                return
+    except InvalidInput:  # nothing is known of its machines, or the step cannot be spread
+        return
+
+
+# Whether a script's data loader keeps up with its step, and how many workers would.
+
+
+@dataclass(frozen=True)
+class LoaderAdvice(Shown):
+    """The rate of a script's data loader beside the rate of its step."""
+
+    step_s: float
+    """The time of a step for which the data are ready."""
+    data_s: float
+    """The data of a step are ready as often as this."""
+    iteration_s: float
+    """The time from one step to the next, with the loading of its data."""
+    cpu_s: float
+    """The CPU time of the data of a step."""
+    workers: int
+    """The worker processes that the script asks for; 0 for the training process itself."""
+    cores: int | None = None
+    """The cores on which they run. None when unknown: each worker is then taken to have one."""
+
+    @property
+    def waits(self) -> float:
+        """The share of the iteration in which the GPU waits for data."""
+        return 1 - self.step_s / self.iteration_s
+
+    @property
+    def needed(self) -> int:
+        """The workers that load the data of a step while the GPU computes another one."""
+        return self.needed_for(self.step_s)
+
+    def needed_for(self, step_s: float) -> int:
+        """The workers that keep up with a step of so many seconds."""
+        return max(1, math.ceil(self.cpu_s / step_s))
+
+    def with_workers(self, workers: int) -> float:
+        """How often the data of a step are ready with so many workers, on these cores."""
+        return self.cpu_s / min(workers, self.cores or workers)
+
+
+def loader_advice(
+    loading: Loading | None, step: Prediction, cores: int | None = None
+) -> LoaderAdvice | None:
+    """The loader of a script beside its step; None if the script has none.
+
+    Args:
+        loading: what is known of the loader.
+        step: the predicted step.
+        cores: the cores of the machine with the GPU, if the loader was timed with its workers.
+            None for those of this one.
+    """
+    if loading is None or not loading.batches:
+        return None
+    there = loading if cores is None else loading.on_cores(cores)
+    timed = there.timed
+    cpu_s = there.batches * (there.seconds if timed is None else timed.cpu_s)
+    waits = bool(step.trace.arrays.syncs)
+    iteration_s = there.iteration_s(step.seconds, step.host_s, waits=waits)
+    on = None if timed is None else timed.cores
+    return LoaderAdvice(step.seconds, there.step_s, iteration_s, cpu_s, there.workers, on)

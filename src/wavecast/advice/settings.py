@@ -6,14 +6,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from wavecast.advice.suitability import lacks_bf16
-from wavecast.advice.variants import changed_target
+from wavecast.advice.variants import changed_target, lacks_bf16
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.decoders import is_decoder
-from wavecast.frameworks.step_source import StepSource
-from wavecast.frameworks.targets import Target
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import StepSetting
+from wavecast.targets.decoders import is_decoder
+from wavecast.targets.sources import StepSource
+from wavecast.targets.targets import Target
 from wavecast.traces.step import Trace
 
 ALLOWED = ("precision", "compile", "lora", "qlora")

@@ -47,13 +47,12 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.campaigns import run_grids, suite_runs
-from wavecast.campaigns.tasks import ANYWHERE, CPU, CampaignTask, task
+from wavecast.campaigns.work import ANYWHERE, CPU, CampaignTask, task
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import toml_table
-from wavecast.frameworks.strategies import parse_parallel
 from wavecast.hardware.devices import device, devices
 from wavecast.hardware.fact_files import refuse_unknown
-from wavecast.planning.file_values import (
+from wavecast.planning.cost import (
     number,
     text,
     texts,
@@ -62,12 +61,13 @@ from wavecast.planning.file_values import (
     wholes,
     yes_or_no,
 )
-from wavecast.predictors.mlp import samples
+from wavecast.predictors.mlp import layers
 from wavecast.reading import read_settings
-from wavecast.regression.runs import design as designs
+from wavecast.runs.regression import design as designs
 from wavecast.runs.run import PHASES
 from wavecast.runs.suite_results import SuiteStep
 from wavecast.suite import PRECISIONS
+from wavecast.targets.strategies import parse_parallel
 
 ALL = "all"
 MOST_TASKS = 1_000_000
@@ -217,7 +217,7 @@ def _layers(given: Values) -> Iterator[CampaignTask]:
     for gpu in given["gpus"]:
         # A CPU would take minutes for most layers of the sample.
         trial = gpu == CPU
-        drawn = samples.small(kind, seed) if trial else samples.sample(kind, seed)
+        drawn = layers.small(kind, seed) if trial else layers.sample(kind, seed)
         for index, layer in enumerate(islice(drawn, given["count"])):
             named = f"{seed}, small layers" if trial else str(seed)
             sizes = list(layer.features())

@@ -8,21 +8,21 @@ from dataclasses import replace
 
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.step_source import StepSource, target_source, units_of
-from wavecast.frameworks.strategies import plan_of_target
-from wavecast.frameworks.targets import Target, resolve
-from wavecast.hardware.cluster import Cluster
+from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.layout_search import search_layouts
+from wavecast.planning.layouts import Search
 from wavecast.planning.prices import price_book
 from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.selection import Candidate
-from wavecast.planning.strategies import Search
 from wavecast.steps.request import on_cluster
+from wavecast.targets.sources import StepSource, target_source, units_of
+from wavecast.targets.strategies import plan_of_target
+from wavecast.targets.targets import Target, resolve
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Shows how many GPUs are done, under a name."""

@@ -16,9 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from wavecast.campaigns.tasks import ANYWHERE, CPU, CampaignTask
-from wavecast.campaigns.work import TaskOutcome, perform_all, this_release
-from wavecast.campaigns.workers import Bundle, Finished
+from wavecast.campaigns.running import Bundle, Finished
+from wavecast.campaigns.work import (
+    ANYWHERE,
+    CPU,
+    CampaignTask,
+    TaskOutcome,
+    perform_all,
+    this_release,
+)
 from wavecast.errors import WavecastError, needing_extra
 
 LOCAL = "local"

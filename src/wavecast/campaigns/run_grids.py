@@ -17,7 +17,7 @@ from wavecast import suite
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable
-from wavecast.regression.runs.splits import Split
+from wavecast.runs.regression.end_to_end import Split
 from wavecast.runs.run import COLUMNS, TEXTS, WHOLE, Run, check, record
 
 _SEED = 7

@@ -13,19 +13,17 @@ from typing import Any
 from wavecast.advice.settings import StepSettings
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.recomputing import recomputing
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import Target, resolve
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.layout_search import search_layouts
-from wavecast.planning.layouts import Layout, ranked, shortened
+from wavecast.planning.layouts import Layout, Search, ranked, shortened
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
-from wavecast.planning.strategies import Search
 from wavecast.steps.request import on_cluster
+from wavecast.targets.sources import recomputing, target_source
+from wavecast.targets.targets import Target, resolve
 
 Spread = Callable[..., Iterator[Any]]
 """A function like `map` that calls on other machines, from `spread_over_ray`."""

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wavecast import suite
+from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import peak_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
-from wavecast.hardware.device import Device
-from wavecast.hardware.families import family
-from wavecast.runs.stability import ENOUGH, is_enough, settled_from, settles
+from wavecast.hardware.devices import Device, family
+from wavecast.runs.run import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
-from wavecast.steps.profile import Profile, profile_measured, profile_predicted
 from wavecast.steps.request import predict
 
 if TYPE_CHECKING:

@@ -5,26 +5,91 @@ An answer is a table of plain values, so that it can be sent between machines an
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
+import json
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
-from wavecast.campaigns.tasks import CPU, CampaignTask
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.frameworks.step_source import StepSource, target_source
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import resolve
 from wavecast.hardware.devices import device
 from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict
+from wavecast.targets.sources import StepSource, target_source
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import resolve
+
+# Tasks: the pieces of a campaign, each of which has one result.
+#
+# A task is known by what it asks for, so that a campaign which is started again, elsewhere or with
+# a longer file, knows what is done.
+
+
+ANYWHERE = ""
+"""What a task has in place of a GPU if any machine will do: predictions."""
+CPU = "cpu"
+"""What a task has in place of a GPU if it tries a measurement out on a CPU."""
+_MOST_TOGETHER = 64
+
+
+@dataclass(frozen=True)
+class CampaignTask:
+    """Something to measure or to predict."""
+
+    kind: str
+    """predict, layer, suite or run: what `work` knows."""
+    question: str
+    """What it asks for, as JSON with sorted keys."""
+    gpu: str = ANYWHERE
+    """The id of the GPU that it must run on, `CPU`, or `ANYWHERE`."""
+    shared: str = ""
+    """Tasks with the same text here share work, such as a trace. Empty if it shares none."""
+
+    @cached_property
+    def id(self) -> str:
+        """A hash of what it asks for."""
+        text = "\n".join((self.kind, self.gpu, self.question))
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What it asks for."""
+        return dict(json.loads(self.question))
+
+    @property
+    def name(self) -> str:
+        """What it asks for, in a line."""
+        words = [str(value) for value in self.asked.values() if value not in ("", None, [], {})]
+        return f"{self.kind} {', '.join(words)}"
+
+
+def task(
+    kind: str, asked: Mapping[str, Any], gpu: str = ANYWHERE, shared: str = ""
+) -> CampaignTask:
+    """A task that asks for something."""
+    return CampaignTask(kind, json.dumps(asked, sort_keys=True), gpu, shared)
+
+
+def together(tasks: Iterable[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
+    """Tasks in bundles, each of which runs as a whole: those that share work, up to 64 of them."""
+    groups: dict[tuple[str, str], list[CampaignTask]] = {}
+    for one in tasks:
+        groups.setdefault((one.gpu, one.shared or one.id), []).append(one)
+    return [part for group in groups.values() for part in _parts(group)]
+
+
+def _parts(group: Sequence[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
+    starts = range(0, len(group), _MOST_TOGETHER)
+    return [tuple(group[start : start + _MOST_TOGETHER]) for start in starts]
+
 
 Answer = Mapping[str, Any]
 

@@ -5,16 +5,8 @@ A module has the name of its main command: commands about a step in `steps/`, ab
 `output/` are shared.
 """
 
-from wavecast.cli.facts import (  # noqa: F401  (importing them registers their commands)
-    clusters,
-    devices,
-    doctor,
-    prices,
-    schema,
-    serve,
-    suite,
-)
-from wavecast.cli.plans import capacity, plan, simulate  # noqa: F401
+from wavecast.cli.facts import devices, prices, serve, suite  # noqa: F401
+from wavecast.cli.plans import plan  # noqa: F401
 from wavecast.cli.runs import campaign, fit, layers, run_grid, run_models, runs  # noqa: F401
 from wavecast.cli.steps import (  # noqa: F401
     advise,

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +15,7 @@ import typer
 import typer.core
 
 import wavecast
-from wavecast.cli.output import help_pages, standard_output
+from wavecast.cli.output import standard_output
 from wavecast.cli.output.pages import refuse_bad_places
 from wavecast.cli.output.screen import (
     name_command,
@@ -43,12 +43,12 @@ class _Group(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the help."""
-        return help_pages.ordered(super().list_commands(ctx))
+        return ordered(super().list_commands(ctx))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands into the help, by what people want to do."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        help_pages.write_commands(commands, formatter)
+        write_commands(commands, formatter)
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """Find a command. A group may print by itself, so it counts as one until another runs."""
@@ -171,7 +171,7 @@ class _Command(typer.core.TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options into the help, under the headings of their groups."""
-        help_pages.write_options(self.get_params(ctx), ctx, formatter)
+        write_options(self.get_params(ctx), ctx, formatter)
 
 
 def _with_arguments(args: list[str]) -> list[str]:
@@ -264,3 +264,61 @@ def refuse_unwritable(out: Path) -> None:
     if not out.name.endswith(SUFFIXES):
         raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
     refuse_bad_places(out)
+
+
+# The help: commands by what people want to do, and options under the headings of their groups.
+
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
+    "Choose": ("advise", "choose", "prices", "scale", "parallelize", "serve"),
+    "Many jobs": ("plan", "simulate", "capacity", "campaign"),
+    "Compare and check": ("compare", "evaluate", "check", "doctor"),
+    "Get a step": ("trace", "measure", "import"),
+    "Hardware": ("devices", "clusters", "calibrate"),
+    "Past runs, and models of layers": ("runs", "design", "layers", "collect", "fit"),
+}
+"""The commands under the headings of the help, the most used ones first."""
+OTHERS = "More"
+"""The heading of commands that are in no group."""
+
+
+def ordered(names: Sequence[str]) -> list[str]:
+    """The names of commands, in the order of the help."""
+    order = [name for group in GROUPS.values() for name in group]
+    return sorted(names, key=lambda name: (name not in order, [*order, name].index(name)))
+
+
+def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
+    """Write the commands of the program, a section for each group."""
+    shown = {name: command for name, command in commands.items() if not command.hidden}
+    longest = max(map(len, shown))
+    limit = formatter.width - 6 - longest
+    grouped = {name for group in GROUPS.values() for name in group}
+    rest = tuple(name for name in ordered(list(shown)) if name not in grouped)
+    for title, names in (*GROUPS.items(), (OTHERS, rest)):
+        rows = [
+            (name.ljust(longest), shown[name].get_short_help_str(limit))
+            for name in names
+            if name in shown
+        ]
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def write_options(params: Sequence[Any], ctx: Any, formatter: Any) -> None:
+    """Write the arguments and options of a command, a section for each group of options."""
+    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+    for param in params:
+        record = param.get_help_record(ctx)
+        if record is None:
+            continue
+        usual = "Arguments" if param.param_type_name == "argument" else "Options"
+        title = getattr(param, "rich_help_panel", None) or usual
+        sections.setdefault(title, []).append(record)
+    # What every command has comes first, its groups of options last.
+    for title, rows in sections.items():
+        if rows:
+            with formatter.section(title):
+                formatter.write_dl(rows)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from wavecast.errors import InvalidInput
 from wavecast.footprint.replay import replay, replay_within, usable_bytes
 from wavecast.footprint.workspaces.estimate import with_workspaces
-from wavecast.hardware.device import Device
-from wavecast.showing import Shown
+from wavecast.hardware.devices import Device
+from wavecast.results import Shown
 from wavecast.traces.step import Trace
 
 Traced = Callable[[int], Trace]

@@ -10,24 +10,25 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
+from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.replay import Replay, replay, replay_within, usable_bytes
-from wavecast.footprint.unrecorded import note_of, unrecorded
 from wavecast.footprint.workspaces.estimate import with_workspaces
 from wavecast.hardware.contexts import context_bytes
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
+from wavecast.ops import Kind
+from wavecast.parallel.ranks import ParallelStep, communicator_bytes, memory_trace
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.retargeting.family_traces import FamilyTraces, trace_on
-from wavecast.retargeting.rewriting import Retargeted, retarget
-from wavecast.showing import Shown
-from wavecast.soundness import checked
+from wavecast.predictors.retargeting.family_traces import FamilyTraces, trace_on
+from wavecast.predictors.retargeting.rewriting import Retargeted, retarget
+from wavecast.results import Shown, checked
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.graphs import compiled_gpu
-from wavecast.traces.step import Allocation, Call, Role, Trace
+from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
 
 JAX_SHARE = 0.75
 """The share of the GPU's memory that JAX takes, if XLA_PYTHON_CLIENT_MEM_FRACTION is not set."""
@@ -222,8 +223,6 @@ def memory(
     if target is not None:
         trace, notes = retarget(trace, target)
     if parallel is not None:
-        from wavecast.footprint.parallel_memory import fullest_rank
-
         return fullest_rank(spread(trace, parallel), target, expandable_segments)
     roomy = _unlimited(trace, target, expandable_segments, notes)
     if target is None or roomy.fits is not False:
@@ -302,3 +301,84 @@ def module_of(allocation: Allocation, trace: Trace) -> str:
         return allocation.module
     call: Call = trace.calls[born]
     return call.module
+
+
+# What the recording of a measured step lacks, so that its memory is a lower bound.
+#
+# Early recordings have no tensors that were made before the step, which are weights and the state
+# of the optimizer. A step that was traced without a GPU always has them.
+
+
+_STATEFUL = ("addcdiv", "lerp", "fused_adam")
+"""Parts of the names of ops that only an optimizer with a state runs."""
+_AS_LARGE = 0.5
+"""The least share of its gradients' bytes that the weights of a step have. Gradients of the last
+and the next step may live at the same time."""
+
+
+def unrecorded(trace: Trace) -> tuple[str, ...]:
+    """What was not recorded: "weights", "optimizer state", both or nothing."""
+    if trace.measurement is None or any(ops.kind(call.op) is Kind.COLLECTIVE for call in trace):
+        return ()  # a sharded rank has few weights and large gradients
+    held = dict.fromkeys(Role, 0)
+    for allocation in trace.allocations:
+        held[allocation.role] += allocation.nbytes
+    missing = []
+    if held[Role.PARAMETER] < _AS_LARGE * _largest_gradients(trace):
+        missing.append("weights")
+    stateful = any(
+        part in call.op.base
+        for call in trace
+        if call.phase is Phase.OPTIMIZER
+        for part in _STATEFUL
+    )
+    if not held[Role.OPTIMIZER_STATE] and (stateful or missing):
+        missing.append("optimizer state")
+    return tuple(missing)
+
+
+def note_of(missing: tuple[str, ...]) -> str:
+    """A sentence about what was not recorded."""
+    return (
+        f"this measurement did not record the {' and the '.join(missing)}, so its memory is a "
+        "lower bound and nothing is said about whether it fits; measure the step again"
+    )
+
+
+def _largest_gradients(trace: Trace) -> int:
+    """The most bytes of gradients that live at a time."""
+    changes = [0] * (len(trace) + 1)
+    for allocation in trace.allocations:
+        if allocation.role is Role.GRADIENT:
+            changes[allocation.born or 0] += allocation.nbytes
+            if allocation.freed is not None:
+                changes[min(allocation.freed, len(trace))] -= allocation.nbytes
+    return max(accumulate(changes))
+
+
+# The memory of a step that is spread over several GPUs: that of the fullest rank.
+
+
+def fullest_rank(step: ParallelStep, gpu: Device | None, expandable: bool = False) -> Memory:
+    """The memory of the group of ranks that needs most."""
+    return memory_of_rank(fullest_trace(step), step.strategy, gpu, expandable)
+
+
+def memory_of_rank(
+    trace: Trace, strategy: Parallel, gpu: Device | None, expandable: bool = False
+) -> Memory:
+    """The memory of a rank, from what it runs (`fullest_trace`), with NCCL's buffers."""
+    needed = memory(trace, gpu, expandable_segments=expandable)
+    if needed.context_bytes is None:
+        return needed
+    nccl_bytes = communicator_bytes(strategy)
+    return replace(needed, context_bytes=needed.context_bytes + nccl_bytes)
+
+
+def fullest_trace(step: ParallelStep) -> Trace:
+    """What the ranks that need most memory run, with all memory that they hold."""
+    traces = [memory_trace(step, group) for group in step.groups]
+    if len(traces) == 1:
+        return traces[0]
+    # The peak without the allocator's caching is enough to find the fullest stage.
+    return max(traces, key=lambda trace: peak_bytes(trace.allocations))

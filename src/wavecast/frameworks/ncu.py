@@ -24,7 +24,7 @@ from wavecast.errors import InvalidInput, MissingExtra
 from wavecast.files import cache_folder, write_whole
 from wavecast.predictors.wave import kernels_that_matter
 from wavecast.reading import MissingFile, parse_json, read_bytes
-from wavecast.traces.counters import Counted, KernelKey, key_of, with_counters
+from wavecast.traces.joining import Counted, KernelKey, key_of, with_counters
 from wavecast.traces.kernel_names import function_name, template_words
 from wavecast.traces.step import Kernel, Trace
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import sys
@@ -17,7 +18,6 @@ from wavecast.frameworks.keras_models import backend_of
 
 _imported: set[str] = set()
 """The names under which files were imported. Each trace imports its file anew."""
-
 
 _JAX = ("jax", "flax", "optax", "equinox", "haiku")
 

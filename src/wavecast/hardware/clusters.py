@@ -8,21 +8,29 @@ machines. ``data/clusters/*.toml`` ships with wavecast; the user's files are rea
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.files import shipped
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.cluster_files import (
-    own_clusters_folder,
-    read_cluster,
-    read_shipped_cluster,
+from wavecast.errors import InvalidInput, UnknownName, prefixed
+from wavecast.files import config_folder, read_toml, shipped
+from wavecast.hardware.devices import Device
+from wavecast.hardware.fact_files import (
+    NumberRange,
+    names_of,
+    number_of,
+    refuse_unknown,
+    slug,
+    table_of,
+    text_of,
+    the_one,
+    user_files,
+    value_and_source,
 )
-from wavecast.hardware.device import Device
-from wavecast.hardware.fact_files import user_files
-from wavecast.hardware.links import LinkKind
-from wavecast.hardware.names import the_one
+from wavecast.results import Shown
 
 
 def clusters() -> tuple[Cluster, ...]:
@@ -132,3 +140,273 @@ def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
         own = read_cluster(path)
         by_id[own.id] = own
     return tuple(sorted(by_id.values(), key=lambda one: one.id))
+
+
+# The facts about machines with several GPUs, and the network that joins such machines.
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlacement:
+    """How the ranks of one group are spread over machines."""
+
+    ranks: int
+    nodes: int
+    """Machines with at least one of the ranks."""
+    per_node: int
+    """The largest number of ranks on one machine."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Cluster(Shown):
+    """Equal machines with several GPUs each. Units are SI; speeds are for one direction.
+
+    >>> from wavecast.hardware.clusters import cluster
+    >>> cluster("dgx-h100").gpus_per_node
+    8
+    """
+
+    id: str
+    name: str
+    node: NodeLinks
+    network: NodeNetwork | None = None
+    """None if it is a single machine, or if its network is unknown."""
+    gpu: str | None = None
+    """The id of its GPU. None if it takes several kinds."""
+    aliases: tuple[str, ...] = ()
+    usual_for: tuple[str, ...] = ()
+    """The GPUs whose usual machine it is."""
+    # A dictionary cannot be hashed. Clusters that differ only here are unequal all the same.
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    """Where each fact is from, by its key in the file: "node.gpus", "network.bytes_per_s"."""
+
+    @property
+    def gpus_per_node(self) -> int:
+        """The number of GPUs in one machine."""
+        return self.node.gpus
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs that reach each other without the network: those of one machine, or of a rack."""
+        return self.node.gpus * self.node.domain_nodes
+
+    def with_gpus_per_node(self, gpus: int) -> Cluster:
+        """The same cluster with another number of GPUs used in each machine.
+
+        Raises:
+            InvalidInput: the machine does not have so many.
+        """
+        if not 1 <= gpus <= self.node.gpus:
+            raise InvalidInput(
+                f"{gpus} GPUs per machine are too many or too few; a machine of {self.id} has "
+                f"{self.node.gpus}, so 1 to {self.node.gpus} can be used"
+            )
+        return replace(self, node=replace(self.node, gpus=gpus))
+
+    def placement(self, ranks: int, stride: int = 1) -> RankPlacement:
+        """How a group of `ranks` ranks, `stride` apart, is spread over machines.
+
+        An NVLink domain of several machines counts as one, since no message in it uses the network.
+        """
+        per_node = min(ranks, max(1, -(-self.domain_gpus // stride)))
+        return RankPlacement(ranks, -(-ranks // per_node), per_node)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# The links between GPUs: inside a machine, and between machines.
+
+
+class LinkKind(StrEnum):
+    """How the GPUs of one machine are joined."""
+
+    NVSWITCH = "nvswitch"
+    """NVLink to switches: each GPU reaches each other one at the speed of all its links."""
+    NVLINK = "nvlink"
+    """NVLink (on AMD: Infinity Fabric) from GPU to GPU, without a switch."""
+    BRIDGES = "bridges"
+    """NVLink bridges between a few neighbouring cards; the others are reached over PCIe."""
+    PCIE = "pcie"
+    """PCIe only."""
+
+
+class NetworkKind(StrEnum):
+    """How machines are joined."""
+
+    INFINIBAND = "infiniband"
+    OMNIPATH = "omnipath"
+    ROCE = "roce"
+    """RDMA over Ethernet."""
+    EFA = "efa"
+    """Amazon's Elastic Fabric Adapter."""
+    TCPX = "tcpx"
+    """Google's GPUDirect-TCPX and TCPXO."""
+    ETHERNET = "ethernet"
+    """TCP sockets."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLinks:
+    """The GPUs of one machine and the links between them. Speeds are for one direction."""
+
+    gpus: int
+    """GPUs in one machine."""
+    link: LinkKind
+    link_bytes_per_s: float
+    """The bandwidth of one GPU over all its links."""
+    peer_bytes_per_s: float | None = None
+    """The bandwidth to one neighbour, where `link` is NVLINK. None if it is all of it."""
+    bridged_gpus: int = 1
+    """Cards that NVLink bridges join, where `link` is BRIDGES."""
+    pcie_bytes_per_s: float | None = None
+    """The bandwidth of one GPU over PCIe, where it also has NVLink."""
+    peer_to_peer: bool = True
+    """Whether GPUs on PCIe read each other's memory. If not, data pass through the host's."""
+    host_bytes_per_s: float | None = None
+    """The bandwidth that all GPUs share through the host's memory. None if unknown."""
+    processor: str | None = None
+    """The processor that issues the work. None if unknown."""
+    memory_bytes_per_s: float | None = None
+    """The bandwidth of the host's memory, all sockets together. None for that of the processor."""
+    sockets: int = 1
+    """CPU sockets. Data between GPUs of different sockets cross from one to the other."""
+    nvls: bool = False
+    """Whether the switches reduce in the network (NVLink SHARP)."""
+    domain_nodes: int = 1
+    """Machines that one NVLink network joins (18 in an NVL72)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNetwork:
+    """The network between machines."""
+
+    kind: NetworkKind
+    bytes_per_s: float
+    """The bandwidth of one machine over all its adapters."""
+    nics: int = 1
+    """Adapters in one machine."""
+    latency_s: float | None = None
+    """The latency of a short message between machines, without NCCL."""
+    sharp: bool = False
+    """Whether the switches reduce in the network (InfiniBand SHARP)."""
+
+
+# Cluster files: one TOML file describes one kind of machine, with a source for each fact.
+
+
+def own_clusters_folder() -> Path:
+    """The folder of the user's cluster files."""
+    return config_folder() / "clusters"
+
+
+@functools.cache
+def read_shipped_cluster(path: Path) -> Cluster:
+    """The cluster in a file of the package, where every fact must have a source."""
+    return _read(path, need_sources=True)
+
+
+def read_cluster(path: str | os.PathLike[str]) -> Cluster:
+    """The cluster that a TOML file describes; its id is the file's name.
+
+    Raises:
+        InvalidInput: the file cannot be read or is not a cluster file; says which key and why.
+    """
+    return _read(Path(path), need_sources=False)
+
+
+_WHAT = "a cluster"
+_KEYS = ("name", "gpu", "aliases", "usual_for", "node", "network")
+# The slowest link that is believed is 10 Mb/s, so that Gb/s written as a bare number are refused.
+_BYTES_PER_S = NumberRange("bytes/s", 1e6, 1e14)
+_COUNT = NumberRange("a count", 1, 1e5, whole=True)
+_UNITS: Mapping[str, NumberRange] = {
+    "node.gpus": _COUNT,
+    "node.link_bytes_per_s": _BYTES_PER_S,
+    "node.peer_bytes_per_s": _BYTES_PER_S,
+    "node.bridged_gpus": _COUNT,
+    "node.pcie_bytes_per_s": _BYTES_PER_S,
+    "node.host_bytes_per_s": _BYTES_PER_S,
+    "node.memory_bytes_per_s": _BYTES_PER_S,
+    "node.sockets": _COUNT,
+    "node.domain_nodes": _COUNT,
+    "network.bytes_per_s": _BYTES_PER_S,
+    "network.nics": _COUNT,
+    "network.latency_s": NumberRange("s", 1e-8, 1.0),
+}
+_KINDS: Mapping[str, type[StrEnum]] = {"node.link": LinkKind, "network.kind": NetworkKind}
+_NEEDED = {
+    "node": ("gpus", "link", "link_bytes_per_s"),
+    "network": ("kind", "bytes_per_s"),
+}
+
+
+def _read(path: Path, *, need_sources: bool) -> Cluster:
+    with prefixed(f"{path}: "):
+        table = read_toml(path)
+        refuse_unknown(table, _KEYS, _WHAT)
+        sources: dict[str, str] = {}
+        node = _facts(table, "node", NodeLinks, sources, need_sources)
+        network = None
+        if "network" in table:
+            network = NodeNetwork(**_facts(table, "network", NodeNetwork, sources, need_sources))
+        return Cluster(
+            id=slug(path.stem, "cluster"),
+            name=text_of(table, "name"),
+            node=_checked_node(NodeLinks(**node)),
+            network=network,
+            gpu=text_of(table, "gpu") if "gpu" in table else None,
+            aliases=names_of(table, "aliases"),
+            usual_for=names_of(table, "usual_for"),
+            sources=sources,
+        )
+
+
+def _facts(
+    table: Mapping[str, Any],
+    part: str,
+    kind: type[NodeLinks] | type[NodeNetwork],
+    sources: dict[str, str],
+    need_sources: bool,
+) -> dict[str, Any]:
+    """The checked values of one table of the file. Their sources are added to `sources`."""
+    inner = table_of(table, part)
+    refuse_unknown(inner, (field.name for field in fields(kind)), _WHAT, f"{part}.")
+    for key in _NEEDED[part]:
+        if key not in inner:
+            raise InvalidInput(f"{part}.{key} is missing")
+    values: dict[str, Any] = {}
+    for key, raw in inner.items():
+        where = f"{part}.{key}"
+        value, source = value_and_source(raw, where, _WHAT, need_sources)
+        values[key] = _checked(value, where)
+        if source:
+            sources[where] = source
+    return values
+
+
+def _checked(value: object, where: str) -> object:
+    if where in _UNITS:
+        return number_of(value, _UNITS[where], where)
+    if where in _KINDS:
+        kinds = [kind.value for kind in _KINDS[where]]
+        if value not in kinds:
+            raise InvalidInput(f"{where} is {value!r}; it is one of {', '.join(kinds)}")
+        return _KINDS[where](str(value))
+    if where == "node.processor":
+        return text_of({where: value}, where)
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where} must be true or false, not {value!r}")
+    return value
+
+
+def _checked_node(node: NodeLinks) -> NodeLinks:
+    if node.link is LinkKind.BRIDGES and (node.bridged_gpus < 2 or node.pcie_bytes_per_s is None):
+        raise InvalidInput(
+            "node.link is bridges, so node.bridged_gpus (2 for pairs) and node.pcie_bytes_per_s "
+            "are needed too"
+        )
+    if node.link is not LinkKind.BRIDGES and node.bridged_gpus != 1:
+        raise InvalidInput(f"node.bridged_gpus is only for bridges, not for {node.link}")
+    if node.nvls and node.link is not LinkKind.NVSWITCH:
+        raise InvalidInput("node.nvls is true, but only NVSwitches can reduce (NVLink SHARP)")
+    return node

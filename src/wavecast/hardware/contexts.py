@@ -11,7 +11,7 @@ from functools import cache
 
 from wavecast import ops
 from wavecast.files import shipped_toml
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.ops import Kind
 from wavecast.traces.step import Trace
 

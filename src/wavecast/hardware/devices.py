@@ -8,16 +8,31 @@ bytes/s, FLOP/s, W. A number without a source is left out (``None``), never gues
 from __future__ import annotations
 
 import functools
+import os
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from wavecast.errors import UnknownName
-from wavecast.files import shipped
-from wavecast.hardware.device import Device
-from wavecast.hardware.device_files import own_devices_folder, read_device, read_shipped
-from wavecast.hardware.fact_files import slug, user_files
-from wavecast.hardware.names import keys_of, the_one
+from wavecast.errors import InvalidInput, UnknownName, prefixed
+from wavecast.files import config_folder, read_toml, shipped, toml_text, write_checked
+from wavecast.hardware.fact_files import (
+    NumberRange,
+    keys_of,
+    names_of,
+    number_of,
+    refuse_unknown,
+    slug,
+    table_of,
+    text_of,
+    the_one,
+    user_files,
+    value_and_source,
+)
+from wavecast.ops import Unit, fallbacks
 from wavecast.reading import kind_of
+from wavecast.results import Shown
 
 
 def devices() -> tuple[Device, ...]:
@@ -125,3 +140,297 @@ def _order(device: Device) -> tuple[object, ...]:
     parts = re.split(r"(\d+)", device.name.lower())
     natural = [(int(part), "") if part.isdigit() else (0, part) for part in parts]
     return rank(_VENDORS, device.vendor), rank(_BY_AGE, device.architecture), natural, device.id
+
+
+# The facts about one accelerator.
+#
+# Conventions:
+#
+# * A *device* is what a framework sees: one die of a K80, one GCD of an MI250X.
+# * ``memory_bytes`` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much
+#   (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB",
+#   have
+#   the number that nvidia-smi shows.
+# * Rates are dense. Those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch
+#   uses
+#   them: a GeForce then runs at half its advertised tensor rate.
+# * The attributes of a `Device` are nominal numbers. Measured numbers are in `Device.measured`.
+
+
+RATE_UNITS = (
+    "fp64",
+    "fp32",
+    "fp16",
+    "fp32_tensor",
+    "tf32_tensor",
+    "fp16_tensor",
+    "bf16_tensor",
+    "fp8_tensor",
+    "int8_tensor",
+)
+"""The arithmetic units of `Device.rate`. Those without ``_tensor`` are the CUDA cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A measured number and its source."""
+
+    value: float
+    source: str
+
+
+class _Named(type):
+    """A metaclass that gives devices as attributes: `Device.V100`, `Device.H100_SXM_80GB`."""
+
+    def __getattr__(cls, name: str) -> Device:
+        if not name[:1].isupper():
+            raise AttributeError(f"Device has no attribute {name!r}")
+
+        try:
+            return device(_HABITAT.get(name) or name.replace("_", " "))
+        except UnknownName as error:
+            raise AttributeError(f"Device.{name}: {error}") from error
+
+
+_HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
+"""The GPUs of Habitat's paper (table 2) whose names fit several of our devices. Its V100 is that of
+AWS's p3.2xlarge (section 5.1), which has the SXM2 card."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Device(Shown, metaclass=_Named):
+    """One accelerator as a framework sees it. ``None`` means that a number is unknown.
+
+    Units are SI: bytes, bytes/s, FLOP/s, Hz, W. ``fp32_tensor_flops`` is fp32 on matrix cores,
+    which AMD's CDNA has and NVIDIA does not. ``sm_count`` counts compute units on AMD and Xe cores
+    on Intel. ``nvlink_bytes_per_s`` is the link between GPUs (Infinity Fabric on AMD); on PCIe
+    cards it needs a bridge, as its source says. Both link speeds are per direction.
+
+    >>> Device.H100_SXM_80GB.sm_count
+    132
+    """
+
+    id: str
+    name: str
+    vendor: str
+    architecture: str
+    memory_bytes: int
+    memory_bytes_per_s: float
+    fp32_flops: float
+    aliases: tuple[str, ...] = ()
+    compute_capability: tuple[int, int] | None = None
+    sm_count: int | None = None
+    base_clock_hz: float | None = None
+    boost_clock_hz: float | None = None
+    l2_bytes: int | None = None
+    fp64_flops: float | None = None
+    fp16_flops: float | None = None
+    fp32_tensor_flops: float | None = None
+    tf32_tensor_flops: float | None = None
+    fp16_tensor_flops: float | None = None
+    bf16_tensor_flops: float | None = None
+    fp8_tensor_flops: float | None = None
+    int8_tensor_flops: float | None = None
+    shared_bytes_per_sm: int | None = None
+    shared_bytes_per_block_optin: int | None = None
+    registers_per_sm: int | None = None
+    max_threads_per_sm: int | None = None
+    max_blocks_per_sm: int | None = None
+    nvlink_bytes_per_s: float | None = None
+    pcie_bytes_per_s: float | None = None
+    tdp_w: float | None = None
+    # Dictionaries cannot be hashed. Devices that differ only here are unequal all the same.
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
+    measured: Mapping[str, Fact] = field(default_factory=dict, hash=False, repr=False)
+
+    def rate(self, unit: str) -> float | None:
+        """Dense FLOP/s of a unit ("fp32", "bf16_tensor", ...), or None if absent or unknown.
+
+        Raises:
+            UnknownName: `unit` is not one of `RATE_UNITS`.
+        """
+        if unit not in RATE_UNITS:
+            listed = ", ".join(RATE_UNITS)
+            raise UnknownName(f'unknown arithmetic unit "{unit}"; the units are {listed}')
+        flops: float | None = getattr(self, f"{unit}_flops")
+        return flops
+
+    def __str__(self) -> str:
+        return self.name
+
+
+# Device files: one TOML file describes one GPU, with a source for each number.
+
+
+def own_devices_folder() -> Path:
+    """The folder of the user's device files."""
+    return config_folder() / "devices"
+
+
+@functools.cache
+def read_shipped(path: Path) -> Device:
+    """The device in a file of the package, where every number must have a source."""
+    return _read(path, need_sources=True)
+
+
+def read_device(path: str | os.PathLike[str]) -> Device:
+    """The device that a TOML file describes; its id is the file's name.
+
+    Raises:
+        InvalidInput: the file cannot be read or is not a device file; says which key and why.
+    """
+    return _read(Path(path), need_sources=False)
+
+
+# The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
+_CLOCK = NumberRange("Hz", 1e8, 1e10)
+_BYTES = NumberRange("bytes", 1e8, 1e14, whole=True)
+_BYTES_PER_S = NumberRange("bytes/s", 1e8, 1e15)
+_FLOPS = NumberRange("FLOP/s", 1e9, 1e18)
+_NUMBERS: Mapping[str, NumberRange] = {
+    "sm_count": NumberRange("a count", 1, 1e5, whole=True),
+    "base_clock_hz": _CLOCK,
+    "boost_clock_hz": _CLOCK,
+    "memory_bytes": _BYTES,
+    "memory_bytes_per_s": _BYTES_PER_S,
+    "l2_bytes": NumberRange("bytes", 1e4, 1e11, whole=True),
+    **{f"{unit}_flops": _FLOPS for unit in RATE_UNITS},
+    "shared_bytes_per_sm": NumberRange("bytes", 1e3, 1e8, whole=True),
+    "shared_bytes_per_block_optin": NumberRange("bytes", 1e3, 1e8, whole=True),
+    "registers_per_sm": NumberRange("a count", 1e3, 1e8, whole=True),
+    "max_threads_per_sm": NumberRange("a count", 1, 1e5, whole=True),
+    "max_blocks_per_sm": NumberRange("a count", 1, 1e5, whole=True),
+    "nvlink_bytes_per_s": _BYTES_PER_S,
+    "pcie_bytes_per_s": _BYTES_PER_S,
+    "tdp_w": NumberRange("W", 1, 1e5),
+}
+_WHAT = "a device"
+_TEXTS = ("name", "vendor", "architecture")
+_REQUIRED = ("memory_bytes", "memory_bytes_per_s", "fp32_flops")
+_MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in RATE_UNITS))
+
+
+def _read(path: Path, *, need_sources: bool) -> Device:
+    with prefixed(f"{path}: "):
+        table = read_toml(path)
+        refuse_unknown(table, (*_TEXTS, "aliases", "nominal", "measured"), _WHAT)
+        nominal = table_of(table, "nominal")
+        measured = table_of(table, "measured")
+        refuse_unknown(nominal, ("compute_capability", *_NUMBERS), _WHAT, "nominal.")
+        refuse_unknown(measured, _MEASURED, _WHAT, "measured.")
+        values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS}
+        sources: dict[str, str] = {}
+        for key, raw in nominal.items():
+            value, sources[key] = value_and_source(raw, f"nominal.{key}", _WHAT, need_sources)
+            values[key] = _checked(key, value, "nominal.")
+        for key in _REQUIRED:
+            if key not in values:
+                raise InvalidInput(f"nominal.{key} is missing")
+        return Device(
+            id=slug(path.stem),
+            aliases=names_of(table, "aliases"),
+            sources={key: source for key, source in sources.items() if source},
+            measured=dict(_facts(measured, need_sources)),
+            **values,
+        )
+
+
+def _checked(key: str, value: object, where: str) -> float | tuple[int, int]:
+    if key == "compute_capability":
+        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", value) if isinstance(value, str) else None
+        if match is None:
+            raise InvalidInput(f'{where}{key} must be written like "9.0", not {value!r}')
+        return int(match[1]), int(match[2])
+    return number_of(value, _NUMBERS[key], f"{where}{key}")
+
+
+def _facts(measured: Mapping[str, Any], need_sources: bool) -> Iterator[tuple[str, Fact]]:
+    for key, raw in measured.items():
+        value, source = value_and_source(raw, f"measured.{key}", _WHAT, need_sources)
+        yield key, Fact(number_of(value, _NUMBERS[key], f"measured.{key}"), source)
+
+
+# Writing device files.
+
+_NOT_NOMINAL = (*_TEXTS, "id", "aliases", "sources", "measured")
+
+
+def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
+    """The device with these measured facts, which replace older ones of the same name."""
+    return replace(device, measured={**device.measured, **facts})
+
+
+def save(device: Device, folder: Path | None = None) -> Path:
+    """Write a device file, all or nothing; returns its path.
+
+    By default it goes to the user's folder, where `device` finds it by its id.
+    """
+    path = (folder or own_devices_folder()) / f"{device.id}.toml"
+    write_checked(path, to_toml(device), read_device)
+    return path
+
+
+def to_toml(device: Device) -> str:
+    """The text of a device's file, in the format of `data/devices/*.toml`."""
+    nominal = {
+        field.name: _fact(value, device.sources.get(field.name, ""))
+        for field in fields(device)
+        if field.name not in _NOT_NOMINAL and (value := getattr(device, field.name)) is not None
+    }
+    measured = {name: _fact(fact.value, fact.source) for name, fact in device.measured.items()}
+    return toml_text(
+        {name: getattr(device, name) for name in _TEXTS}
+        | {"aliases": list(device.aliases), "nominal": nominal, "measured": measured or None}
+    )
+
+
+def _fact(value: object, source: str) -> object:
+    shown = ".".join(map(str, value)) if isinstance(value, tuple) else value
+    return {"value": shown, "source": source} if source else shown
+
+
+# Families of GPUs that run the same attention kernels, so that one trace serves all of them.
+#
+# A family is named by a compute capability.
+
+
+Family = tuple[int, int]
+
+# Capabilities whose GPUs are a family alone.
+_EXACT = ((9, 0), (10, 0))
+# All other GPUs belong to the first of these that is not newer than they are.
+_FROM = ((8, 0), (7, 5), (7, 0), (5, 0), (0, 0))
+
+
+def family(gpu: Device) -> Family:
+    """The family of a GPU."""
+    # AMD and others run flash attention, as an A100 does.
+    return family_of(gpu.compute_capability or (8, 0))
+
+
+def family_of(capability: tuple[int, int]) -> Family:
+    """The family of the GPUs with a compute capability."""
+    if capability in _EXACT:
+        return capability
+    return next(first for first in _FROM if capability >= first)
+
+
+# The arithmetic unit on which a GPU runs an op.
+
+
+AMPERE_SHARE = {9: 0.63, 10: 0.63}
+"""The share of a tensor core's peak that kernels with Ampere's instructions (`mma.sync`) attain, by
+the major compute capability of GPUs with faster ones: 62.9% on average on Hopper (Luo et al.,
+"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024). Blackwell's is taken to be
+alike."""
+
+
+def available(unit: Unit, device: Device) -> Unit | None:
+    """The unit on which this GPU runs ops meant for `unit`: that unit, else a fallback.
+
+    None when the GPU has neither.
+    """
+    for candidate in (unit, *fallbacks(unit)):
+        if candidate in RATE_UNITS and device.rate(candidate) is not None:
+            return candidate
+    return None

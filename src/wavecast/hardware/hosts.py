@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Protocol
@@ -14,9 +15,9 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.files import shipped_toml
+from wavecast.hardware.clusters import Cluster
 from wavecast.ops import Kind, fused
 from wavecast.ops.registry import integer
-from wavecast.traces.composites import inner_views
 from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, XLA_CALL, CompiledGraph, graphs_of
 from wavecast.traces.recomputed import blocks, recomputed
 from wavecast.traces.step import Call, Op, Phase
@@ -392,3 +393,180 @@ def _check_factor(factor: float) -> None:
             f"the host factor must be 0 or above, not {factor}: 2 is a host half as "
             "fast as the reference, 0 one that costs nothing"
         )
+
+
+# Processors, and how fast they issue work, relative to the reference host.
+#
+# The reference host was measured on one processor. The speed of one thread on another processor
+# follows from its clock and its generation (`data/processors.toml`).
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """A processor, as far as the speed of one thread depends on it."""
+
+    name: str
+    core: str
+    """Its generation."""
+    boost_hz: float
+    """The highest clock of one core."""
+    work_per_clock: float
+    """What one core of this generation does in a clock, relative to Intel's Skylake."""
+    memory_bytes_per_s: float | None = None
+    """The bandwidth of the memory of one socket, all channels together. None if unknown."""
+
+    @property
+    def speed(self) -> float:
+        """The speed of one thread; only ratios have a meaning."""
+        return self.boost_hz * self.work_per_clock
+
+
+@functools.cache
+def processors() -> dict[str, Processor]:
+    """The known processors by name."""
+    table = shipped_toml("processors.toml")
+    work = {core: fact["value"] for core, fact in table["work_per_clock"].items()}
+    return {
+        name: Processor(
+            name,
+            facts["core"],
+            facts["boost_hz"]["value"],
+            work[facts["core"]],
+            facts.get("memory_bytes_per_s", {}).get("value"),
+        )
+        for name, facts in table["processors"].items()
+    }
+
+
+def reference_processor() -> Processor:
+    """The processor of the reference host."""
+    return processors()[shipped_toml("processors.toml")["reference"]["value"]]
+
+
+_SCALED = "those of the reference host, scaled to the speed of one thread"
+
+
+@dataclass(frozen=True, slots=True)
+class UsualHost:
+    """A host of a usual kind, which stands for machines that nobody has calibrated."""
+
+    name: str
+    about: str
+    processor: Processor
+    sustained: float
+    """The share of the highest clock that a thread keeps."""
+    source: str
+    """Where that share is from."""
+
+    @property
+    def factor(self) -> float:
+        """The time that it takes, relative to the reference host."""
+        return reference_processor().speed / (self.processor.speed * self.sustained)
+
+    @property
+    def host(self) -> Host:
+        """The host, for predictions."""
+        name = f"{self.name} (as {self.processor.name}: reference x{self.factor:.2f})"
+        kept = f"it keeps {self.sustained:.0%} of its highest clock ({self.source})"
+        source = f"{_SCALED}; {kept}"
+        return replace(REFERENCE_HOST.scaled(self.factor), name=name, source=source)
+
+
+@functools.cache
+def usual_hosts() -> dict[str, UsualHost]:
+    """Hosts of usual kinds by name, the fastest first.
+
+    >>> list(usual_hosts())[:3]
+    ['desktop', 'workstation', 'laptop']
+    """
+    hosts = [
+        UsualHost(
+            name=name,
+            about=facts["about"],
+            processor=processors()[facts["processor"]],
+            sustained=facts["sustained"]["value"],
+            source=facts["sustained"]["source"],
+        )
+        for name, facts in shipped_toml("usual_hosts.toml").items()
+    ]
+    return {host.name: host for host in sorted(hosts, key=lambda host: host.factor)}
+
+
+def host_of(cluster: Cluster) -> Host:
+    """The reference host, scaled to the processor of a cluster.
+
+    It is not scaled if the cluster names no processor, or an unknown one.
+
+    >>> from wavecast.hardware.clusters import cluster
+    >>> host_of(cluster("dgx-a100")).name
+    'reference, scaled to AMD EPYC 7742 (x1.54)'
+    """
+    processor = processors().get(cluster.node.processor or "")
+    if processor is None:
+        return REFERENCE_HOST
+    factor = reference_processor().speed / processor.speed
+    name = f"reference, scaled to {processor.name} (x{factor:.2f})"
+    return replace(REFERENCE_HOST.scaled(factor), name=name, source=_SCALED)
+
+
+def update_rate(cluster: Cluster) -> float | None:
+    """The bytes per second that an optimizer moves in the memory of a machine's host.
+
+    All ranks of the machine share it. None if the bandwidth of that memory is unknown.
+
+    >>> from wavecast.hardware.clusters import cluster
+    >>> f"{update_rate(cluster('dgx-2')):.3g}"
+    '1.09e+11'
+    """
+    node = cluster.node
+    bandwidth = node.memory_bytes_per_s
+    processor = processors().get(node.processor or "")
+    if bandwidth is None and processor is not None and processor.memory_bytes_per_s is not None:
+        bandwidth = processor.memory_bytes_per_s * node.sockets
+    if bandwidth is None:
+        return None
+    attained: float = shipped_toml("processors.toml")["attained_by_optimizers"]["value"]
+    return bandwidth * attained
+
+
+# Views that an op written in C++ makes by itself: `linear` and `matmul` reshape what they get.
+#
+# Python issues one op, and torch's dispatcher sees four or five. Views among them cost the host a
+# fraction of what a view in Python code costs.
+
+
+_OF_LINEAR = ("aten.t", "aten.view")
+_OF_MATMUL = ("aten.expand", "aten.view", "aten._unsafe_view")
+
+
+def inner_views(calls: Sequence[Call]) -> list[int]:
+    """The positions of views that are part of a `linear` or a `matmul`.
+
+    `linear` runs t, view, mm, _unsafe_view without a bias, and view, t, addmm, view with one.
+    `matmul` runs expand and view of both sides, bmm and _unsafe_view.
+    """
+    names = [call.op.base for call in calls]
+    inner = {at for at, name in enumerate(names) if name == "aten._unsafe_view"}
+    for at, name in enumerate(names):
+        if name in ("aten.mm", "aten.addmm"):
+            inner.update(_around_linear(names, at))
+        elif name == "aten.bmm" and names[at + 1 : at + 2] == ["aten._unsafe_view"]:
+            inner.update(_right_before(names, at, _OF_MATMUL))
+    return sorted(inner)
+
+
+def _around_linear(names: Sequence[str], at: int) -> list[int]:
+    """The views around the matmul of a `linear`. Empty if its weight is not transposed there."""
+    before = _right_before(names, at, _OF_LINEAR)[:2]
+    if not any(names[position] == "aten.t" for position in before):
+        return []
+    has_bias = names[at] == "aten.addmm"
+    return [*before, at + 1] if has_bias and names[at + 1 : at + 2] == ["aten.view"] else before
+
+
+def _right_before(names: Sequence[str], at: int, views: Collection[str]) -> list[int]:
+    """The positions of the views right before a call, the nearest first."""
+    first = at
+    while first > 0 and names[first - 1] in views:
+        first -= 1
+    return list(range(at - 1, first - 1, -1))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import re
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.files import config_folder
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import known_device
-from wavecast.hardware.host_files import HostFile, read_host
-from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.hardware.processors import host_of, usual_hosts
+from wavecast.errors import InvalidInput, UnknownName, prefixed
+from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device, known_device
+from wavecast.hardware.fact_files import refuse_unknown, table_of, text_of
+from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, Host, host_of, usual_hosts
 
 MINE, REFERENCE = "mine", "reference"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -161,3 +164,237 @@ def _has(file: HostFile, gpu: Device) -> bool:
         return bool(file.gpu) and known_device(file.gpu).id == gpu.id
     except UnknownName:
         return False
+
+
+# Host files: reading and writing the TOML files that describe calibrated hosts.
+
+
+MEASURED_ON_GPU = ("launch_s", "sync_s", "graph_s", "node_s")
+"""Costs that are measured directly, on a GPU. Without a GPU they are the reference host's."""
+BENCHMARKS = ("cpu", "cuda")
+"""The devices on which the host benchmark runs."""
+_LONGEST_S = 1.0
+_TEXTS = ("processor", "machine", "gpu")
+_SHARES = ("busy_before", "busy_during")
+_KEYS = ("name", "date", "software", "source", *_TEXTS, *_SHARES, "costs", *BENCHMARKS)
+_WITH_GPU = "wavecast calibrate, with "
+"""How files without the key `gpu` name it in their source."""
+
+BUSY_SHARE = 0.1
+"""The CPU share of other programs from which a machine is called busy."""
+
+
+@dataclass(frozen=True)
+class HostFile:
+    """A calibrated host as its file describes it."""
+
+    name: str
+    date: date
+    """The day of the calibration."""
+    software: str
+    """The versions with which the benchmark ran."""
+    source: str
+    """How the host was measured."""
+    costs: Mapping[str, float]
+    """The seconds of each of `hosts.COSTS`."""
+    times: Mapping[str, Mapping[str, float]]
+    """The benchmark's seconds on "cpu" and "cuda", by the cost that each pattern stands for."""
+    processor: str = ""
+    machine: str = ""
+    """The machine's name in its network. Empty in files of earlier versions."""
+    gpu: str = ""
+    """The GPU that the benchmark ran on, as its driver names it. Empty if there was none."""
+    busy_before: float | None = None
+    """The share of the machine's CPU time that other programs used just before the benchmark. None
+    if the system does not say."""
+    busy_during: float | None = None
+    """The same share during the benchmark."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs used so much of the CPU that the times may be too long."""
+        return max(self.busy_before or 0.0, self.busy_during or 0.0) >= BUSY_SHARE
+
+    @property
+    def host(self) -> Host:
+        """The host, for predictions."""
+        name = f"{self.name}, calibrated {self.date.isoformat()}"
+        return Host(name=name, known=True, source=self.source, **self.costs)
+
+    @property
+    def factor(self) -> float:
+        """The slowdown relative to the reference host: the geometric mean over costs."""
+        pairs = [
+            (self.costs[cost], getattr(REFERENCE_HOST, cost))
+            for cost in COSTS
+            if cost not in MEASURED_ON_GPU
+        ]
+        return _geometric_mean(own / reference for own, reference in pairs if own > 0)
+
+
+def _geometric_mean(factors: Iterable[float]) -> float:
+    logs = [math.log(factor) for factor in factors]
+    return math.exp(sum(logs) / len(logs)) if logs else 0.0
+
+
+def read_host(path: Path) -> HostFile:
+    """The host that a TOML file describes.
+
+    Raises:
+        InvalidInput: the file cannot be read or is not a host file; says which key and why.
+    """
+    with prefixed(f"{path}: "):
+        table = read_toml(path)
+        refuse_unknown(table, _KEYS, "a host")
+        day = table.get("date")
+        if not isinstance(day, date):
+            raise InvalidInput("date must be a day, written 2026-01-31")
+        costs = read_times(table, "costs")
+        if missing := [cost for cost in COSTS if cost not in costs]:
+            raise InvalidInput(f"costs has no {', '.join(missing)}")
+        return HostFile(
+            name=text_of(table, "name"),
+            date=day,
+            software=text_of(table, "software"),
+            source=text_of(table, "source"),
+            costs=costs,
+            times={title: read_times(table, title) for title in BENCHMARKS if title in table},
+            **_optional(table),
+        )
+
+
+def _optional(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of keys that files of earlier versions do not have."""
+    values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS if key in table}
+    source = str(table.get("source", ""))
+    if "gpu" not in table and source.startswith(_WITH_GPU):
+        values["gpu"] = source.removeprefix(_WITH_GPU)
+    for key in _SHARES:
+        share = table.get(key)
+        if share is None:
+            continue
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise InvalidInput(f"{key} must be a number from 0 to 1, not {share!r}")
+        values[key] = float(share)
+    return values
+
+
+def save(host: HostFile, path: Path) -> None:
+    """Write a host file, all or nothing."""
+    write_checked(path, to_toml(host), read_host)
+
+
+def to_toml(host: HostFile) -> str:
+    """The text of a host's file."""
+    texts = {"name": host.name, "software": host.software, "source": host.source}
+    texts |= {key: text for key in _TEXTS if (text := getattr(host, key))}
+    shares = {key: share for key in _SHARES if (share := getattr(host, key)) is not None}
+    costs = {
+        title: {key: float(f"{seconds:.4g}") for key, seconds in times.items()}
+        for title, times in {"costs": host.costs, **host.times}.items()
+    }
+    return toml_text(
+        texts
+        | {"date": host.date}
+        | {key: round(share, 3) for key, share in shares.items()}
+        | costs
+    )
+
+
+def read_times(table: Mapping[str, Any], title: str) -> dict[str, float]:
+    """The seconds by cost in one table of a host file.
+
+    Raises:
+        InvalidInput: it is not a table, or a key or value in it is wrong.
+    """
+    times = table_of(table, title)
+    for key, value in times.items():
+        if key not in COSTS:
+            raise InvalidInput(f"{title}.{key} is not a cost; known are {', '.join(COSTS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidInput(f"{title}.{key} must be a number, not {value!r}")
+        if not 0 <= value <= _LONGEST_S:
+            raise InvalidInput(
+                f"{title}.{key} = {value} is outside 0 to {_LONGEST_S:g}: the unit is seconds"
+            )
+    return {key: float(value) for key, value in times.items()}
+
+
+# Calibration of a host: its costs are those of the reference host times one measured factor.
+#
+# `wavecast calibrate` times a few small patterns of ops
+# (`frameworks.pytorch.measurement.issuing`). The factor is the median, over the patterns that
+# launch kernels, of this host's time divided by the reference host's time. The costs of the
+# reference host were fitted on whole steps.
+
+
+_PYTHON_ONLY = ("view_s", "module_s")
+"""Patterns that run Python code alone. Slow machines are slower still at these than at whole steps,
+which wait for memory and driver as well (docs/adr/0018), so they are left out of the median."""
+
+
+def calibrated(
+    name: str,
+    times: Mapping[str, Mapping[str, float]],
+    direct: Mapping[str, float],
+    *,
+    software: str,
+    source: str,
+    machine: MeasuredMachine | None = None,
+    reference: Mapping[str, Mapping[str, float]] | None = None,
+) -> HostFile:
+    """The calibrated host, from the times of the benchmark.
+
+    All costs get the same factor. On six machines this predicted steps better than a factor for
+    each cost (docs/adr/0017).
+
+    Args:
+        name: the name of the host.
+        times: the benchmark's seconds by cost, on "cpu" and, where there is a GPU, on "cuda".
+            Those on "cuda" are used when both are given.
+        direct: costs in seconds that were measured on a GPU themselves.
+        software: the versions with which the benchmark ran.
+        source: how the host was measured.
+        machine: the machine, and how busy it was.
+        reference: the benchmark's times on the reference host; the shipped ones by default.
+    """
+    benchmark = "cuda" if "cuda" in times else "cpu"
+    factor = factor_of(times[benchmark], (reference or reference_times())[benchmark])
+    scaled = REFERENCE_HOST.scaled(factor)
+    costs = {
+        cost: getattr(REFERENCE_HOST if cost in MEASURED_ON_GPU else scaled, cost) for cost in COSTS
+    }
+    file = HostFile(name, date.today(), software, source, costs | dict(direct), times)
+    return file if machine is None else replace(file, **asdict(machine))
+
+
+@dataclass(frozen=True)
+class MeasuredMachine:
+    """The machine that a host was measured on; the fields are those of `HostFile`."""
+
+    processor: str
+    machine: str
+    gpu: str
+    busy_before: float | None
+    busy_during: float | None
+
+
+def reference_times() -> dict[str, dict[str, float]]:
+    """The benchmark's seconds by cost on the reference host, for "cpu" and for "cuda"."""
+    table = shipped_toml("hosts/reference.toml")
+    return {benchmark: read_times(table, benchmark) for benchmark in BENCHMARKS}
+
+
+def factor_of(times: Mapping[str, float], reference: Mapping[str, float]) -> float:
+    """The slowdown of a host relative to the reference host, from its benchmark times."""
+    ratios = [
+        times[name] / reference[name]
+        for name in times
+        if reference.get(name) and name not in _PYTHON_ONLY
+    ]
+    if not ratios or not all(0 < ratio < math.inf for ratio in ratios):
+        raise InvalidInput(
+            f"these are not times of the host benchmark: {dict(times)}; it needs a positive time "
+            f"for at least one of {', '.join(n for n in reference if n not in _PYTHON_ONLY)}"
+        )
+    return statistics.median(ratios)

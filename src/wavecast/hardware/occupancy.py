@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.traces.step import Kernel
 
 WARP_THREADS = 32

@@ -13,9 +13,13 @@ from typing import Any
 from transformers import TrainerCallback
 
 from wavecast.integrations.step_copies import StepRecipe, on_host, step_of
-from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
-from wavecast.integrations.training_watch import TrainingWatch
-from wavecast.runs.readers.facts import Facts
+from wavecast.integrations.training_watch import (
+    TrainingRecorder,
+    TrainingWatch,
+    gpu_name,
+    precision_of,
+)
+from wavecast.runs.readers.timing import Facts
 
 
 class _TimedTrainerCallback(TrainerCallback):

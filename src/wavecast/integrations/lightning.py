@@ -16,9 +16,13 @@ from typing import Any
 
 from wavecast.errors import CaptureError, MissingExtra
 from wavecast.integrations.step_copies import StepRecipe, on_host, step_of
-from wavecast.integrations.training_recorder import TrainingRecorder, gpu_name, precision_of
-from wavecast.integrations.training_watch import TrainingWatch
-from wavecast.runs.readers.facts import Facts, Given, find_facts
+from wavecast.integrations.training_watch import (
+    TrainingRecorder,
+    TrainingWatch,
+    gpu_name,
+    precision_of,
+)
+from wavecast.runs.readers.timing import Facts, Given, find_facts
 
 
 def _callback() -> Any:

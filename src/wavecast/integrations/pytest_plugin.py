@@ -18,8 +18,8 @@ import pytest
 
 if TYPE_CHECKING:
     import wavecast
-    from wavecast.checks.baseline import Baseline
-    from wavecast.steps.summary import StepSummary
+    from wavecast.analysis.comparison import StepSummary
+    from wavecast.campaigns.checks.baseline import Baseline
 
 MakeStep = Callable[[], Callable[[], Any]]
 _UPDATE = "--wavecast-update"
@@ -109,7 +109,7 @@ class StepAssertions:
             tolerance: how much figures may change, as in `wavecast.toml`: shares of `time`,
                 `memory`, `gpu` and `host`, a number of `waits`; None leaves a figure out.
         """
-        from wavecast.checks.config import BASELINE
+        from wavecast.campaigns.checks.config import BASELINE
 
         path = self._folder / (BASELINE if baseline is None else baseline)
         target = name or self._test
@@ -122,8 +122,8 @@ class StepAssertions:
 
     def _summaries(self, make_step: MakeStep, gpus: Sequence[str]) -> dict[str, StepSummary]:
         import wavecast
-        from wavecast.checks.baseline import kept
-        from wavecast.steps.summary import summary_of
+        from wavecast.analysis.comparison import summary_of
+        from wavecast.campaigns.checks.baseline import kept
 
         traces = wavecast.trace(make_step, gpus=gpus)
         steps = [wavecast.predict(traces, gpu, host="reference") for gpu in gpus]
@@ -139,15 +139,15 @@ def _fail(message: str) -> None:
 
 
 def _read(path: Path) -> Baseline | None:
-    from wavecast.checks.baseline import read_baseline
+    from wavecast.campaigns.checks.baseline import read_baseline
 
     return read_baseline(path) if path.exists() else None
 
 
 def _write(path: Path, target: str, now: dict[str, StepSummary]) -> None:
     import wavecast
-    from wavecast.checks.baseline import Baseline, write_baseline
-    from wavecast.checks.checking import software
+    from wavecast.campaigns.checks.baseline import Baseline, write_baseline
+    from wavecast.campaigns.checks.checking import software
 
     if os.environ.get("PYTEST_XDIST_WORKER"):
         _fail(f"baselines are written by one process; run pytest -n 0 {_UPDATE}")
@@ -161,10 +161,9 @@ def _compare(
     path: Path, target: str, now: dict[str, StepSummary], tolerance: Mapping[str, float | None]
 ) -> None:
     import wavecast
-    from wavecast.checks.checking import compare_step, software
-    from wavecast.checks.config import given_tolerances
-    from wavecast.checks.explaining import explained
-    from wavecast.checks.verdicts import FAILING, Outcome
+    from wavecast.campaigns.checks.checking import compare_step, software
+    from wavecast.campaigns.checks.config import given_tolerances
+    from wavecast.campaigns.checks.verdicts import FAILING, Outcome, explained
 
     kept = _read(path)
     if kept is None or target not in kept.steps:

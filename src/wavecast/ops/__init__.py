@@ -12,7 +12,7 @@ from wavecast.ops.costs import (
     launches,
     totals,
 )
-from wavecast.ops.movement import copies_pinned
+from wavecast.ops.pointwise import copies_pinned
 from wavecast.ops.registry import Cost, Kind, cost
 from wavecast.ops.units import Unit, fallbacks, unit
 

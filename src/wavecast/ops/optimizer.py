@@ -81,3 +81,12 @@ def _fused_sgd(op: Op) -> Cost:
 @cost("aten._fused_adagrad", kind=Kind.OPTIMIZER)
 def _fused_adagrad(op: Op) -> Cost:
     return _fused(op, states=1, steps=True, flops=8)
+
+
+# The cost of collectives for one GPU: the traffic of its memory.
+
+
+@cost("nccl.*", "c10d.*", "_c10d_functional.*", "c10d_functional.*", kind=Kind.COLLECTIVE)
+def _collective(op: Op) -> Cost:
+    """The traffic between GPUs depends on their number and is not counted here."""
+    return Cost(0, read(op.inputs), written(op.outputs))

@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from wavecast.parallel.editing import COMPUTE, OFFLOAD, REDUCTIONS, flat, wait
-from wavecast.parallel.exchanges import shard_of
-from wavecast.parallel.expert_ranks import Holders
+from wavecast.parallel.exchanges import COMPUTE, OFFLOAD, REDUCTIONS, flat, shard_of, wait
+from wavecast.parallel.experts import Holders
 from wavecast.parallel.gradients import Gradient, framework_buckets, gradients
 from wavecast.parallel.sharded import weight_dtype
 from wavecast.parallel.strategy import Parallel

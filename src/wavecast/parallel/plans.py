@@ -17,7 +17,7 @@ import numpy as np
 from wavecast.errors import InvalidInput
 from wavecast.parallel.sharding.placements import Shard, ShardLayout, even, layout_of
 from wavecast.parallel.sharding.units import Numbers, Source, Units
-from wavecast.traces.blocks import block_finder
+from wavecast.traces.recomputed import block_finder
 from wavecast.traces.step import Trace
 
 _COLUMNS = ("colwise", "packed_colwise", "local_colwise", "embedding_colwise")

@@ -17,9 +17,19 @@ from functools import lru_cache
 from itertools import count, zip_longest
 
 from wavecast.ops.fused import shared_attrs
-from wavecast.parallel.editing import COMPUTE, GATHERS, REDUCTIONS, flat, kernel, wait
-from wavecast.parallel.exchanges import all_gather, all_reduce, reduce_scatter, shard_of
-from wavecast.parallel.expert_ranks import Holders
+from wavecast.parallel.exchanges import (
+    COMPUTE,
+    GATHERS,
+    REDUCTIONS,
+    all_gather,
+    all_reduce,
+    flat,
+    kernel,
+    reduce_scatter,
+    shard_of,
+    wait,
+)
+from wavecast.parallel.experts import Holders
 from wavecast.parallel.gradients import (
     Gradient,
     clips,
@@ -30,9 +40,9 @@ from wavecast.parallel.gradients import (
     updated_parameters,
 )
 from wavecast.parallel.strategy import Parallel, RankAxis
-from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit, Inserted, Time
 from wavecast.traces.graphs import has_graphs
+from wavecast.traces.recomputed import block_finder
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 

@@ -9,22 +9,25 @@ from typing import Generic, TypeVar
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
-from wavecast.parallel.compiled_graphs import cut_graphs, cuts_at_blocks
-from wavecast.parallel.data import cut_at_buckets, with_reduction
-from wavecast.parallel.editing import COMPUTE, flat, wait
-from wavecast.parallel.gradients import gradients
-from wavecast.parallel.habits.applying import with_habits
-from wavecast.parallel.habits.attention import with_attention
+from wavecast.parallel.exchanges import COMPUTE, flat, wait
+from wavecast.parallel.gradients import cut_graphs, cuts_at_blocks, gradients
+from wavecast.parallel.habits.applying import with_attention, with_habits
 from wavecast.parallel.layers import Layers
 from wavecast.parallel.offload import HostUpdate, with_offloaded_optimizer
-from wavecast.parallel.own_ranks import own_ranks
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
-from wavecast.parallel.ranks import ModelPart, ParallelStep, RankGroup
+from wavecast.parallel.ranks import (
+    ModelPart,
+    ParallelStep,
+    RankGroup,
+    cut_at_buckets,
+    own_ranks,
+    with_reduction,
+)
 from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
 from wavecast.parallel.strategy import Parallel
-from wavecast.traces.blocks import block_finder
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import compiled_gpu, has_graphs
+from wavecast.traces.recomputed import block_finder
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from wavecast.errors import InvalidInput
-from wavecast.showing import Shown
+from wavecast.results import Shown
 
 Offload = Literal["none", "optimizer"]
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer")

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.footprint.memory import Memory, memory
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.device import Device
+from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device, devices
+from wavecast.hardware.hosts import update_rate
 from wavecast.hardware.kept_hosts import find_host
-from wavecast.hardware.processors import update_rate
+from wavecast.parallel.ranks import ParallelStep
+from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.bounds import RankStates
 from wavecast.planning.cost import TrainingPlan, training_cost
-from wavecast.planning.listing_order import comparable
+from wavecast.planning.layouts import RankStates
 from wavecast.planning.prices import Price, PriceBook
-from wavecast.planning.rank_cache import RankCache
 from wavecast.planning.selection import Candidate
-from wavecast.planning.verification import is_verified
-from wavecast.predictors.base import Predictor, Scaler
+from wavecast.predictors.base import Familiarity, Predictor, Scaler
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_steps import ParallelSteps, refuse_without_network
-from wavecast.steps.prediction import Prediction
-from wavecast.steps.request import on_cluster, predict
+from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.steps.request import (
+    ParallelSteps,
+    default_predictor,
+    on_cluster,
+    predict,
+    refuse_without_network,
+)
 from wavecast.traces.step import Trace
 
 LARGEST_TRIED = 1 << 16
@@ -396,3 +402,80 @@ def _far_too_large(needs: list[int], device: Device) -> bool:
 
 def _too_large(nbytes: float) -> str:
     return f"{_NOT_FITTING}: needs {nbytes / (1 << 30):.1f} GiB"
+
+
+# What the ranks of a step run and hold, kept for all GPUs that its trace serves.
+
+
+@dataclass
+class RankCache:
+    """What ranks run and hold, which is the same on all GPUs that a trace serves."""
+
+    _steps: dict[tuple[int, Parallel], tuple[Trace, ParallelStep]] = field(default_factory=dict)
+    _held: dict[tuple[int, Parallel], Trace] = field(default_factory=dict)
+    _least: dict[int, tuple[Trace, int, RankStates]] = field(default_factory=dict)
+
+    def spread(self, trace: Trace, strategy: Parallel) -> ParallelStep:
+        """The step, spread over data-parallel ranks."""
+        key = id(trace), strategy
+        if key not in self._steps:
+            self._steps[key] = trace, spread(trace, strategy)  # the trace keeps its id
+        return self._steps[key][1]
+
+    def memory(self, trace: Trace, strategy: Parallel, device: Device) -> Memory | None:
+        """The memory of a rank; None if it is not known."""
+        if not trace.allocations:
+            return None
+        key = id(trace), strategy
+        if key not in self._held:
+            self._held[key] = fullest_trace(self.spread(trace, strategy))
+        return memory_of_rank(self._held[key], strategy, device)
+
+    def least_bytes(self, trace: Trace, strategy: Parallel) -> float:
+        """What a rank holds at least: the whole step, or its share of weights and states."""
+        if id(trace) not in self._least:
+            states = RankStates.of(trace)
+            self._least[id(trace)] = trace, peak_bytes(trace.allocations), states
+        _, peak, states = self._least[id(trace)]
+        shares = strategy.shard or strategy.offload != "none"
+        return states.least_bytes(strategy) if shares else peak
+
+
+# On which GPUs predictions can be believed: those of generations on which ops were measured.
+
+
+_SEEN = (Familiarity.MEASURED, Familiarity.PARTLY)
+
+
+def is_verified(device: Device) -> bool:
+    """Whether a GPU of the same vendor and generation was measured."""
+    return (device.vendor, device.architecture) in _measured_generations()
+
+
+@cache
+def _measured_generations() -> frozenset[tuple[str, str]]:
+    familiar = default_predictor().familiarity
+    return frozenset((one.vendor, one.architecture) for one in devices() if familiar(one) in _SEEN)
+
+
+# The order in which predictions are listed: GPUs on which the step does not fit come last.
+
+
+def comparable(prediction: Prediction) -> bool:
+    """Whether enough of a step was predicted to compare its time with that on other GPUs."""
+    return prediction.unpredicted_share <= TOO_MUCH
+
+
+def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions in the same order, but GPUs with too little memory come last."""
+    return sorted(predictions, key=lambda prediction: prediction.fits is False)
+
+
+def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions from the fastest GPU on, but GPUs with too little memory come last.
+
+    After them come those that are not `comparable`, in the order in which they were given.
+    """
+    rows = list(predictions)
+    ranked = sorted(filter(comparable, rows), key=lambda prediction: prediction.seconds)
+    return [*fitting_first(ranked), *(row for row in rows if not comparable(row))]

@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice
 
-from wavecast.planning.purchase import Purchase
+from wavecast.planning.cost import Purchase
 from wavecast.planning.schedule.jobs import Fleet, Job, Pool
-from wavecast.planning.schedule.starts import DrawnErrors
+from wavecast.planning.schedule.planned import DrawnErrors
 from wavecast.planning.simulation.queues import in_time
-from wavecast.planning.simulation.simulator import TooManyLate, simulate
-from wavecast.planning.simulation.state import Simulation
-from wavecast.showing import Shown
+from wavecast.planning.simulation.simulator import Simulation, TooManyLate, simulate
+from wavecast.results import Shown
 
 WEEK_S = 7 * 86400.0
 DAY_S = 86400.0

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
+import io
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
 
 from wavecast.errors import InvalidInput
+from wavecast.hardware.devices import Device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.prices import Price
-from wavecast.showing import Shown
+from wavecast.reading import read_text
+from wavecast.results import Shown
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Phase
 
@@ -340,3 +348,263 @@ def _times(
         f"say how often a {what} comes: --{what}-every N steps, or --dataset-samples for once in "
         "an epoch"
     )
+
+
+# Failures and restarts of long trainings on many GPUs.
+#
+# A failure of any GPU stops the training. What was done since the last checkpoint is lost, and the
+# restart takes time. The interval between checkpoints that loses least is that of Young ("A first
+# order approximation to the optimum checkpoint interval", CACM 1974) and Daly (2006): sqrt(2 x
+# checkpoint time x time between failures).
+
+
+LLAMA_3_GPU_HOURS = 54 * 24 * 16384 / 419
+"""The GPU hours between failures of Llama 3's training: 419 unexpected interruptions in 54 days on
+16,384 H100s (Grattafiori et al., "The Llama 3 Herd of Models", 2024, section 3.3.4)."""
+RESTART_S = 600.0
+"""The time from a failure to the first new step, if none is given. An assumption."""
+CHECKPOINT_S = 60.0
+"""The time for which one checkpoint stops a training, if none is given. An assumption."""
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """What failures and checkpoints cost a training."""
+
+    failures: float
+    """How many are expected."""
+    hours_between: float
+    """The mean time between two of them."""
+    checkpoint_every_s: float
+    """The time between checkpoints."""
+    share: float
+    """What checkpoints, lost work and restarts add to the time of the training."""
+
+
+def interruptions(
+    training_s: float,
+    gpus: int,
+    gpu_hours_between: float = LLAMA_3_GPU_HOURS,
+    checkpoint_s: float = CHECKPOINT_S,
+    restart_s: float = RESTART_S,
+    every_s: float | None = None,
+) -> Interruptions:
+    """The failures that are expected in a training, and the time that they cost.
+
+    Args:
+        training_s: the time of the training without them.
+        gpus: how many GPUs it has.
+        gpu_hours_between: the GPU hours between two failures.
+        checkpoint_s: how long one checkpoint stops the training.
+        restart_s: the time from a failure to the first new step.
+        every_s: the time between checkpoints. None for the best.
+
+    Raises:
+        InvalidInput: a time is not above 0, or failures come faster than restarts.
+    """
+    given = (training_s, gpu_hours_between, checkpoint_s, restart_s, every_s or 1.0)
+    if min(given) <= 0 or not math.isfinite(sum(given)):
+        raise InvalidInput("times between failures, of checkpoints and of restarts are above 0")
+    mean_s = gpu_hours_between * 3600 / gpus
+    every_s = every_s or math.sqrt(2 * checkpoint_s * mean_s)
+    lost = (every_s / 2 + restart_s) / mean_s
+    if lost >= 1:
+        raise InvalidInput(
+            f"{gpus} GPUs fail every {mean_s:.0f} s, and each failure loses as much; use fewer "
+            "GPUs, or checkpoints more often"
+        )
+    share = (1 + checkpoint_s / every_s) / (1 - lost) - 1
+    failures = training_s * (1 + share) / mean_s
+    return Interruptions(failures, mean_s / 3600, every_s, share)
+
+
+# Hardware that you buy: its price as a price of an hour, to be compared with rented GPUs.
+
+
+BOUGHT = "bought"
+"""The provider of an offer that stands for bought hardware."""
+HOURS_PER_YEAR = 365.25 * 24
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """A GPU that is bought, with its share of the machine around it.
+
+    >>> Purchase(usd=2000, years=4, utilisation=0.5).usd_per_used_hour(power_w=450)
+    0.11407711613050422
+    """
+
+    usd: float
+    """What one GPU and its share of the machine cost."""
+    years: float = 4.0
+    """How long it is used before it is worth nothing."""
+    utilisation: float = 0.5
+    """The share of that time in which it trains. Idle hours cost money, too."""
+    usd_per_kwh: float = 0.0
+    """The price of power. At most the board's power is drawn while it trains."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.usd < 1e9:
+            raise InvalidInput(f"the price of a GPU is {self.usd!r}; it is a number above 0")
+        if not 0 < self.years <= 100:
+            raise InvalidInput(f"a GPU is used for {self.years!r} years; it is a number above 0")
+        if not 0 < self.utilisation <= 1:
+            raise InvalidInput(f"the utilisation is {self.utilisation!r}; it is above 0, at most 1")
+        if not 0 <= self.usd_per_kwh < 1e3:
+            raise InvalidInput(f"the price of power is {self.usd_per_kwh!r}; it is 0 or more")
+
+    def usd_per_used_hour(self, power_w: float) -> float:
+        """What an hour of training costs, in USD."""
+        hours = self.years * HOURS_PER_YEAR * self.utilisation
+        return self.usd / hours + power_w / 1000 * self.usd_per_kwh
+
+    def offer(self, device: Device, date: datetime.date) -> Price:
+        """The purchase as an offer of one GPU.
+
+        Raises:
+            InvalidInput: power has a price, and the board's power is not known.
+        """
+        if device.tdp_w is None and self.usd_per_kwh:
+            raise InvalidInput(
+                f"the board power of {device.id} is not known, so the price of power cannot be "
+                "counted; leave it out"
+            )
+        return Price(
+            device_id=device.id,
+            usd_per_hour=self.usd_per_used_hour(device.tdp_w or 0.0),
+            provider=BOUGHT,
+            instance="",
+            date=date,
+        )
+
+
+# Times as users write them: `48h`, `30min`, `90s`, `2d`.
+
+
+_UNITS = {
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("min", "m", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400.0),
+}
+_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
+
+
+def seconds_of(text: str, option: str) -> float:
+    """The seconds of a time such as `48h` or `1h30min`; a plain number counts seconds.
+
+    Raises:
+        InvalidInput: it is no time.
+    """
+    total, rest = 0.0, text.strip().lower()
+    while rest:
+        part = _PART.match(rest)
+        if part is None or part[2] not in _UNITS or len(part[1]) > 15:
+            break
+        total += float(part[1]) * _UNITS[part[2]]
+        rest = rest[part.end() :]
+    if rest or not text.strip():
+        raise InvalidInput(f"{option} is a time such as 48h, 30min or 90s, not {text!r}")
+    return total
+
+
+# Values of users' TOML files and rows of their tables, checked: the message names the key.
+
+
+MOST = 100_000
+"""No count in a file is larger."""
+
+
+def number(least: float = 0.0, *, above: bool = False) -> Callable[[Any, str], float]:
+    """A check of a number that is at least so much, or above it."""
+
+    def check(value: Any, where: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 1e30:
+            raise InvalidInput(f"{where} must be a number, not {value!r}")
+        if value < least or (above and value == least):
+            word = "above" if above else "at least"
+            raise InvalidInput(f"{where} must be {word} {least:g}, not {value:g}")
+        return value
+
+    return check
+
+
+def whole(value: Any, where: str) -> int:
+    """A whole number of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
+        raise InvalidInput(f"{where} must be a whole number from 1 to {MOST}, not {value!r}")
+    return value
+
+
+def one_of(words: Sequence[str]) -> Callable[[Any, str], str]:
+    """A check of a text that is one of some words."""
+
+    def check(value: Any, where: str) -> str:
+        if value not in words:
+            listed = " or ".join(f'"{word}"' for word in words)
+            raise InvalidInput(f"{where} must be {listed}, not {value!r}")
+        return str(value)
+
+    return check
+
+
+def text(value: Any, where: str) -> str:
+    """A text that is not empty."""
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
+    return value
+
+
+def yes_or_no(value: Any, where: str) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{where} must be true or false, not {value!r}")
+    return value
+
+
+def time_s(value: Any, where: str) -> float:
+    """The seconds of a time in a file: a text such as "48h", or a number of seconds."""
+    if isinstance(value, str):
+        return seconds_of(value, where)
+    return number()(value, where)
+
+
+def texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts."""
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
+    return tuple(text(one, where) for one in value)
+
+
+def wholes(value: Any, where: str) -> tuple[int, ...]:
+    """A list of whole numbers."""
+    if not isinstance(value, list) or not value:
+        raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
+    return tuple(whole(one, where) for one in value)
+
+
+def table_rows(
+    path: Path, what: str, columns: Sequence[str]
+) -> Iterator[tuple[int, dict[str, str]]]:
+    """The rows of a CSV file, with the numbers of their lines.
+
+    Args:
+        path: the file.
+        what: what it is, for the message: "a table of jobs".
+        columns: those that it must have.
+
+    Raises:
+        InvalidInput: it is no such table. The caller adds its name.
+    """
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=None))
+    try:
+        missing = [name for name in columns if name not in (reader.fieldnames or ())]
+        if missing:
+            raise InvalidInput(f"has no column {missing[0]}; {what} has {', '.join(columns)}")
+        for row in reader:
+            if None in row:
+                raise InvalidInput(f"line {reader.line_num} has more cells than there are columns")
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise InvalidInput(f"is not CSV: {error}") from None

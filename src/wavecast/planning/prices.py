@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from wavecast.files import config_folder, shipped
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.hardware.devices import device as device_of_name
-from wavecast.showing import Shown
+from wavecast.results import Shown
 
 STALE_DAYS = 180
 """A price that is older than this is marked as old, and is not taken for the cheapest."""

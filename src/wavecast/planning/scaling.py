@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import HostModel
 from wavecast.parallel.strategy import Parallel
-from wavecast.showing import Shown
+from wavecast.results import Shown
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.parallel_steps import predict_parallel
 from wavecast.steps.prediction import Prediction
+from wavecast.steps.request import predict_parallel
 from wavecast.traces.step import Trace
 
 KNEE = 0.8

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from wavecast.footprint.memory import Memory
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import Ranged, TrainingCost
 from wavecast.planning.prices import Price
-from wavecast.showing import Shown
+from wavecast.results import Shown
 
 SHARED_ERROR = 0.5
 """The correlation of the errors (logarithms) of one step on two GPUs, each left out of the fit. On

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from wavecast.hardware.device import Device
-from wavecast.showing import Shown
+from wavecast.hardware.devices import Device
+from wavecast.results import Shown
 from wavecast.traces.step import Call, Op
 
 
@@ -51,7 +51,7 @@ class Predictor(Protocol):
     predictor is used by `wavecast.predict(trace, gpu, predictor=...)`.
 
     Example:
-        >>> from wavecast.predictors.roofline import bound
+        >>> from wavecast.predictors.attainable import bound
         >>> class TwiceTheBound(Predictor):
         ...     def predict(self, op, device):
         ...         least = bound(op, device)

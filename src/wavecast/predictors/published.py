@@ -13,13 +13,13 @@ from functools import cache
 from wavecast import ops
 from wavecast.errors import UnknownName
 from wavecast.files import shipped, shipped_toml
-from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.devices import Device, Fact
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.wave import SOURCE as BY_WAVES
 from wavecast.predictors.wave import WaveScaling
-from wavecast.predictors.wave.scaler import SOURCE as BY_WAVES
 from wavecast.traces.step import Call
 
 SETUPS = ("habitat",)

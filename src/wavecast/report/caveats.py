@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+
+from rich.console import Group, RenderableType
 
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.planning.listing_order import comparable
+from wavecast.planning.candidates import comparable
 from wavecast.predictors.base import Familiarity
-from wavecast.report.shares import counted_ops
-from wavecast.report.tables import by_gpu, listed
-from wavecast.report.units import memory, percent, three_digits
-from wavecast.steps.prediction import Prediction
+from wavecast.report.tables import by_gpu, from_rows, listed, table, titled
+from wavecast.report.units import count, duration, memory, percent, three_digits
+from wavecast.steps.prediction import TOO_MUCH, Prediction, Share
 from wavecast.steps.ranges import CoveredHosts, ScaledTo, covered_hosts
-from wavecast.steps.unpredicted import TOO_MUCH
 
 _SOURCES = {
     "learned": "learned (physics and fitted models)",
@@ -174,3 +174,32 @@ def not_ranked(rows: Sequence[Prediction]) -> list[str]:
         f"not ranked{where}: the ops without a prediction are more than {percent(TOO_MUCH)} of the "
         "step, so its time is a lower bound and GPUs cannot be compared"
     ]
+
+
+# The parts of a step's GPU time, and ops with their numbers of calls.
+
+
+def shares(title: str, parts: Iterable[Share], total_s: float, limit: int = 15) -> RenderableType:
+    """The parts of the GPU's time, longest first; parts beyond the limit are added up."""
+    rows = list(parts)
+    rest = rows[limit:]
+    if len(rest) > 1:
+        calls, seconds = sum(part.calls for part in rest), sum(part.gpu_s for part in rest)
+        rows = [*rows[:limit], Share(f"{len(rest)} others", calls, seconds)]
+    cells = [
+        (
+            part.name,
+            count(part.calls),
+            duration(part.gpu_s),
+            percent(part.gpu_s / total_s if total_s else 0.0, 1),
+        )
+        for part in rows
+    ]
+    return Group("", titled(title, table(from_rows(cells, "<...", "calls", "GPU time", "share"))))
+
+
+def counted_ops(calls: Mapping[str, int]) -> str:
+    """Names of ops with their number of calls: `aten.mm (2 calls)`."""
+    return ", ".join(
+        f"{name} ({number} call{'' if number == 1 else 's'})" for name, number in calls.items()
+    )

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rich.console import Group, RenderableType
 
-from wavecast.checks.checking import CheckResult
-from wavecast.checks.places import CodePlace
-from wavecast.checks.verdicts import FAILING, ChoiceVerdict, Figure, Outcome, StepVerdict
-from wavecast.report.characters import one_line
+from wavecast.analysis.comparison import StepSummary
+from wavecast.campaigns.checks.checking import CheckResult
+from wavecast.campaigns.checks.config import CodePlace
+from wavecast.campaigns.checks.verdicts import FAILING, ChoiceVerdict, Figure, Outcome, StepVerdict
 from wavecast.report.comparisons import (
     PARTS_SHOWN,
     change,
@@ -31,8 +31,7 @@ from wavecast.report.tables import (
     table,
 )
 from wavecast.report.tables import markdown as markdown_table
-from wavecast.report.units import duration, memory, or_unknown
-from wavecast.steps.summary import StepSummary
+from wavecast.report.units import duration, memory, one_line, or_unknown
 
 _STYLES = {
     Outcome.WORSE: "red",

@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 
+from wavecast.analysis.comparison import WORTH_A_ROW_S, PartChange, StepComparison, StepSummary
 from wavecast.report.fields import Field, describe, output
+from wavecast.report.html.axes import title_of
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import (
+    Html,
+    bullets,
+    element,
+    empty_element,
+    folded,
+    html_table,
+    joined,
+)
+from wavecast.report.html.reports import sentence
 from wavecast.report.tables import (
+    ANY_WIDTH,
     Column,
+    fitting,
     from_rows,
     line,
     listed,
     notes,
+    notes_by_gpu,
     remarks,
     shown,
     table,
@@ -27,8 +44,6 @@ from wavecast.report.units import (
     text,
     time_range,
 )
-from wavecast.steps.comparison import WORTH_A_ROW_S, PartChange, StepComparison
-from wavecast.steps.summary import StepSummary
 
 PARTS_SHOWN = 8
 """How many ops or modules a table lists."""
@@ -212,3 +227,187 @@ def part_columns(parts: Sequence[PartChange]) -> list[Column]:
 def new_notes(row: StepComparison) -> list[str]:
     """The caveats of the step after that the one before did not have."""
     return [note for note in row.after.notes if note not in row.before.notes]
+
+
+# The page about two steps side by side: their figures, and what changed.
+
+
+_BARS = "less | more"
+_FIRST = 12
+"""How many parts a table shows before the others are folded away."""
+
+
+def difference_report(before: str, after: str, rows: Sequence[StepComparison]) -> Report:
+    """The verdict, and for each GPU the figures and the parts that changed.
+
+    Args:
+        before: the name of the step as it was.
+        after: the name of the step as it is.
+        rows: one comparison for each GPU.
+    """
+    sections = [
+        Section(f"gpu-{number}", f"On {row.after.gpu}", _content(row), short=row.after.gpu)
+        for number, row in enumerate(rows)
+    ]
+    names = element("p", f"A: {before}. B: {after}.", class_="lead")
+    told = joined(part for row in rows for part in _verdict(row))
+    return Report(f"{before} and {after}", told, tuple(sections), names)
+
+
+def _verdict(row: StepComparison) -> list[str | Html]:
+    old, new = row.before.seconds, row.after.seconds
+    changed = change(old, new)
+    if not changed:
+        return [f"On {row.after.gpu} both take {duration(new)}. "]
+    return [
+        f"On {row.after.gpu} B takes {duration(new)} instead of {duration(old)}: ",
+        element("strong", changed),
+        ". ",
+    ]
+
+
+def _content(row: StepComparison) -> Html:
+    figures = html_table(
+        from_rows(figure_lines(row), "<", "A", "B", "change"), caption="Both steps"
+    )
+    parts: list[Html] = [figures]
+    for heading, changed in tables_of(row):
+        title = f"GPU time {heading}"
+        parts += [element("h3", title), _parts(title, changed[:_FIRST])]
+        if rest := changed[_FIRST:]:
+            parts.append(folded(f"{len(rest)} more", _parts(f"{title}, the rest", rest)))
+    return joined([*parts, bullets(map(sentence, [*said_remarks(row), *new_notes(row)]))])
+
+
+def _parts(caption: str, changed: Sequence[PartChange]) -> Html:
+    most = max(abs(part.delta_s) for part in changed) or 1.0
+
+    def drawn(column: Column, row: int) -> Html | None:
+        return _bar(changed[row], most) if column.name == _BARS else None
+
+    bars = Column(_BARS, [""] * len(changed), left=True)
+    columns = [*fitting(PARTS.columns(changed), ANY_WIDTH), bars]
+    return html_table(columns, caption=caption, sorts=len(changed) > 1, drawn=drawn)
+
+
+def _bar(part: PartChange, most_s: float) -> Html:
+    """A bar to the left of the middle for less time, to the right for more."""
+    share = 50 * abs(part.delta_s) / most_s
+    left = 50 - share if part.delta_s < 0 else 50.0
+    text = title_of(f"{duration(part.before_s)} before, {duration(part.after_s)} now")
+    class_ = "bad" if part.delta_s > 0 else "good"
+    rect = empty_element(
+        "rect", x=f"{left:.2f}%", width=f"{share:.2f}%", y="2", height="12", rx="2", class_=class_
+    )
+    middle = empty_element("line", x1="50%", x2="50%", y1="0", y2="16", class_="grid")
+    return element("svg", text, middle, rect, class_="range", height="16", aria_hidden="true")
+
+
+# Several steps side by side on each GPU: one column for each step.
+
+
+@dataclass(frozen=True)
+class StepsOnGpu:
+    """Several steps on one GPU, in the order in which they were named."""
+
+    gpu: str
+    names: tuple[str, ...]
+    steps: tuple[StepSummary, ...]
+
+    @property
+    def fastest(self) -> str:
+        """The name of the step that takes the least time for a sample, or for a step."""
+        return min(zip(self.names, self.steps, strict=True), key=lambda one: _cost_s(one[1]))[0]
+
+
+def _cost_s(step: StepSummary) -> float:
+    return step.seconds / (step.samples or 1)
+
+
+describe(
+    StepsOnGpu,
+    Field("gpu", meaning="The id of the GPU."),
+    Field("fastest"),
+    Field("steps", meaning="The figures of each step."),
+)
+SIDE_BY_SIDE = output(
+    "Several steps side by side on each GPU.",
+    Field("targets", kind=Sequence[str], meaning="The names of the steps."),
+    Field("gpus", kind=Sequence[StepsOnGpu], meaning="One for each GPU."),
+)
+
+
+def letters(row: StepsOnGpu) -> list[str]:
+    """A letter for each step, as the columns are headed."""
+    return [chr(ord("A") + number) for number in range(len(row.steps))]
+
+
+def side_by_side(rows: Sequence[StepsOnGpu]) -> RenderableType:
+    """The names of the steps, and for each GPU a table of their figures."""
+    named = zip(letters(rows[0]), rows[0].names, strict=True)
+    parts: list[RenderableType] = [line(f"{letter}: {name}") for letter, name in named]
+    for row in rows:
+        parts += ["", titled(row.gpu, table(step_columns(row)), "", line(verdict(row)))]
+    said = [(row.gpu, [note for step in row.steps for note in step.notes]) for row in rows]
+    return Group(*parts, *notes(notes_by_gpu(said)))
+
+
+def verdict(row: StepsOnGpu) -> str:
+    """Which step is the fastest, in a sentence."""
+    return f"On {row.gpu}, {row.fastest} is the fastest."
+
+
+def step_columns(row: StepsOnGpu) -> list[Column]:
+    """The columns of a table: the names of figures, then one for each step."""
+    return from_rows(figure_rows(row.steps), "<", *letters(row))
+
+
+def figure_rows(steps: Sequence[StepSummary]) -> Iterator[tuple[str, ...]]:
+    """The name of each figure and its values as text."""
+
+    def each(
+        name: str, value: Callable[[StepSummary], float | None], show: Callable[[float], str]
+    ) -> tuple[str, ...]:
+        return name, *(or_unknown(value(step), show) for step in steps)
+
+    first = steps[0]
+    yield each("step", lambda step: step.seconds, duration)
+    yield "range", *(time_range(step.low_s, step.high_s) for step in steps)
+    yield each("time, A = 1", lambda step: _cost_s(step) / _cost_s(first), "{:.2f}".format)
+    yield each("GPU busy", lambda step: step.gpu_s, duration)
+    yield each("host busy", lambda step: step.host_s, duration)
+    if all(step.throughput is not None and step.unit == first.unit for step in steps):
+        yield each(f"{first.unit}/s", lambda step: step.throughput, count)
+    yield "bound by", *(step.bound_by for step in steps)
+    yield each("kernels", lambda step: step.kernels, count)
+    yield each("memory at the peak", lambda step: step.peak_bytes, memory)
+    yield each("memory needed", lambda step: step.needed_bytes, memory)
+    yield "fits", *(text("", step.fits) for step in steps)
+
+
+# The page about several steps side by side.
+
+
+def side_by_side_report(rows: Sequence[StepsOnGpu]) -> Report:
+    """The fastest step on each GPU, and the figures of all."""
+    named = zip(letters(rows[0]), rows[0].names, strict=True)
+    names = element("p", " ".join(f"{letter}: {name}." for letter, name in named), class_="lead")
+    sections = [
+        Section(
+            f"gpu-{number}",
+            f"On {row.gpu}",
+            joined(
+                [
+                    html_table(step_columns(row), caption="The steps"),
+                    bullets(
+                        sentence(note)
+                        for note in dict.fromkeys(n for step in row.steps for n in step.notes)
+                    ),
+                ]
+            ),
+            short=row.gpu,
+        )
+        for number, row in enumerate(rows)
+    ]
+    told = joined(f"{verdict(row)} " for row in rows)
+    return Report(" and ".join(rows[0].names), told, tuple(sections), names)

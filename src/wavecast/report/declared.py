@@ -17,8 +17,6 @@ from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from wavecast.report.meanings import MEANINGS
-
 
 class Declared(NamedTuple):
     """The type and the meaning of an attribute."""
@@ -124,3 +122,91 @@ def _texts(base: type) -> dict[str, str]:
 def _first(text: str) -> str:
     """The first paragraph of a docstring, in one line."""
     return " ".join(text.split("\n\n")[0].split())
+
+
+# What names of fields mean everywhere, where the attribute of a result does not say more.
+
+
+MEANINGS = {
+    "after": "The step as it is now.",
+    "aliases": "Other names.",
+    "architecture": "The architecture of the GPU.",
+    "batch": "The samples of a batch.",
+    "before": "The step as it was.",
+    "bound_by": "What limits the step: gpu, host or both.",
+    "budget_s": "The GPU time that the runs may take, in seconds.",
+    "by_kind": "The work of each kind of op.",
+    "by_phase": "The work of each phase.",
+    "calls": "How many calls of ops there are.",
+    "checkpoint_s": "The part of the time in checkpoints, in seconds.",
+    "choices": "The verdicts on which GPU is the best choice.",
+    "cost_s": "The GPU time that the runs take, in seconds.",
+    "cpu_utilisation": "The busy share of the host's cores, from 0 to 1.",
+    "criterion": "What the design is good at: D or V.",
+    "default_batch": "The batch that is used if none is given.",
+    "device_id": "The id of the GPU.",
+    "domain": "What the model is for.",
+    "dynamic_bytes": "Optimizer state, temporary tensors and weight copies, in bytes.",
+    "feature": "What the coefficient is multiplied by.",
+    "feature_maps_bytes": "Activations at their peak, in bytes.",
+    "figures": "The verdict on each figure of the step.",
+    "fits": "Whether the step fits in the GPU's memory.",
+    "flops": "Floating-point operations; a multiply-add counts two.",
+    "fp32_utilisation": "The share of the peak FP32 rate while the GPU is busy, from 0 to 1.",
+    "framework": "The framework and its version.",
+    "gpu": "The id of the GPU.",
+    "gpu_s": "The time in which the GPU is busy, in seconds.",
+    "gpu_utilisation": "The share of the step in which the GPU is busy, from 0 to 1.",
+    "gpus": "The number of GPUs.",
+    "high": "The high end of the range; null where there is no range.",
+    "high_s": "The high end of the range, in seconds; null where there is no range.",
+    "host_s": "The time that the host needs to issue the step, in seconds.",
+    "id": "The id, as commands take it.",
+    "iterations": "The number of iterations.",
+    "low": "The low end of the range; null where there is no range.",
+    "low_s": "The low end of the range, in seconds; null where there is no range.",
+    "measure": "What the quality is.",
+    "measured": "What was measured, with the source of each number.",
+    "memory_bytes": "The memory of the GPU, in bytes.",
+    "model": "The model.",
+    "module": "The module that calls it.",
+    "name": "The name.",
+    "needed": "The least quality that counts as learned.",
+    "network": "The network.",
+    "notes": "What a reader should know, in whole sentences.",
+    "offer": "The offer whose price was used; null without one.",
+    "outcome": "The verdict.",
+    "peak_bytes": "The peak of allocated memory, in bytes.",
+    "precision": "fp32, tf32, bf16 or fp16.",
+    "processor": "The processor, as the system names it.",
+    "ranks": "The GPUs of the stage.",
+    "reached": "The quality after the last step.",
+    "read_bytes": "Bytes of GPU memory that are read.",
+    "reference": "The paper or the code that it is from.",
+    "remarks": "What a reader should know, in whole sentences.",
+    "reserved_bytes": "The memory that torch's allocator reserves, in bytes.",
+    "runs": "How often it ran.",
+    "samples": "Samples of one step; null when unknown.",
+    "seconds": "The time of one step, in seconds.",
+    "software": "The versions of driver and libraries.",
+    "source": "Where it is from.",
+    "stage": "The number of the pipeline stage, from 0.",
+    "startup_s": "The time before the first step, in seconds.",
+    "state": "How it is.",
+    "steps": "The steps.",
+    "strategy": "How the step is spread over the GPUs.",
+    "target": "What was predicted.",
+    "task": "What is learned.",
+    "tensor_utilisation": "The share of the peak tensor-core rate while the GPU is busy, 0 to 1.",
+    "throughput_per_s": "Samples, or what `unit` names, in a second.",
+    "title": "The name of the model in words.",
+    "unit": "What is counted as samples.",
+    "validation_s": "The part of the time in validations, in seconds.",
+    "value": "The value.",
+    "vendor": "Who makes it.",
+    "weight_gradients_bytes": "Gradients of weights at their peak, in bytes.",
+    "weights_bytes": "Weights at their peak, in bytes.",
+    "what": "What was looked at.",
+    "workspace_bytes": "Workspaces of kernels at their peak, in bytes.",
+    "written_bytes": "Bytes of GPU memory that are written.",
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,16 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.hardware.device import Device, Fact
-from wavecast.hardware.host_files import HostFile
-from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.hardware.kept_hosts import KeptHost
-from wavecast.hardware.processors import usual_hosts
+from wavecast.analysis.learning import Learning
+from wavecast.doctor import Finding, State
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device, Fact
+from wavecast.hardware.hosts import REFERENCE_HOST, usual_hosts
+from wavecast.hardware.kept_hosts import HostFile, KeptHost
 from wavecast.planning.prices import Price, price
-from wavecast.predictors.corrected import VARIABLE
-from wavecast.predictors.corrections import Corrections
+from wavecast.predictors.corrected import VARIABLE, Corrections
+from wavecast.report.costs import hourly, offer_text
 from wavecast.report.fields import Field, columns, describe, output
-from wavecast.report.prices import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
 from wavecast.report.units import (
     UNKNOWN,
@@ -30,7 +30,6 @@ from wavecast.report.units import (
     text,
     three_digits,
 )
-from wavecast.steps.learning import Learning
 from wavecast.steps.ranges import covered_hosts
 
 _COSTS = {
@@ -281,3 +280,117 @@ def learned(found: Learning, kept: Corrections, path: Path, *, elsewhere: bool) 
     others = "the other steps and the single ops" if kept.swept else "the other steps"
     about = f"error: predicted from the ops alone, over measured; after learning from {others}"
     return titled(found.gpu, table(columns), "", *remarks([about, *lines]))
+
+
+# Clusters: their links and networks, each fact with its source.
+
+
+def _of(part: str) -> Callable[[Cluster], dict[str, Any]]:
+    """A function that gives the facts of the node or the network."""
+    return lambda one: {
+        name.partition(".")[2]: {"value": value, "source": one.sources.get(name)}
+        for name, value in _facts(one)
+        if name.startswith(part)
+    }
+
+
+_NETWORK = "The network between machines; null when there is none, or it is unknown."
+_FACTS = {str: FACT}
+
+
+def _link(one: Cluster) -> str:
+    machines = one.node.domain_nodes
+    return f"{one.node.link}, {machines} machines" if machines > 1 else str(one.node.link)
+
+
+describe(
+    Cluster,
+    Field("id", title="name"),
+    "name",
+    Field("", lambda one: one.gpu or "any", title="GPU", rank=5),
+    Field("gpu"),
+    Field("", "gpus_per_node", title="GPUs"),
+    Field("", _link, title="link", rank=2),
+    Field("", "node.link_bytes_per_s", title="per GPU"),
+    Field("", "network.kind", title="network", rank=4, left=True),
+    Field("", "network.bytes_per_s", title="per machine", rank=3),
+    "aliases",
+    "usual_for",
+    Field("node", _of("node"), kind=_FACTS, meaning="One machine and the links of its GPUs."),
+    Field("network", _of("network"), blank=True, kind=_FACTS, meaning=_NETWORK),
+)
+
+
+def clusters(some: Sequence[Cluster], width: int) -> RenderableType:
+    """One row for each cluster with its links."""
+    lines = [
+        f"{count(len(some))} clusters. Speeds are for one direction. {UNKNOWN} is unknown or "
+        "absent.",
+        'All facts of one cluster, with their sources: "wavecast clusters NAME".',
+    ]
+    return Group(*shown(columns(some), width, lines))
+
+
+def cluster_facts(one: Cluster) -> RenderableType:
+    """Every fact of a cluster with its source."""
+    rows = [(name, text(name, value), one.sources.get(name)) for name, value in _facts(one)]
+    lines = [f"GPU: {one.gpu}"] if one.gpu else []
+    if one.aliases:
+        lines.append("also called " + ", ".join(one.aliases))
+    if one.usual_for:
+        lines.append("the usual machine of " + ", ".join(one.usual_for))
+    return facts_with_sources(one.name, one.id, lines, rows)
+
+
+def _facts(one: Cluster) -> Iterator[tuple[str, Any]]:
+    """The facts that a cluster's file gives, and the speeds and numbers that follow from it."""
+    for part in ("node", "network"):
+        links = getattr(one, part)
+        for field in fields(links) if links is not None else ():
+            value, name = getattr(links, field.name), f"{part}.{field.name}"
+            if name in one.sources or (value is not None and value != field.default):
+                yield name, value
+
+
+# What the doctor found, as a table and as data.
+
+
+_STYLES = {State.BROKEN: "red", State.DOUBTFUL: "yellow", State.ABSENT: "dim"}
+_ORDER = (State.BROKEN, State.DOUBTFUL, State.ABSENT, State.GOOD)
+
+describe(
+    Finding,
+    Field("what", title=""),
+    Field("state", title=""),
+    Field("found", title="", folds=True),
+    Field("advice", blank=True),
+)
+
+
+EXAMINATION = output(
+    "What was found on this machine.",
+    Field("works", kind=bool, meaning="Whether nothing must be repaired before Wavecast works."),
+    Field("findings", kind=Sequence[Finding], meaning="Each thing that was looked at."),
+)
+
+
+def examination(findings: Sequence[Finding], width: int) -> RenderableType:
+    """One row for each thing, then what to do, and the verdict."""
+    styles = [_STYLES.get(each.state, "") for each in findings]
+    advice = [
+        line(f"{each.what}: {each.advice}", _STYLES.get(each.state, ""))
+        for each in sorted(findings, key=lambda each: _ORDER.index(each.state))
+        if each.advice
+    ]
+    rows, said = table(columns(findings), styles), verdict(findings)
+    return titled("wavecast doctor", rows, "", *advice, "", line(said, "bold"))
+
+
+def verdict(findings: Sequence[Finding]) -> str:
+    """All findings in one sentence."""
+    counted = {state: sum(each.state is state for each in findings) for state in State}
+    if counted[State.BROKEN]:
+        return f"{counted[State.BROKEN]} broken: repair that first"
+    if counted[State.DOUBTFUL]:
+        return f"Wavecast works here; {counted[State.DOUBTFUL]} to look at"
+    return "Wavecast works here"

@@ -29,7 +29,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from wavecast.report import declared, units
 from wavecast.report.declared import Declared
 from wavecast.report.tables import Column
-from wavecast.soundness import refuse_impossible
+from wavecast.results import refuse_impossible
 
 Of = str | Callable[[Any], Any]
 ABSENT: Any = object()
@@ -174,30 +174,23 @@ _HOMES = {
     name: home
     for home, names in {
         "advice": "advice.proposals",
-        "checks": "checks.checking checks.verdicts",
-        "selections": "planning.selection",
-        "clusters": "hardware.cluster",
-        "comparisons": "steps.comparison steps.summary",
-        "costs": "planning.cost",
-        "devices": "hardware.device hardware.host_files hardware.kept_hosts",
-        "doctor": "doctor",
-        "evaluations": "steps.evaluation",
-        "generation": "steps.generation",
-        "larger_batches": "steps.larger_batch",
-        "layers": "regression.layers.per_layer",
+        "checks": "campaigns.checks.checking campaigns.checks.verdicts",
+        "comparisons": "analysis.comparison",
+        "costs": "planning.cost planning.prices",
+        "devices": "doctor hardware.clusters hardware.devices hardware.kept_hosts",
+        "evaluations": "analysis.evaluation",
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
-        "observations": "runs.suite_observations",
         "parallel": "planning.layouts planning.scaling",
         "plans": "planning.schedule.planned",
-        "priced_steps": "steps.prediction steps.shares",
-        "prices": "planning.prices",
-        "profiles": "steps.profile",
-        "run_models": "regression.runs.design regression.runs.end_to_end "
-        "regression.runs.extrapolation",
-        "runs": "runs.run",
+        "predictions": "analysis.larger_batch steps.generation",
+        "priced_steps": "steps.prediction",
+        "profiles": "analysis.profile",
+        "run_models": "runs.regression.design runs.regression.end_to_end "
+        "runs.regression.extrapolation runs.regression.layers.per_layer runs.run",
         "scripts": "traces.script",
+        "selections": "planning.selection",
         "suites": "runs.suite_results suite",
-        "traces": "ops.costs retargeting.family_traces traces.step",
+        "traces": "ops.costs predictors.retargeting.family_traces traces.step",
     }.items()
     for name in names.split()
 }

@@ -228,7 +228,7 @@ def _prediction_page(step: Any) -> Report:
 
 
 def _memory_page(needed: Any) -> Report:
-    from wavecast.report.html.memory_reports import memory_report
+    from wavecast.report.memory import memory_report
 
     return memory_report("memory of the step", [needed])
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import difflib
+import importlib
+import inspect
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from wavecast.hardware.device import Fact
+from wavecast.analysis.learning import LearnedStep
+from wavecast.errors import UnknownName
+from wavecast.hardware.devices import Fact
 from wavecast.hardware.kept_hosts import KeptHost
-from wavecast.report.fields import Field, described, output
-from wavecast.runs.run import Run
-from wavecast.runs.store.imported import Imported
-from wavecast.steps.learning import LearnedStep
+from wavecast.report.fields import Described, Field, described, output, plain, schema_of
+from wavecast.runs.run import Imported, Run
 from wavecast.traces.step import Trace
 
 TRACE = output(
@@ -137,3 +142,133 @@ class NetworkCard:
 
 
 NETWORK_CARD = described(NetworkCard)
+
+
+# The JSON schemas of what commands print with `--json`, and the mark that names them.
+#
+# A schema is made from the declared fields of what a command prints, and has the command's name.
+# Its version grows when a key goes away or means something else; new keys may come at any time.
+
+
+MARK = "schema"
+"""The key that names the schema, in an object or in each object of a list."""
+
+_OUTPUTS = {
+    "advise": "advice:StepAdvice",
+    "calibrate": "outputs:CALIBRATION outputs:LEARNING [devices:KeptHost]",
+    "campaign-export": "evaluations:EXPORTED",
+    "campaign-resume": "evaluations:CampaignRun",
+    "campaign-run": "evaluations:CampaignRun",
+    "campaign-status": "[evaluations:CampaignStatus]",
+    "capacity": "plans:CAPACITY",
+    "check": "checks:CHECKED checks:UPDATED",
+    "choose": "selections:CHOSEN",
+    "clusters": "[devices:Cluster]",
+    "collect": "outputs:TimedLayers",
+    "compare": "comparisons:COMPARED comparisons:SIDE_BY_SIDE",
+    "design": "run_models:Design",
+    "devices": "[devices:Device]",
+    "doctor": "devices:EXAMINATION",
+    "evaluate": "evaluations:PairEvaluation",
+    "extrapolate": "[predictions:GpuLargerBatch]",
+    "fit": "run_models:FITTED outputs:NetworkCard",
+    "fits": "[memory:FITS]",
+    "import": "outputs:TRACE",
+    "layers-fit": "run_models:LayerModel",
+    "layers-predict": "run_models:PREDICTED",
+    "max-batch": "[memory:GpuLargestBatch]",
+    "measure": "outputs:TRACE",
+    "memory": "[memory:AdvisedMemory]",
+    "parallelize": "[parallel:TargetLayout]",
+    "plan": "plans:JobsPlan",
+    "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
+    "prices": "costs:OFFERS",
+    "profile": "[profiles:Profile]",
+    "run": "scripts:RESULT",
+    "runs-add": "outputs:StoredRuns outputs:ReadRuns",
+    "runs-campaign": "run_models:CAMPAIGN",
+    "runs-export": "outputs:ExportedRuns",
+    "runs-list": "[run_models:Run]",
+    "runs-predict": "run_models:FORECAST",
+    "scale": "parallel:SCALING",
+    "simulate": "plans:SIMULATED",
+    "suite-list": "[suites:Benchmark]",
+    "suite-observe": "suites:OBSERVED",
+    "suite-predict": "[suites:SuiteResult]",
+    "suite-run": "[suites:SuiteResult]",
+    "suite-show": "[suites:SuiteResult]",
+    "suite-train": "[suites:small_trainings] [suites:trainings_to_quality]",
+    "trace": "outputs:TRACE",
+}
+"""What each command prints: results by the module that describes them, lists in brackets."""
+_VERSIONS = {"calibrate": 2, "parallelize": 3, "predict": 2, "run": 2, "scale": 2}
+"""The versions of schemas that are not the first."""
+
+
+def schema_names() -> tuple[str, ...]:
+    """The names of all schemas: those of commands, with `-` for blanks."""
+    return tuple(sorted(_OUTPUTS))
+
+
+def schema(name: str) -> dict[str, Any]:
+    """The schema of what a command prints.
+
+    Raises:
+        UnknownName: no command of this name prints JSON.
+    """
+    wanted = "-".join(name.split())
+    names = schema_names()
+    if wanted not in names:
+        near = difflib.get_close_matches(wanted, names, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
+        raise UnknownName(f"there is no schema {name!r}; {hint}")
+    mark = mark_of(wanted)
+    forms = [_form(output, mark) for output in _OUTPUTS[wanted].split()]
+    about = dict.fromkeys(form.pop("description") for form in forms)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": mark,
+        "description": " Or: ".join(about),
+        **(forms[0] if len(forms) == 1 else {"oneOf": forms}),
+    }
+
+
+def schema_text(name: str) -> str:
+    """The schema of what a command prints, as JSON."""
+    return json.dumps(schema(name), indent=1) + "\n"
+
+
+def _form(output: str, mark: str | None) -> dict[str, Any]:
+    module, name = output.strip("[]").split(":")
+    named = getattr(importlib.import_module(f"wavecast.report.{module}"), name)
+    kind = named() if inspect.isfunction(named) else named
+    made = schema_of(kind)
+    made["required"] = [MARK, *made["required"]]
+    made["properties"] = {
+        MARK: {"description": "The name and version of this schema.", "const": mark},
+        **made["properties"],
+    }
+    about = kind.about if isinstance(kind, Described) else ""
+    if not about:
+        about = inspect.getdoc(kind.kind if isinstance(kind, Described) else kind) or ""
+        about = about.split("\n\n")[0].replace("\n", " ")
+    if output.startswith("["):
+        return {"description": about, "type": "array", "items": made}
+    return {"description": about, **made}
+
+
+def mark_of(name: str) -> str | None:
+    """What the output of a command says about its schema: "wavecast/predict/1"."""
+    return f"wavecast/{name}/{_VERSIONS.get(name, 1)}" if name in schema_names() else None
+
+
+def marked(value: Any, name: str) -> Any:
+    """The results of a command as `--json` prints them: plain data with the name of its schema."""
+    value, mark = plain(value), mark_of(name)
+    if mark is None:
+        return value
+    if isinstance(value, Mapping):
+        return {MARK: mark, **value}
+    if isinstance(value, list):
+        return [{MARK: mark, **row} if isinstance(row, Mapping) else row for row in value]
+    return value

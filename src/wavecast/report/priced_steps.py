@@ -8,12 +8,12 @@ from typing import Any
 
 from wavecast.advice.proposals import StepAdvice
 from wavecast.footprint.memory import Memory
+from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import TrainingCost
-from wavecast.planning.listing_order import comparable
 from wavecast.planning.prices import Price, PriceBook, price_book
 from wavecast.report.caveats import covered_by
+from wavecast.report.costs import hourly, seen
 from wavecast.report.fields import ABSENT, Described, Field, describe, output, some
-from wavecast.report.prices import hourly, seen
 from wavecast.report.tables import notes_by_gpu
 from wavecast.report.units import (
     count,
@@ -25,10 +25,8 @@ from wavecast.report.units import (
     time_range,
 )
 from wavecast.steps.generation import TextGeneration
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import WORTH_A_WORD, Prediction, Share, shares_by_line
 from wavecast.steps.ranges import CoveredHosts
-from wavecast.steps.shares import Share, shares_by_line
-from wavecast.steps.unpredicted import WORTH_A_WORD
 from wavecast.traces.step import Trace
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 
+from wavecast.analysis.profile import KernelShare, Profile
 from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.report.caveats import counted_ops
 from wavecast.report.fields import Field, columns, describe, plain, record
-from wavecast.report.findings import findings
-from wavecast.report.shares import counted_ops
+from wavecast.report.fields import columns as columns_of
+from wavecast.report.html.comparison import ComparedStep, tiles, verdict
+from wavecast.report.html.details import details
+from wavecast.report.html.documents import Report, Section
+from wavecast.report.html.markup import bullets, element, html_table, joined
+from wavecast.report.html.reports import prediction_report
 from wavecast.report.tables import (
     Column,
     by_gpu,
@@ -31,9 +38,72 @@ from wavecast.report.units import (
     percent,
     three_digits,
 )
-from wavecast.steps.profile import KernelShare, Profile
-from wavecast.steps.unpredicted import TOO_MUCH
-from wavecast.traces.kernel_names import readable_name
+from wavecast.steps.player import of_measured
+from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.traces.kernel_names import is_collective, is_copy, readable_name
+from wavecast.traces.step import Trace
+
+# What a profile shows, in sentences: where the time of a step is lost, the most first.
+
+
+_WORTH_SAYING = 0.05
+"""The least share of the step of which a sentence speaks."""
+_WAITS = {
+    "host": "the GPU idles {share} of the step waiting for the host",
+    "synchronisation": "the GPU idles {share} of the step because the host waited for it before",
+    "communication": "the GPU idles {share} of the step beside communication",
+    "input": "the GPU idles {share} of the step waiting for its input",
+    "pipeline bubble": "{share} of the step is the pipeline's bubble",
+    "slowest rank": "{share} of the step is waiting for the slowest rank",
+}
+
+
+def findings(profile: Profile) -> list[str]:
+    """What a profile shows, the largest share of the step first."""
+    if not profile.seconds:
+        return []
+    found = [*_lost(profile), *_longest(profile)]
+    return [text for share, text in sorted(found, reverse=True) if share >= _WORTH_SAYING]
+
+
+def _lost(profile: Profile) -> list[tuple[float, str]]:
+    """Idle time by cause, and communication that nothing hides."""
+    found = []
+    for cause, seconds in profile.idle_s.items():
+        if cause == "communication" and not profile.measured:
+            continue  # in a prediction it is the exposed communication
+        share = seconds / profile.seconds
+        words = _WAITS.get(cause, f"the GPU idles {{share}} of the step: {cause}")
+        found.append((share, words.format(share=percent(share)) + _place(profile, cause)))
+    exposed = profile.exposed_s / profile.seconds
+    found.append((exposed, f"{percent(exposed)} of the step is exposed communication (NCCL)"))
+    return found
+
+
+def _place(profile: Profile, cause: str) -> str:
+    if cause not in profile.idle_at:
+        return ""
+    place, share = profile.idle_at[cause]
+    return f", most at {place} ({percent(share)} of it)"
+
+
+def _longest(profile: Profile) -> list[tuple[float, str]]:
+    """The longest kernel, and copies between host and GPU."""
+    copies_s = sum(
+        kernel.seconds
+        for kernel in profile.kernels
+        if is_copy(kernel.name) and ("HtoD" in kernel.name or "DtoH" in kernel.name)
+    )
+    share = copies_s / profile.seconds
+    found = [(share, f"copies between host and GPU take {duration(copies_s)}")]
+    computing = [k for k in profile.kernels if not is_copy(k.name) and not is_collective(k.name)]
+    for kernel in computing[:1]:
+        what = readable_name(kernel.name)
+        used = "" if kernel.attained is None else f", at {percent(kernel.attained)} of its roofline"
+        text = f"{what} takes {percent(kernel.share)} of the GPU's time{used}"
+        found.append((kernel.seconds / profile.seconds, text))
+    return found
+
 
 KERNELS = 5
 """How many kernels a table lists."""
@@ -228,3 +298,58 @@ def _kernel_tables(profile: Profile, limit: int, width: int) -> RenderableType:
         if rows:
             parts += ["", titled(f"{profile.device.id}: {title}", *shown(columns(rows), width))]
     return Group(*parts)
+
+
+# Pages about profiles: how well a step uses the GPU, and which kernels take the time.
+
+
+_KERNELS = 20
+
+
+def predicted_profile_report(
+    title: str, profiles: Sequence[Profile], predictions: Sequence[Prediction]
+) -> Report:
+    """Profiles of a predicted step: the report of its predictions, with utilisation."""
+    made = prediction_report(title, predictions)
+    first, *others = made.sections
+    return replace(made, sections=(first, _utilisation_section(profiles), *others))
+
+
+def measured_profile_report(title: str, profile: Profile, trace: Trace) -> Report:
+    """The profile of a measured step."""
+    candidate = ComparedStep(
+        name=f"{profile.device.id} (measured)",
+        device=profile.device,
+        seconds=profile.seconds,
+        low_s=None,
+        high_s=None,
+        throughput=profile.throughput,
+        unit=profile.unit,
+        offer=None,
+        memory=None,
+        bound_by="gpu" if profile.gpu_utilisation > 0.9 else "host",
+        is_comparable=True,
+        timetables=lambda: {"": of_measured(trace)},
+    )
+    shown = details([candidate])
+    notes = Section("notes", "Notes", bullets(profile.notes)) if profile.notes else None
+    return Report(
+        title,
+        verdict([candidate]),
+        (_utilisation_section([profile]), *shown.sections, *([notes] if notes else [])),
+        tiles(candidate),
+        shown.subjects,
+        shown.names,
+    )
+
+
+def _utilisation_section(profiles: Sequence[Profile]) -> Section:
+    """How well the GPU is used, and the kernels or ops that take most time."""
+    parts = [html_table(profile_columns(profiles), caption="How well the GPU is used")]
+    for profile in profiles:
+        what = "kernels" if profile.measured else "ops"
+        heading = f"Longest {what} on {profile.device.id}"
+        columns = columns_of(profile.kernels[:_KERNELS])
+        parts += [element("h3", heading), html_table(columns, caption=heading)]
+    lead = " ".join(f"{line[:1].upper()}{line[1:]}." for line in explanations(profiles))
+    return Section("utilisation", "How well the GPU is used", joined(parts), lead, "utilisation")

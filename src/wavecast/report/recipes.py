@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wavecast.frameworks.pytorch.huggingface.configs import config_of
-from wavecast.frameworks.step_source import units_of
-from wavecast.frameworks.targets import Target
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Aim, Candidate, Limit, Selection
 from wavecast.report.costs import long_range, money_range
 from wavecast.report.units import long_duration, money, of_capacity
 from wavecast.steps.request import on_cluster
+from wavecast.targets.sources import units_of
+from wavecast.targets.targets import Target
 
 _OPTIONS = {
     "bf16": ("--precision", "bf16"),

@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from rich.console import Group, RenderableType
 
 from wavecast.predictors.base import Estimate
-from wavecast.regression.runs.design import Configuration, Design
-from wavecast.regression.runs.end_to_end import RunModel
-from wavecast.regression.runs.extrapolation import ScalingModel, Trial
-from wavecast.regression.runs.run_table import RunTime
-from wavecast.regression.runs.splits import SplitScore
-from wavecast.report.characters import one_line
-from wavecast.report.fields import Field, describe, output
-from wavecast.report.tables import Column, from_rows, table, titled
-from wavecast.report.units import long_duration, percent
+from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.tables import (
+    Column,
+    from_rows,
+    line,
+    listed,
+    notes,
+    remarks,
+    shown,
+    table,
+    titled,
+)
+from wavecast.report.units import UNKNOWN, duration, long_duration, one_line, percent, runs
+from wavecast.runs.regression.design import Configuration, Design
+from wavecast.runs.regression.end_to_end import RunModel, RunTime, Split, SplitScore
+from wavecast.runs.regression.extrapolation import ScalingModel, Trial
+from wavecast.runs.regression.layers.complexities import Category, Pass
+from wavecast.runs.regression.layers.per_layer import Key, LayerModel, NetworkTime, lines_as_records
+from wavecast.runs.regression.least_squares import Method
+from wavecast.runs.run import Run
+
+if TYPE_CHECKING:  # the store needs SQLAlchemy, a table of runs does not
+    from wavecast.runs.run import Imported
+
 
 _SIDE, _MARGIN = 480, 56
 _MOST_POINTS = 2000
@@ -241,3 +256,273 @@ def scatter_plot(title: str, model: RunModel) -> str:
         "predicted seconds</text></svg>"
     )
     return "\n".join(parts) + "\n"
+
+
+# Past runs, and what importing them did.
+
+
+def _per_iteration(run: Run) -> float:
+    return run.seconds / run.iterations
+
+
+def _whole(seconds: float) -> str:
+    return duration(seconds) if seconds else "0 s"
+
+
+describe(
+    Run,
+    Field("model", title="model"),
+    Field("phase", title="phase", rank=4),
+    Field("gpu", title="GPU", rank=1),
+    Field("gpus", title="GPUs", rank=3, text=str),
+    Field("batch", title="batch"),
+    Field("precision", title="precision", rank=5),
+    Field("inner_modules", title="inner modules", rank=7, text=str, absent=""),
+    Field("iterations", title="iterations"),
+    Field("seconds", title="timed", rank=2),
+    Field("", _per_iteration, title="per iteration", text=duration),
+    Field("total_iterations", title="all iterations", rank=4, text=str, absent=""),
+    Field("total_s", title="whole run", rank=2, text=_whole, absent=""),
+    Field("testing_s", title="in tests", rank=4, text=_whole, absent=""),
+    "training_s",
+    Field("framework", title="framework", rank=8),
+    Field("source", title="read from", rank=6),
+)
+
+
+def past_runs(rows: Sequence[Run], width: int) -> RenderableType:
+    """One row for each run."""
+    return Group(*shown(columns(rows), width))
+
+
+def imported_file(imported: Imported) -> str:
+    """What importing one file did, in one line."""
+    resumed = (
+        f", resumed after {imported.resumed_at:,}"
+        if 0 < imported.resumed_at < imported.runs
+        else ""
+    )
+    return f"{imported.file}: {runs(imported.runs)}, {imported.new:,} new{resumed}"
+
+
+def imported_files(files: Sequence[Imported], store: str) -> str:
+    """What importing several files did, in one line."""
+    new, read = sum(file.new for file in files), sum(file.runs for file in files)
+    return f"{new:,} new of {runs(read)}, in {store}"
+
+
+# How well models fitted on small runs predict larger ones: a table like the paper's table 4.
+
+
+describe(Split, "batch", "iterations")
+describe(
+    SplitScore,
+    Field("model", title="model"),
+    Field("split", title="fitted up to", meaning="The threshold; null for all runs."),
+    Field("method", title="method"),
+    Field("fitted", title="runs fitted", text=str),
+    Field("judged", title="runs judged", text=str),
+    Field("mape", title="mean error", text=percent),
+    Field("worst", title="worst", text=percent),
+    Field("published", title="the paper's"),
+)
+CAMPAIGN = output(
+    "A grid of runs that was measured, and how well its small runs predict its large ones.",
+    Field("file", kind=str, meaning="The file with the runs."),
+    Field("runs", kind=int, meaning="How many runs it has."),
+    Field("time", kind=RunTime, meaning="Which time of a run was learned."),
+    Field("scores", kind=Sequence[SplitScore], meaning="The errors below and beyond thresholds."),
+    Field("failed", kind=Sequence[str], meaning="What could not be measured, and why."),
+)
+
+
+def split_scores(title: str, scores: Sequence[SplitScore], time: RunTime) -> RenderableType:
+    """One row for each model and threshold: the errors of each method, and the paper's."""
+    methods = list(dict.fromkeys(score.method for score in scores))
+    found = {(score.model, score.split, score.method): score for score in scores}
+    printed = any(score.published is not None for score in scores)
+    rows = []
+    for model, split in dict.fromkeys((score.model, score.split) for score in scores):
+        of = [found[model, split, method] for method in methods]
+        upto = "all runs" if split is None else f"batch {split.batch}, {split.iterations}"
+        row = [model, upto, str(of[0].fitted), str(of[0].judged)]
+        row += [text for one in of for text in (percent(one.mape, 2), f"{one.worst:+.1%}")]
+        paper = of[0].published
+        rows.append((*row, *(("" if paper is None else percent(paper, 2),) if printed else ())))
+    titles = [name for method in methods for name in (f"{method}: mean error", "worst")]
+    last = ("the paper: mean error",) if printed else ()
+    headings = ("<model", "<fitted up to (batch, iterations)", "runs fitted", "judged")
+    return titled(
+        title,
+        table(from_rows(rows, *headings, *titles, *last)),
+        "",
+        *_means(scores, methods),
+        f"time: {time.words}",
+        *(("the paper: Caffe on a P100, ordinary (Gianniti et al. 2019, table 4)",) * printed),
+    )
+
+
+def _means(scores: Sequence[SplitScore], methods: Sequence[Method]) -> list[str]:
+    """The mean over all thresholds of each method, if there are several."""
+    lines = []
+    for method in methods:
+        errors = [one.mape for one in scores if one.method is method and one.split is not None]
+        if len(errors) > 1:
+            mean, worst = sum(errors) / len(errors), max(errors)
+            lines.append(f"{method}, {len(errors)} splits: mean {mean:.2%}, worst {worst:.2%}")
+    return lines
+
+
+# Per-layer models: their lines, and the times that they give a network.
+
+
+LINES = output(
+    "The line of one category of layers and one pass.",
+    Field("category", kind=Category, title="category", meaning="The kind of layer."),
+    Field("pass", kind=Pass, title="pass", meaning="The forward or the backward pass."),
+    Field("layers", kind=int | None, title="layers", meaning="The layers that it was fitted on."),
+    Field("fixed_s", kind=float, title="fixed", meaning="The time of a layer without work."),
+    Field("per_unit_s", kind=float, meaning="The time of one unit of work."),
+    Field("error", kind=float | None, title="mean error", text=percent, meaning="The mean error."),
+)
+describe(
+    LayerModel,
+    Field("source", title="source"),
+    Field("unit", title="unit of work"),
+    Field("lines", lines_as_records, kind=[LINES], meaning="The line of each category."),
+    Field("left_out", title="left out"),
+)
+describe(
+    NetworkTime,
+    *(Field(name, title=name) for name in ("network", "batch", "iterations")),
+    Field("forward_s", title="forward", text=long_duration),
+    Field("backward_s", title="backward", text=long_duration),
+    Field("seconds", title="both", text=long_duration),
+    Field("unpredicted", title="not predicted"),
+)
+
+
+def fitted_lines(title: str, model: LayerModel) -> RenderableType:
+    """The lines of a model, with the errors on the layers that they were fitted on."""
+    rows = lines_as_records(model)
+    columns = LINES.columns(rows)
+    per_unit = [row["per_unit_s"] for row in rows]
+    if model.unit == "operations":
+        slope = Column("per G operations", [duration(one * 1e9) for one in per_unit])
+    else:
+        slope = Column("per predicted s", [f"{one:.3f} s" for one in per_unit])
+    columns.insert(-1, slope)
+    return titled(
+        title, table(columns), "", *notes([f"left out: {reason}" for reason in model.left_out])
+    )
+
+
+_PART = output(
+    "The time of one category of layers in one pass.",
+    Field("category", kind=Category, meaning="The kind of layer."),
+    Field("pass", kind=Pass, meaning="The forward or the backward pass."),
+    Field("seconds", kind=float, meaning="The time of all iterations, in seconds."),
+)
+
+
+def _parts(network: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The time by category and pass."""
+    times = network["predicted"].parts.items()
+    return [{"category": key[0], "pass": key[1], "seconds": seconds} for key, seconds in times]
+
+
+_MEASURED = "The measured time; null when it was not measured."
+PREDICTED = output(
+    "The time of a network by a per-layer model, beside the measured time.",
+    Field("", "predicted", kind=NetworkTime, inline=True),
+    Field("parts", _parts, kind=[_PART]),
+    Field("source", kind=str, meaning="Where the lines of the model are from."),
+    Field("measured_forward_s", "measured.forward_s", kind=float | None, meaning=_MEASURED),
+    Field("measured_backward_s", "measured.backward_s", kind=float | None, meaning=_MEASURED),
+)
+
+
+class _CategoryTime(NamedTuple):
+    """The time of a category, of the layers without a line, or of all."""
+
+    name: str
+    forward_s: float | None
+    backward_s: float | None
+    measured_s: float
+
+    @property
+    def seconds(self) -> float | None:
+        """The time of both passes; None if that of one is not known."""
+        if self.forward_s is None or self.backward_s is None:
+            return None
+        return self.forward_s + self.backward_s
+
+
+_NO_LINE, _SUM = "no line", "sum"
+
+
+def network_time(
+    title: str, predicted: NetworkTime, source: str, measured: NetworkTime | None = None
+) -> RenderableType:
+    """The time of a network by category, next to the measured time if there is one.
+
+    Layers without a line have a row of their own, whose time only a measurement can tell.
+    """
+    rows = list(_rows(predicted, {} if measured is None else measured.parts))
+    lost = [row.measured_s for row in rows if row.name == _NO_LINE]
+    covered = None if lost and measured is None else 1 - sum(lost) / (rows[-1].measured_s or 1.0)
+    columns = [
+        Column("category", [row.name for row in rows], left=True),
+        Column("forward", [_time(row.forward_s) for row in rows]),
+        Column("backward", [_time(row.backward_s) for row in rows]),
+        Column("both", [_time(row.seconds) for row in rows]),
+        Column("share", [_share(row, predicted.seconds, covered) for row in rows]),
+    ]
+    if measured is not None:
+        errors = [
+            f"{row.seconds / row.measured_s - 1:+.0%}"
+            if row.seconds is not None and row.measured_s
+            else UNKNOWN
+            for row in rows
+        ]
+        columns += [Column("measured", [_time(row.measured_s) for row in rows])]
+        columns += [Column("error", errors)]
+    missing = [line(f"not predicted: {listed(predicted.unpredicted)}", "yellow")]
+    said = [f"lines: {source}"]
+    if covered is None:
+        said.append("shares: of the time of layers that have a line")
+    return titled(
+        title,
+        table(columns),
+        "",
+        *remarks(said),
+        *(missing if predicted.unpredicted else []),
+    )
+
+
+def _rows(predicted: NetworkTime, measured: Mapping[Key, float]) -> Iterator[_CategoryTime]:
+    """The categories, what has no line if something has none, and the sum."""
+    for category in dict.fromkeys(category for category, _ in predicted.parts):
+        keys = [(category, which) for which in Pass]
+        forward_s, backward_s = (predicted.parts.get(key) for key in keys)
+        theirs = sum(measured.get(key, 0.0) for key in keys if key in predicted.parts)
+        yield _CategoryTime(str(category), forward_s, backward_s, theirs)
+    others = sum(seconds for key, seconds in measured.items() if key not in predicted.parts)
+    if predicted.unpredicted or others:
+        yield _CategoryTime(_NO_LINE, None, None, others)
+    yield _CategoryTime(_SUM, predicted.forward_s, predicted.backward_s, sum(measured.values()))
+
+
+def _share(row: _CategoryTime, whole_s: float, covered: float | None) -> str:
+    """The share of a row in the time of all layers, or of those with a line if that is unknown."""
+    if row.name == _SUM:
+        return UNKNOWN if covered is None else percent(1.0)
+    if row.name == _NO_LINE:
+        return UNKNOWN if covered is None else percent(1.0 - covered)
+    if row.seconds is None:
+        return UNKNOWN
+    return percent(row.seconds / whole_s * (1.0 if covered is None else covered))
+
+
+def _time(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else long_duration(seconds) if seconds else "0"

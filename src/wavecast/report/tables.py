@@ -10,8 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from wavecast.report.characters import one_line
-from wavecast.report.units import UNKNOWN
+from wavecast.report.units import UNKNOWN, one_line
 from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Trace
 

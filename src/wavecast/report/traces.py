@@ -5,18 +5,18 @@ from __future__ import annotations
 from rich.console import RenderableType
 
 from wavecast import ops
+from wavecast.analysis.profile import profile_measured
 from wavecast.errors import WavecastError
 from wavecast.ops import Kind
+from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.report.caveats import counted_ops, shares
 from wavecast.report.fields import Field, describe
-from wavecast.report.findings import findings
-from wavecast.report.shares import counted_ops, shares
+from wavecast.report.profiles import findings
 from wavecast.report.tables import from_rows, headed, line, notes, remarks, table, titled
 from wavecast.report.units import count, duration, memory, percent, quantity
-from wavecast.retargeting.family_traces import FamilyTraces
-from wavecast.steps.arguments import origin_of
-from wavecast.steps.profile import profile_measured
-from wavecast.steps.shares import Share
-from wavecast.traces import overlap
+from wavecast.steps.prediction import Share
+from wavecast.steps.request import origin_of
+from wavecast.traces import file
 from wavecast.traces.kernel_names import readable_name
 from wavecast.traces.step import Measurement, Phase, Role, Trace
 
@@ -103,7 +103,7 @@ def measured_step(title: str, trace: Trace) -> RenderableType:
     """A measured step: what it shows, its times, how they were measured, and the longest ops."""
     kernels = [kernel for call in trace for kernel in call.kernels]
     measured = trace.measurement or Measurement("")
-    rows = _times(measured, overlap.busy_s(kernels))
+    rows = _times(measured, file.busy_s(kernels))
     columns = from_rows(rows, "<", "time", "<")
     lines = [
         f"{measured.gpu or 'GPU unknown'}; {trace.framework or 'framework unknown'}; "
@@ -169,7 +169,7 @@ def _communication(trace: Trace) -> list[str]:
     )
     if not total:
         return []
-    exposed = overlap.exposed_s(trace.calls, collective)
+    exposed = file.exposed_s(trace.calls, collective)
     alone = sum(
         seconds for seconds, is_collective in zip(exposed, collective, strict=True) if is_collective
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.reading import open_file
 from wavecast.runs.readers import read_runs
-from wavecast.runs.readers.doubts import warn
+from wavecast.runs.readers.text import warn
 from wavecast.runs.run import Run
 
 OWN_STORE = "runs"

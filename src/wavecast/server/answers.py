@@ -2,22 +2,428 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import wavecast
-from wavecast.errors import MissingExtra, UnknownName
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import known_device
-from wavecast.server.catalogue import catalogue
-from wavecast.server.decisions import advised_changes, chosen_gpus
-from wavecast.server.plans import planned_jobs
-from wavecast.server.presentation import detail_parts, report_page, summary_parts
-from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion
-from wavecast.server.rows import predicted_rows
-from wavecast.server.traced import QuestionedStep, TraceShelf, questioned_step, read_file
+from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
+from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.settings import StepSettings
+from wavecast.advice.variants import TargetVariants
+from wavecast.campaigns.job_predictions import JobPredictor
+from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
+from wavecast.files import toml_table
+from wavecast.frameworks.pytorch.huggingface.configs import Preset, presets
+from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS
+from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+from wavecast.hardware.clusters import clusters
+from wavecast.hardware.devices import Device, known_device
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
+from wavecast.planning.prices import price, price_book
+from wavecast.planning.scaling import doubles
+from wavecast.planning.schedule.job_files import LAYOUTS, JobSpec, fleet_of, jobs_of
+from wavecast.planning.schedule.job_options import make_jobs
+from wavecast.planning.schedule.jobs import Aims
+from wavecast.planning.schedule.planned import cost_against_time, make_plan
+from wavecast.planning.schedule.planner import Effort
+from wavecast.planning.selection import Aim, select
+from wavecast.predictors.base import Scaler
+from wavecast.report.advice import advice_report
+from wavecast.report.costs import WholeTraining, price_lines
+from wavecast.report.fields import columns, record
+from wavecast.report.html.comparison import (
+    ComparedStep,
+    comparison,
+    most_wanted,
+    of_prediction,
+    tiles,
+    verdict,
+)
+from wavecast.report.html.documents import Report, document
+from wavecast.report.html.markup import Html, html_table
+from wavecast.report.html.reports import prediction_report
+from wavecast.report.plans import plan_report
+from wavecast.report.priced_steps import PricedStep, offer_for
+from wavecast.report.recipes import asked_step
+from wavecast.report.selections import choice_report
+from wavecast.report.tables import ANY_WIDTH, fitting
+from wavecast.server.questions import (
+    HUGGING_FACE,
+    MOST_GPUS,
+    ChoiceQuestion,
+    PlanQuestion,
+    PredictionQuestion,
+    library_name,
+    plain_name,
+)
+from wavecast.server.traced import (
+    QuestionedStep,
+    TraceShelf,
+    decoder_sizes,
+    questioned_step,
+    read_file,
+)
+from wavecast.steps.prediction import Prediction
+from wavecast.suite import PRECISIONS, Benchmark, benchmarks
+from wavecast.targets.decoders import DECODERS
+from wavecast.targets.sources import target_source, units_of
+from wavecast.targets.targets import Target
+
+# What to rent for a training, and what to change in its step: the page's longer questions.
+
+
+_HOUR_S = 3600.0
+
+
+def chosen_gpus(
+    question: PredictionQuestion, target: Target, limits: ChoiceQuestion
+) -> dict[str, Any]:
+    """The GPUs with an offer for a whole training, the cheapest first, within limits.
+
+    Raises:
+        InvalidInput: the question does not say how long the training is.
+    """
+    plan = question.plan
+    if plan is None:
+        raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
+    wanted = TrainingQuestion(
+        plan=plan,
+        counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
+        batch=target.batch,
+        each=units_of(target),
+    )
+    book = price_book()
+    offered = {offer.device_id for offer in book.seen()}
+    devices = tuple(gpu for gpu in wavecast.devices() if gpu.id in offered)
+    source = target_source(target)
+    settings = StepSettings(
+        target, (), lambda step: source if step is target else target_source(step)
+    )
+    found = find_candidates(devices, wanted, settings.searched, book)
+    deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
+    bounds = limits.budget_usd, deadline_s
+    selection = select(found, Aim.MONEY, *bounds)
+    options = [*target.options.words(), *(["--compile"] if target.compiled else [])]
+    asked = asked_step(target, target.text, options, target.precision)
+    report = choice_report(target.name, selection, plan, source.on().unit, bounds, asked)
+    return report_parts("offers", report)
+
+
+def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
+    """What would make a step faster, smaller or cheaper on a GPU.
+
+    Compiled steps are left out: they take long to trace, and the page has a control for them.
+    """
+    book = price_book()
+    changes = [name for name in CHANGES if name not in SLOW_TO_TRACE]
+    advice = advise_on(
+        TargetVariants(target, gpu), gpu, book.cheapest(gpu.id), changes=changes, book=book
+    )
+    return report_parts("advice", advice_report(advice))
+
+
+def report_parts(place: str, report: Report) -> dict[str, Any]:
+    """A report as parts of the page, whose sections have names of their own there."""
+    sections = [replace(one, identity=f"{place}-{one.identity}") for one in report.sections]
+    return {
+        "verdict": report.verdict,
+        "sections": [section.drawn() for section in sections],
+        "data": report.data,
+    }
+
+
+# A step on one GPU model, or spread over several GPUs of it, as a row of the comparison.
+
+
+@dataclass(frozen=True)
+class PredictedRow:
+    """A GPU, and the step that was predicted on it."""
+
+    device: Device
+    step: Prediction
+    cost: TrainingCost | None = None
+    """What the whole training takes, if it was asked for."""
+
+    def record(self) -> dict[str, Any]:
+        """The row as plain data: times in seconds, sizes in bytes, unknown is null."""
+        offer = offer_for(self.step, price_book())
+        row = record(PricedStep(self.step, offer, "none", training=self.cost))
+        return row | {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+
+
+def predicted_rows(
+    question: PredictionQuestion, step: QuestionedStep, gpus: list[Device]
+) -> tuple[list[PredictedRow], dict[str, str]]:
+    """The step on each GPU, and the reasons for those on which it could not be predicted.
+
+    Raises:
+        WavecastError: it could be predicted on none; gives the first reason.
+    """
+    rows, failed = [], {}
+    first: WavecastError | None = None
+    for gpu in gpus:
+        try:
+            rows.append(_predicted(question, step, gpu))
+        except WavecastError as error:
+            first = first or error
+            failed[gpu.id] = str(error)
+    if first is not None and not rows:
+        raise first
+    return sorted(rows, key=_place), failed
+
+
+def _place(row: PredictedRow) -> tuple[bool, float]:
+    """Where a row stands: GPUs with too little memory last, else the fastest first."""
+    return row.step.fits is False, -(row.step.throughput or 1 / row.step.seconds)
+
+
+def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) -> PredictedRow:
+    if question.parallel is None:
+        scaler = _scaler(step, question.precision)
+        alone = wavecast.predict(step.traces, gpu, predictor=scaler, origin=question.origin)
+        return PredictedRow(gpu, alone, _cost(question, alone))
+    spread = wavecast.predict(step.traces, gpu, parallel=question.parallel.strategy())
+    return PredictedRow(gpu, spread, _cost(question, spread))
+
+
+def _cost(question: PredictionQuestion, step: Prediction) -> TrainingCost | None:
+    """What the whole training takes, with the cheapest offer; None if it was not asked for."""
+    if question.plan is None:
+        return None
+    return training_cost(step, question.plan, offer_for(step, price_book()))
+
+
+def _scaler(step: QuestionedStep, precision: str | None) -> Scaler | None:
+    """The scaler that takes a measured step to another precision; None where there is no need."""
+    if precision is None or not step.measured:
+        return None
+    from wavecast.predictors.habitat import MixedPrecision
+
+    return MixedPrecision.shipped(precision)
+
+
+# What there is to choose from: models with their sizes, GPUs, precisions and clusters.
+
+
+_DECODER_TITLES = {
+    "gpt": "GPT of any size",
+    "llama": "Llama of any size",
+    "mixtral": "Mixture of experts of any size",
+}
+
+
+def catalogue() -> dict[str, Any]:
+    """The choices of the page, as plain data."""
+    return {
+        "version": wavecast.__version__,
+        "models": _models(),
+        "gpus": [
+            {
+                "id": gpu.id,
+                "name": gpu.name,
+                "vendor": gpu.vendor,
+                "architecture": gpu.architecture,
+                "memory_bytes": gpu.memory_bytes,
+                "usd_per_hour": None if (offer := price(gpu)) is None else offer.usd_per_hour,
+            }
+            for gpu in wavecast.devices()
+        ],
+        "precisions": list(PRECISIONS),
+        "compiles": True,
+        "clusters": sorted(cluster.id for cluster in clusters()),
+        "most_gpus": MOST_GPUS,
+    }
+
+
+def _models() -> list[dict[str, Any]]:
+    """The models that can be traced here; none without torch."""
+    try:
+        own = [*map(_model, benchmarks()), *map(_decoder, DECODERS)]
+        return [*own, *map(_preset, presets())] if find_spec("transformers") else own
+    except MissingExtra:
+        return []
+
+
+def _model(model: Benchmark) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "title": model.title,
+        "domain": model.domain,
+        "batch": model.default_batch,
+        "unit": model.unit,
+        "sizes": model.sizes(),
+        "adapts": False,
+    }
+
+
+def _decoder(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "title": _DECODER_TITLES[name],
+        "domain": "language modelling",
+        "batch": 1,
+        "unit": "tokens",
+        "sizes": decoder_sizes(name),
+        "adapts": False,
+    }
+
+
+def _preset(preset: Preset) -> dict[str, Any]:
+    recipe = recipe_of(preset.name, None, None, NO_OPTIONS)
+    return {
+        "name": f"{HUGGING_FACE}{preset.name}",
+        "title": preset.title,
+        "domain": "Hugging Face",
+        "batch": recipe.batch,
+        "unit": recipe.task.unit,
+        "sizes": {} if recipe.sequence is None else {"seq": recipe.sequence},
+        "adapts": recipe.task.adapted is not None,
+    }
+
+
+# The answers as parts of the page: the same drawings and tables as in a report.
+
+
+_COMPARISON = "comparison"
+"""The section of a report that the page has in a place of its own."""
+
+
+def summary_parts(rows: Sequence[PredictedRow]) -> dict[str, str | list[str]]:
+    """The verdict, the main figures and the table that compares the GPUs, as HTML."""
+    compared = [of_prediction(row.step, price_book(), row.cost) for row in rows]
+    best = most_wanted(compared)[0]
+    return {
+        "verdict": verdict(compared),
+        "tiles": tiles(best),
+        "comparison": comparison(compared),
+        "prices": _price_lines(compared),
+        "training": _training(rows),
+        "best": best.device.id,
+    }
+
+
+def _price_lines(compared: Sequence[ComparedStep]) -> list[str]:
+    """What the prices in the table mean, and how old they are."""
+    offers = [one.offer for one in compared]
+    lines = price_lines(offers)
+    if lines and compared[0].gpus > 1:
+        dates = sorted(offer.date for offer in offers if offer is not None)
+        whole = f"$/h: whole machines for {compared[0].gpus} GPUs, cheapest offers on demand in USD"
+        return [f"{whole}, prices of {dates[0]} to {dates[-1]}"]
+    return lines
+
+
+def _training(rows: Sequence[PredictedRow]) -> Html:
+    """What the whole training takes on each GPU; nothing if it was not asked for."""
+    costs = [row.cost for row in rows if row.cost is not None]
+    if not costs:
+        return Html()
+    told = fitting(columns(costs), ANY_WIDTH)
+    return html_table(told, caption="The whole training on each GPU", sorts=len(costs) > 1)
+
+
+def detail_parts(title: str, row: PredictedRow) -> dict[str, Any]:
+    """Where time and memory go on one GPU: sections as HTML, and the data of their script."""
+    report = prediction_report(title, [row.step])
+    kept = [section for section in report.sections if section.identity != _COMPARISON]
+    return {"sections": [section.drawn() for section in kept], "data": report.data}
+
+
+def report_page(title: str, rows: Sequence[PredictedRow], plan: TrainingPlan | None) -> str:
+    """The report of all rows, as one self-contained page, with the whole training if asked for."""
+    whole = None if plan is None else WholeTraining(plan, [row.cost for row in rows])
+    return document(prediction_report(title, [row.step for row in rows], training=whole))
+
+
+# Plans of many jobs: what the page shows of them.
+
+
+_MOST_JOBS = 200
+_MOST_KINDS = 20
+_MOST_POOLS = 12
+_MOST_GPUS = 10_000
+_SEARCH = Effort(limit_s=8.0, workers=1)
+_CURVE = Effort(limit_s=1.5, workers=1)
+
+
+@cache
+def _predictor() -> JobPredictor:
+    """The predictor of this worker, which remembers the steps that it traced."""
+    return JobPredictor()
+
+
+def planned_jobs(question: PlanQuestion) -> dict[str, Any]:
+    """The plan of the jobs of a question, as parts of the page and as a page of its own.
+
+    Raises:
+        WavecastError: the jobs cannot be read or planned; names the key or the job.
+    """
+    table = toml_table(question.jobs)
+    _refuse_files(table)
+    specs = tuple(spec.in_a_week() for spec in jobs_of(table))
+    _refuse_many(specs)
+    fleet = fleet_of(table, price_book())
+    if fleet.gpus > _MOST_GPUS:
+        raise InvalidInput(
+            f"the cluster has {fleet.gpus:,} GPUs; at most {_MOST_GPUS:,} are planned here, and "
+            "any number by the command: wavecast plan"
+        )
+    jobs = make_jobs(specs, fleet, _predictor())
+    aims = Aims(**{question.by: 1.0})
+    plan = make_plan(fleet, jobs, aims, robust=question.robust, effort=_SEARCH)
+    title = f"{len(jobs)} jobs on {fleet.gpus} GPUs"
+    report = plan_report(title, plan, cost_against_time(fleet, jobs, _CURVE))
+    return {
+        **report_parts("plan", report),
+        "title": title,
+        "meets_deadlines": plan.meets_deadlines,
+        "question": question.model_dump(),
+        "html": document(report),
+    }
+
+
+def _refuse_files(table: dict[str, Any]) -> None:
+    """Raise InvalidInput where a model, a GPU or links are a file: none is read here."""
+    cluster = table.get("cluster")
+    pools = cluster.get("pools") if isinstance(cluster, dict) else None
+    for where, listed, key, check in (
+        ("jobs", table.get("jobs"), "target", library_name),
+        ("cluster.pools", pools, "gpu", plain_name),
+        ("cluster.pools", pools, "links", plain_name),
+    ):
+        for number, one in enumerate(listed if isinstance(listed, list) else (), start=1):
+            named = one.get(key) if isinstance(one, dict) else None
+            if isinstance(named, str):
+                try:
+                    check(named)
+                except (ValueError, UnknownName) as error:
+                    raise InvalidInput(f"{where}[{number}].{key}: {error}") from None
+    if isinstance(pools, list) and len(pools) > _MOST_POOLS:
+        raise InvalidInput(f"cluster.pools has {len(pools)} pools; at most {_MOST_POOLS} here")
+
+
+def _refuse_many(specs: Sequence[JobSpec]) -> None:
+    runs = sum(spec.runs for spec in specs)
+    if runs > _MOST_JOBS or len(specs) > _MOST_KINDS:
+        raise InvalidInput(
+            f"there are {runs} jobs of {len(specs)} kinds; at most {_MOST_JOBS} of {_MOST_KINDS} "
+            "are planned here, and any number by the command: wavecast plan"
+        )
+    for number, spec in enumerate(specs, start=1):
+        if max(spec.counts) > 64 or len(spec.counts) > 8:
+            raise InvalidInput(f"jobs[{number}].counts: at most 8 counts up to 64 GPUs here")
+        if spec.layouts != LAYOUTS[0]:
+            raise InvalidInput(
+                f'jobs[{number}].layouts: "{LAYOUTS[0]}" only here, since others take long; all by '
+                "the command: wavecast plan"
+            )
+
 
 _shelf = TraceShelf()
 

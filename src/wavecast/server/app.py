@@ -15,8 +15,13 @@ from starlette.staticfiles import StaticFiles
 
 import wavecast
 from wavecast.errors import StoreUnavailable, UnknownName, WavecastError
-from wavecast.server.guard import UPLOAD_PATH, bounded_bodies, same_origin, trusted_hosts
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import (
+    UPLOAD_PATH,
+    ServerLimits,
+    bounded_bodies,
+    same_origin,
+    trusted_hosts,
+)
 from wavecast.server.pool import ServerBusy, Unanswerable
 from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion
 from wavecast.server.service import VISITOR, PredictionService, UnknownResult, tidy

@@ -10,12 +10,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.frameworks.decoders import DECODERS
-from wavecast.frameworks.pytorch.huggingface.presets import preset_of, presets
+from wavecast.frameworks.pytorch.huggingface.configs import preset_of, presets
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import TrainingPlan
 from wavecast.suite import benchmark
+from wavecast.targets.decoders import DECODERS
 
 MOST_GPUS = 8
 """GPUs that are compared in one question."""

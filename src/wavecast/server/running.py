@@ -17,8 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from wavecast.errors import InvalidInput
 from wavecast.server.app import make_app
-from wavecast.server.guard import HEADERS
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import HEADERS, ServerLimits
 from wavecast.server.service import PredictionService
 
 _HEADER_S = 20.0

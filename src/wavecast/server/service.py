@@ -18,8 +18,8 @@ from typing import Any
 import wavecast
 from wavecast.errors import InvalidInput, StoreUnavailable, UnknownName, WavecastError
 from wavecast.files import config_folder, shipped
-from wavecast.report.characters import one_line
-from wavecast.server.limits import ServerLimits
+from wavecast.report.units import one_line
+from wavecast.server.guard import ServerLimits
 from wavecast.server.pool import WorkerPool
 from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion, digest
 from wavecast.server.store import FileStore, RecentResults, ResultStore

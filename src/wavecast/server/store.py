@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from wavecast.errors import InvalidInput, StoreUnavailable
-from wavecast.server.limits import ServerLimits
+from wavecast.server.guard import ServerLimits
 
 _LOG = logging.getLogger("wavecast.server")
 _TABLE = """

@@ -16,17 +16,15 @@ from typing import Any
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.frameworks.decoders import DECODERS, sizes_of
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.step_source import StepSource, traced_target
-from wavecast.frameworks.targets import Target, resolve
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.hardware.families import family
-from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.hardware.devices import Device, device, family
+from wavecast.predictors.retargeting.family_traces import FamilyTraces
 from wavecast.server.questions import HUGGING_FACE, digest
 from wavecast.suite import benchmark
 from wavecast.suite.tags import DEFAULT_SEQ, OWN_SIZES
+from wavecast.targets.decoders import DECODERS, sizes_of
+from wavecast.targets.sources import StepSource, traced_target
+from wavecast.targets.targets import Target, resolve
 from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from wavecast import ops
-from wavecast.steps.timetable import COMPUTE, Timetable
+from wavecast.steps.player import COMPUTE, Timetable
 from wavecast.traces.step import Call, TensorSpec
 
 MADE_BY = "wavecast"

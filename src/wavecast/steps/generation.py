@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wavecast.showing import Shown
+from wavecast.results import Shown
 from wavecast.steps.prediction import Prediction
 
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from statistics import NormalDist
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.device import Device
-from wavecast.hardware.processors import update_rate
+from wavecast.files import shipped_toml
+from wavecast.hardware.clusters import Cluster, LinkKind
+from wavecast.hardware.devices import Device
+from wavecast.hardware.hosts import update_rate
 from wavecast.ops import Kind
 from wavecast.parallel.offload import UPDATE
+from wavecast.predictors.attainable import FIRST, first_flash
 from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.first_flash import FIRST, first_flash
-from wavecast.steps.overlap import shipped_overlap
-from wavecast.steps.work import work_of
-from wavecast.traces.step import Op, Trace
+from wavecast.traces.arrays import Codes, StepArrays, encode
+from wavecast.traces.step import Call, Op, Trace
 
 Answers = tuple[Estimate | None, ...]
 """One estimate per distinct piece of work. None if no kernel runs or no predictor could answer."""
@@ -152,3 +156,100 @@ def _checked(
                 f"for {op.name}; times must be positive, finite and in this order"
             )
     return answers
+
+
+# The distinct pieces of work of a step, and which of them launch kernels.
+
+
+@dataclass(frozen=True, eq=False)
+class StepWork:
+    """The distinct pieces of work of a step, as predictors are asked for them."""
+
+    arrays: StepArrays
+    launches: tuple[bool, ...]
+    """Whether each piece of work launches a kernel."""
+    kind_names: tuple[str, ...]
+    """The op kind of each piece of work."""
+
+    @cached_property
+    def kind(self) -> Codes:
+        """A number for the op kind of each piece of work."""
+        return encode(self.kind_names)[1]
+
+    @cached_property
+    def launched_calls(self) -> tuple[Call, ...]:
+        """The pieces of work that launch a kernel."""
+        pairs = zip(self.arrays.works, self.launches, strict=True)
+        return tuple(call for call, launches in pairs if launches)
+
+    @cached_property
+    def launched_ops(self) -> tuple[Op, ...]:
+        """The ops of `launched_calls`."""
+        return tuple(call.op for call in self.launched_calls)
+
+    def spread(self, answers: Sequence[Estimate | None]) -> tuple[Estimate | None, ...]:
+        """One answer for each piece of work, from those for `launched_calls`; None elsewhere."""
+        remaining = iter(answers)
+        return tuple(next(remaining) if launches else None for launches in self.launches)
+
+
+def work_of(trace: Trace) -> StepWork:
+    """The work of a trace; the most recent ones are cached."""
+    return _work(trace.arrays, trace.measurement is not None)
+
+
+@lru_cache(maxsize=16)
+def _work(arrays: StepArrays, measured: bool) -> StepWork:
+    return StepWork(
+        arrays=arrays,
+        launches=tuple(
+            bool(call.kernels) if measured else ops.launches(call.op) for call in arrays.works
+        ),
+        kind_names=tuple(str(ops.kind(call.op)) for call in arrays.works),
+    )
+
+
+# What several GPUs cost beyond kernels and collectives: they disturb and await each other.
+#
+# While a collective runs, kernels are slower, since it takes part of the GPU. And the ranks of a
+# step never end at the same moment: a collective begins when the slowest rank has come.
+
+
+@dataclass(frozen=True, slots=True)
+class OverlapConstants:
+    """The fitted constants (lab/fit/overlap.py)."""
+
+    slowdown: Mapping[str, float]
+    """A kernel takes 1 + this times as long beside a collective: between boards with NVLink
+    ("nvlink"), and between cards ("pcie"), joined by bridges or not."""
+    rank_spread: float
+    """The standard deviation of a step's time among ranks, as a share of it."""
+
+    def slowdown_on(self, link: LinkKind) -> float:
+        """How much longer kernels take beside a collective in a machine with such links."""
+        return self.slowdown["pcie" if link in (LinkKind.PCIE, LinkKind.BRIDGES) else "nvlink"]
+
+    def waiting(self, ranks: int) -> float:
+        """The time that ranks wait for the slowest of them, as a share of a step."""
+        return self.rank_spread * expected_maximum(ranks)
+
+
+@functools.cache
+def shipped_overlap() -> OverlapConstants:
+    """The constants that were fitted to measured scaling."""
+    table = shipped_toml("models/overlap.toml")
+    return OverlapConstants(table["slowdown"], table["rank_spread"])
+
+
+@functools.cache
+def expected_maximum(count: int) -> float:
+    """About how many standard deviations the largest of some normal values lies above their mean.
+
+    It is Blom's approximation of the largest normal order statistic, within 0.01 up to millions.
+
+    >>> round(expected_maximum(2), 2), round(expected_maximum(1024), 1)
+    (0.57, 3.2)
+    """
+    if count <= 1:
+        return 0.0
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))

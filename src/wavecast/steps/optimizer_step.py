@@ -15,13 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from wavecast.hardware.hosts import GraphedHost, Host
+from wavecast.parallel.pipeline import PartTimes, Played, order_of, play_schedule
 from wavecast.parallel.ranks import ModelPart, ParallelStep
-from wavecast.parallel.schedules import PartTimes, Played, order_of, play_schedule
 from wavecast.parallel.spreading import exchanging_ranks
 from wavecast.parallel.strategy import Parallel
-from wavecast.showing import Brief
-from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.overlap import shipped_overlap
+from wavecast.results import Brief
+from wavecast.steps.op_times import ClusterPredictor, shipped_overlap
 from wavecast.steps.player import StepTime
 from wavecast.steps.timed_trace import TimedTrace
 from wavecast.traces.step import Op, Phase, Trace

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from wavecast import ops
 from wavecast.files import write_whole
-from wavecast.footprint.memory import Memory, memory
-from wavecast.footprint.parallel_memory import fullest_trace, memory_of_rank
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.device import Device
+from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import HostModel, Seconds
+from wavecast.ops.registry import read
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity
-from wavecast.showing import Shown
-from wavecast.soundness import refuse_impossible
-from wavecast.steps import parallel_ranges, ranges
+from wavecast.results import Shown, checked, refuse_impossible
+from wavecast.steps import ranges
 from wavecast.steps.chrome_trace import chrome_trace
-from wavecast.steps.op_times import Answers
+from wavecast.steps.op_times import Answers, StepWork
 from wavecast.steps.optimizer_step import (
     OptimizerStep,
     Ranks,
@@ -30,14 +31,10 @@ from wavecast.steps.optimizer_step import (
     on_one_gpu,
     whole_step,
 )
-from wavecast.steps.pace import Pace
-from wavecast.steps.player import StepTime
-from wavecast.steps.shares import Share, shares_by
-from wavecast.steps.timed_trace import TimedTrace
-from wavecast.steps.timetable import Timetable
-from wavecast.steps.unpredicted import unpredicted_calls, unpredicted_shares
-from wavecast.traces.arrays import modules_of
-from wavecast.traces.step import Op, Phase, Trace
+from wavecast.steps.player import StepTime, Timetable
+from wavecast.steps.timed_trace import Coded, Pace, TimedTrace
+from wavecast.traces.arrays import Codes, encode, modules_of
+from wavecast.traces.step import Call, Op, Phase, Trace
 
 MODELLED = "learned"
 """How the names of answers from fitted op models begin. Ops without a model get the share of the
@@ -393,7 +390,157 @@ class Prediction(Shown):
         """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
             times = self.seconds, self.host_s, self.exposed_s, self.idle_s
-            return parallel_ranges.range_on_several_gpus(self.ranks, self.makeup, *times)
+            return ranges.range_on_several_gpus(self.ranks, self.makeup, *times)
         [(timed, _)] = self.runs
         basis = self.familiarity or self.scaling
         return ranges.range_on_one_gpu(timed, basis, self.makeup, self.modelled)
+
+
+# How much of a step's work is of ops that no predictor could answer.
+#
+# Their GPU time is unknown and counts as 0, so the share of the step's bytes and FLOPs that is
+# theirs says how wrong its time may be. An op without a formula moves at least the bytes of its
+# tensors. Of a measured step the GPU time of each call is known too, and says it best.
+
+
+WORTH_A_WORD = 0.02
+"""From this share on, tables say how much of a step was not predicted."""
+TOO_MUCH = 0.2
+"""Above this share, predictions are not compared with each other."""
+
+Amounts = Mapping[str, NDArray[np.float64]]
+"""How much each piece of work of a step does, by what is counted."""
+
+
+def unpredicted_calls(steps: Sequence[TimedTrace]) -> dict[str, int]:
+    """The number of calls of each op without an answer, by op name."""
+    calls: dict[str, int] = {}
+    for timed in steps:
+        rows = zip(timed.arrays.works, timed.arrays.counts.tolist(), _missing(timed), strict=True)
+        for call, count, missing in rows:
+            if missing:
+                calls[call.op.name] = calls.get(call.op.name, 0) + count
+    return calls
+
+
+def unpredicted_shares(steps: Sequence[TimedTrace]) -> dict[str, float]:
+    """The share of ops without an answer in the work of some traces, by what is counted.
+
+    A share is left out where the step has none of what is counted: a profiler file may record no
+    shapes.
+    """
+    missing = [np.array(_missing(timed)) for timed in steps]
+    if not any(mask.any() for mask in missing):
+        return {}
+    amounts = [_amounts(timed.work) for timed in steps]
+    shares = {}
+    for name in amounts[0]:
+        if total := sum(float(each[name].sum()) for each in amounts):
+            pairs = zip(amounts, missing, strict=True)
+            shares[name] = sum(float(each[name][mask].sum()) for each, mask in pairs) / total
+    return shares
+
+
+def _missing(timed: TimedTrace) -> list[bool]:
+    """Whether each piece of work launches a kernel and has no answer."""
+    pairs = zip(timed.work.launches, timed.answers, strict=True)
+    return [launches and answer is None for launches, answer in pairs]
+
+
+@lru_cache(maxsize=16)
+def _amounts(work: StepWork) -> Amounts:
+    """The bytes, FLOPs and measured seconds of each piece of work, over all of its calls."""
+    arrays = work.arrays
+    works = list(zip(arrays.works, work.launches, strict=True))
+
+    def column(amount: list[float]) -> NDArray[np.float64]:
+        return np.array(amount) * arrays.counts
+
+    return {
+        "bytes": column([_bytes(call.op) if launches else 0.0 for call, launches in works]),
+        "FLOPs": column([ops.executed_flops(call.op) or 0.0 for call, _ in works]),
+        "measured GPU time": column([_measured_s(call) for call, _ in works]),
+    }
+
+
+def _bytes(op: Op) -> float:
+    cost = ops.cost_of(op)
+    if cost is not None:
+        return float(cost.bytes)
+    return float(read((*op.inputs, *op.outputs))) if ops.has_shapes(op) else 0.0
+
+
+def _measured_s(call: Call) -> float:
+    return sum(kernel.seconds for kernel in call.kernels)
+
+
+# The parts of a step, by op, module or predictor, and the GPU time of each.
+
+
+@dataclass(frozen=True)
+class Share:
+    """One part of a step, such as an op name or a module."""
+
+    name: str
+    calls: int
+    """How many calls of the step belong to it."""
+    gpu_s: float
+    """The GPU time of these calls together, in seconds."""
+
+
+def shares_by(
+    runs: Sequence[tuple[TimedTrace, int]], coded: Callable[[TimedTrace], Coded]
+) -> tuple[Share, ...]:
+    """The GPU time of traces, each run so many times, by a code of each call, longest first."""
+    shares = [(shares_of(*coded(timed), timed.call_s), times) for timed, times in runs]
+    if len(shares) == 1 and shares[0][1] == 1:
+        return shares[0][0]
+    sums: dict[str, tuple[int, float]] = {}
+    for parts, times in shares:
+        for part in parts:
+            calls, gpu_s = sums.get(part.name, (0, 0.0))
+            sums[part.name] = calls + times * part.calls, gpu_s + times * part.gpu_s
+    added = (Share(name, *sums[name]) for name in sums)
+    return tuple(sorted(added, key=lambda share: -share.gpu_s))
+
+
+_NO_LINE = "no line of yours"
+"""The line of ops whose line is not known: those of a library's thread, or of a saved trace."""
+
+
+def shares_by_line(runs: Sequence[tuple[TimedTrace, int]]) -> tuple[Share, ...]:
+    """The GPU time of traces by line of the user's code, longest first.
+
+    The backward pass is at the line that starts it. Traces name all lines if they are asked to.
+    """
+    return shares_by(runs, lambda timed: encode([c.line or _NO_LINE for c in timed.trace.calls]))
+
+
+def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:
+    """The parts of a step, longest first.
+
+    Args:
+        names: the names of the parts.
+        codes: the part of each call, as a position in `names`.
+        seconds: the GPU time of each call.
+    """
+    calls = np.bincount(codes, minlength=len(names)).tolist()
+    times = np.bincount(codes, weights=seconds, minlength=len(names)).tolist()
+    shares = map(Share, names, calls, times)
+    return tuple(sorted(shares, key=lambda share: -share.gpu_s))
+
+
+# Predictions as they leave the functions that make them: checked.
+
+
+_CHECKED = ("seconds", "low_s", "high_s", "gpu_s", "host_s", "unpredicted_share")
+
+
+def checked_step(step: Prediction) -> Prediction:
+    """The prediction itself, if its times can be; every prediction passes here before it is told.
+
+    Raises:
+        InvalidInput: they cannot be; the message names the GPU and the field.
+    """
+    parts_s = {"gpu_s": (share.gpu_s for share in step.by_op())}
+    return checked(step, f"the step on {step.name}", _CHECKED, parts_s)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
-from wavecast.showing import Shown
+from wavecast.results import Shown
 from wavecast.suite.tags import TAGS, Tags
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Benchmark(Shown):
 
     def _function(self) -> Callable[..., TrainingStep]:
         try:
-            module = importlib.import_module(f"{__name__}.{self.module}")
+            module = importlib.import_module(f"{__name__}.models.{self.module}")
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
@@ -149,7 +149,6 @@ _ALIASES = {
 
 _DOMAINS = {
     "vision": "image classification",
-    "inception": "image classification",
     "language": "language modelling",
     "translation": "machine translation",
     "generation": "image generation",
@@ -158,13 +157,12 @@ _DOMAINS = {
     "recommendation": "recommendation",
     "graphs": "graphs",
     "speech": "speech recognition",
-    "adversarial": "adversarial learning",
+    "wgan-gp": "adversarial learning",
     "reinforcement": "reinforcement learning",
-    "seq2seq": "machine translation",
     "classics": "image classification",
     "detection": "object detection",
 }
-"""The application domain of each file."""
+"""The application domain of each file, and of a model that is not of its file's."""
 
 _BERT = "Devlin et al., BERT: Pre-training of Deep Bidirectional Transformers ..., NAACL 2019"
 _GPT2 = "Radford et al., Language Models are Unsupervised Multitask Learners, 2019"
@@ -207,7 +205,7 @@ def _model(
     per_sample: float = 1,
     smallest_batch: int = 1,
 ) -> Benchmark:
-    facts = (_DOMAINS[module], module, _REFERENCES[name], parameters)
+    facts = (_DOMAINS.get(name, _DOMAINS[module]), module, _REFERENCES[name], parameters)
     return Benchmark(name, title, *facts, batch, unit, per_sample, smallest_batch)
 
 
@@ -216,7 +214,7 @@ _BENCHMARKS = (
     _model(
         "inception-v3",
         "Inception v3, with its auxiliary head",
-        "inception",
+        "vision",
         27_161_264,
         64,
         smallest_batch=2,
@@ -257,7 +255,7 @@ _BENCHMARKS = (
     _model(
         "wgan-gp",
         "WGAN with gradient penalty, residual generator and critic",
-        "adversarial",
+        "generation",
         8_540_483 + 7_490_816,
         64,
         "images",
@@ -265,7 +263,7 @@ _BENCHMARKS = (
     ),
     _model("a3c", "A3C, actors that play in step", "reinforcement", 677_943, 16, "frames", 5),
     _model(
-        "nmt", "NMT, Seq2Seq LSTM translator with Luong's attention", "seq2seq", 37_165_057, 128
+        "nmt", "NMT, Seq2Seq LSTM translator with Luong's attention", "translation", 37_165_057, 128
     ),
     _model("alexnet", "AlexNet, with two groups", "classics", 60_965_224, 128),
     _model("googlenet", "GoogLeNet, with both auxiliary heads", "classics", 13_378_280, 32),

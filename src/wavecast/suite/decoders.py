@@ -6,7 +6,7 @@ nanotron. Attention is fused or not, and activations can be recomputed in the ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,14 +21,145 @@ from torch.utils.checkpoint import (
 )
 
 from wavecast.errors import InvalidInput
-from wavecast.suite.adapters import ADAPTED, adapt
-from wavecast.suite.feed_forward import GatedLayers, JointLayers, PlainLayers
-from wavecast.suite.latent_attention import LatentAttention, LatentShape
-from wavecast.suite.master_weights import BETAS, DECAY, MasterWeights
-from wavecast.suite.mixtures import MixtureLayers, MixtureShape
-from wavecast.suite.rotary import Rotary, Turn
+from wavecast.suite.models.mixtures import (
+    GatedLayers,
+    JointLayers,
+    LatentAttention,
+    LatentShape,
+    MixtureLayers,
+    MixtureShape,
+    PlainLayers,
+    Rotary,
+    Turn,
+)
 from wavecast.suite.tags import complete_sizes
 from wavecast.suite.training import Minimizer, TrainingStep, next_tokens
+
+# Low-rank adapters for decoders (Hu et al., LoRA, ICLR 2022).
+
+
+ADAPTED = ("query", "key", "value", "query_key_value")
+"""The layers with adapters if none are named: those that make queries, keys and values."""
+
+
+class AdaptedLinear(nn.Module):
+    """A linear layer that is not trained, and beside it a trained one of low rank."""
+
+    def __init__(self, layer: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.narrow = nn.Linear(layer.in_features, rank, bias=False, dtype=layer.weight.dtype)
+        self.wide = nn.Linear(rank, layer.out_features, bias=False, dtype=layer.weight.dtype)
+        with torch.no_grad():
+            self.wide.weight.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        result: Tensor = self.layer(x) + self.wide(self.narrow(x))
+        return result
+
+
+def adapt(model: nn.Module, rank: int, names: Collection[str] = ADAPTED) -> None:
+    """Give layers of these names adapters, and train nothing else.
+
+    Raises:
+        InvalidInput: the rank is not positive, or no linear layer has one of the names.
+    """
+    if rank < 1:
+        raise InvalidInput(f"the rank of adapters must be at least 1, not {rank}")
+    model.requires_grad_(False)
+    layers = {
+        path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)
+    }
+    chosen = {path: layer for path, layer in layers.items() if path.rpartition(".")[2] in names}
+    if not chosen:
+        known = ", ".join(sorted({path.rpartition(".")[2] for path in layers}))
+        raise InvalidInput(f"no layer is named {', '.join(names)}; there are {known}")
+    for path, layer in chosen.items():
+        model.set_submodule(path, AdaptedLinear(layer, rank))
+
+
+# An optimizer of weights in 16 bits, as frameworks for large models have it.
+
+
+BETAS, DECAY = (0.9, 0.95), 0.1
+"""The settings of AdamW (Touvron et al. 2023, section 2.3)."""
+
+
+class MasterWeights(torch.optim.Optimizer):
+    """AdamW on float32 copies of 16-bit weights, with gradients clipped to a norm of 1.
+
+    Gradients in bfloat16 are added to float32 ones (`main_grad`, Megatron's name for them) as soon
+    as they are made. Those in float16 are added up in float16 and widened before the update, and
+    are scaled.
+    """
+
+    def __init__(self, weights: Iterable[nn.Parameter], learning_rate: float) -> None:
+        super().__init__(weights, {"lr": learning_rate})
+        self.weights: list[nn.Parameter] = self.param_groups[0]["params"]
+        half = self.weights[0].dtype is torch.float16
+        self.scale = 2.0**16 if half else 1.0
+        for weight in self.weights:
+            self.state[weight] = {
+                "master": weight.detach().float(),
+                "exp_avg": torch.zeros_like(weight, dtype=torch.float32),
+                "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float32),
+                "step": torch.zeros((), device=weight.device),
+            }
+            if half:
+                self.state[weight]["gradient"] = torch.zeros_like(weight, dtype=torch.float32)
+            else:
+                weight.main_grad = torch.zeros_like(weight, dtype=torch.float32)
+                weight.register_post_accumulate_grad_hook(_widen)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the 16-bit gradients. The float32 ones are zero since the last update."""
+        for weight in self.weights:
+            weight.grad = None
+
+    def step(self, closure: Any = None) -> None:
+        """Clip the gradients, update the copies, and round them to the weights."""
+        with torch.no_grad():
+            self._update()
+
+    def _update(self) -> None:
+        made: list[Any]
+        if self.scale == 1:
+            made = gradients = [weight.main_grad for weight in self.weights]
+        else:
+            made, gradients = [w.grad for w in self.weights], self._listed("gradient")
+            torch._foreach_copy_(gradients, made)
+        norm = nn.utils.get_total_norm(made) / self.scale
+        torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0) / self.scale)
+        steps = self._listed("step")
+        torch._foreach_add_(steps, 1)
+        torch._fused_adamw_(
+            self._listed("master"),
+            gradients,
+            self._listed("exp_avg"),
+            self._listed("exp_avg_sq"),
+            [],
+            steps,
+            lr=self.param_groups[0]["lr"],
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            weight_decay=DECAY,
+            eps=1e-8,
+            amsgrad=False,
+            maximize=False,
+        )
+        torch._foreach_copy_(self.weights, self._listed("master"))
+        if self.scale == 1:
+            torch._foreach_zero_(gradients)
+
+    def _listed(self, name: str) -> list[Tensor]:
+        return [self.state[weight][name] for weight in self.weights]
+
+
+def _widen(weight: Any) -> None:
+    weight.main_grad.add_(weight.grad)
+    weight.grad = None
+
 
 RECOMPUTE = ("none", "selective", "alternate", "full")
 """What is recomputed in the backward pass: nothing, the scores of attention, all but fused

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from wavecast.suite import benchmark
-from wavecast.suite.detection import overlap
-from wavecast.suite.reinforcement import follow_the_light
+from wavecast.suite.models.detection import overlap
+from wavecast.suite.models.reinforcement import follow_the_light
 from wavecast.suite.training import TrainingStep
 
 Inputs = tuple[Tensor, ...]

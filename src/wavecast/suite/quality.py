@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from wavecast.errors import InvalidInput
-from wavecast.showing import Shown
+from wavecast.results import Shown
 from wavecast.suite import benchmark
 from wavecast.suite.demonstrations import DEMONSTRATIONS, Demonstration, Learner, seeded, stripes
 

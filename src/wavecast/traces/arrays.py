@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.showing import Brief
+from wavecast.results import Brief
 from wavecast.traces.step import Call, Op, Phase, Trace
 
 Codes = NDArray[np.int64]

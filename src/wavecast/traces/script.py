@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from wavecast.showing import Shown
+from wavecast.results import Shown
 from wavecast.traces.step import Trace
 
 

@@ -12,9 +12,9 @@ import pytest
 from file_attacks import ATTACKS, SCRIPT
 
 import wavecast
-from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.confinement import kernel
 
-IS_CONFINED = landlock.version() >= landlock.COMPLETE
+IS_CONFINED = kernel.version() >= kernel.COMPLETE
 
 
 def victims(root: Path) -> Path:

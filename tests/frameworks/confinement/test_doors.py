@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from door_attacks import ATTACKS, SCRIPT, Victims
 
-from wavecast.frameworks.confinement import landlock
+from wavecast.frameworks.confinement import kernel
 
 NOBODY = 65534
 IS_ROOT = os.geteuid() == 0
@@ -36,7 +36,7 @@ USERS = {
 SHARED_MEMORY = {"shared file", "shared name", "left in shared memory"}
 RUN = "import sys, wavecast; print(wavecast.run_script(sys.argv[1], sys.argv[2:]).confined)"
 pytestmark = pytest.mark.skipif(
-    landlock.version() < landlock.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
+    kernel.version() < kernel.SIGNALS_SINCE, reason="needs Linux 6.12 with Landlock"
 )
 
 

@@ -13,11 +13,11 @@ from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.variants import TargetVariants, changed_target
 from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import JAX_SHARE
-from wavecast.frameworks.jax.changes import NAMES, rematerialized, with_donation
 from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.steps import NAMES, rematerialized, with_donation
 from wavecast.frameworks.jax.tracing import trace_of
-from wavecast.frameworks.targets import resolve
 from wavecast.hardware.devices import device
+from wavecast.targets.targets import resolve
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")

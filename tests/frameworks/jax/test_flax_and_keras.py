@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.jax.assembly import module_of
 from wavecast.frameworks.jax.hlo import read_hlo
-from wavecast.frameworks.jax.nnx_scopes import named_modules
-from wavecast.frameworks.jax.origins import module_of
+from wavecast.frameworks.jax.tracing import named_modules
 from wavecast.frameworks.keras_models import backend_of, choose_backend
 from wavecast.frameworks.target_files import imports_of
 
@@ -128,8 +128,8 @@ def make_model():
 CODE = """
 import sys
 from wavecast import ops
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import resolve
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 
 trace = target_source(resolve(sys.argv[1] + ":make_model", batch=32, precision="bf16")).on()
 matmuls = [c for c in trace if ops.kind(c.op) is ops.Kind.MATMUL]

@@ -10,16 +10,21 @@ import pytest
 import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.jax.assembly import scheduled
-from wavecast.frameworks.jax.collectives import argument_ranks, first_group
+from wavecast.frameworks.jax.assembly import (
+    argument_of,
+    argument_ranks,
+    first_group,
+    module_of,
+    phase_of,
+    scheduled,
+)
 from wavecast.frameworks.jax.driver import CompiledModule
 from wavecast.frameworks.jax.hlo import read_hlo
-from wavecast.frameworks.jax.origins import argument_of, module_of, phase_of
 from wavecast.frameworks.jax.tracing import trace_of
-from wavecast.frameworks.tracing import largest_traced_batch
 from wavecast.hardware.devices import device
-from wavecast.parallel.own_ranks import own_strategy
+from wavecast.parallel.ranks import own_strategy
 from wavecast.parallel.strategy import Parallel
+from wavecast.targets.tracing import largest_traced_batch
 from wavecast.traces.step import Phase, Role
 
 MODULE = Path(__file__).with_name("step.hlo").read_text(encoding="utf-8")

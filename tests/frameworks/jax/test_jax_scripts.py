@@ -13,8 +13,7 @@ import pytest
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.jax.driver import CompiledModule
-from wavecast.frameworks.jax.joined_calls import JoinedCalls
-from wavecast.frameworks.jax.script_calls import JittedCalls
+from wavecast.frameworks.jax.script_calls import JittedCalls, JoinedCalls
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.frameworks.pytorch.scripts import jax_runner
 from wavecast.frameworks.pytorch.scripts.program import Program

@@ -14,10 +14,10 @@ import wavecast
 from wavecast import ops
 from wavecast.cli import app
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.frameworks.jax.target_config import in_old_form, target_config
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import resolve
+from wavecast.frameworks.jax.driver import in_old_form, target_config
 from wavecast.hardware.devices import device
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")
@@ -125,10 +125,10 @@ def test_the_command_line_takes_a_file(file: Path, capsys: pytest.CaptureFixture
 @pytest.mark.slow
 def test_steps_on_eight_devices_have_the_collectives_of_their_sharding(file: Path) -> None:
     code = (
-        "from wavecast.parallel.own_ranks import own_strategy\n"
+        "from wavecast.parallel.ranks import own_strategy\n"
         "from dataclasses import replace\n"
-        "from wavecast.frameworks.targets import resolve\n"
-        "from wavecast.frameworks.step_source import target_source\n"
+        "from wavecast.targets.targets import resolve\n"
+        "from wavecast.targets.sources import target_source\n"
         "for name in ('data_parallel', 'fully_sharded', 'tensor_parallel', 'both'):\n"
         f"    target = replace(resolve({str(file)!r} + ':make_' + name), ranks=8)\n"
         "    trace = target_source(target).on()\n"

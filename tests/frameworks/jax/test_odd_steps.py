@@ -10,9 +10,8 @@ import pytest
 
 import wavecast
 from wavecast.frameworks.jax.assembly import scheduled
-from wavecast.frameworks.jax.driver import CompiledModule
+from wavecast.frameworks.jax.driver import CompiledModule, make_stand_ins
 from wavecast.frameworks.jax.hlo import read_hlo
-from wavecast.frameworks.jax.stand_ins import make_stand_ins
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.hardware.devices import device
 

@@ -12,9 +12,9 @@ import pytest
 from over_all import over
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto import calls, event_tree, events, read_kineto, recorded_step
+from wavecast.frameworks.kineto import calls, events, read_kineto, recorded_step
 from wavecast.frameworks.kineto.arguments import Argument
-from wavecast.frameworks.kineto.event_tree import Inherited, Node, Span, enclosing, nest
+from wavecast.frameworks.kineto.events import Inherited, Node, Span, enclosing, nest
 from wavecast.frameworks.kineto.schema import op_of
 from wavecast.frameworks.kineto.survey import named
 from wavecast.traces.step import TensorSpec, Trace
@@ -167,7 +167,7 @@ def test_events_nested_too_deeply_are_refused() -> None:
     assert len(nest(spans)) == 200
     with pytest.raises(InvalidInput, match="nested too deeply"):
         nest(spans, most_enclosing=1000)
-    assert event_tree.MOST_ENCLOSING < 1 << 24
+    assert events.MOST_ENCLOSING < 1 << 24
 
 
 @pytest.mark.parametrize("limit", ["MOST_DIFFERENT_OPS", "MOST_OUTPUTS"])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from wavecast.frameworks.kineto.fused_kernels import fused_op
+from wavecast.frameworks.kineto.calls import fused_op
 from wavecast.hardware.devices import device
 from wavecast.predictors.habitat import Habitat
 from wavecast.traces.step import Call, Kernel, Phase

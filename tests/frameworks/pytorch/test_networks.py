@@ -20,13 +20,18 @@ from lab.measured import campaigns
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.layers.networks import network_of
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.regression.layers.caffe_nets import caffe_net
-from wavecast.regression.layers.complexities import Category, LayerCategory, Network, Pass
-from wavecast.regression.layers.layer_times import predicted_work, times_of_trace
-from wavecast.regression.layers.per_layer import PerLayer, published, timed_network
-from wavecast.regression.layers.traced_layers import network_of_trace
-from wavecast.suite.classics import VGG, AlexNet, GoogLeNet
-from wavecast.suite.vision import ResNet
+from wavecast.runs.regression.layers.complexities import (
+    Category,
+    LayerCategory,
+    Network,
+    Pass,
+    caffe_net,
+)
+from wavecast.runs.regression.layers.layer_times import predicted_work, times_of_trace
+from wavecast.runs.regression.layers.per_layer import PerLayer, published, timed_network
+from wavecast.runs.regression.layers.traced_layers import network_of_trace
+from wavecast.suite.models.classics import VGG, AlexNet, GoogLeNet
+from wavecast.suite.models.vision import ResNet
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 
 MEASURED = campaigns.traces("runs")

@@ -9,10 +9,10 @@ import torch
 
 from wavecast.cli.output import screen
 from wavecast.errors import CaptureError
-from wavecast.frameworks import targets
 from wavecast.frameworks.pytorch import capture
 from wavecast.frameworks.pytorch.recording import user_lines
-from wavecast.suite import vision
+from wavecast.suite.models import vision as vision
+from wavecast.targets import targets as targets
 
 
 @pytest.mark.parametrize("file", [targets.__file__, capture.__file__, screen.__file__])

@@ -9,9 +9,9 @@ import pytest
 import wavecast
 from wavecast import Parallel, ops
 from wavecast.errors import InvalidInput
-from wavecast.parallel.habits.attention import with_attention
+from wavecast.parallel.habits.applying import with_attention
+from wavecast.predictors.attainable import first_flash
 from wavecast.predictors.base import Estimate
-from wavecast.predictors.first_flash import first_flash
 from wavecast.traces.step import Op, TensorSpec, Trace
 
 GPU = "a100-sxm-80gb"

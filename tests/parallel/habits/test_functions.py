@@ -10,7 +10,7 @@ import pytest
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import IN_FUNCTION, REFERENCE_HOST
-from wavecast.parallel.habits.functions import with_norms_in_functions
+from wavecast.parallel.habits.applying import with_norms_in_functions
 from wavecast.parallel.habits.fusion import ROTARY, with_fused
 from wavecast.traces.step import Trace
 

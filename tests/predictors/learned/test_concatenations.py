@@ -7,8 +7,8 @@ from made import tensor
 
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.physics.columns import ConcatenationRow
-from wavecast.predictors.learned.physics.concatenations import CONTIGUOUS, PIECES, STRIDED
 from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.physics.streams import CONTIGUOUS, PIECES, STRIDED
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
 

@@ -7,7 +7,7 @@ import pytest
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.learned.physics.columns import ConvolutionRow, ProductRow, columns_of
-from wavecast.predictors.learned.physics.depthwise import (
+from wavecast.predictors.learned.physics.convolutions import (
     DEPTHWISE_PARAMETERS,
     depthwise_limits,
 )

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from over_all import over
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device, devices
+from wavecast.hardware.devices import Device, device, devices
 from wavecast.ops import Unit
 from wavecast.predictors.learned.gpus import CODES, LATER_BOOST, gpu_of
 from wavecast.predictors.learned.physics.tiles import sustained

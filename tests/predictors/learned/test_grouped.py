@@ -13,9 +13,7 @@ from made import tensor
 from lab.fit.grouped import fit, in_one_kernel, said
 from lab.measured.experts import measured_s, op_of, read
 from wavecast import ops
-from wavecast.hardware.device import Device, Fact
-from wavecast.hardware.devices import device
-from wavecast.hardware.rates import available
+from wavecast.hardware.devices import Device, Fact, available, device
 from wavecast.ops import matmul
 from wavecast.predictors.learned.physics.columns import (
     EQUAL,

@@ -13,14 +13,12 @@ from made import copy_to_gpu, mm, relu, tensor, unknown
 
 from lab.measured.op_makers import recurrent
 from wavecast import ops
-from wavecast.hardware.device import Fact
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Fact, device
 from wavecast.ops import Unit
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, bound
 from wavecast.predictors.learned.batch import batch_of
-from wavecast.predictors.learned.file import restored, stored
 from wavecast.predictors.learned.gpus import CODES, gpu_of, joined
-from wavecast.predictors.learned.model import REACH
+from wavecast.predictors.learned.model import NOTHING, REACH, Forest
 from wavecast.predictors.learned.physics.columns import (
     ROW_TYPES,
     ProductRow,
@@ -29,9 +27,7 @@ from wavecast.predictors.learned.physics.columns import (
 )
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
 from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.predictor import UNSEEN, Learned
-from wavecast.predictors.learned.trees import NOTHING, Forest
-from wavecast.predictors.roofline import bound
+from wavecast.predictors.learned.predictor import UNSEEN, Learned, restored, stored
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 LEARNED = Learned.shipped()

@@ -7,9 +7,9 @@ from made import tensor
 
 from wavecast.hardware.devices import device
 from wavecast.ops import cost_of
-from wavecast.ops.kernel_counts import COUNTED, SORTING, SORTING_FEW
+from wavecast.ops.costs import COUNTED, SORTING, SORTING_FEW
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics import resampling
+from wavecast.predictors.learned.physics import passes
 from wavecast.predictors.learned.physics.columns import (
     CASTS,
     STRIDES,
@@ -158,7 +158,7 @@ def test_additions_to_one_place_wait_for_each_other() -> None:
     )
     assert eightfold.atomic_adds == pytest.approx(8 * twice.atomic_adds)
     single = stream_row(resized("upsample_bilinear2d", tensor(4, 8, 64, 64), tensor(4, 8, 8, 8)))
-    assert single.atomic_adds == pytest.approx(resampling.JOINED * eightfold.atomic_adds)
+    assert single.atomic_adds == pytest.approx(passes.JOINED * eightfold.atomic_adds)
 
 
 def test_states_of_a_scan_follow_each_other() -> None:

@@ -23,8 +23,8 @@ from wavecast.predictors.mlp.layers import (
     Lstm,
     layer,
     layer_type,
+    sample,
 )
-from wavecast.predictors.mlp.samples import sample
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 seeds = st.integers(0, 2**32)
@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_layers_everywhere(kind: str, digest: str) -> None
 
 def test_the_sample_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from itertools import islice; from wavecast.predictors.mlp.samples import sample;"
+        "from itertools import islice; from wavecast.predictors.mlp.layers import sample;"
         "print([x.features() for x in islice(sample('conv2d', 3), 20)])"
     )
     runs = {

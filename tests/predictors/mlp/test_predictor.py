@@ -17,15 +17,8 @@ from made import mm, relu, tensor, unknown, view
 
 from lab.measured.layer_ops import op_of
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.features import (
-    DEVICE_FEATURES,
-    device_features,
-    features_of,
-    layer_of,
-)
-from wavecast.predictors.mlp.file import read_model, rounded, write_model
+from wavecast.hardware.devices import Device, device
+from wavecast.predictors.attainable import bound
 from wavecast.predictors.mlp.layers import (
     KINDS,
     Bmm,
@@ -34,11 +27,20 @@ from wavecast.predictors.mlp.layers import (
     Linear,
     Lstm,
     layer_type,
+    sample,
 )
-from wavecast.predictors.mlp.network import MlpModel, MlpNetwork
-from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.predictors.mlp.samples import sample
-from wavecast.predictors.roofline import bound
+from wavecast.predictors.mlp.predictor import (
+    DEVICE_FEATURES,
+    Mlp,
+    MlpModel,
+    MlpNetwork,
+    device_features,
+    features_of,
+    layer_of,
+    read_model,
+    rounded,
+    write_model,
+)
 from wavecast.traces.step import Op
 
 V100, T4, A100 = (device(name) for name in ("v100-pcie-32gb", "t4", "a100-pcie-40gb"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.report.gantt import GanttBar
-from wavecast.report.html.gantt_charts import gantt_chart, time_axis
+from wavecast.report.plans import GanttBar, gantt_chart, time_axis
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.report.html.markup import Html, bullets, data_element, element, escaped, table
+from wavecast.report.html.markup import Html, bullets, data_element, element, escaped, html_table
 from wavecast.report.tables import Column
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"' \x1b[2J\u202e"
@@ -44,7 +44,7 @@ def test_data_cannot_leave_its_element(text: str) -> None:
 
 def test_a_table_names_its_rows_and_columns() -> None:
     columns = [Column("GPU", ["l4", HOSTILE], left=True), Column("step", ["1 ms", "2 ms"])]
-    made = table(columns, caption="Times", sorts=True)
+    made = html_table(columns, caption="Times", sorts=True)
     assert made.count('scope="col"') == 2
     assert made.count('scope="row"') == 2
     assert "<caption" in made

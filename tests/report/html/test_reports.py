@@ -16,15 +16,15 @@ import pytest
 from made import call, mm, relu, step, tensor, trace, view
 
 import wavecast
+from wavecast.analysis.profile import profile_measured, profile_predicted
 from wavecast.report.html.documents import Report, document
-from wavecast.report.html.memory_reports import memory_report
-from wavecast.report.html.profile_reports import measured_profile_report, predicted_profile_report
 from wavecast.report.html.reports import (
     layouts_report,
     prediction_report,
     scaling_report,
 )
-from wavecast.steps.profile import profile_measured, profile_predicted
+from wavecast.report.memory import memory_report
+from wavecast.report.profiles import measured_profile_report, predicted_profile_report
 from wavecast.traces.step import Kernel, Measurement, Op, Phase, Trace
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{style}}\x1b[2J\u202e"
@@ -245,7 +245,7 @@ def test_a_search_for_strategies_is_a_page() -> None:
 
     from wavecast.hardware.hosts import REFERENCE_HOST
     from wavecast.planning.layout_search import search_layouts
-    from wavecast.planning.strategies import Search
+    from wavecast.planning.layouts import Search
     from wavecast.steps.request import on_cluster
 
     gpu = wavecast.device("h100-sxm-80gb")

@@ -11,20 +11,24 @@ from rich.console import RenderableType
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import named_gpus
-from wavecast.cli.output.screen import print_json, show, waiting, width
+from wavecast.cli.options.steps import named_gpus
+from wavecast.cli.output.screen import print_json, print_lines, print_text, show, waiting, width
 from wavecast.cli.steps.sources import has_gpu, require_gpu, step_source
 from wavecast.errors import InvalidInput
-from wavecast.hardware.device import Device, Fact
+from wavecast.hardware.devices import Device, Fact
+from wavecast.report import devices as clusters_report
+from wavecast.report import devices as doctor_report
 from wavecast.report import devices as report
 from wavecast.report import outputs
+from wavecast.report.outputs import schema_names, schema_text
 from wavecast.report.tables import line
-from wavecast.steps.arguments import origin_of
+from wavecast.steps.request import origin_of
 
 if TYPE_CHECKING:
-    from wavecast.hardware.host_files import HostFile
-    from wavecast.steps.learning import Learning
+    from wavecast.analysis.learning import Learning
+    from wavecast.hardware.kept_hosts import HostFile
     from wavecast.traces.step import Trace
+
 
 _WATCHED_S = 1.0
 """How long the machine is watched before a calibration, to see how busy it is."""
@@ -159,7 +163,8 @@ def _calibrate(
     as_json: bool,
 ) -> None:
     """Measure the host and the GPU."""
-    from wavecast.hardware import host_files, kept_hosts
+    from wavecast.hardware import kept_hosts
+    from wavecast.hardware import kept_hosts as host_files
 
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
@@ -200,8 +205,8 @@ def _refuse_beside(given: str, **options: object) -> None:
 
 def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_json: bool) -> None:
     """Learn from steps, from layers that are measured for some minutes, or from both."""
+    from wavecast.analysis.learning import learn_from
     from wavecast.predictors import corrected
-    from wavecast.steps.learning import learn_from
 
     steps = _measured_steps(files)
     gpu = origin_of(next(iter(steps.values())), None).id if steps else None
@@ -223,7 +228,7 @@ def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_
 
 
 def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
-    from wavecast.frameworks.targets import resolve
+    from wavecast.targets.targets import resolve
 
     targets = [resolve(file) for file in files]
     for target in targets:
@@ -238,9 +243,9 @@ def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
 def _swept(minutes: float, of_steps: str | None) -> Learning:
     """What layers teach that are measured on this machine's GPU, which the steps must be of."""
     require_gpu()
+    from wavecast.analysis.learning import learn_from_layers
     from wavecast.frameworks.pytorch.measurement import host_benchmark
     from wavecast.frameworks.pytorch.measurement.sweep import sweep
-    from wavecast.steps.learning import learn_from_layers
 
     gpu = wavecast.device(host_benchmark.gpu_name())  # what is wrong is said before measuring
     if of_steps not in (None, gpu.id):
@@ -269,14 +274,13 @@ def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | 
 
 
 def _calibrated_host(name: str) -> HostFile:
-    from wavecast.frameworks.pytorch.measurement import host_benchmark, machine_load
-    from wavecast.hardware.calibration import MeasuredMachine, calibrated
-    from wavecast.hardware.kept_hosts import machine_name
+    from wavecast.frameworks.pytorch.measurement import host_benchmark, whole_runs
+    from wavecast.hardware.kept_hosts import MeasuredMachine, calibrated, machine_name
 
     direct: dict[str, float] = {}
     gpu = ""
-    before = machine_load.share_in(_WATCHED_S)
-    with machine_load.watched() as load:
+    before = whole_runs.share_in(_WATCHED_S)
+    with whole_runs.watched() as load:
         times = {"cpu": host_benchmark.time_host()}
         if has_gpu():
             times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
@@ -299,9 +303,104 @@ def _calibrated_host(name: str) -> HostFile:
 
 def _calibrated_gpu(seconds: float, folder: Path | None) -> tuple[Device, dict[str, Fact], Path]:
     from wavecast.frameworks.pytorch.measurement.calibration import calibrate as calibrate_gpu
-    from wavecast.hardware import device_files
+    from wavecast.hardware import devices as device_files
 
     with waiting("calibrating the GPU"):
         name, facts = calibrate_gpu(seconds)
     gpu = wavecast.device(name)
     return gpu, facts, device_files.save(device_files.with_measured(gpu, facts), folder)
+
+
+# `wavecast clusters`: the known machines with several GPUs, and the networks between them.
+
+
+@app.command()
+def clusters(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Clusters to show in full.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the known clusters, or show all facts of some.
+
+    \b
+    wavecast clusters
+    wavecast clusters "DGX H100"
+    wavecast clusters aws-p5 --json
+    """
+    from wavecast.hardware import clusters as known
+
+    if names:
+        some = list({one.id: one for one in map(known.cluster, names)}.values())
+    else:
+        some = list(known.clusters())
+    if as_json:
+        print_json(some)
+    elif names:
+        for index, one in enumerate(some):
+            show("" if index else None, clusters_report.cluster_facts(one))
+    else:
+        show(clusters_report.clusters(some, width()))
+
+
+# `wavecast doctor`: is everything here that Wavecast needs?
+
+
+@app.command()
+def doctor(
+    as_json: JsonOption = False,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Compute figures that are known from elsewhere, and compare."),
+    ] = False,
+) -> None:
+    """Look whether this machine has what Wavecast needs, and say what to do.
+
+    It looks at Python, torch, GPUs, optional packages, prices, calibrated hosts, the run store and
+    libraries, and traces a small step. With --deep it computes ten figures that are known from
+    elsewhere: FLOPs, published equations, a collective, parameters and the speed of ResNet-50. The
+    exit code is 1 if something is broken.
+
+    \b
+    wavecast doctor
+    wavecast doctor --deep
+    wavecast doctor --json
+    """
+    from wavecast.doctor import examine, is_broken
+
+    with waiting("looking around"):
+        findings = examine(wavecast.__version__, deep=deep)
+    if as_json:
+        works = not is_broken(findings)
+        print_json(doctor_report.EXAMINATION.record({"works": works, "findings": findings}))
+    else:
+        show(doctor_report.examination(findings, width()))
+    if is_broken(findings):
+        raise typer.Exit(1)
+
+
+# `wavecast schema`: the JSON schemas of what commands print with --json.
+
+
+@app.command()
+def schema(
+    name: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME]...", help="A command, such as predict or suite list."),
+    ] = None,
+) -> None:
+    """Print the JSON schema of what a command prints with --json.
+
+    Without a name, it lists the schemas. The key "schema" of the output names its schema and the
+    version.
+
+    \b
+    wavecast schema
+    wavecast schema predict
+    wavecast schema suite list
+    """
+    if name:
+        print_lines(schema_text(" ".join(name)))
+        return
+    for each in schema_names():
+        print_text(each)

@@ -13,16 +13,17 @@ from typing import Annotated
 import typer
 
 from wavecast.cli.app import Commands, JsonOption, app
-from wavecast.cli.options.gpus import ALL, gpu_names, named_gpus
+from wavecast.cli.options.steps import ALL, gpu_names, named_gpus
 from wavecast.cli.output.screen import print_json, print_text, show, waiting, warn, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.catalogues import (
+from wavecast.planning.price_files import (
     SKYPILOT,
     SKYPILOT_PROVIDERS,
     catalogue_of,
     read_catalogue,
+    read_prices,
+    write_prices,
 )
-from wavecast.planning.price_files import read_prices, write_prices
 from wavecast.planning.prices import (
     PriceBook,
     PriceFilter,
@@ -30,7 +31,7 @@ from wavecast.planning.prices import (
     today,
     user_prices,
 )
-from wavecast.report import prices as report
+from wavecast.report import costs as report
 
 _TIMEOUT_S = 20
 _LARGEST_BYTES = 64 << 20

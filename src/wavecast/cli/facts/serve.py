@@ -44,7 +44,7 @@ def serve(
     it listens on this machine only, unless --host says otherwise.
     """
     with needing_extra("the web page"):
-        from wavecast.server.limits import ServerLimits
+        from wavecast.server.guard import ServerLimits
         from wavecast.server.running import is_loopback, run_server
     if not 0 <= port <= 65535:
         raise InvalidInput(f"--port is a number from 0 to 65535, not {port}")

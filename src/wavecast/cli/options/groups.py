@@ -74,3 +74,16 @@ def option_group(
         for field, text in about.items()
     }
     return lambda command: grouped(command, name, group, annotations)
+
+
+# The option of commands that can run on a Ray cluster.
+
+
+RayOption = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help='Run on a Ray cluster: HOST:PORT of its head, "auto", or "local" to start one here.',
+    ),
+]

@@ -13,7 +13,7 @@ import typer
 
 from wavecast.cli.options.groups import grouped
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import Target
+from wavecast.targets.targets import Target
 
 if TYPE_CHECKING:
     from wavecast import Predictor, Scaler
@@ -186,7 +186,7 @@ def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
     """The scaler that takes a measured step to another precision; None where there is no need."""
     if precision is None or not target.is_measured:
         return None
-    from wavecast.predictors.mixed_precision import MixedPrecision
+    from wavecast.predictors.habitat import MixedPrecision
 
     return MixedPrecision.shipped(precision)
 
@@ -199,7 +199,7 @@ def _published_scaler(
     equation: Equation | None,
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
-    from wavecast.predictors.mixed_precision import MixedPrecision
+    from wavecast.predictors.habitat import MixedPrecision
     from wavecast.predictors.mlp.predictor import Mlp
     from wavecast.predictors.published import published_setup
 
@@ -212,7 +212,7 @@ def _published_scaler(
 
 
 def _daydream(precision: str | None) -> Scaler:
-    from wavecast.predictors.mixed_precision import MixedPrecision
+    from wavecast.predictors.habitat import MixedPrecision
 
     if precision is None:
         raise InvalidInput(
@@ -262,7 +262,7 @@ def _named_predictor(
 
             return Attainable.shipped()
         case PredictorName.ROOFLINE:
-            from wavecast.predictors.roofline import Roofline
+            from wavecast.predictors.attainable import Roofline
 
             return Roofline()
         case PredictorName.WAVE:

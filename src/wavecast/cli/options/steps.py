@@ -11,15 +11,65 @@ from typing import Annotated, Any
 
 import typer
 
+import wavecast
 from wavecast import suite
-from wavecast.cli.options.assumptions import AssumeOption, given_values
 from wavecast.cli.options.groups import grouped, option_group
-from wavecast.cli.options.scripts import script_options
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.frameworks.script_targets import NO_SCRIPT_OPTIONS, ScriptOptions
-from wavecast.frameworks.target_functions import FORMS
-from wavecast.frameworks.targets import Target, resolve
+from wavecast.hardware.devices import Device
+from wavecast.planning.cost import seconds_of
+from wavecast.planning.layouts import MEMORY_MARGIN, Search
+from wavecast.targets.functions import FORMS
+from wavecast.targets.scripts import NO_SCRIPT_OPTIONS, ScriptOptions
+from wavecast.targets.sources import recompute_ways
+from wavecast.targets.strategies import plan_of_target
+from wavecast.targets.targets import Target, resolve
+from wavecast.traces.step import Trace
+
+# The option `--assume`: what a traced step reads from the GPU, by line of code.
+
+
+AssumeOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--assume",
+        metavar="FILE:LINE=VALUE",
+        help="The value that a line of your code reads from the GPU, or the number of rows of a "
+        "result whose size depends on data; repeat for more lines. VALUE is a number, true or "
+        "false, or several with commas, which are read in order.",
+    ),
+]
+
+_WORDS = {"true": True, "false": False}
+
+
+def given_values(assume: list[str]) -> dict[str, list[bool | float]]:
+    """The values of `--assume`, by line of code."""
+    values: dict[str, list[bool | float]] = {}
+    for text in assume:
+        line, separator, numbers = text.rpartition("=")
+        if not separator:
+            raise InvalidInput(f"--assume {text} has no value; write FILE:LINE=VALUE")
+        if line in values:
+            raise InvalidInput(f"--assume gives values for {line} twice; separate them by commas")
+        values[line] = [_number(number, text) for number in numbers.split(",")]
+    return values
+
+
+def _number(number: str, text: str) -> bool | float:
+    word = number.strip().lower()
+    if word in _WORDS:
+        return _WORDS[word]
+    try:
+        return int(word)
+    except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError as error:
+        raise InvalidInput(
+            f"--assume {text}: {number!r} is no number; write a number, true or false"
+        ) from error
 
 
 def target_names(incomplete: str) -> list[str]:
@@ -232,3 +282,160 @@ def step_options(
         return shared
 
     return decorate
+
+
+# The options of a script's run: how many steps, where they end, how long to wait for one.
+
+
+_PANEL = "Training scripts"
+_STEPS = typer.Option(
+    "--steps", rich_help_panel=_PANEL, help="Run this many steps; by default until two are equal."
+)
+_UNTIL = typer.Option(
+    "--until",
+    metavar="FILE:LINE",
+    rich_help_panel=_PANEL,
+    help="A step ends when this line is reached, instead of at an optimizer step.",
+)
+_PATIENCE = typer.Option(
+    "--patience",
+    metavar="SECONDS",
+    rich_help_panel=_PANEL,
+    help="End a script that takes longer than this to a step, and say where it was.",
+)
+_OFFLINE = typer.Option(
+    "--offline", rich_help_panel=_PANEL, help="Refuse the network to the script."
+)
+_BATCH_OPTION = typer.Option(
+    "--batch-option",
+    metavar="NAME",
+    rich_help_panel=_PANEL,
+    help="The script's own option for its batch, if there are several or none is found.",
+)
+_SCRIPT_OPTIONS: dict[str, Any] = {
+    "steps": Annotated[int | None, _STEPS],
+    "until": Annotated[str | None, _UNTIL],
+    "patience": Annotated[float, _PATIENCE],
+    "offline": Annotated[bool, _OFFLINE],
+    "batch_option": Annotated[str | None, _BATCH_OPTION],
+}
+
+
+def script_options(command: Any) -> Any:
+    """Give a command the options of a script's run, as its parameter `running`."""
+    return grouped(command, "running", ScriptOptions, _SCRIPT_OPTIONS)
+
+
+# The option `--gpu`, and the GPUs that it names.
+
+
+ALL = "all"
+"""The name that stands for all GPUs."""
+
+
+def gpu_names(incomplete: str) -> list[str]:
+    """The GPUs whose names begin so, for the completion of a shell."""
+    return [gpu.id for gpu in wavecast.devices() if gpu.id.startswith(incomplete)]
+
+
+def gpu_option(about: str) -> typer.models.OptionInfo:
+    """The option `--gpu` with its own help."""
+    option: typer.models.OptionInfo = typer.Option(
+        "--gpu", "-g", autocompletion=gpu_names, help=about
+    )
+    return option
+
+
+GpusOption = Annotated[list[str], gpu_option('A GPU to predict for; repeat for more, or "all".')]
+SomeGpusOption = Annotated[list[str] | None, gpu_option("A GPU; repeat to compare several.")]
+OneGpuOption = Annotated[str, gpu_option("The model of the GPUs.")]
+
+
+def named_gpus(names: list[str]) -> list[Device]:
+    """The devices of these names, without duplicates."""
+    return list({gpu.id: gpu for gpu in map(wavecast.device, names)}.values())
+
+
+def named_or_all_gpus(names: list[str]) -> list[Device]:
+    """The devices of these names, or all known ones if "all" is among them."""
+    named = named_gpus([name for name in names if name != ALL])
+    if ALL not in names:
+        return named
+    return list({gpu.id: gpu for gpu in (*wavecast.devices(), *named)}.values())
+
+
+def refuse_all(names: list[str] | None, command: str, instead: str) -> None:
+    """Refuse "all" GPUs in a command that has a column for each; `instead` is one with rows."""
+    if ALL in (names or ()):
+        raise InvalidInput(
+            f'"wavecast {command}" shows a column for each GPU, so name some; "wavecast {instead} '
+            '--gpu all" compares all'
+        )
+
+
+# The options of a search for the best strategy.
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options as the user gave them."""
+
+    micro_batch: list[int] | None = None
+    show: int = 5
+    memory_margin: float = MEMORY_MARGIN
+    within: str | None = None
+
+    def search(self, gpus: int, global_batch: int | None, target: Target) -> Search:
+        """What is looked for.
+
+        Raises:
+            InvalidInput: an option is missing, or its value cannot be.
+        """
+        if global_batch is None:
+            raise InvalidInput(
+                "say how many samples one optimizer step of all GPUs has: --global-batch"
+            )
+        counts = ("--gpus", gpus), ("--global-batch", global_batch), ("--show", self.show)
+        for name, value in counts:
+            if value < 1:
+                raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
+        return Search(
+            gpus,
+            global_batch,
+            _micro_batches(target.trace, self.micro_batch),
+            tensor_plan=plan_of_target(target.text, target.options),
+            recompute=recompute_ways(target),
+            best=self.show,
+            memory_margin=self.memory_margin,
+            within_s=None if self.within is None else seconds_of(self.within, "--within"),
+        )
+
+
+def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
+    if trace is None:
+        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
+    if given:
+        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
+    if trace.samples is None:
+        raise InvalidInput(
+            "the trace does not say how many samples it has; trace the step again with samples="
+        )
+    return (trace.samples,)
+
+
+NO_SEARCH = SearchOptions()
+
+search_options = option_group(
+    "searching",
+    SearchOptions,
+    {
+        "micro_batch": "Samples of a micro-batch to try; repeat for more.",
+        "show": "How many to show; more of them have to be played.",
+        "memory_margin": "The share of a GPU's memory that must stay free.",
+        "within": "End the search with the best so far after so many seconds, or a time as 5min. "
+        "If nothing fits, what would fit is looked for after that.",
+    },
+    "The search",
+)
+"""A decorator that gives a command the options of a search, as its parameter `searching`."""

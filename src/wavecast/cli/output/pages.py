@@ -93,9 +93,9 @@ def write_prediction_files(
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
     from wavecast.planning.prices import price_book
-    from wavecast.report.html.advice_reports import advice_sections
-    from wavecast.report.html.generation_reports import generation_sections
+    from wavecast.report.advice import advice_sections
     from wavecast.report.html.reports import prediction_report
+    from wavecast.report.predictions import generation_sections
 
     book = None if several else price_book(setup)
 

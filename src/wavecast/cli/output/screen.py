@@ -32,8 +32,8 @@ from rich.text import Text
 from wavecast.cli.output.standard_output import results, write_result
 from wavecast.errors import DoubtfulInput
 from wavecast.frameworks.stages import current, stage
-from wavecast.report.characters import one_line, visible
-from wavecast.report.schemas import marked
+from wavecast.report.outputs import marked
+from wavecast.report.units import one_line, visible
 
 _PIPE_WIDTH = 10_000
 """The width assumed for a pipe, where nothing is wrapped or left out."""

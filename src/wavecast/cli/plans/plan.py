@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+import wavecast
+from wavecast.campaigns.job_predictions import JobPredictor
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import HostOption
+from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
-from wavecast.cli.output.screen import print_json, show, waiting, width
-from wavecast.cli.plans.predictions import read_plan_files
-from wavecast.errors import InvalidInput
-from wavecast.planning.durations import seconds_of
-from wavecast.planning.schedule.jobs import Aims
+from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
+from wavecast.cli.steps.sources import step_source
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.planning.capacity import CapacitySearch, Forecast, from_trace, weekly
+from wavecast.planning.cost import seconds_of
+from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.schedule.job_files import JobSpec, listed_fleet, read_fleet, read_jobs
+from wavecast.planning.schedule.job_options import make_jobs
+from wavecast.planning.schedule.jobs import Aims, Fleet, Job
 from wavecast.planning.schedule.planned import cost_against_time, make_plan
 from wavecast.planning.schedule.planner import Effort
-from wavecast.report import plans as report
-from wavecast.report.html.plan_reports import plan_report
+from wavecast.planning.simulation.policies import NAMES, policy_of
+from wavecast.planning.simulation.simulator import simulate as run_simulation
+from wavecast.report import plans as capacities
+from wavecast.report import plans as plans
+from wavecast.report import plans as simulations
+from wavecast.report.plans import capacity_report, plan_report, simulation_report
 
 JobsArgument = Annotated[
     Path, typer.Argument(metavar="JOBS", help="The jobs (FILE.toml, or a table FILE.csv).")
@@ -84,7 +97,7 @@ def plan(
     if as_json:
         print_json(made)
     else:
-        show(report.plan_text(str(jobs), made, width()))
+        show(plans.plan_text(str(jobs), made, width()))
     if not made.meets_deadlines:
         raise typer.Exit(1)
 
@@ -107,3 +120,182 @@ def aims_of(text: str) -> Aims:
     if not weights:
         raise InvalidInput(f"--by names nothing; it takes {', '.join(known)}")
     return Aims(**weights)
+
+
+# `wavecast capacity`: how many GPUs to rent or buy.
+
+
+@app.command()
+@price_options
+def capacity(
+    jobs: JobsArgument,
+    cluster: ClusterOption = None,
+    promise: Annotated[
+        float,
+        typer.Option("--promise", help="The share of jobs in time, in nine of ten draws."),
+    ] = 0.95,
+    wait: Annotated[
+        str,
+        typer.Option(
+            "--wait",
+            help="A job without a deadline is due so long after its submission, plus its time on "
+            "the fastest GPUs.",
+        ),
+    ] = "1h",
+    weeks: Annotated[int, typer.Option("--weeks", min=1, help="The weeks of a drawing.")] = 4,
+    draws: Annotated[int, typer.Option("--draws", min=1, help="How often to draw.")] = 20,
+    whole_machines: Annotated[
+        bool, typer.Option("--whole-machines", help="GPUs are had by the machine only.")
+    ] = False,
+    host: HostOption = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+    pricing: PriceOptions = NO_PRICES,
+) -> None:
+    """Find the cheapest mix of GPUs with which jobs meet their deadlines.
+
+    \b
+    wavecast capacity jobs.toml
+    wavecast capacity trace.csv --cluster cluster.toml --wait 30min
+    wavecast capacity jobs.toml --buy l4=2500 --power-price 0.2 --html capacity.html
+
+    Jobs of a TOML file need runs_per_week; a table of jobs (FILE.csv) is taken as it is. The
+    numbers of GPUs of the cluster are the most that can be had. The exit code is 1 if no mix keeps
+    the promise.
+    """
+    refuse_bad_places(html)
+    if not 0 < promise <= 1:
+        raise InvalidInput(f"--promise is a share above 0 and at most 1, not {promise:g}")
+    book = pricing.book(only_rented=True)
+    specs, fleet, listed = read_plan_files(jobs, cluster, host, book, of_a_week=False)
+    for pool in fleet.pools:
+        if pool.usd_per_hour is None:
+            raise InvalidInput(
+                f"no price of {pool.gpu} is known; give usd_per_hour in the cluster, or --price"
+            )
+    forecast = _forecast(specs, listed, seconds_of(wait, "--wait"), weeks, draws)
+    steps = [pool.gpus_per_node if whole_machines else 1 for pool in fleet.pools]
+    gpus = [wavecast.device(p.gpu) for p in fleet.pools] if pricing.buy else []
+    purchases = pricing.purchases(gpus)
+    with waiting("simulating mixes of GPUs"):
+        found = CapacitySearch(fleet, forecast, promise, steps).plan(purchases)
+    write_page(html, lambda: capacity_report(str(jobs), found))
+    if as_json:
+        print_json(capacities.CAPACITY.record(capacities.capacity_record(found)))
+    else:
+        show(capacities.capacity_text(str(jobs), found))
+    if found.best is None:
+        raise typer.Exit(1)
+
+
+def _forecast(
+    specs: Sequence[JobSpec], jobs: Sequence[Job], wait_s: float, weeks: int, draws: int
+) -> Forecast:
+    due = [
+        job
+        if job.deadline_s is not None
+        else replace(job, deadline_s=job.submit_s + wait_s + job.fastest.seconds.value)
+        for job in jobs
+    ]
+    rates = [spec.runs_per_week for spec in specs]
+    if all(rate is None for rate in rates):
+        return from_trace(due, draws)
+    for spec in specs:
+        if spec.runs_per_week is None or spec.runs != 1:
+            raise InvalidInput(f"job {spec.name} needs runs_per_week, and no runs")
+    return weekly(due, [rate or 0.0 for rate in rates], weeks, draws)
+
+
+# `wavecast simulate`: what becomes of jobs under several policies.
+
+
+@app.command()
+def simulate(
+    jobs: JobsArgument,
+    cluster: ClusterOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", help=f"One of {', '.join(NAMES)}. May be repeated."),
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", metavar="AIM,...", help="What our own policy minimises.")
+    ] = "completion",
+    stops: Annotated[
+        bool, typer.Option("--stops", help="Running jobs may be stopped for others.")
+    ] = False,
+    restart: Annotated[
+        str, typer.Option("--restart", help="What stopping and starting again costs a job.")
+    ] = "0s",
+    round_time: Annotated[
+        str, typer.Option("--round", help="The time between decisions that may stop jobs.")
+    ] = "6min",
+    gantt: Annotated[
+        bool, typer.Option("--gantt", help="Also draw the jobs under the last policy.")
+    ] = False,
+    host: HostOption = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Simulate many jobs under several policies: completion, makespan, cost and deadlines.
+
+    \b
+    wavecast simulate jobs.toml
+    wavecast simulate trace.csv --cluster cluster.toml --policy fifo --policy ours --by makespan
+    wavecast simulate jobs.toml --policy shortest --stops --restart 30s --gantt
+    """
+    refuse_bad_places(html)
+    names = policy or ["fifo", "shortest", "deadline", "cheapest", "ours"]
+    aims, restart_s = aims_of(by), seconds_of(restart, "--restart")
+    round_s = max(1.0, seconds_of(round_time, "--round"))
+    _, fleet, listed = read_plan_files(jobs, cluster, host)
+    rows = []
+    for name in names:
+        made = policy_of(name, fleet, aims, stops=stops, round_s=round_s)
+        with waiting(f"simulating {name}"):
+            rows.append(run_simulation(fleet, listed, made, restart_s=restart_s))
+    write_page(html, lambda: simulation_report(str(jobs), rows))
+    if as_json:
+        found = {
+            "verdict": simulations.simulation_verdict(rows),
+            "policies": rows,
+            "outcomes": list(rows[-1].outcomes),
+        }
+        print_json(simulations.SIMULATED.record(found))
+    else:
+        show(simulations.simulation_text(str(jobs), rows, width(), gantt))
+
+
+# The jobs and the cluster of a command, read and predicted.
+
+
+def read_plan_files(
+    jobs: Path,
+    cluster: str | None,
+    host: str | None,
+    book: PriceBook | None = None,
+    *,
+    of_a_week: bool = True,
+) -> tuple[tuple[JobSpec, ...], Fleet, tuple[Job, ...]]:
+    """The jobs of a file, the cluster, and the jobs with the ways to run them.
+
+    Args:
+        jobs: the file of the jobs.
+        cluster: the GPUs, as a file or a list. None if they are in the file of the jobs.
+        host: the host that issues the ops.
+        book: the prices of GPUs that state none.
+        of_a_week: whether a job with a rate stands for its runs of a week, and not for one.
+
+    Raises:
+        InvalidInput: a file is wrong; says which, and which key. Or a job can run nowhere.
+    """
+    known = book or price_book()
+    specs = read_jobs(jobs)
+    if of_a_week:
+        specs = tuple(spec.in_a_week() for spec in specs)
+    if cluster is not None and "=" in cluster and not Path(cluster).exists():
+        fleet = listed_fleet(cluster, known)
+    else:
+        fleet = read_fleet(jobs if cluster is None else Path(cluster), known)
+    predictor = JobPredictor(host, partial(step_source, quiet=True), counting_items)
+    with prefixed(f"{jobs}: "):
+        return specs, fleet, make_jobs(specs, fleet, predictor)

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from wavecast.cli.app import Commands, JsonOption, app
-from wavecast.cli.options.clusters import RayOption
+from wavecast.cli.options.groups import RayOption
 from wavecast.cli.output.screen import counting_down, print_json, print_text, show, warn, width
 from wavecast.cli.runs.runs import StoreOption
 from wavecast.errors import WavecastError, needing_extra
-from wavecast.report import campaigns as report
+from wavecast.report import evaluations as report
 
 if TYPE_CHECKING:
     from wavecast.campaigns.campaign_files import Campaign
-    from wavecast.campaigns.workers import Workers
+    from wavecast.campaigns.running import Workers
     from wavecast.runs.store.campaign_results import CampaignResults
 
 campaign_app = Commands(
@@ -211,8 +211,8 @@ def _run(
 
 
 def _workers(campaign: Campaign, ray: str | None, processes: int | None) -> Workers:
-    from wavecast.campaigns.tasks import ANYWHERE, CPU
-    from wavecast.campaigns.workers import MachineWorkers, ThisProcess
+    from wavecast.campaigns.running import MachineWorkers, ThisProcess
+    from wavecast.campaigns.work import ANYWHERE, CPU
 
     if ray is not None:
         from wavecast.campaigns.ray_workers import LOCAL, RayWorkers
@@ -226,7 +226,7 @@ def _workers(campaign: Campaign, ray: str | None, processes: int | None) -> Work
 
 def _own_resources() -> dict[str, int]:
     """The GPUs of this machine by their ids, and a CPU, of which one is measured at a time."""
-    from wavecast.campaigns.tasks import CPU
+    from wavecast.campaigns.work import CPU
 
     return {**Counter(_own_gpus()), CPU: 1}
 

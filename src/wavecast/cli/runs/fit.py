@@ -69,7 +69,7 @@ def collect(
     wavecast collect linear --device cpu -o trial.csv
     """
     from wavecast.campaigns.layer_times import collect as collect_layers
-    from wavecast.predictors.mlp import samples
+    from wavecast.predictors.mlp import layers
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
@@ -89,7 +89,7 @@ def collect(
             count,
             out,
             lambda layer: time_layer(layer, device),
-            layers=samples.small(kind, seed) if trial else None,
+            layers=layers.small(kind, seed) if trial else None,
             gpu=gpu_id(device),
             software=software(),
             progress=lambda now: update(now.done, now.remaining_s),
@@ -178,9 +178,9 @@ def _fit_layers(
     device: str,
     as_json: bool,
 ) -> None:
-    from wavecast.campaigns import layer_fits
+    from wavecast.campaigns import layer_times
     from wavecast.campaigns.layer_times import read_rows
-    from wavecast.predictors.mlp.file import write_model
+    from wavecast.predictors.mlp.predictor import write_model
 
     with needing_extra("fitting"):
         from wavecast.frameworks.pytorch.layers.mlp_fit import Recipe
@@ -190,7 +190,7 @@ def _fit_layers(
         raise InvalidInput(f"a model is saved as FILE.npz in a folder that exists, not {out}")
     rows = [row for path in files for row in read_rows(path)]
     with telling_stages() as progress:
-        fitted = layer_fits.fit(
+        fitted = layer_times.fit(
             rows, target, Recipe.sized(width, epochs), on=device, progress=progress
         )
     card = fitted.card

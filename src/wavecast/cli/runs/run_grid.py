@@ -16,7 +16,7 @@ from wavecast.cli.output.screen import counting_down, print_json, show
 from wavecast.cli.runs.run_models import SplitOption, numbers, read_splits
 from wavecast.cli.runs.runs import checked_phase, runs_app
 from wavecast.errors import InvalidInput, WavecastError, needing_extra
-from wavecast.regression.runs import splits as published
+from wavecast.runs.regression import end_to_end as published
 
 if TYPE_CHECKING:
     from wavecast import Run
@@ -83,8 +83,8 @@ def campaign(
     wavecast runs campaign -o tenth.csv --share 0.1 --model alexnet
     """
     from wavecast.campaigns import run_grids
-    from wavecast.regression.runs.run_table import tabulate
-    from wavecast.report import run_splits as report
+    from wavecast.report import run_models as report
+    from wavecast.runs.regression.end_to_end import tabulate
 
     refuse_bad_places(out)
     phase = checked_phase(phase) or "training"

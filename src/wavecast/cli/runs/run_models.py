@@ -18,10 +18,9 @@ from wavecast.files import write_whole
 
 if TYPE_CHECKING:
     from wavecast import Estimate, Run
-    from wavecast.regression.least_squares import Method
-    from wavecast.regression.runs.end_to_end import RunModel
-    from wavecast.regression.runs.extrapolation import ScalingModel
-    from wavecast.regression.runs.splits import Split, SplitScore
+    from wavecast.runs.regression.end_to_end import RunModel, Split, SplitScore
+    from wavecast.runs.regression.extrapolation import ScalingModel
+    from wavecast.runs.regression.least_squares import Method
 
 MethodOption = Annotated[
     str | None,
@@ -64,7 +63,7 @@ def fit_runs(
 ) -> None:
     """Fit an end-to-end model to past runs, and print it beside the fit of the paper."""
     from wavecast.report import run_models as report
-    from wavecast.report.run_splits import split_scores
+    from wavecast.report.run_models import split_scores
 
     if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
         raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
@@ -95,7 +94,7 @@ def _split_scores(
     split: Sequence[str],
 ) -> tuple[SplitScore, ...]:
     """The errors of fits up to each threshold; none if no threshold was given."""
-    from wavecast.regression.runs.splits import judge
+    from wavecast.runs.regression.end_to_end import judge
     from wavecast.runs.sources import opened_runs
 
     if not split:
@@ -106,7 +105,7 @@ def _split_scores(
 
 def read_splits(texts: Sequence[str]) -> list[Split]:
     """The thresholds that `--split` names."""
-    from wavecast.regression.runs.splits import SPLITS, Split
+    from wavecast.runs.regression.end_to_end import SPLITS, Split
 
     if "published" in texts:
         if len(texts) > 1:
@@ -342,8 +341,8 @@ def design(
     wavecast design --batches 8,16,32,64 --iterations 100,200,500 --budget 600 \\
         --startup 5 --iteration 0.02 --sample 0.002
     """
-    from wavecast.regression.runs import design as designs
     from wavecast.report import run_models as report
+    from wavecast.runs.regression import design as designs
 
     guessed = {"--startup": startup, "--iteration": iteration, "--sample": sample}
     if source is not None:
@@ -382,7 +381,7 @@ def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
 def _end_to_end(
     source: str, model: str | None, phase: str, method: str | None, time: str | None
 ) -> RunModel:
-    from wavecast.regression.least_squares import Method
+    from wavecast.runs.regression.least_squares import Method
     from wavecast.runs.sources import opened_runs
 
     method = method or _DEFAULT_METHOD

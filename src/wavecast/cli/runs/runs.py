@@ -13,14 +13,13 @@ from wavecast.cli.options.steps import PrecisionOption
 from wavecast.cli.output.screen import counting_items, print_json, print_text, show, warn, width
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.report import outputs
-from wavecast.report import runs as report
+from wavecast.report import run_models as report
 from wavecast.report.units import runs as runs_in_words
 from wavecast.suite import PRECISIONS
 
 if TYPE_CHECKING:
-    from wavecast.runs.readers.facts import Given
-    from wavecast.runs.run import Run
-    from wavecast.runs.store.imported import Imported
+    from wavecast.runs.readers.timing import Given
+    from wavecast.runs.run import Imported, Run
 
 runs_app = Commands(
     help="Keep past runs: import logs, list and export them; predict the next run from them.",
@@ -166,8 +165,8 @@ def export(
     \b
     wavecast runs export alexnet.csv --model AlexNet
     """
-    from wavecast.runs.store.export import export as write_table
-    from wavecast.runs.store.export import refuse_other_suffix
+    from wavecast.runs.store.store import export as write_table
+    from wavecast.runs.store.store import refuse_other_suffix
 
     checked_phase(phase)
     refuse_other_suffix(out)
@@ -187,7 +186,7 @@ def _add(
     failed: list[str] = []
     warnings: list[str] = []
     with wavecast.RunStore(place, told=_tell) as store:
-        from wavecast.runs.store.imports import add_file
+        from wavecast.runs.store.store import add_file
 
         for file in files:
             try:

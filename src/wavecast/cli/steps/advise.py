@@ -13,23 +13,28 @@ from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
 from wavecast.advice.catalogue import CHANGES
 from wavecast.advice.variants import TargetVariants
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import OneGpuOption
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.options.steps import NO_STEP_OPTIONS, StepOptions, TargetArgument, step_options
+from wavecast.cli.options.steps import (
+    NO_STEP_OPTIONS,
+    OneGpuOption,
+    StepOptions,
+    TargetArgument,
+    step_options,
+)
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, telling_stages, width
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.run import CoresOption, LoaderOption
 from wavecast.errors import InvalidInput
 from wavecast.report import advice as report
-from wavecast.report.html.advice_reports import advice_report
+from wavecast.report.advice import advice_report
 
 if TYPE_CHECKING:
     from wavecast.advice.proposals import StepAdvice
-    from wavecast.frameworks.targets import Target
-    from wavecast.hardware.device import Device
+    from wavecast.hardware.devices import Device
     from wavecast.planning.prices import PriceBook
+    from wavecast.targets.targets import Target
 
 ChangeOption = Annotated[
     list[str] | None,

@@ -10,24 +10,27 @@ from typing import Annotated
 import typer
 
 import wavecast
-from wavecast.checks.baseline import Baseline, read_baseline, write_baseline
-from wavecast.checks.checking import CheckResult, Predicted, baseline_of, check_all, predict_all
-from wavecast.checks.commits import (
+from wavecast.campaigns.checks.baseline import Baseline, read_baseline, write_baseline
+from wavecast.campaigns.checks.checking import (
+    CheckResult,
+    Predicted,
     baseline_at,
+    baseline_of,
     changed_since,
+    check_all,
     commit_of,
     folder_in_repository,
     last_commit_of,
+    predict_all,
 )
-from wavecast.checks.config import CheckConfig, find_config, read_config
-from wavecast.checks.places import ChangedLines
+from wavecast.campaigns.checks.config import ChangedLines, CheckConfig, find_config, read_config
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.output.screen import print_json, print_lines, show, waiting, width
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.frameworks.targets import Target
 from wavecast.report import checks as report
+from wavecast.targets.targets import Target
 
 ConfigOption = Annotated[
     Path | None,

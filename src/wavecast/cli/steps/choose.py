@@ -12,42 +12,45 @@ import typer
 import wavecast
 from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.clusters import RayOption
-from wavecast.cli.options.gpus import ALL, gpu_option, named_or_all_gpus
+from wavecast.cli.options.groups import RayOption
 from wavecast.cli.options.predictors import (
     HostOption,
     SetupOption,
     chosen_predictor,
     refuse_scaling,
 )
-from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.prices import (
+    NO_PRICES,
+    NO_TRAINING,
+    PriceOptions,
+    TrainingOptions,
+    price_options,
+    training_options,
+)
 from wavecast.cli.options.steps import (
+    ALL,
     NO_STEP_OPTIONS,
     StepOptions,
     TargetArgument,
+    gpu_option,
+    named_or_all_gpus,
     step_options,
-)
-from wavecast.cli.options.trainings import (
-    NO_TRAINING,
-    TrainingOptions,
-    training_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.step_source import StepSource, units_of
-from wavecast.frameworks.targets import Target
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingPlan
-from wavecast.planning.durations import seconds_of
+from wavecast.planning.cost import TrainingPlan, seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report import selections as report
-from wavecast.report.html.choice_reports import choice_report
 from wavecast.report.recipes import AskedStep, asked_step
+from wavecast.report.selections import choice_report
+from wavecast.targets.sources import StepSource, units_of
+from wavecast.targets.targets import Target
 
 _MILLION = 1e6
 _Limits = tuple[float | None, float | None]

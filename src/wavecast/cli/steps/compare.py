@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
+from wavecast.analysis.comparison import compare as compare_predictions
+from wavecast.analysis.comparison import summary_of
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import gpu_option, named_gpus, refuse_all
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     HostOptions,
@@ -22,22 +23,27 @@ from wavecast.cli.options.steps import (
     ParallelOption,
     StepOptions,
     as_compiled,
+    gpu_option,
+    named_gpus,
+    refuse_all,
     step_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete
 from wavecast.cli.steps.sources import step_source, with_largest
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.target_functions import FORMS
-from wavecast.frameworks.targets import Target
 from wavecast.report import comparisons as report
-from wavecast.report.html.step_differences import difference_report
-from wavecast.report.html.steps_side_by_side import side_by_side_report
-from wavecast.report.side_by_side import SIDE_BY_SIDE, StepsOnGpu, side_by_side
-from wavecast.steps.comparison import compare as compare_predictions
+from wavecast.report.comparisons import (
+    SIDE_BY_SIDE,
+    StepsOnGpu,
+    difference_report,
+    side_by_side,
+    side_by_side_report,
+)
 from wavecast.steps.prediction import Prediction
-from wavecast.steps.summary import summary_of
+from wavecast.targets.functions import FORMS
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import Target
 
 BeforeArgument = Annotated[
     str, typer.Argument(metavar="A", help=f"The step to compare with: {FORMS}.")

@@ -10,12 +10,12 @@ from wavecast.cli.app import INCOMPLETE
 from wavecast.cli.options.steps import as_compiled
 from wavecast.cli.output.screen import print_json, show
 from wavecast.cli.steps.sources import step_source
-from wavecast.frameworks.targets import Target
-from wavecast.hardware.device import Device
-from wavecast.planning.listing_order import comparable
-from wavecast.report import compiled as report
+from wavecast.hardware.devices import Device
+from wavecast.planning.candidates import comparable
+from wavecast.report import predictions as report
 from wavecast.report.priced_steps import COMPILED, predicted
 from wavecast.steps.prediction import Prediction
+from wavecast.targets.targets import Target
 
 
 def show_gains(

@@ -13,10 +13,10 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import resolve
 from wavecast.predictors.base import Scaler
 from wavecast.report import evaluations as report
 from wavecast.report.fields import record
+from wavecast.targets.targets import resolve
 from wavecast.traces.step import Trace
 
 TracesArgument = Annotated[
@@ -47,9 +47,9 @@ def evaluate(
     wavecast evaluate resnet50=v100.json.gz resnet50=t4.json.gz gnmt=v100-gnmt.json.gz
     wavecast evaluate a100/*.json.gz h100/*.json.gz --html evaluation.html
     """
-    from wavecast.report.html.evaluation_reports import evaluation_report
-    from wavecast.steps.evaluation import evaluate as evaluate_steps
-    from wavecast.steps.evaluation import measured_steps
+    from wavecast.analysis.evaluation import evaluate as evaluate_steps
+    from wavecast.analysis.evaluation import measured_steps
+    from wavecast.report.evaluations import evaluation_report
 
     refuse_bad_places(html)
     steps = measured_steps([_named(text) for text in traces])

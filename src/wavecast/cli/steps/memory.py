@@ -11,19 +11,17 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import (
+from wavecast.cli.options.steps import (
     ALL,
+    NO_STEP_OPTIONS,
     GpusOption,
+    ParallelOption,
     SomeGpusOption,
+    StepOptions,
+    TargetArgument,
     named_gpus,
     named_or_all_gpus,
     refuse_all,
-)
-from wavecast.cli.options.steps import (
-    NO_STEP_OPTIONS,
-    ParallelOption,
-    StepOptions,
-    TargetArgument,
     step_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
@@ -31,12 +29,12 @@ from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import SmallerStep, Target, smaller_variants
-from wavecast.frameworks.tracing import largest_traced_batch
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.report import memory as report
 from wavecast.report.units import bytes_of_gib
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import SmallerStep, Target, smaller_variants
+from wavecast.targets.tracing import largest_traced_batch
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
-    from wavecast.report.html.memory_reports import memory_report
+    from wavecast.report.memory import memory_report
 
     refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")
@@ -248,8 +246,7 @@ def _advised(
     target: Target, first: Memory, strategy: Parallel | None, expandable: bool
 ) -> tuple[Advice, ...]:
     """Changes that would save memory on the first GPU, or on the fullest of several."""
-    from wavecast.footprint.advice import advise
-    from wavecast.footprint.parallel_advice import advise_ranks
+    from wavecast.footprint.advice import advise, advise_ranks
 
     gpu, variants = first.device, smaller_variants(target)
     if strategy is None:
@@ -284,7 +281,7 @@ def _trace_if_possible(
 
 def _predicted_and_measured(target: Target) -> list[Memory]:
     from wavecast.footprint.memory import of_measured
-    from wavecast.frameworks.pytorch.measurement.memory import measure_memory
+    from wavecast.frameworks.pytorch.measurement.iteration import measure_memory
 
     if target.make_step is None:
         kind = "trace" if target.script is None else "script"

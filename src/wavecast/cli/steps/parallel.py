@@ -10,44 +10,55 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.clusters import RayOption
-from wavecast.cli.options.gpus import OneGpuOption
+from wavecast.cli.options.groups import RayOption
 from wavecast.cli.options.predictors import HostOption
-from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.options.searches import NO_SEARCH, SearchOptions, search_options
+from wavecast.cli.options.prices import (
+    NO_PRICES,
+    NO_TRAINING,
+    PriceOptions,
+    TrainingOptions,
+    price_options,
+    training_options,
+)
 from wavecast.cli.options.steps import (
+    NO_SEARCH,
     NO_STEP_OPTIONS,
+    OneGpuOption,
     ParallelOption,
+    SearchOptions,
     StepOptions,
     TargetArgument,
+    search_options,
     step_options,
 )
-from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
-from wavecast.frameworks.recomputing import recomputing
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import Target, with_adapters
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.batch_sizes import batch_warning
-from wavecast.planning.cost import TrainingPlan, training_cost
-from wavecast.planning.durations import seconds_of
-from wavecast.planning.failures import LLAMA_3_GPU_HOURS, interruptions
+from wavecast.planning.cost import (
+    LLAMA_3_GPU_HOURS,
+    TrainingPlan,
+    interruptions,
+    seconds_of,
+    training_cost,
+)
+from wavecast.planning.layouts import batch_warning
 from wavecast.planning.prices import PriceBook
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction
+from wavecast.targets.sources import recomputing
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import Target, with_adapters
 
 if TYPE_CHECKING:
-    from wavecast.frameworks.step_source import StepSource
-    from wavecast.hardware.device import Device
+    from wavecast.hardware.devices import Device
     from wavecast.hardware.hosts import HostModel
     from wavecast.planning.layout_search import Progress
-    from wavecast.planning.layouts import Layout
-    from wavecast.planning.strategies import Search
+    from wavecast.planning.layouts import Layout, Search
     from wavecast.steps.op_times import ClusterPredictor
+    from wavecast.targets.sources import StepSource
 
 GpuHoursOption = Annotated[
     float,
@@ -98,7 +109,7 @@ def parallelize(
     so far. Where nothing fits, changes with which it does are looked for.
     """
     from wavecast.planning.layouts import INTERRUPTED
-    from wavecast.report import layouts as report
+    from wavecast.report import parallel as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
 
@@ -185,7 +196,7 @@ def _fitting_changes(
     target: Target, search: Search, device: Device, found: Sequence[Layout]
 ) -> list[str]:
     """What to change where nothing fits, in words; empty where something does."""
-    from wavecast.planning.fitting_changes import ADAPTERS, fitting_changes
+    from wavecast.planning.layout_search import ADAPTERS, fitting_changes
     from wavecast.steps.request import on_cluster
 
     answered = any(one.prediction is not None or not one.is_tried for one in found)
@@ -212,7 +223,7 @@ _RETRIED = 3
 
 def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
-    from wavecast.report import layouts as report
+    from wavecast.report import parallel as report
 
     warned = []
     if found[0].prediction is not None:
@@ -230,7 +241,7 @@ def _show_training(
     stops: dict[str, float],
 ) -> None:
     """The whole training with the best strategy, and its failures."""
-    from wavecast.report import layouts as report
+    from wavecast.report import parallel as report
 
     cost = training_cost(step, plan, offer_for(step, book))
     show(cost_report.trainings(plan, step.trace.unit, [cost], width()))
@@ -240,8 +251,8 @@ def _show_training(
 
 
 def _show_networks(best: list[Layout], predictor: ClusterPredictor, host: HostModel) -> None:
-    from wavecast.planning.networks import network_points
-    from wavecast.report import layouts as report
+    from wavecast.planning.layouts import network_points
+    from wavecast.report import parallel as report
 
     with waiting("trying other networks"):
         points = network_points(best, predictor, host)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import wavecast
+from wavecast.analysis.larger_batch import by_samples
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import ALL, GpusOption, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -28,15 +28,24 @@ from wavecast.cli.options.predictors import (
     host_options,
     refuse_scaling,
 )
-from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.prices import (
+    NO_PRICES,
+    NO_TRAINING,
+    PriceOptions,
+    TrainingOptions,
+    price_options,
+    training_options,
+)
 from wavecast.cli.options.steps import (
+    ALL,
     NO_STEP_OPTIONS,
+    GpusOption,
     ParallelOption,
     StepOptions,
     TargetArgument,
+    named_or_all_gpus,
     step_options,
 )
-from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
 from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.advise import quickly_advised
@@ -53,19 +62,18 @@ from wavecast.cli.steps.predicted import (
 )
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.generation import generations, is_generation
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import resolve
-from wavecast.parallel.own_ranks import own_strategy
-from wavecast.report import larger_batches
-from wavecast.steps.larger_batch import by_samples
+from wavecast.parallel.ranks import own_strategy
+from wavecast.report import predictions as larger_batches
+from wavecast.targets.generation import generations, is_generation
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import resolve
 
 if TYPE_CHECKING:
     from wavecast import Prediction
-    from wavecast.frameworks.step_source import StepSource
-    from wavecast.frameworks.targets import Target
-    from wavecast.hardware.device import Device
+    from wavecast.hardware.devices import Device
     from wavecast.steps.generation import TextGeneration
+    from wavecast.targets.sources import StepSource
+    from wavecast.targets.targets import Target
 
 
 def _refuse_moved(value: list[str] | None) -> None:

@@ -16,7 +16,7 @@ from wavecast.cli.options.predictors import By, HostOptions, SetupName
 from wavecast.cli.output.pages import ReportFiles, write_prediction_files
 from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.step_source import ScriptSource, StepSource
+from wavecast.planning.candidates import comparable, fastest_first, fitting_first
 from wavecast.planning.cost import (
     Ranged,
     TrainingCost,
@@ -26,24 +26,24 @@ from wavecast.planning.cost import (
     mean_beyond,
     training_cost,
 )
-from wavecast.planning.listing_order import comparable, fastest_first, fitting_first
 from wavecast.report import advice as advice_report
 from wavecast.report import costs as cost_report
 from wavecast.report import parallel as parallel_report
 from wavecast.report import predictions as report
-from wavecast.report.generation import generation
+from wavecast.report.caveats import shares
+from wavecast.report.predictions import generation
 from wavecast.report.priced_steps import offer_for, predicted
 from wavecast.report.scripts import in_total
-from wavecast.report.shares import shares
-from wavecast.steps.shares import shares_by_line
+from wavecast.steps.prediction import shares_by_line
+from wavecast.targets.sources import ScriptSource, StepSource
 
 if TYPE_CHECKING:
     from wavecast import FamilyTraces, Parallel, Prediction
     from wavecast.advice.proposals import StepAdvice
-    from wavecast.hardware.device import Device
+    from wavecast.hardware.devices import Device
     from wavecast.planning.prices import PriceBook
     from wavecast.steps.generation import TextGeneration
-    from wavecast.steps.shares import Share
+    from wavecast.steps.prediction import Share
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.gpus import SomeGpusOption, named_gpus, refuse_all
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     HostOptions,
@@ -20,8 +19,11 @@ from wavecast.cli.options.predictors import (
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
     ParallelOption,
+    SomeGpusOption,
     StepOptions,
     TargetArgument,
+    named_gpus,
+    refuse_all,
     step_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
@@ -29,9 +31,9 @@ from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
 from wavecast.cli.steps.sources import measured_step, step_source
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.strategies import strategy_of
-from wavecast.frameworks.targets import Target, resolve
 from wavecast.report import profiles as report
+from wavecast.targets.strategies import strategy_of
+from wavecast.targets.targets import Target, resolve
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
@@ -79,9 +81,9 @@ def profile(
     wavecast profile kernels.json.gz counters.json.gz          (two measurements of one step)
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
-    from wavecast.report.html import profile_reports as pages
-    from wavecast.steps.arguments import origin_of
-    from wavecast.steps.profile import profile_measured, profile_predicted
+    from wavecast.analysis.profile import profile_measured, profile_predicted
+    from wavecast.report import profiles as pages
+    from wavecast.steps.request import origin_of
 
     refuse_bad_places(html)
     refuse_all(gpu, "profile", f"predict {target}")

@@ -10,7 +10,6 @@ import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
-from wavecast.cli.options.gpus import ALL, SomeGpusOption, named_or_all_gpus
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -19,14 +18,23 @@ from wavecast.cli.options.predictors import (
     HostOptions,
     host_options,
 )
-from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
+from wavecast.cli.options.prices import (
+    NO_PRICES,
+    NO_TRAINING,
+    PriceOptions,
+    TrainingOptions,
+    price_options,
+    training_options,
+)
 from wavecast.cli.options.steps import (
+    ALL,
     NO_STEP_OPTIONS,
     ParallelOption,
+    SomeGpusOption,
     StepOptions,
+    named_or_all_gpus,
     step_options,
 )
-from wavecast.cli.options.trainings import NO_TRAINING, TrainingOptions, training_options
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
 from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
@@ -41,16 +49,16 @@ from wavecast.cli.steps.predicted import (
 )
 from wavecast.cli.steps.sources import script_source, with_largest
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.script_targets import Script
-from wavecast.frameworks.step_source import ScriptSource
-from wavecast.frameworks.strategies import parse_parallel
-from wavecast.frameworks.targets import Target, script_target
-from wavecast.hardware.device import Device
-from wavecast.parallel.own_ranks import own_strategy
+from wavecast.hardware.devices import Device
+from wavecast.parallel.ranks import own_strategy
 from wavecast.planning.cost import TrainingPlan
 from wavecast.report import memory as memory_tables
 from wavecast.report import scripts as script_report
 from wavecast.report import traces as trace_report
+from wavecast.targets.scripts import Script
+from wavecast.targets.sources import ScriptSource
+from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import Target, script_target
 from wavecast.traces.script import ScriptRun
 
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")]
@@ -249,7 +257,7 @@ def _show_memory(
     page: Path | None,
     as_json: bool,
 ) -> list[memory_tables.AdvisedMemory]:
-    from wavecast.report.html.memory_reports import memory_report as page_of
+    from wavecast.report.memory import memory_report as page_of
 
     memories = [
         wavecast.memory(source.fullest(device), device, parallel=strategy)

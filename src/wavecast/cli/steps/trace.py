@@ -11,12 +11,12 @@ from rich.console import RenderableType
 
 import wavecast
 from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
-from wavecast.cli.options.gpus import gpu_option
 from wavecast.cli.options.predictors import SetupName
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
     StepOptions,
     TargetArgument,
+    gpu_option,
     step_options,
 )
 from wavecast.cli.output.screen import print_json, show, waiting

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT
-from wavecast.predictors.learned.physics.depthwise import has_depthwise_kernel
+from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 NAMES = ("aten.convolution", "aten.convolution_backward")
@@ -316,3 +316,17 @@ def _numbers(op: Op, name: str) -> tuple[int, ...]:
 
 def _product(op: Op, name: str) -> int:
     return math.prod(_numbers(op, name) or (1,))
+
+
+# One piece of scratch memory that an op allocates while it runs.
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Scratch memory that an op allocates and frees while it runs."""
+
+    nbytes: int
+    released_early: bool = False
+    """True if it is freed before the op allocates anything else; False if it is held to the end."""
+    before_bytes: int | None = None
+    """The size of the op's result that is allocated next. None when it comes after all."""

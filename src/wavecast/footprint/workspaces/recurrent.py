@@ -11,8 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 
-from wavecast.footprint.workspaces.workspace import Workspace
-from wavecast.hardware.device import Device
+from wavecast.footprint.workspaces.convolution import Workspace
+from wavecast.hardware.devices import Device
 from wavecast.ops.reading import has_possible_tensors, reading
 from wavecast.ops.registry import integer, item_bytes
 from wavecast.ops.rnn import rnn_shape

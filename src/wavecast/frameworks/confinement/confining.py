@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.confinement import kernel, landlock, namespaces, system_calls
+from wavecast.frameworks.confinement import kernel, system_calls
 from wavecast.frameworks.confinement.kernel import is_linux
 
 _DEVICES = (
@@ -47,7 +47,7 @@ class Confinement:
 
     def unpromised(self) -> tuple[str, ...]:
         """What the kernel does not refuse, in words."""
-        others_memory = f"changing what other programs put into {namespaces.SHARED_MEMORY}"
+        others_memory = f"changing what other programs put into {kernel.SHARED_MEMORY}"
         possible = {
             "writing files through programs and libraries in C": not self.files,
             "changing permissions and times of files": not self.metadata,
@@ -74,9 +74,9 @@ def confine(
     Raises:
         InvalidInput: the network is to be refused, and this system cannot do that.
     """
-    known = landlock.version() if known is None else known
-    has_left = offline and is_linux() and namespaces.leave_network()
-    has_own_memory = bool(known) and namespaces.own_shared_memory()
+    known = kernel.version() if known is None else known
+    has_left = offline and is_linux() and kernel.leave_network()
+    has_own_memory = bool(known) and kernel.own_shared_memory()
     folders += _shared_memory(has_own_memory) if known else ()
     if is_linux():
         _is_done(kernel.drop_capabilities)
@@ -91,11 +91,11 @@ def confine(
         )
     return Confinement(
         folders,
-        files=files and known >= landlock.COMPLETE,
+        files=files and known >= kernel.COMPLETE,
         metadata=metadata,
         network=offline,
-        signals=files and known >= landlock.SIGNALS_SINCE,
-        shared_memory=files and (has_own_memory or namespaces.SHARED_MEMORY not in folders),
+        signals=files and known >= kernel.SIGNALS_SINCE,
+        shared_memory=files and (has_own_memory or kernel.SHARED_MEMORY not in folders),
         is_root=os.getuid() == _ROOT,
     )
 
@@ -109,7 +109,7 @@ def restrict_files(folders: tuple[str, ...], known: int) -> None:
     Raises:
         OSError: the kernel refuses.
     """
-    landlock.restrict(landlock.Writable(folders, _devices()), known)
+    kernel.restrict(kernel.Writable(folders, _devices()), known)
 
 
 def _is_done(restrict: Callable[[], None]) -> bool:
@@ -127,7 +127,7 @@ def _devices() -> tuple[str, ...]:
 
 def _shared_memory(is_own: bool) -> tuple[str, ...]:
     """The folder of shared memory, if nothing in it could be changed that is there already."""
-    folder = Path(namespaces.SHARED_MEMORY)
+    folder = Path(kernel.SHARED_MEMORY)
     is_used = not is_own and folder.is_dir() and any(map(_is_writable, folder.iterdir()))
     return () if is_used or not folder.is_dir() else (str(folder),)
 

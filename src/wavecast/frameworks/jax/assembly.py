@@ -7,14 +7,28 @@ from the schedule.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import groupby
+from math import prod
 
-from wavecast.frameworks.jax.collectives import argument_ranks, is_collective, is_waited_for
-from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
-from wavecast.frameworks.jax.instruction_ops import PlannedCall, planned_call
-from wavecast.frameworks.jax.origins import module_of, phase_of, updates
+import numpy as np
+from numpy.typing import NDArray
+
+from wavecast.frameworks.jax import libraries
+from wavecast.frameworks.jax.fusions import FREE, fusion_op
+from wavecast.frameworks.jax.hlo import (
+    DTYPES,
+    NO_DATA,
+    PATH,
+    Computation,
+    HloModule,
+    Instruction,
+    Shape,
+)
 from wavecast.traces.graphs import GRAPH_LAUNCH, XLA_CALL
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
@@ -352,3 +366,392 @@ def scheduled(module: HloModule, gpu: str = "") -> Schedule:
     schedule = Schedule(module, gpu)
     schedule.run()
     return schedule
+
+
+# Collectives in HLO, as ops: what is exchanged, among how many ranks, and how far apart.
+
+
+NAMES = {
+    "all-reduce": "all_reduce",
+    "all-gather": "all_gather",
+    "reduce-scatter": "reduce_scatter",
+    "all-to-all": "all_to_all",
+    "ragged-all-to-all": "all_to_all",
+    "collective-permute": "send",
+    "collective-broadcast": "broadcast",
+}
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_TILED = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+_AXIS = re.compile(r"'([^']*)'(?:=(\d+))?(?::\((\d+)\)(\d+))?")
+_TILES = re.compile(r"devices=\[([\d,]+)\]")
+_PAIR = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+
+
+def is_collective(instruction: Instruction) -> bool:
+    """Whether an instruction exchanges data with other devices, or begins to."""
+    return instruction.opcode.removesuffix("-start") in NAMES
+
+
+def is_waited_for(instruction: Instruction) -> bool:
+    """Whether XLA waits for a collective where it begins, instead of going on beside it."""
+    config = instruction.backend.get("collective_backend_config", {})
+    return not instruction.opcode.endswith("-start") or bool(config.get("is_sync"))
+
+
+def collective(module: HloModule, instruction: Instruction, inputs: Sequence[Shape]) -> Op:
+    """The op of a collective, with the number of ranks of a group and the stride between them."""
+    group = first_group(instruction.attributes, module.partitions)
+    stride = abs(group[1] - group[0]) if len(group) > 1 else 1
+    attrs: tuple[tuple[str, Scalar], ...] = (("ranks", len(group)), ("stride", max(stride, 1)))
+    outputs = _specs(instruction.shapes)
+    if instruction.opcode.endswith("-start") and len(outputs) > len(inputs):
+        outputs = outputs[len(inputs) :] if len(outputs) >= 2 * len(inputs) else outputs
+    name = NAMES[instruction.opcode.removesuffix("-start")]
+    return Op(f"nccl.{name}", _specs(inputs), outputs[: len(inputs)], attrs)
+
+
+def _specs(shapes: Sequence[Shape]) -> tuple[TensorSpec, ...]:
+    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+
+
+def first_group(text: str, partitions: int) -> list[int]:
+    """The first group of ranks that an instruction names; all of them if it names none.
+
+    XLA writes `replica_groups={{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an array of all ranks, turned
+    and cut into groups), or `mesh['x'=2,'y'=4] {'y'}` (the axes of a mesh along which a group
+    lies), and `source_target_pairs={{0,1},...}` for what goes from one rank to another.
+    """
+    if found := _PAIR.search(text):
+        return [int(found[1]), int(found[2])]
+    if found := _LISTED.search(text):
+        return [int(rank) for rank in found[1].split(",")]
+    if found := _TILED.search(text):
+        ranks = _ranks(_integers(found[3]))
+        if found[4]:
+            ranks = ranks.transpose(_integers(found[4]))
+        return [int(rank) for rank in ranks.reshape(int(found[1]), int(found[2]))[0]]
+    if found := _MESH.search(text):
+        return _along(found[1], found[2])
+    return list(range(partitions))
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _ranks(sizes: Sequence[int]) -> NDArray[np.int64]:
+    return np.arange(int(np.prod(sizes))).reshape(sizes)
+
+
+def _along(mesh: str, axes: str) -> list[int]:
+    """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on.
+
+    `'x':(2)4` is the part of axis x with 4 places whose neighbours are as far apart as its size,
+    the 2 parts before it, leaves.
+    """
+    sizes = {name: int(size) for name, size, *_ in _AXIS.findall(mesh)}
+    strides = {}
+    step = 1
+    for name in reversed(sizes):
+        strides[name] = step
+        step *= sizes[name]
+    group = [0]
+    for name, _, before, part in _AXIS.findall(axes):
+        count = int(part) if part else sizes[name]
+        inner = sizes[name] // (int(before) * count) if part else 1
+        places = [number * inner * strides[name] for number in range(count)]
+        group = [rank + place for rank in group for place in places]
+    return group
+
+
+def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
+    """Among how many ranks the step's samples are spread, and each of its weights at most.
+
+    An argument whose shape is also the shape of a result is taken as weights or states. Of any
+    other argument the first dimension counts samples. Empty if there is one rank, or if the
+    arguments do not show it.
+    """
+    entry = module.entry
+    names = [argument_of(one.op_name).split(".") for one in entry.parameters]
+    depth = 1 if len({name[0] for name in names}) > 1 else 2
+    returned = Counter(shape.dims for shape in entry.root.shapes)
+    arguments: dict[str, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
+    for name, one in zip(names, entry.parameters, strict=True):
+        divisions = _divisions(one)
+        if divisions is None:
+            return ()
+        kept = returned[one.shape.dims] > 0
+        returned[one.shape.dims] -= kept
+        arguments[".".join(name[:depth])].append((kept, divisions))
+    batch, state = [], [1]
+    for leaves in arguments.values():
+        is_state = 2 * sum(kept for kept, _ in leaves) >= len(leaves)
+        if is_state:
+            state += [prod(divisions) for _, divisions in leaves]
+        else:
+            batch += [divisions for _, divisions in leaves if divisions]
+    if module.partitions == 1 or not batch or any(d[0] == 1 < prod(d) for d in batch):
+        return ()
+    return ("sample_ranks", max(d[0] for d in batch)), ("weight_ranks", max(state))
+
+
+def _divisions(parameter: Instruction) -> tuple[int, ...] | None:
+    """Into how many parts each dimension of an argument is cut. None if that was not read.
+
+    XLA writes `{replicated}`, or `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`, whose last
+    number, beyond the dimensions, counts equal copies.
+    """
+    text, rank = parameter.attribute("sharding"), len(parameter.shape.dims)
+    if found := _TILES.search(text):
+        return tuple(_integers(found[1])[:rank])
+    return (1,) * rank if not text or "replicated" in text or "maximal" in text else None
+
+
+# The ops that HLO instructions run as: library calls, fused kernels, collectives, copies.
+
+
+VIEWS = frozenset(
+    "bitcast tuple get-tuple-element parameter constant after-all opt-barrier partition-id "
+    "replica-id add-dependency domain get-dimension-size".split()
+)
+"""Instructions that run no kernel."""
+_UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call".split())
+_KERNELS = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu", "mosaic_gpu_v2")
+_KERNEL_NAME = re.compile(r', name = "([^"]*)"')
+_CALLBACK = re.compile(r"python_\w*callback")
+_LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """An op, and which operands of its instruction it reads; None is the result itself."""
+
+    op: Op
+    reads: tuple[int | None, ...]
+    writes: int
+    """How many of the instruction's results it writes, the first ones."""
+
+
+def planned_call(
+    module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
+) -> PlannedCall | None:
+    """The op of an instruction; None if it runs no kernel.
+
+    `padded` says how many of its operands were only padded for it.
+    """
+    if instruction.opcode.removesuffix("-start") in VIEWS or instruction.opcode.endswith("-done"):
+        return None
+    body = module.called(instruction)
+    unknown = _unknown_type(instruction, inputs, body)
+    if unknown is not None:
+        return _unread(instruction, inputs, f"xla.unknown_type.{unknown}")
+    return _of_known_types(module, instruction, inputs, padded, body)
+
+
+def _of_known_types(
+    module: HloModule,
+    instruction: Instruction,
+    inputs: Sequence[Shape],
+    padded: int,
+    body: Computation | None,
+) -> PlannedCall | None:
+    opcode = instruction.opcode.removesuffix("-start")
+    if is_collective(instruction):
+        return _all(collective(module, instruction, inputs), inputs)
+    if opcode == "custom-call":
+        return _custom_call(instruction, inputs, padded)
+    if opcode in _UNREAD:
+        return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
+    if opcode in _SINGLE:
+        return _SINGLE[opcode](instruction, inputs)
+    if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
+        return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
+    if body is not None and is_padding(body):
+        return None
+    if body is not None and instruction.attribute("kind") == "kCustom":
+        inner = libraries.nested_matmul(body, instruction)
+        if inner is not None:
+            return _nested(inner, instruction, inputs)
+    return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
+
+
+def _unknown_type(
+    instruction: Instruction, inputs: Sequence[Shape], body: Computation | None
+) -> str | None:
+    """An element type that we have no name for, of what an instruction reads, has or writes."""
+    inner = () if body is None else (shape for one in body.instructions for shape in one.shapes)
+    elements = (shape.element for shape in (*instruction.shapes, *inputs, *inner))
+    return next((e for e in elements if e not in DTYPES and e not in NO_DATA), None)
+
+
+def is_padding(body: Computation) -> bool:
+    """Whether a fusion only pads a tensor, as XLA does for cuBLAS alone.
+
+    On a GPU, XLA takes a Triton kernel there, which needs no padding.
+    """
+    return body.root.opcode == "pad" and all(one.opcode in FREE for one in body.instructions)
+
+
+def _all(op: Op, inputs: Sequence[Shape]) -> PlannedCall:
+    known = tuple(position for position, shape in enumerate(inputs) if shape.spec is not None)
+    return PlannedCall(op, known[: len(op.inputs)], len(op.outputs))
+
+
+def _nested(op: Op, instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    """A matmul in Triton: its matrices are the first operands, and what is fused is not counted."""
+    reads = (0, min(1, len(inputs) - 1))
+    return PlannedCall(op, reads, 1)
+
+
+def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> PlannedCall:
+    target = instruction.target
+    made: libraries.LibraryCall | None = None
+    if target.startswith(libraries.MATMULS) and len(inputs) > 1:
+        made = libraries.matmul(instruction, inputs, padded)
+    elif target in libraries.CONVOLUTIONS:
+        made = libraries.convolution(instruction, inputs)
+    elif target.startswith(libraries.ATTENTION) and all(len(s.dims) == 4 for s in inputs[:3]):
+        made = libraries.attention(instruction, inputs)
+    if made is not None:
+        return PlannedCall(made.op, made.reads, len(made.op.outputs))
+    if "TopK" in target or "Sort" in target:
+        return _sort(instruction, inputs)
+    return _unread(instruction, inputs, f"xla.{_unread_name(instruction)}")
+
+
+def _unread_name(instruction: Instruction) -> str:
+    """The name under which a custom call that nobody can read is unpredicted."""
+    target = instruction.target
+    if target in _KERNELS:
+        name = _KERNEL_NAME.search(instruction.attributes)
+        return f"pallas.{_word(name[1])}" if name else "pallas"
+    if _CALLBACK.search(target):
+        return "host_callback"
+    return f"custom_call.{_word(target)}"
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text).strip("_") or "unnamed"
+
+
+def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> PlannedCall:
+    """An op that has no formula, so that a prediction names it as unpredicted."""
+    return _all(Op(name, _specs(inputs), _specs(instruction.shapes)), inputs)
+
+
+def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    found = re.search(r"\d+", instruction.attribute("dimensions"))
+    dim = int(found[0]) if found else len(inputs[0].dims) - 1
+    attrs: tuple[tuple[str, Scalar], ...] = (("dim", dim),)
+    op = Op("aten.sort", _specs(inputs[:1]), _specs(instruction.shapes[:2]), attrs)
+    return PlannedCall(op, (0,), len(op.outputs))
+
+
+def _fourier(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+    return _all(libraries.fourier(instruction, inputs), inputs)
+
+
+_SINGLE = {"topk": _sort, "fft": _fourier}
+"""Instructions that run as one op of a library."""
+
+
+def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:
+    """Whether a copy goes from the GPU to the host, or back."""
+    return bool(inputs) and inputs[0].host != instruction.shape.host
+
+
+# Where an HLO instruction comes from: its phase, its module and its argument, from JAX's names.
+#
+# JAX names the path to each operation: `jit(step)/transpose(jvp(net))/blocks.0/dot_general`.
+# Scopes are those of `jax.named_scope`, Flax's modules and Keras's layers; `jvp` marks the forward
+# pass of a gradient, `transpose(jvp(...))` the backward pass.
+
+
+_BACKWARD, _FORWARD = "transpose(", "jvp("
+_WRAPPER = re.compile(
+    r"^(?:jit|pjit|jvp|transpose|vmap|remat|checkpoint|custom_jvp|custom_vjp|shard_map)\((.*)\)$"
+)
+_SILENT = frozenset(
+    "while body cond branch closed_call core_call checkpoint rematted_computation eval_jaxpr remat "
+    "remat2 custom_jvp_call custom_vjp_call pjit shard_map main cond_fun body_fun".split()
+)
+"""Parts of a path that are no scope of the user's."""
+_KEY = re.compile(r"\['([^']*)'\]|\[(\d+)\]|\.(\w+)")
+
+
+@cache
+def phase_of(op_name: str) -> Phase | None:
+    """The phase that an operation's path shows; None if it shows none."""
+    if _BACKWARD in op_name:
+        return Phase.BACKWARD
+    if _FORWARD in op_name:
+        return Phase.FORWARD
+    return Phase.OTHER if op_name else None
+
+
+def updates(body: Computation, gradients: Container[int]) -> bool:
+    """Whether a fusion computes with gradients outside of the differentiated function.
+
+    XLA fuses an update with what the forward or the backward pass does to the same parameter, and
+    names the fusion after that.
+
+    Args:
+        body: the computation of the fusion.
+        gradients: the positions of its parameters that follow from gradients.
+    """
+    derived: set[str] = set()
+    for one in body.instructions:
+        if one.opcode == "parameter":
+            follows = int(one.inside) in gradients
+        else:
+            phase = phase_of(one.op_name) if PATH in one.op_name else None
+            follows = phase is Phase.BACKWARD or not derived.isdisjoint(one.operands)
+            if follows and phase is Phase.OTHER:
+                return True
+        if follows:
+            derived.add(one.name)
+    return False
+
+
+@cache
+def module_of(op_name: str) -> str:
+    """The dotted path of the scopes of an operation; empty if it is in none."""
+    parts = _split(op_name)
+    scopes: list[str] = []
+    for position, part in enumerate(parts[:-1]):
+        inner = _unwrapped(part) if position else ""  # the first is the jitted function itself
+        scopes += [one for one in inner.split("/") if _is_scope(one)]
+    # A module of Flax that calls a method of its own is named twice, one after the other.
+    return ".".join(scope for scope, _ in groupby(scopes))
+
+
+def _split(path: str) -> list[str]:
+    """The parts of a path; slashes within parentheses do not divide."""
+    parts, depth, begin = [], 0, 0
+    for at, letter in enumerate(path):
+        depth += (letter == "(") - (letter == ")")
+        if letter == "/" and depth == 0:
+            parts.append(path[begin:at])
+            begin = at + 1
+    return [*parts, path[begin:]]
+
+
+def _unwrapped(part: str) -> str:
+    while found := _WRAPPER.match(part):
+        if part.startswith(("jit(", "pjit(")):
+            return ""  # a function of jax.numpy, not a scope
+        part = found[1]
+    return part
+
+
+def _is_scope(name: str) -> bool:
+    return bool(name) and name not in _SILENT and not re.search(r"->|[,<>()\[\]]", name)
+
+
+@cache
+def argument_of(op_name: str) -> str:
+    """The dotted path of an argument: "state.params.blocks.0.qkv"."""
+    name = re.match(r"\w+", op_name)
+    keys = [next(filter(None, found)) for found in _KEY.findall(op_name) if any(found)]
+    return ".".join([*([name[0]] if name else []), *keys])

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 
 OLDEST = "0.9.2"
 PLUGINS = ("jax-cuda13-pjrt", "jax-cuda12-pjrt")

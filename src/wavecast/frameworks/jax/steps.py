@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import keras_models
-from wavecast.frameworks.jax import keras_steps, releases
-from wavecast.frameworks.jax.changes import DONATION, rematerialized, with_donation
+from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
-from wavecast.retargeting.family_traces import FamilyTraces
+from wavecast.frameworks.keras_models import model_and_batch
+from wavecast.hardware.devices import Device, device
+from wavecast.predictors.retargeting.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -180,10 +181,127 @@ def step_of(made: Any) -> JaxStep:
     if hasattr(made, "step") and hasattr(made, "shapes"):
         return JaxStep(made.step, tuple(made.shapes()))
     if keras_models.is_step(made):
-        step, arguments = keras_steps.train_step(made)
+        step, arguments = train_step(made)
         return JaxStep(step, arguments)
     if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):
         raise InvalidInput(f"the function returned {type(made).__name__}, not a JAX step; {_FORM}")
     step, *rest = made
     is_one = len(rest) == 1 and isinstance(rest[0], tuple | list)
     return JaxStep(step, tuple(rest[0] if is_one else rest))
+
+
+# The train step of a compiled Keras 3 model on JAX, as `fit` would run it.
+#
+# Private methods of Keras's JAX trainer are used here and nowhere else (tried with Keras 3.15).
+
+
+_SMALL = 2
+"""The batch with which a model is built; the step is traced at the user's own."""
+
+
+def train_step(made: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The jitted train step of a model, and its arguments: its state, and the batch.
+
+    Args:
+        made: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
+    """
+    import keras
+
+    if keras.backend.backend() != "jax":
+        raise InvalidInput(
+            f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before keras is "
+            "imported"
+        )
+    model, batch = model_and_batch(made)
+    import jax
+
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
+    _build(model, shapes)
+    state = model._get_jax_state(
+        trainable_variables=True,
+        non_trainable_variables=True,
+        optimizer_variables=True,
+        metrics_variables=True,
+        purge_model_variables=False,
+    )
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+    return jax.jit(model.train_step, donate_argnums=0), (state, shapes)
+
+
+def _build(model: Any, shapes: tuple[Any, ...]) -> None:
+    """Build the variables of model, optimizer and metrics, as `fit` does before its first step."""
+    import jax
+    import numpy as np
+
+    small = jax.tree.map(lambda x: np.zeros((_SMALL, *x.shape[1:]), x.dtype), shapes)
+    model._symbolic_build(data_batch=small)
+    model.optimizer.build(model.trainable_variables)
+    model.make_train_function()
+
+
+# Changes to a JAX step that can be made from outside: donated arguments, and remat of its loss.
+
+
+DONATION, REMAT, REMAT_MATMULS = "donation", "remat", "remat_matmuls"
+NAMES = (DONATION, REMAT, REMAT_MATMULS)
+_DONORS = ("tf.aliasing_output", "jax.buffer_donor")
+"""What a lowered step says of arguments that are donated."""
+
+
+def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
+    """The step jitted anew, with those arguments donated whose arrays have the shapes of results.
+
+    Raises:
+        InvalidInput: arguments are donated already, or none could be.
+    """
+    import jax
+
+    if any(mark in step.lower(*arguments).as_text() for mark in _DONORS):
+        raise InvalidInput("its arguments are donated already")
+    made = jax.eval_shape(step, *arguments)
+    left = Counter((one.shape, str(one.dtype)) for one in jax.tree.leaves(made))
+    donated = []
+    for position, argument in enumerate(arguments):
+        leaves = [one for one in jax.tree.leaves(argument) if hasattr(one, "shape")]
+        wanted = Counter((one.shape, str(one.dtype)) for one in leaves)
+        if wanted and wanted <= left:
+            left -= wanted
+            donated.append(position)
+    if not donated:
+        raise InvalidInput("no argument has the shapes of the step's results")
+    return jax.jit(getattr(step, "__wrapped__", step), donate_argnums=tuple(donated))
+
+
+@contextmanager
+def rematerialized(names: Sequence[str]) -> Iterator[None]:
+    """Within it, gradients are those of a loss whose activations are computed again.
+
+    Raises:
+        InvalidInput: the step takes no gradient by `jax.grad` or `jax.value_and_grad`.
+    """
+    if REMAT not in names and REMAT_MATMULS not in names:
+        yield
+        return
+    import jax
+
+    policy = None if REMAT in names else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    kept = {name: getattr(jax, name) for name in ("grad", "value_and_grad")}
+    taken = 0
+
+    def again(gradient: Callable[..., Any]) -> Callable[..., Any]:
+        def of(loss: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            return gradient(jax.checkpoint(loss, policy=policy), *arguments, **named)
+
+        return of
+
+    try:
+        for name, gradient in kept.items():
+            setattr(jax, name, again(gradient))
+        yield
+    finally:
+        for name, gradient in kept.items():
+            setattr(jax, name, gradient)
+    if not taken:
+        raise InvalidInput("the step takes no gradient by jax.grad or jax.value_and_grad")

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto import op_names
-from wavecast.frameworks.kineto.event_tree import Inherited, Node, enclosing
-from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES
-from wavecast.frameworks.kineto.fused_kernels import fused_op
-from wavecast.frameworks.kineto.host_time import shares_s, synchronizes
-from wavecast.frameworks.kineto.op_description import collective, describe
-from wavecast.frameworks.kineto.phases_and_modules import places_of, settle
-from wavecast.frameworks.kineto.recorded_step import KernelRun, ProfileRecording
+from wavecast.frameworks.kineto import events
+from wavecast.frameworks.kineto.arguments import NUMBER, Argument, arguments_in
+from wavecast.frameworks.kineto.events import (
+    RUNTIME_CATEGORIES,
+    Inherited,
+    Node,
+    enclosing,
+    kind_of,
+    shares_s,
+    synchronizes,
+)
+from wavecast.frameworks.kineto.recorded_step import MODULE, KernelRun, ProfileRecording
 from wavecast.frameworks.kineto.schema import op_of
-from wavecast.traces.kernel_names import is_triton
-from wavecast.traces.overlap import Interval
-from wavecast.traces.step import Call, Op, Phase
+from wavecast.ops import Kind, is_readable
+from wavecast.ops.fused import FUSED
+from wavecast.traces import kernel_names
+from wavecast.traces.file import Interval
+from wavecast.traces.kernel_names import copies_to_gpu, is_triton
+from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
 MOST_DIFFERENT_OPS = 20_000
 """The most different ops of a step, since each takes time. Real steps have a few hundred."""
@@ -114,7 +124,7 @@ class _Costs:
 def _with_kernels(recording: ProfileRecording) -> dict[Node, _Draft]:
     """The ops that launched kernels, each with its kernels in order of time."""
     drafts: dict[Node, _Draft] = {}
-    owners = op_names.Owners()
+    owners = events.Owners()
     for launch, runs in recording.launched.items():
         owner = owners.of(launch, runs[0].kernel.name)
         drafts.setdefault(owner, _Draft()).runs.extend(runs)
@@ -130,12 +140,12 @@ def _add_silent(
     recognised = {node for node in nodes if _is_known(node)}
     busy = enclosing(drafts)
     splitting = enclosing(node.parent for node in recognised if node.parent is not None)
-    communications = op_names.communications()
+    communications = events.communications()
     has_call = Inherited(lambda node: node in drafts or None)
     for node in nodes:
         if node not in recognised or node in busy:
             continue
-        if op_names.is_split(op_names.op_name(node), always=node not in splitting):
+        if events.is_split(events.op_name(node), always=node not in splitting):
             continue
         outermost = communications.of(node)
         if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
@@ -145,9 +155,9 @@ def _add_silent(
 
 
 def _is_known(node: Node) -> bool:
-    if op_names.is_communication_node(node):
+    if events.is_communication_node(node):
         return True
-    return node.span.category == "cpu_op" and op_names.kind_of(op_names.op_name(node)) is not None
+    return node.span.category == "cpu_op" and events.kind_of(events.op_name(node)) is not None
 
 
 def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
@@ -160,7 +170,7 @@ def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) ->
         if node.span.category not in RUNTIME_CATEGORIES or not synchronizes(node.name):
             continue
         owner = next((outer for outer in node.path() if outer in drafts), None)
-        if owner is None and op_names.synchronization_name(node.name) is not None:
+        if owner is None and events.synchronization_name(node.name) is not None:
             owner = node
             drafts[node] = _Draft()
         if owner is not None:
@@ -172,7 +182,7 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
     names: dict[Node, str] = {}
     records: dict[Node, Mapping[str, Any]] = {}
     annotated: set[Node] = set()
-    communications = op_names.communications()
+    communications = events.communications()
     for node in nodes:
         outermost = communications.of(node)
         if outermost is None:
@@ -186,18 +196,18 @@ def _exchanges(nodes: Iterable[Node]) -> dict[Node, _Exchange]:
         elif node is outermost or outermost not in annotated:
             names[outermost] = named if isinstance(named, str) else names.get(outermost, node.name)
     return {
-        node: _Exchange(op_names.collective_name(name), records.get(node, {}), node in annotated)
+        node: _Exchange(events.collective_name(name), records.get(node, {}), node in annotated)
         for node, name in names.items()
     }
 
 
 def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
     if node.span.category in RUNTIME_CATEGORIES:
-        waiting = op_names.synchronization_name(node.name)
-        return Op(waiting or op_names.launch_name(node.name, kernels), (), ())
+        waiting = events.synchronization_name(node.name)
+        return Op(waiting or events.launch_name(node.name, kernels), (), ())
     if exchange is not None:
         return collective(exchange.name, exchange.recorded)
-    name = op_names.op_name(node)
+    name = events.op_name(node)
     if is_triton(name):
         return fused_op(name, node.span.arguments)
     return describe(name, node.span.arguments, kernels)
@@ -206,7 +216,7 @@ def _op(node: Node, kernels: tuple[str, ...], exchange: _Exchange | None) -> Op:
 def _orphan(run: KernelRun, streams: Mapping[int, int]) -> Call:
     """The call for a kernel whose launch is not in the file."""
     return Call(
-        op=Op(op_names.launch_name("", (run.kernel.name,)), (), ()),
+        op=Op(events.launch_name("", (run.kernel.name,)), (), ()),
         phase=Phase.OTHER,
         stream=streams[run.kernel.stream],
         kernels=(run.kernel,),
@@ -221,3 +231,298 @@ def _stream_numbers(runs: Iterable[KernelRun]) -> dict[int, int]:
         spent[run.kernel.stream] = spent.get(run.kernel.stream, 0.0) + run.kernel.seconds
     ordered = sorted(spent, key=lambda stream: (-spent[stream], stream))
     return {stream: number for number, stream in enumerate(ordered)}
+
+
+# The Op of a profiler event: its name, tensors and attributes as in traces of our own.
+
+
+_PUTS = ("aten.index_put", "aten._index_put_impl_")
+_COPIES = ("aten._to_copy", "aten.copy_")
+
+# Ops whose float32 matmuls may run in TF32, which only the names of their kernels show.
+_PRODUCTS = frozenset(
+    f"aten.{name}"
+    for name in """
+    mm addmm bmm baddbmm addmv mv convolution convolution_backward _cudnn_rnn _cudnn_rnn_backward
+    """.split()
+)
+
+# The names of data types in the records of collectives (c10::toString).
+_DTYPES = {
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Float": "float32",
+    "Double": "float64",
+    "Bool": "bool",
+}
+
+
+def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> Op:
+    """The op of a profiler event.
+
+    Args:
+        name: its name, such as `aten.mm`.
+        recorded: the `args` of its event.
+        kernels: the names of the kernels that it ran.
+    """
+    arguments = arguments_in(recorded, kernels)
+    op = Op(name, (), ()) if arguments is None else _whole(_with_indices(op_of(name, arguments)))
+    return _with_precision(_placed(op, kernels), kernels)
+
+
+@lru_cache(maxsize=8192)
+def _whole(op: Op) -> Op:
+    """The op; without its tensors if the recorded ones are incomplete."""
+    # The formulas expect all tensors and attributes that our own traces have.
+    return op if is_readable(op) else Op(op.name, (), ())
+
+
+def _with_indices(op: Op) -> Op:
+    """An `index_put` with the tensor of its indices, which the profiler does not write.
+
+    It leaves out lists that may have gaps. The values have the shape of the indices in place of the
+    first dimension. Of `index`, nothing tells how much it fetched.
+    """
+    if not op.base.startswith(_PUTS) or len(op.inputs) != 2:
+        return op
+    target, values = op.inputs
+    row = target.shape[1:]
+    rows = values.shape[: len(values.shape) - len(row)]
+    if not rows or values.shape[len(rows) :] != row:
+        return op
+    return replace(op, inputs=(target, TensorSpec(rows, "int64"), values))
+
+
+def _placed(op: Op, kernels: Sequence[str]) -> Op:
+    """The op with the host's tensors marked, guessed from the kernels: the file does not say."""
+    if not kernels:
+        on_gpu = kind_of(op.name) in (None, Kind.VIEW, Kind.SYNC, Kind.COLLECTIVE)
+        return op if on_gpu else replace(op, inputs=_host(op.inputs), outputs=_host(op.outputs))
+    if op.base not in _COPIES or not op.inputs:
+        return op
+    *target, source = op.inputs
+    if kernel_names.copies_to_gpu(kernels[0]):
+        return replace(op, inputs=(*target, *_host((source,))))
+    if kernel_names.copies_to_host(kernels[-1]):
+        return replace(op, inputs=(*_host(target), source), outputs=_host(op.outputs))
+    return op
+
+
+def _host(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    return tuple(replace(tensor, device="cpu") for tensor in tensors)
+
+
+def _with_precision(op: Op, kernels: Sequence[str]) -> Op:
+    if op.base not in _PRODUCTS or not kernels:
+        return op
+    rounded = any(kernel_names.rounds_to_tf32(kernel) for kernel in kernels)
+    single = bool(op.inputs) and op.inputs[0].dtype == "float32"
+    if single or (rounded and not op.inputs):
+        return replace(op, attrs=(*op.attrs, ("precision", "tf32" if rounded else "ieee")))
+    return op
+
+
+def collective(name: str, recorded: Mapping[str, Any]) -> Op:
+    """The op of a communication between GPUs.
+
+    Args:
+        name: its name, such as `nccl.all_reduce`.
+        recorded: its record in the file: numbers of elements, data type, number of GPUs.
+    """
+    attrs: tuple[tuple[str, Scalar], ...] = ()
+    group = recorded.get("Group size")
+    if isinstance(group, int) and group > 0:
+        attrs = (("group_size", group),)
+    dtype = _DTYPES.get(str(recorded.get("dtype")))
+    sent, received = (_flat(recorded.get(f"{way} msg nelems"), dtype) for way in ("In", "Out"))
+    return Op(name, sent, received, attrs)
+
+
+def _flat(count: Any, dtype: str | None) -> tuple[TensorSpec, ...]:
+    whole = isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 1 << 48
+    return (TensorSpec((count,), dtype),) if whole and dtype else ()
+
+
+# Triton kernels of torch.compile in a profile, as ops.
+#
+# The profiler records the arguments of a kernel: its tensors, then its number of points and the
+# length of its sums. It records neither which tensors are written nor what is computed.
+
+
+_POINTWISE, _LOOPED, _PERSISTENT, _LISTS = FUSED
+_KINDS = {"poi": _POINTWISE, "red": _LOOPED, "per": _PERSISTENT, "for": _LISTS}
+"""The third to sixth letters of a kernel's name after "triton_"."""
+
+
+def fused_op(name: str, recorded: Mapping[str, Any]) -> Op:
+    """The op of a Triton kernel.
+
+    Args:
+        name: the name of the kernel, as "triton_poi_fused_add_gelu_3".
+        recorded: the `args` of the event that launched it.
+
+    Without shapes, or for a kernel that is not Inductor's, the op has only a name.
+    """
+    unknown = Op(f"triton.{name}", (), ())
+    kind = _KINDS.get(name.removeprefix("triton_").partition("_")[0])
+    arguments = arguments_in(recorded)
+    if not is_triton(name) or kind is None or not arguments:
+        return unknown
+    tensors = [tensor for argument in arguments for tensor in argument.tensors or ()]
+    tensors = [tensor for tensor in tensors if tensor.shape]
+    if not tensors:
+        return unknown
+    points, reduction = _extent(kind, [_whole_number(argument) for argument in arguments], tensors)
+    *read, written = tensors
+    attrs = (
+        ("points", points),
+        ("reduction", reduction),
+        ("read_bytes", sum(tensor.touched_bytes for tensor in read)),
+        ("write_bytes", written.touched_bytes),
+        ("loads", float(len(read))),
+        ("kernel", name),
+    )
+    return Op(kind, tuple(read), (written,), attrs)
+
+
+def _whole_number(argument: Argument) -> int | None:
+    """The value of an argument that is a whole number."""
+    if argument.tensors and argument.type != NUMBER:
+        return None
+    text = argument.value or ""
+    return int(text) if text.isdecimal() and len(text) < 16 else None
+
+
+def _extent(kind: str, values: list[int | None], tensors: list[TensorSpec]) -> tuple[int, int]:
+    """The points of a kernel and the terms of each sum."""
+    sizes = [value for value in values if value]
+    largest = max(tensor.numel for tensor in tensors)
+    if kind == _LISTS or not sizes:
+        return sum(t.numel for t in tensors) // max(len(tensors), 1) or largest, 1
+    if kind == _POINTWISE:
+        return math.prod(sizes[-2:]) if math.prod(sizes[-2:]) <= 2 * largest else sizes[-1], 1
+    return math.prod(sizes[:-1][-1:]), sizes[-1]
+
+
+# The phase and the module of each op in a profiler file.
+
+
+_BACKWARD = "autograd::engine::evaluate_function"
+_OPTIMIZER = ("Optimizer.step#", "Optimizer.zero_grad#")
+_DATA = "enumerate(DataLoader)#"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The facts from which the phase and the module of each op of a step follow."""
+
+    backward_threads: frozenset[Any]
+    """The threads that only autograd uses."""
+    modules: Mapping[int, str]
+    """The module of each forward op, keyed by the sequence number of its autograd node."""
+    forward_modules: Inherited[str]
+    """The module of each node, as far as it is within one."""
+    # The innermost range decides, because some optimizers run within the backward pass.
+    _phases: Inherited[Phase] = field(default_factory=lambda: Inherited(_phase_of_range))
+    _sequences: Inherited[int] = field(default_factory=lambda: Inherited(_backward_sequence))
+
+    def phase(self, node: Node, kernels: Sequence[str] = ()) -> Phase:
+        """The phase of an op that launched these kernels."""
+        phase = self._phases.of(node)
+        if phase is not None:
+            return phase
+        if node.span.thread in self.backward_threads:
+            return Phase.BACKWARD
+        fetches = bool(kernels) and all(map(copies_to_gpu, kernels))
+        return Phase.OTHER if fetches else Phase.FORWARD
+
+    def module(self, node: Node) -> str:
+        """The module of a forward op, or of the forward op that a backward op belongs to.
+
+        "" if it is not known.
+        """
+        own = _forward_module(node, self.forward_modules)
+        if own:
+            return own
+        sequence = self._sequences.of(node)
+        return "" if sequence is None else self.modules.get(sequence, "")
+
+
+def _phase_of_range(node: Node) -> Phase | None:
+    """The phase of everything within a range; None if a node is no such range."""
+    if node.name.startswith(_BACKWARD):
+        return Phase.BACKWARD
+    if node.name.startswith(_OPTIMIZER):
+        return Phase.OPTIMIZER
+    return Phase.OTHER if node.name.startswith(_DATA) else None
+
+
+def _backward_sequence(node: Node) -> int | None:
+    """The sequence number of a backward op."""
+    return _sequence(node) if node.name.startswith(_BACKWARD) else None
+
+
+def places_of(nodes: Sequence[Node]) -> Places:
+    """The facts for the nodes of one step, which must be ordered by their start."""
+    first: dict[Any, str] = {}
+    modules: dict[int, str] = {}
+    paths = _module_paths()
+    for node in nodes:
+        if node.span.category != "cpu_op":
+            continue
+        first.setdefault(node.span.thread, node.name)
+        module, sequence = _forward_module(node, paths), _sequence(node)
+        if module and sequence is not None:
+            # An op that makes no autograd node shows the number of the next node, so the last op
+            # with a number is the one that made the node.
+            modules[sequence] = module
+    autograd = (thread for thread, name in first.items() if name.startswith(_BACKWARD))
+    return Places(frozenset(autograd), modules, paths)
+
+
+def settle(calls: Sequence[Call]) -> list[Call]:
+    """The calls, where forward ops after the last backward op become OTHER.
+
+    The file does not mark the end of the forward pass. Ops after the backward pass that do not
+    belong to the optimizer clip gradients or compute metrics.
+    """
+    last = max((i for i, call in enumerate(calls) if call.phase is Phase.BACKWARD), default=None)
+    return [
+        replace(call, phase=Phase.OTHER)
+        if last is not None and i > last and call.phase is Phase.FORWARD
+        else call
+        for i, call in enumerate(calls)
+    ]
+
+
+def _sequence(node: Node) -> int | None:
+    value = node.span.arguments.get("Sequence number")
+    return value if isinstance(value, int) and value >= 0 else None
+
+
+def _forward_module(node: Node, paths: Inherited[str]) -> str:
+    hierarchy = node.span.arguments.get("Module Hierarchy")
+    if isinstance(hierarchy, str) and hierarchy:
+        # TOP(Net).layer1(Sequential).0(Block)::forward ...
+        names = re.sub(r"\([^()]*\)|::\w+", "", hierarchy).split(".")
+        return ".".join(name for name in names if name and name != "TOP")
+    return paths.of(node) or ""
+
+
+def _module_paths() -> Inherited[str]:
+    """The names of the modules around each node, from the outside in."""
+
+    def own(node: Node) -> str | None:
+        if not node.name.startswith(MODULE):
+            return None
+        above = paths.of(node.parent)
+        name = node.name.removeprefix(MODULE)
+        return name if above is None else f"{above}.{name}"
+
+    paths = Inherited(own)
+    return paths

@@ -6,12 +6,18 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import accumulate, pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, Generic, NoReturn, TextIO, TypeVar
 
+from wavecast import ops
 from wavecast.errors import InvalidInput
+from wavecast.ops import Kind
 from wavecast.reading import (
     LARGEST_UNPACKED_BYTES,
     MissingFile,
@@ -19,7 +25,9 @@ from wavecast.reading import (
     size_factor,
     whole_text,
 )
-from wavecast.traces.step import Kernel
+from wavecast.traces import kernel_names
+from wavecast.traces.file import Interval, union
+from wavecast.traces.step import Kernel, Op
 
 Event = dict[str, Any]
 
@@ -279,3 +287,384 @@ def _events(text: _Text, fields: dict[str, Any]) -> Iterator[Event]:
 
 def _refuse(path: Path, reason: str) -> NoReturn:
     raise InvalidInput(f"cannot read the profiler file {path}: {reason}")
+
+
+# The events of the host as trees: which event encloses which, in each thread.
+
+
+T = TypeVar("T")
+
+MOST_ENCLOSING = 10_000_000
+"""The most pairs of an event and one that encloses it: each pair is looked at several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """An event of the host: an op, an annotation, a module's forward, or a runtime call."""
+
+    name: str
+    category: str
+    thread: Any
+    begin_us: float
+    end_us: float
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Node:
+    """A span, and the node that encloses it."""
+
+    span: Span
+    parent: Node | None
+
+    @property
+    def name(self) -> str:
+        """The span's name."""
+        return self.span.name
+
+    def path(self) -> Iterator[Node]:
+        """This node and those that enclose it, from the inside out."""
+        node: Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+
+class Inherited(Generic[T]):
+    """A fact that a node has from itself or from those that enclose it, found once for each node.
+
+    Walking up from every node would take the square of the depth of a file.
+
+    Args:
+        own: the fact that a node has by itself; None if it has none.
+        outermost: whether the outermost node with such a fact decides; else the innermost does.
+    """
+
+    def __init__(self, own: Callable[[Node], T | None], *, outermost: bool = False) -> None:
+        self._own = own
+        self._outermost = outermost
+        self._known: dict[Node, T | None] = {}
+
+    def of(self, node: Node | None) -> T | None:
+        """The fact for a node; None if neither it nor those that enclose it have one."""
+        path: list[Node] = []
+        while node is not None and node not in self._known:
+            path.append(node)
+            node = node.parent
+        found = None if node is None else self._known[node]
+        for inner in reversed(path):
+            if found is None or not self._outermost:
+                own = self._own(inner)
+                found = found if own is None else own
+            self._known[inner] = found
+        return found
+
+
+def enclosing(nodes: Iterable[Node]) -> set[Node]:
+    """The nodes and all that enclose one of them."""
+    found: set[Node] = set()
+    for start in nodes:
+        node: Node | None = start
+        while node is not None and node not in found:
+            found.add(node)
+            node = node.parent
+    return found
+
+
+def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:
+    """The nodes of all threads, ordered by their start.
+
+    Raises:
+        InvalidInput: more than `most_enclosing` events enclose others, counted for each event.
+    """
+    nodes: list[Node] = []
+    enclosing = 0
+    open_nodes: dict[Any, list[Node]] = {}
+    # Of two that start together, the longer one encloses the other. If both are equally long, the
+    # file has the outer one first.
+    for span in sorted(spans, key=lambda span: (span.begin_us, -span.end_us)):
+        stack = open_nodes.setdefault(span.thread, [])
+        while stack and _is_over(stack[-1].span, span):
+            stack.pop()
+        node = Node(span, stack[-1] if stack else None)
+        stack.append(node)
+        nodes.append(node)
+        enclosing += len(stack)
+        if enclosing > most_enclosing:
+            raise InvalidInput(
+                "the events of this profiler file are nested too deeply: no program calls ops "
+                f"within ops {enclosing // len(nodes)} times"
+            )
+    return nodes
+
+
+def _is_over(earlier: Span, span: Span) -> bool:
+    """Whether an earlier span had ended when another began.
+
+    Old files round to whole microseconds, so a short call may seem to begin when its op ends.
+    """
+    instant = span.begin_us == span.end_us and earlier.begin_us < earlier.end_us
+    return earlier.end_us < span.begin_us if instant else earlier.end_us <= span.begin_us
+
+
+# The host's time for each call of a step, without the time that it waits for the GPU.
+
+
+# A runtime call that returns only when its copy is done.
+_BLOCKING_COPY = re.compile(r"(?:cuda|hip|cu)Memcpy(?!\w*Async)\w*")
+
+# A launch that takes this many times its usual duration was held up by the GPU.
+_HELD_UP = 3.0
+
+
+def synchronizes(runtime: str) -> bool:
+    """Whether the host waits for the GPU in this runtime call."""
+    return synchronization_name(runtime) is not None or bool(_BLOCKING_COPY.fullmatch(runtime))
+
+
+def waits(calls: Iterable[Node], ran: Mapping[Node, Interval]) -> list[Interval]:
+    """When the host waited for the GPU: intervals in order that do not overlap.
+
+    The host waits in synchronisations, in copies with memory that is not pinned (they return when
+    the copy is done), and in launches while the queue is full (they return when there is room).
+
+    Args:
+        calls: the runtime calls.
+        ran: when the GPU ran the kernels of each call that launched some.
+    """
+    calls = list(calls)
+    usual = _usual_us(node for node in calls if node in ran)
+    intervals = []
+    for node in calls:
+        begin, end = node.span.begin_us, node.span.end_us
+        if synchronizes(node.name):
+            intervals.append((begin, end))
+        elif node in ran and _held_up(node, ran[node], usual[node.name]):
+            intervals.append((begin + usual[node.name], end))
+    return union(intervals)
+
+
+def _usual_us(launches: Iterable[Node]) -> dict[str, float]:
+    durations: dict[str, list[float]] = {}
+    for node in launches:
+        durations.setdefault(node.name, []).append(node.span.end_us - node.span.begin_us)
+    # The lower decile, because on a busy GPU most launches are held up.
+    return {name: sorted(times)[len(times) // 10] for name, times in durations.items()}
+
+
+def _held_up(launch: Node, ran: Interval, usual_us: float) -> bool:
+    """Whether a launch took long because it waited for the GPU.
+
+    It did if it is a copy that was done when the call returned, or if its kernel still had to wait
+    in the queue for longer than the call had taken.
+    """
+    end = launch.span.end_us
+    duration = end - launch.span.begin_us
+    if duration <= _HELD_UP * usual_us:
+        return False
+    done = "emcpy" in launch.name and ran[1] <= end
+    return done or ran[0] - end > duration
+
+
+def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]) -> list[float]:
+    """The host's time for each call: from its start to that of the next one, without waiting.
+
+    The threads of a step take turns (backward has its own thread, and the main thread waits
+    meanwhile), so there is one timeline. The first share begins with the window and the last one
+    ends with it, so the shares add up to the window without the waiting.
+
+    Args:
+        begins_us: when the calls began, in order.
+        window: when the host worked on the step.
+        waits: when the host waited: intervals in order that do not overlap.
+    """
+    bounds = [window[0], *(min(max(t, window[0]), window[1]) for t in begins_us[1:]), window[1]]
+    starts = [begin for begin, _ in waits]
+    before = [0.0, *accumulate(end - begin for begin, end in waits)]
+
+    def waited_us(until: float) -> float:
+        count = bisect_right(starts, until)
+        if not count:
+            return 0.0
+        return before[count] - max(waits[count - 1][1] - until, 0.0)
+
+    worked = [bound - waited_us(bound) for bound in bounds]
+    return [max(later - earlier, 0.0) / 1e6 for earlier, later in pairwise(worked)]
+
+
+# The op that a kernel belongs to, among the nested ops of the host, and its name in a Trace.
+#
+# A convolution is four ops deep: conv2d calls convolution, which calls _convolution, which calls
+# cudnn_convolution. A trace of our own has one of them: the first that the dispatcher does not
+# split above autograd. From a profiler file, we take the outermost op that the table of ops knows.
+
+
+# Ops that the table knows, but that the dispatcher splits (CompositeImplicitAutograd without a
+# CUDA kernel, torch 2.13). The ops that they call are taken instead.
+_SPLIT = frozenset(
+    f"aten.{name}"
+    for name in """
+    __and__ __iand__ __ior__ __ixor__ __or__ __xor__ _version absolute absolute_ adjoint arccos
+    arccos_ arccosh arccosh_ arcsin arcsin_ arcsinh arcsinh_ arctan arctan_ arctan2 arctan2_
+    arctanh arctanh_ argsort broadcast_to chunk clip clip_ conj contiguous diag divide divide_
+    expand_as fill_diagonal_ fix fix_ flatten float_power float_power_ greater greater_
+    greater_equal greater_equal_ imag isfinite less less_ less_equal less_equal_ mH mT matrix_H
+    mish_backward moveaxis movedim msort multiply multiply_ nanmean narrow negative negative_
+    not_equal not_equal_ numpy_T pin_memory positive real relu6 relu6_ requires_grad_ reshape
+    reshape_as resolve_conj resolve_neg rrelu rrelu_ selu selu_ special_digamma special_ndtr
+    square square_ subtract subtract_ swapaxes swapaxes_ swapdims swapdims_ tensor_split tile to
+    true_divide true_divide_ unflatten unsafe_chunk vander view_as
+    """.split()
+)
+# Ops of which the dispatcher splits some overloads, often into another overload of the same name.
+_SOMETIMES_SPLIT = frozenset(
+    f"aten.{name}"
+    for name in """
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d avg_pool1d linear max min
+    repeat_interleave split std std_mean var var_mean where
+    """.split()
+)
+
+# Queries about a tensor, which our own traces leave out, too.
+_QUERIES = (
+    "prim.",
+    "profiler.",
+    "aten.is_",
+    "aten._use_",
+    "aten.sym_",
+    "aten.size",
+    "aten.stride",
+    "aten.detach",
+)
+
+_OP = re.compile(r"\w+(?:::[\w.]+)*(?:<.*>)?")
+# Ranges of the profiler that enclose whole models and are not ops.
+_RANGES = ("autograd::engine::", "CompiledF", "TorchDynamo", "torch_compile")
+
+_COMMUNICATION_NODES = ("nccl:", "c10d::", "_c10d_functional::", "c10d_functional::")
+_COLLECTIVES = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "alltoallv": "all_to_all",
+    "reducescatter": "reduce_scatter",
+}
+
+
+def op_name(node: Node) -> str:
+    """The name of an op in a trace: `aten.mm` for `aten::mm`."""
+    return node.name.replace("::", ".", 1)
+
+
+@cache
+def kind_of(name: str) -> Kind | None:
+    """The kind of an op. None if the op is unknown, or a query about a tensor."""
+    return None if name.startswith(_QUERIES) else ops.kind(Op(name, (), ()))
+
+
+def is_split(name: str, always: bool = False) -> bool:
+    """Whether the dispatcher splits an op into others, at least for some of its overloads.
+
+    With `always`, only ops count that are split for every overload.
+    """
+    return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
+
+
+def is_communication(kernel: str) -> bool:
+    """Whether a kernel communicates between GPUs, by its name."""
+    return kernel_names.collective_in(kernel) is not None
+
+
+class Owners:
+    """The ops that kernels belong to, among the nested ops around the call that launched them."""
+
+    def __init__(self) -> None:
+        self._communications = communications()
+        # The op that our own trace would have is the outermost that is not split into others.
+        self._working = Inherited(partial(_whole, views=False), outermost=True)
+        self._whole = Inherited(partial(_whole, views=True), outermost=True)
+        self._recognised = Inherited(lambda node: node if _kind(node) is not None else None)
+        self._ops = Inherited(lambda node: node if _is_op(node) else None)
+
+    def of(self, launch: Node, kernel: str) -> Node:
+        """The op that a kernel belongs to; the launch itself if no known op encloses it.
+
+        Args:
+            launch: the runtime call that launched the kernel.
+            kernel: the name of the kernel.
+        """
+        facts = self._working, self._whole, self._recognised, self._ops
+        chosen = next(filter(None, (fact.of(launch.parent) for fact in facts)), None)
+        outermost = self._communications.of(launch.parent)
+        if outermost is not None and (
+            chosen is None
+            or is_communication(kernel)
+            or kind_of(op_name(chosen)) in (None, Kind.COLLECTIVE)
+        ):
+            return outermost
+        if chosen is None or is_communication(kernel):
+            return launch
+        return chosen
+
+
+def _kind(node: Node) -> Kind | None:
+    return kind_of(op_name(node)) if node.span.category == "cpu_op" else None
+
+
+def _whole(node: Node, views: bool) -> Node | None:
+    """A node of a known op that is not split into others, and perhaps not a view."""
+    kind = _kind(node)
+    if kind is None or (kind is Kind.VIEW and not views) or is_split(op_name(node)):
+        return None
+    return node
+
+
+def _is_op(node: Node) -> bool:
+    is_named = bool(_OP.fullmatch(node.name)) and not node.name.startswith(_RANGES)
+    return is_named and node.span.category == "cpu_op"
+
+
+def is_communication_node(node: Node) -> bool:
+    """Whether a node communicates between GPUs."""
+    return node.name.startswith(_COMMUNICATION_NODES) or node.name == "record_param_comms"
+
+
+def communications() -> Inherited[Node]:
+    """The outermost communication of each node."""
+    return Inherited(lambda node: node if is_communication_node(node) else None, outermost=True)
+
+
+def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
+    """The name of a launch that no op encloses, from the kernel's name.
+
+    Args:
+        launch: the name of the runtime call.
+        kernels: the names of the kernels that it launched. A CUDA graph launches many.
+    """
+    if len(kernels) != 1:
+        return f"kernel.{launch}"
+    collective = kernel_names.collective_in(kernels[0])
+    if collective:
+        return f"nccl.{collective}"
+    if kernel_names.is_triton(kernels[0]):
+        return f"triton.{kernels[0]}"
+    return f"kernel.{kernel_names.short_name(kernels[0])}"
+
+
+def collective_name(annotation: str) -> str:
+    """The name of a collective in a trace: `nccl.all_reduce` for "nccl:all_reduce", "allreduce"."""
+    words = annotation.rpartition(":")[2].split() or ["unknown"]
+    word = words[0].strip("_").removesuffix("_base")
+    return f"nccl.{_COLLECTIVES.get(word, word)}"
+
+
+_SYNCHRONIZATIONS = re.compile(r"(?:cuda|hip|cu)(Device|Ctx|Stream|Event)Synchronize\w*")
+
+
+def synchronization_name(runtime: str) -> str | None:
+    """The name in a trace of a runtime call in which the host waits. None for other calls."""
+    match = _SYNCHRONIZATIONS.fullmatch(runtime)
+    if match is None:
+        return None
+    what = match[1].lower()
+    return "cuda.synchronize" if what in ("device", "ctx") else f"cuda.{what}_synchronize"

@@ -7,22 +7,24 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto.event_tree import Node, Span, nest
 from wavecast.frameworks.kineto.events import (
     GPU_CATEGORIES,
     RUNTIME_CATEGORIES,
     Event,
+    Node,
+    Span,
     arguments_of,
     category_of,
     has_possible_time,
     kernel_of,
     name_of,
+    nest,
     number,
     read_events,
 )
 from wavecast.frameworks.kineto.survey import ProfiledStep, Survey, correlation_of
 from wavecast.reading import LARGEST_VALUES_BYTES, size_factor
-from wavecast.traces.overlap import Interval
+from wavecast.traces.file import Interval
 from wavecast.traces.step import Kernel
 
 MODULE = "nn.Module: "

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.parallel.editing import COMPUTE, TRANSFERS, wait
+from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, wait
 from wavecast.traces.editing import Edit
 from wavecast.traces.step import Call, Phase, Role, Trace
 

@@ -12,7 +12,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from wavecast.parallel.sharding.dims import Dims
 from wavecast.parallel.sharding.indexing import MOVES, Marks, dim_of
 from wavecast.parallel.sharding.placements import (
     REPLICATE,
@@ -27,7 +26,7 @@ from wavecast.parallel.sharding.placements import (
     merged,
     stretched,
 )
-from wavecast.parallel.sharding.rules import dims_of
+from wavecast.parallel.sharding.rules import Dims, dims_of
 from wavecast.traces.step import Op, TensorSpec
 
 GROUPED = "aten._grouped_mm"

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wavecast.parallel.editing import COMPUTE, TRANSFERS, kernel, wait
-from wavecast.parallel.exchanges import exchange
+from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, exchange, kernel, wait
 from wavecast.parallel.sharding.placements import Placements, Shard, local
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.state import Exchange
 from wavecast.parallel.strategy import RankAxis
-from wavecast.traces.contradictions import CONTRADICTIONS, contradiction
 from wavecast.traces.editing import Edit, with_op
 from wavecast.traces.step import (
+    CONTRADICTIONS,
     Allocation,
     Call,
     Op,
@@ -24,6 +23,7 @@ from wavecast.traces.step import (
     TensorSpec,
     Trace,
     Value,
+    contradiction,
 )
 
 

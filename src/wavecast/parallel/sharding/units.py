@@ -15,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.sharding.dims import Dims, Labels
 from wavecast.parallel.sharding.indexing import MOVES, Marks, compressed, dim_of
-from wavecast.parallel.sharding.rules import dims_of
-from wavecast.traces.contradictions import CONTRADICTIONS, contradiction
-from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+from wavecast.parallel.sharding.rules import Dims, Labels, dims_of
+from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, Trace, contradiction
 
 Numbers = NDArray[np.int64]
 Role = str

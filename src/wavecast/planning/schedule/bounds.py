@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Fleet, Job, RunOption
-from wavecast.regression.least_squares import needing_scipy
+from wavecast.planning.schedule.seating import Chosen
+from wavecast.runs.regression.least_squares import needing_scipy
 
 _MOST_DEADLINES = 12
 _MOST_HALVINGS = 12
@@ -176,3 +178,238 @@ class _LinearProgram:
                     if (self._jobs[self.job_of[entry[0]]].deadline_s or math.inf) <= due
                 ]
                 self._add(before, due - self._first_s)
+
+
+# A bound of the mean completion that knows of waiting, by a linear program over time.
+#
+# Time is cut into intervals. A variable is the share of a job that an option runs in an interval;
+# the shares of a pool fit into its GPUs, and a job runs no faster than its option does. A job that
+# runs from S for p seconds is busy at S + p/2 on average, so it ends at the mean time of its
+# shares plus p/2 (Goemans 1997; Schulz and Skutella 2002). The program may cut jobs and takes
+# every share at the begin of its interval, so that no schedule has a lower value. The order of the
+# mean times, with the option of which each job has most, is a good one to plan in.
+
+
+_MOST_SHARES = 300_000
+"""About as many variables as are solved in some seconds."""
+_MOST_INTERVALS = 400
+_FEWEST_INTERVALS = 8
+COARSE = (12, 16, 24, 32, 48, 64, 100)
+"""Numbers of intervals whose solutions are tried as orders: coarse ones are the better ones."""
+
+
+def relax_over_time(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    aims: Aims,
+    until_s: float,
+    robust: bool = False,
+    most: int = _MOST_INTERVALS,
+) -> tuple[float, tuple[Chosen, ...]] | None:
+    """The value of the relaxed problem over time, and the jobs in the order of its solution.
+
+    Args:
+        fleet: the GPUs.
+        jobs: the jobs.
+        aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
+            of the bound, which is valid without them.
+        until_s: when a good schedule ends. The last interval begins there.
+        robust: whether to plan with the high ends of ranges.
+        most: how many intervals to make at the most; the bound is better with more.
+
+    Returns:
+        None if there are no jobs, or too many for a program over time, or it was not solved.
+    """
+    ways = sum(len(job.options) for job in jobs)
+    intervals = min(most, _MOST_SHARES // max(1, ways))
+    if intervals < _FEWEST_INTERVALS or not aims.completion or not jobs:
+        return None
+    first_s = min(job.submit_s for job in jobs)
+    cuts = np.linspace(first_s, max(until_s, first_s + 1.0), intervals)
+    program = _Shares(fleet, jobs, aims, cuts, robust)
+    solved = program.solve()
+    if solved is None:
+        return None
+    value, shares = solved
+    busy, chosen = program.busy_at(shares), program.most_used(shares)
+    order = sorted(range(len(jobs)), key=busy.__getitem__)
+    return value, tuple((jobs[at], chosen[at]) for at in order)
+
+
+class _Shares:
+    """The program: a variable for each job, option and interval in which it may run."""
+
+    def __init__(
+        self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, cuts: np.ndarray, robust: bool
+    ) -> None:
+        self._fleet, self._jobs, self._cuts = fleet, jobs, cuts
+        options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
+        self._options = options
+        seconds = np.array([one.planned_s(robust) for _, one in options])
+        submitted = np.array([jobs[at].submit_s for at, _ in options])
+        ends = np.append(cuts[1:], math.inf)
+        # An option may run in an interval that ends after the job's submission.
+        way, interval = np.nonzero(ends[None, :] > submitted[:, None])
+        self._way, self._interval = way, interval
+        self._job = np.array([at for at, _ in options])[way]
+        self._seconds = seconds[way]
+        self._begins = np.maximum(cuts[interval], submitted[way])
+        hours = (self._begins + self._seconds / 2 - submitted[way]) / HOUR_S
+        usd = np.array([one.usd for _, one in options])[way]
+        self.costs = aims.completion / len(jobs) * hours + aims.cost * usd
+
+    def solve(self) -> tuple[float, np.ndarray] | None:
+        """The value and the shares."""
+        sparse = needing_scipy("planning", "scipy.sparse")
+        upper, limits = self._limits(sparse)
+        count = len(self.costs)
+        whole = sparse.coo_matrix(
+            (np.ones(count), (self._job, np.arange(count))), (len(self._jobs), count)
+        )
+        solved = needing_scipy("planning", "scipy.optimize").linprog(
+            self.costs,
+            A_ub=upper,
+            b_ub=limits,
+            A_eq=whole,
+            b_eq=np.ones(len(self._jobs)),
+            method="highs",
+        )
+        return None if solved.x is None else (float(solved.fun), solved.x)
+
+    def _limits(self, sparse: Any) -> tuple[Any, np.ndarray]:
+        """Pools have so many GPUs in an interval, and a job so much time; the last has no end."""
+        intervals = len(self._cuts)
+        lengths = np.diff(self._cuts)
+        finite = self._interval < intervals - 1
+        columns = np.nonzero(finite)[0]
+        pools = {pool.name: at for at, pool in enumerate(self._fleet.pools)}
+        pool = np.array([pools[one.pool] for _, one in self._options])[self._way][finite]
+        gpus = np.array([one.gpus for _, one in self._options])[self._way][finite]
+        interval, seconds = self._interval[finite], self._seconds[finite]
+        usable = np.array([max(1, each.usable) for each in self._fleet.pools])
+        pool_rows = pool * (intervals - 1) + interval
+        job_rows = self._job[finite] * (intervals - 1) + interval
+        first = len(pools) * (intervals - 1)
+        rows = np.concatenate((pool_rows, first + job_rows))
+        values = np.concatenate((gpus * seconds / usable[pool], seconds))
+        total = first + len(self._jobs) * (intervals - 1)
+        limits = np.concatenate((np.tile(lengths, len(pools)), self._times(lengths)))
+        made = sparse.coo_matrix(
+            (values, (rows, np.concatenate((columns, columns)))), (total, len(self.costs))
+        )
+        return made, limits
+
+    def _times(self, lengths: np.ndarray) -> np.ndarray:
+        """How long each job may run in each interval: what is left of it after the submission."""
+        submitted = np.array([job.submit_s for job in self._jobs])
+        left = np.minimum(self._cuts[None, 1:] - submitted[:, None], lengths[None, :])
+        return np.asarray(np.maximum(left, 0.0).ravel())
+
+    def most_used(self, shares: np.ndarray) -> tuple[RunOption, ...]:
+        """The option of which each job has most."""
+        used = np.bincount(self._way, shares, len(self._options))
+        best: dict[int, tuple[float, RunOption]] = {}
+        for (at, one), share in zip(self._options, used, strict=True):
+            if at not in best or share > best[at][0]:
+                best[at] = float(share), one
+        return tuple(best[at][1] for at in range(len(self._jobs)))
+
+    def busy_at(self, shares: np.ndarray) -> tuple[float, ...]:
+        """When each job is busy on average."""
+        return tuple(np.bincount(self._job, shares * self._begins, len(self._jobs)).tolist())
+
+
+# A bound of the mean completion from start times, by a linear program.
+#
+# Time is cut into slots of one length. A variable is the share of a job that starts in a slot with
+# an option. A job that starts in a slot is still there at the end of the slot, and at the end of
+# each later one that is not further away than the job is long; at none of these moments do jobs
+# use more GPUs of a pool than there are. Taken at the begin of its slot, a start costs no more
+# than it does, so no schedule has a lower value (Dyer and Wolsey 1990; Sousa and Wolsey 1992).
+# Unlike the program of `waiting_bound`, this one cuts no job in time, which makes it the better
+# one where slots are short.
+
+
+_MOST_SLOTS = 400
+_FEWEST_SLOTS = 8
+
+
+def bound_by_starts(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    aims: Aims,
+    until_s: float,
+    robust: bool = False,
+    most_entries: int = 1_500_000,
+) -> float:
+    """What no schedule is below; 0 if the program is too large or was not solved.
+
+    Args:
+        fleet: the GPUs.
+        jobs: the jobs.
+        aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
+            of the bound, which is valid without them.
+        until_s: when a good schedule ends. What starts after it needs no room.
+        robust: whether to plan with the high ends of ranges.
+        most_entries: about as many entries as the program may have. 3 million are solved in about
+            20 seconds.
+    """
+    if not aims.completion or not jobs:
+        return 0.0
+    options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
+    seconds = np.array([one.planned_s(robust) for _, one in options])
+    submitted = np.array([jobs[at].submit_s for at, _ in options])
+    first_s = float(submitted.min())
+    whole_s = max(until_s - first_s, 1.0)
+    slots = _slots((submitted - first_s) / whole_s, seconds / whole_s, most_entries)
+    if slots < _FEWEST_SLOTS:
+        return 0.0
+    slot_s = whole_s / slots
+    # The last start is the end of the last slot, where room is not counted any more.
+    earliest = np.floor((submitted - first_s) / slot_s * (1 - 1e-12)).astype(int)
+    way, start = np.nonzero(np.arange(slots + 1)[None, :] >= earliest[:, None])
+    starts_s = np.maximum(first_s + start * slot_s, submitted[way])
+    hours = (starts_s + seconds[way] - submitted[way]) / HOUR_S
+    usd = np.array([one.usd for _, one in options])[way]
+    costs = aims.completion / len(jobs) * hours + aims.cost * usd
+    sparse = needing_scipy("planning", "scipy.sparse")
+    job = np.array([at for at, _ in options])[way]
+    columns = np.arange(len(way))
+    solved = needing_scipy("planning", "scipy.optimize").linprog(
+        costs,
+        A_ub=_used(sparse, fleet, options, way, start, np.floor(seconds / slot_s), slots),
+        b_ub=np.repeat([float(pool.usable) for pool in fleet.pools], slots),
+        A_eq=sparse.coo_matrix((np.ones(len(way)), (job, columns)), (len(jobs), len(way))),
+        b_eq=np.ones(len(jobs)),
+        method="highs-ipm",
+    )
+    return 0.0 if solved.x is None else float(solved.fun)
+
+
+def _slots(submitted: np.ndarray, lengths: np.ndarray, most_entries: int) -> int:
+    """How many slots there can be; times are shares of the whole."""
+    left = np.clip(1 - submitted, 0, 1)
+    short = np.minimum(lengths, left)
+    # A start has an entry for each slot that it covers; those near the end cover fewer.
+    share = float((short * (left - short / 2)).sum())
+    return min(_MOST_SLOTS, int(math.sqrt(most_entries / max(share, 1e-12))))
+
+
+def _used(
+    sparse: Any,
+    fleet: Fleet,
+    options: Sequence[tuple[int, Any]],
+    way: np.ndarray,
+    start: np.ndarray,
+    lengths: np.ndarray,
+    slots: int,
+) -> Any:
+    """The GPUs of each pool that a start uses at the end of each slot."""
+    pools = {pool.name: at for at, pool in enumerate(fleet.pools)}
+    pool = np.array([pools[one.pool] for _, one in options])[way]
+    gpus = np.array([float(one.gpus) for _, one in options])[way]
+    counts = np.minimum(lengths[way].astype(int), slots - start)
+    columns = np.repeat(np.arange(len(way)), counts)
+    later = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    rows = (pool * slots + start)[columns] + later
+    return sparse.coo_matrix((gpus[columns], (rows, columns)), (len(pools) * slots, len(way)))

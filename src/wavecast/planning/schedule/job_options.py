@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from wavecast.errors import InvalidInput, prefixed
-from wavecast.hardware.cluster import Cluster
-from wavecast.hardware.clusters import cluster, usual_cluster, with_device
+from wavecast.hardware.clusters import Cluster, cluster, usual_cluster, with_device
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import option_of
 from wavecast.planning.cost import Ranged, exactly

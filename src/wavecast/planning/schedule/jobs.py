@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from wavecast.planning.cost import Ranged
-from wavecast.showing import Shown
+from wavecast.results import Shown
 
 HOUR_S = 3600.0
 

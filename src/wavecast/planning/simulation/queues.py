@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from wavecast.planning.schedule.jobs import Fleet, Job, RunOption
-from wavecast.planning.simulation.state import Active, Free, Starts
+from wavecast.planning.simulation.simulator import Active, Free, Starts
 
 Order = Callable[[Job], float]
 Choice = Callable[[Active, Free], RunOption | None]

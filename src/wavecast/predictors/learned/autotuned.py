@@ -18,9 +18,9 @@ from wavecast.ops import Kind, matmul
 from wavecast.ops.reading import reading
 from wavecast.ops.registry import integers, item_bytes
 from wavecast.predictors.learned.gpus import Floats
+from wavecast.predictors.learned.model import Forest
 from wavecast.predictors.learned.physics.columns import FORWARD, OF_WEIGHT
-from wavecast.predictors.learned.physics.depthwise import has_depthwise_kernel
-from wavecast.predictors.learned.trees import Forest
+from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
 from wavecast.traces.step import Op
 
 MARK = "autotuned"

@@ -14,7 +14,7 @@ from wavecast.ops.reading import is_possible_work, reading
 from wavecast.predictors.learned.autotuned import term_of
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
 from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.learned.physics import groups
+from wavecast.predictors.learned.physics import tiles
 from wavecast.predictors.learned.physics.columns import (
     ROW_TYPES,
     Columns,
@@ -23,8 +23,7 @@ from wavecast.predictors.learned.physics.columns import (
     columns_of,
 )
 from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.part import Part
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.physics.parts import Part, parts_of
 from wavecast.traces.step import Op
 
 MOST_SHARE = 0.95
@@ -76,7 +75,7 @@ class Batch:
         total = np.zeros(len(self))
         for name, part in self.parts.items():
             if name == "grouped":
-                seconds = groups.seconds(part.columns, gpu, models)
+                seconds = tiles.seconds(part.columns, gpu, models)
             else:
                 seconds = models[name].seconds(part.columns, gpu, part.added)
             total += np.bincount(part.op, weights=seconds, minlength=len(self))

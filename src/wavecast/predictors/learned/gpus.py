@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.hardware.device import Device
-from wavecast.hardware.rates import available
+from wavecast.hardware.devices import Device, available
 from wavecast.ops import Unit
 
 Floats = NDArray[np.float64]

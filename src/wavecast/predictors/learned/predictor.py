@@ -10,24 +10,29 @@ such ops attain, with a wide range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
 
 from wavecast.files import shipped, shipped_toml
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.hardware.devices import device as find_device
-from wavecast.predictors.attainable import Attainable
+from wavecast.ops import Unit
+from wavecast.predictors.attainable import Attainable, demand, limits
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import UNMODELLED, Batch, batch_of, group_of
-from wavecast.predictors.learned.calibration import calibrated
-from wavecast.predictors.learned.file import restored
-from wavecast.predictors.learned.gpus import Floats, GpuFacts, assumed_facts, chip_name, gpu_of
-from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.roofline import demand, limits
-from wavecast.traces.step import Op
+from wavecast.predictors.learned.gpus import (
+    CODES,
+    Floats,
+    GpuFacts,
+    assumed_facts,
+    chip_name,
+    gpu_of,
+)
+from wavecast.predictors.learned.model import FOREST, Forest, OpModel
+from wavecast.traces.step import Op, TensorSpec
 
 COMPUTING = dict.fromkeys(("product", "grouped", "convolution", "attention"), "compute") | {
     "recurrent": "recurrent",
@@ -227,3 +232,120 @@ def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -
         for name, model in learned.models.items()
     }
     return replace(learned, models=models, _batches={}, _gpus={})
+
+
+# The rates of a GPU as `wavecast calibrate` measured them on one card.
+
+
+_SIDE = 8192
+_TRUSTED = (0.5, 2.0)
+"""A measurement changes a rate of the data sheet by at most these factors."""
+_ROUNDS = 4
+
+
+def _product(dtype: str, precision: str = "ieee") -> Op:
+    side = TensorSpec((_SIDE, _SIDE), dtype)
+    return Op("aten.mm", (side, side), (side,), (("precision", precision),))
+
+
+CALIBRATED = {
+    Unit.FP32: _product("float32"),
+    Unit.TF32_TENSOR: _product("float32", "tf32"),
+    Unit.FP16_TENSOR: _product("float16"),
+    Unit.BF16_TENSOR: _product("bfloat16"),
+}
+"""The matmuls with which `wavecast calibrate` measures the rate of each unit."""
+
+
+def calibrated(
+    gpu: GpuFacts, device: Device, models: Mapping[str, OpModel], fitted: Mapping[str, float]
+) -> GpuFacts:
+    """The GPU with rates at which large matmuls take the time that was measured on this card.
+
+    A measurement says more about clocks and power than a data sheet. If the card of the fit was
+    measured as well, the ratio of the two counts: a second of nothing but matmuls draws more power
+    than training steps do, and H200s slow down by a fifth.
+
+    Args:
+        gpu: The numbers of the GPU, from its data sheet.
+        device: The device, whose `measured` facts count.
+        models: The op models.
+        fitted: The rates measured on the card of the fit, by fact ("bf16_tensor_flops").
+    """
+    for unit, op in CALIBRATED.items():
+        fact = f"{unit}_flops"
+        measured = device.measured.get(fact)
+        if measured is None or device.rate(unit) is None:
+            continue
+        if fact in fitted:
+            gpu = _faster(gpu, unit, measured.value / fitted[fact])
+        else:
+            gpu = _with_rate(gpu, unit, op, measured.value, models)
+    return gpu
+
+
+def _with_rate(
+    gpu: GpuFacts, unit: Unit, op: Op, measured: float, models: Mapping[str, OpModel]
+) -> GpuFacts:
+    """The GPU with a rate at which the models predict the measured FLOP/s for the matmul.
+
+    Memory is left out: a GPU with more bandwidth must not get slower cores because of it.
+    """
+    batch = batch_of((op,), {})
+    for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
+        cores = replace(gpu, bytes_per_s=np.inf, nominal_bytes_per_s=np.inf)
+        predicted = 2.0 * _SIDE**3 / float(batch.seconds(models, cores)[0])
+        gpu = _faster(gpu, unit, measured / predicted)
+    return gpu
+
+
+def _faster(gpu: GpuFacts, unit: Unit, factor: float) -> GpuFacts:
+    """The GPU with the rate of one unit multiplied."""
+    factors = np.ones(len(gpu.rates))
+    factors[CODES[unit]] = np.clip(factor, *_TRUSTED)
+    return replace(gpu, rates=gpu.rates * factors)
+
+
+# The op models as the arrays of an .npz file.
+
+
+def stored(models: Mapping[str, OpModel]) -> dict[str, np.ndarray]:
+    """The arrays that the file of the shipped fit contains."""
+    arrays: dict[str, np.ndarray] = {}
+    for name, model in models.items():
+        arrays |= {f"{name}/{key}": array for key, array in model.forest.arrays().items()}
+        arrays[f"{name}/names"] = np.array(list(model.theta))
+        arrays[f"{name}/values"] = np.array(list(model.theta.values()))
+        arrays[f"{name}/families"] = np.array(list(model.families), dtype=str)
+        arrays[f"{name}/factors"] = np.array(list(model.families.values()), dtype=np.float64)
+        arrays[f"{name}/generations"] = np.array(list(model.generations), dtype=str)
+        arrays[f"{name}/offsets"] = np.array(list(model.generations.values()), dtype=np.float64)
+        arrays[f"{name}/chips"] = np.array(list(model.chips), dtype=str)
+        for chip, forest in model.chips.items():
+            arrays |= {f"{name}/{chip}/{key}": array for key, array in forest.arrays().items()}
+    return arrays
+
+
+def restored(arrays: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, OpModel]:
+    """The models of these names, from the arrays that `stored` returned."""
+    return {name: _model(name, arrays) for name in names}
+
+
+def _model(name: str, arrays: Mapping[str, np.ndarray]) -> OpModel:
+    of_name = {key.partition("/")[2]: a for key, a in arrays.items() if key.startswith(name + "/")}
+
+    def table(keys: str, values: str) -> dict[str, float]:
+        return dict(zip(of_name[keys].tolist(), of_name[values].tolist(), strict=True))
+
+    chips = {
+        chip: Forest.of({key: of_name[f"{chip}/{key}"] for key in FOREST})
+        for chip in of_name["chips"].tolist()
+    }
+    return OpModel(
+        name=name,
+        theta=table("names", "values"),
+        forest=Forest.of(of_name),
+        families=table("families", "factors"),
+        generations=table("generations", "offsets"),
+        chips=chips,
+    )

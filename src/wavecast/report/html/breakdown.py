@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from wavecast import ops
-from wavecast.report.characters import one_line
 from wavecast.report.html.axes import bar
-from wavecast.report.html.colors import color_of_kind, key
-from wavecast.report.html.markup import Html, element, joined, table
+from wavecast.report.html.markup import Html, color_of_kind, element, html_table, joined, key
 from wavecast.report.tables import Column, from_rows
-from wavecast.report.units import count, duration, percent
-from wavecast.steps.timetable import Timetable, Work
+from wavecast.report.units import count, duration, one_line, percent
+from wavecast.steps.player import Timetable, Work
 from wavecast.traces.step import Op, Phase
 
 DEEPEST = 24
@@ -90,7 +88,7 @@ def op_kinds(table_of: Timetable) -> Html:
             for class_ in dict.fromkeys(_PHASES[phase] for phase in used)
         }
     )
-    return joined([legend, table(columns, caption="GPU time by kind of op", drawn=drawn)])
+    return joined([legend, html_table(columns, caption="GPU time by kind of op", drawn=drawn)])
 
 
 def _phase_bar(time: _GpuTime, color: int, longest: float) -> Html:
@@ -111,7 +109,7 @@ def longest_ops(table_of: Timetable) -> Html:
     every, whole = _longest(table_of, lambda work: work.op)
     cells = [(op.base, _largest(op), *_cells(time, whole)) for op, time in every[:_ROWS]]
     columns = from_rows(cells, "<op", "<largest input", "time", "share", "calls")
-    return table(columns, caption="The ops with most GPU time, one row for each shape")
+    return html_table(columns, caption="The ops with most GPU time, one row for each shape")
 
 
 def _largest(op: Op) -> str:
@@ -200,7 +198,7 @@ def modules(table_of: Timetable) -> Html:
     every, whole = _longest(table_of, lambda work: ".".join(_path(work.module, work.phase)[:3]))
     cells = [(name, *_cells(time, whole)) for name, time in every[:_ROWS]]
     columns = from_rows(cells, "<module", "time", "share", "calls")
-    return table(columns, caption="The modules with most GPU time")
+    return html_table(columns, caption="The modules with most GPU time")
 
 
 def icicle(subject: str) -> Html:

@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import starmap
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, starmap
 from typing import Any
 
-from wavecast.report.html import breakdown, memory_charts, roofline_charts, timetable_charts
-from wavecast.report.html.axes import bar
+import numpy as np
+
+from wavecast import ops
+from wavecast.analysis.profile import RooflinePoint, roofline_points
+from wavecast.hardware.devices import Device
+from wavecast.report import memory
+from wavecast.report.html import breakdown
+from wavecast.report.html.axes import Plot, bar, log_axis, title_of
 from wavecast.report.html.breakdown import Names
-from wavecast.report.html.colors import kind_key
-from wavecast.report.html.compared import ComparedStep
+from wavecast.report.html.comparison import ComparedStep
 from wavecast.report.html.documents import Section, Subject
-from wavecast.report.html.markup import Html, element, folded, joined
-from wavecast.report.units import duration, percent
-from wavecast.steps.timetable import Timetable
+from wavecast.report.html.markup import (
+    Html,
+    color_of_kind,
+    element,
+    empty_element,
+    folded,
+    html_table,
+    joined,
+    kind_key,
+)
+from wavecast.report.tables import Column, from_rows
+from wavecast.report.units import duration, or_unknown, percent, quantity, three_digits
+from wavecast.steps.chrome_trace import host_name, stream_name
+from wavecast.steps.player import Timetable
+from wavecast.traces.arrays import Codes
+from wavecast.traces.step import Call
 
 MOST = 6
 """How many candidates have details: more would make the page too large."""
@@ -56,9 +75,9 @@ def details(candidates: Sequence[ComparedStep]) -> Details:
     left = _MOST_SPANS
     for one in chosen:
         data: dict[str, Any] = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
-        spans = timetable_charts.spans_of(one.moments)
+        spans = spans_of(one.moments)
         if spans <= left or not subjects:
-            data["timeline"] = timetable_charts.timeline(one.moments, names)
+            data["timeline"] = timeline(one.moments, names)
             left -= spans
         subjects.append(Subject(one.identity, one.name, data))
     return Details(tuple(_sections(chosen, subjects)), tuple(subjects), tuple(names.listed()))
@@ -143,12 +162,12 @@ def busy_bars(moments: Timetable) -> Html:
 
 def _timeline(one: Detailed, subject: Subject) -> Html:
     if subject.data["timeline"] is not None:
-        drawn = timetable_charts.timeline_place(one.identity)
+        drawn = timeline_place(one.identity)
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."
         drawn = element("p", text)
     drawn = joined([drawn, kind_key(breakdown.used_kinds(one.moments))])
-    calls = folded("Longest calls as a table", timetable_charts.longest_calls(one.moments))
+    calls = folded("Longest calls as a table", longest_calls(one.moments))
     return subject_part(one.identity, one.name, drawn, calls)
 
 
@@ -156,14 +175,328 @@ def _memory(one: Detailed) -> Html:
     needed = one.candidate.memory
     if needed is None:
         return element("p", "The memory of this step is not known: its trace has no allocations.")
-    return joined(memory_charts.memory_parts(needed, one.moments))
+    return joined(memory.memory_parts(needed, one.moments))
 
 
 def _roofline(one: Detailed) -> Html:
     gpu = one.candidate.device
     return joined(
         [
-            roofline_charts.roofline(one.moments, gpu),
-            folded("The points as a table", roofline_charts.roofline_table(one.moments, gpu)),
+            roofline(one.moments, gpu),
+            folded("The points as a table", roofline_table(one.moments, gpu)),
         ]
+    )
+
+
+# The roofline: each op as a point under the limits of the GPU.
+
+
+_NAMED = 5
+"""How many points have their names beside them."""
+_LEAST_NAMED = 0.02
+"""The least share of the time of a point with a name."""
+_LONGEST_NAME = 18
+_DRAWN = 60
+_ROWS = 20
+
+
+def roofline(table_of: Timetable, gpu: Device) -> Html:
+    """The ops of a step under the GPU's roofs, and the same as a table."""
+    points = roofline_points(table_of.works, gpu)
+    computing = [point for point in points if point.flops][:_DRAWN]
+    if not computing:
+        return element("p", "No op of this step has a formula for its FLOPs.")
+    return _chart(computing, gpu, float(table_of.gpu_s.sum()) or 1.0)
+
+
+def roofline_table(table_of: Timetable, gpu: Device) -> Html:
+    """The points of the roofline with their numbers."""
+    rows = roofline_points(table_of.works, gpu)[:_ROWS]
+    whole = float(table_of.gpu_s.sum()) or 1.0
+    cells = [
+        (
+            *(row.name, row.unit.replace("_", " ")),
+            *(duration(row.seconds), percent(row.seconds / whole, 1)),
+            *(three_digits(row.intensity), quantity(row.flops_per_s), quantity(row.bytes_per_s)),
+            or_unknown(row.attained(gpu), percent),
+        )
+        for row in rows
+    ]
+    headings = ("<op", "<unit", "time", "share", "FLOP/B", "FLOP/s", "B/s", "of its roof")
+    return html_table(from_rows(cells, *headings), caption="Ops against the limits of the GPU")
+
+
+def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html:
+    units = list(dict.fromkeys(point.unit for point in points))
+    roofs = {unit: rate for unit in units if (rate := gpu.rate(unit)) is not None}
+    if not roofs:
+        return element("p", f"The peak rates of {gpu.id} are not known.")
+    highest = max(roofs.values())
+    intensities = [point.intensity for point in points if point.intensity > 0]
+    low = max(0.01, min(0.5, *intensities))
+    ridge = highest / gpu.memory_bytes_per_s
+    across = log_axis(low, max(4 * ridge, *intensities), _power)
+    least = max(highest * 1e-5, min(point.flops_per_s for point in points))
+    up = log_axis(least, highest, _power)
+    up = replace(up, high=max(up.high, highest * 2.5))
+    plot = Plot(across, up, height=300)
+    points = [point for point in points if _is_inside(point, plot)]
+    if not points:
+        return element("p", "All ops of this step compute next to nothing in their time.")
+    lines = [_memory_roof(plot, gpu, highest), *_compute_roofs(plot, gpu, roofs)]
+    plot = plot.with_parts([plot.stretched(*lines)])
+    plot = plot.with_parts(_roof_names(plot, gpu, roofs))
+    plot = plot.with_parts(_points(plot, points, gpu, whole_s))
+    longest = points[0]
+    label = (
+        f"Roofline of {gpu.id}: {len(points)} ops. The longest, {longest.name}, has "
+        f"{three_digits(longest.intensity)} FLOPs a byte and attains "
+        f"{quantity(longest.flops_per_s, 'FLOP/s')}."
+    )
+    under = (
+        "across: FLOPs for each byte of memory traffic; up: FLOP/s; the area of a point is its "
+        "share of the time"
+    )
+    return joined([plot.drawn(label, under), kind_key(point.kind for point in points)])
+
+
+def _is_inside(point: RooflinePoint, plot: Plot) -> bool:
+    """Whether a point is in the plot; ops that compute next to nothing are far below."""
+    return point.intensity >= plot.across.low and point.flops_per_s >= plot.up.low
+
+
+def _power(value: float) -> str:
+    """A power of ten with a prefix, as the marks of an axis have it: `100 T`, `0.01`."""
+    for size, prefix in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size * 0.999:
+            return f"{value / size:.0f} {prefix}"
+    return f"{value:g}"
+
+
+def _short(point: RooflinePoint) -> str:
+    name = point.name.removeprefix("aten.")
+    return name if len(name) <= _LONGEST_NAME else f"{name[:_LONGEST_NAME]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _memory_roof(plot: Plot, gpu: Device, highest: float) -> Html:
+    """The line on which memory traffic is the limit, from the edge of the plot up to the top."""
+    bandwidth = gpu.memory_bytes_per_s
+    first = max(plot.across.low, plot.up.low / bandwidth)
+    ends = [first, highest / bandwidth]
+    return empty_element(
+        "polyline", points=plot.path(ends, [end * bandwidth for end in ends]), class_="roof"
+    )
+
+
+def _compute_roofs(plot: Plot, gpu: Device, roofs: dict[str, float]) -> Iterable[Html]:
+    for rate in roofs.values():
+        ends = [rate / gpu.memory_bytes_per_s, plot.across.high]
+        yield empty_element("polyline", points=plot.path(ends, [rate, rate]), class_="roof")
+
+
+def _roof_names(plot: Plot, gpu: Device, roofs: dict[str, float]) -> Iterable[Html]:
+    used: list[float] = []
+    for unit, rate in sorted(roofs.items(), key=lambda item: -item[1]):
+        y = plot.y(rate) - 5
+        if all(abs(y - other) > 11 for other in used):
+            used.append(y)
+            text = f"{unit.replace('_', ' ')} {quantity(rate, 'FLOP/s')}"
+            # Above the sloping roof, where no point can be.
+            x = plot.x(rate / gpu.memory_bytes_per_s * 0.9)
+            yield element("text", text, x=x, y=y + 5, class_="last soft halo")
+    bandwidth = gpu.memory_bytes_per_s
+    text = f"memory {quantity(bandwidth, 'B/s')}"
+    at = max(plot.across.low, plot.up.low / bandwidth) * 1.6
+    below = min(plot.height - 4.0, plot.y(at * bandwidth) + 20)
+    yield element("text", text, x=plot.x(at), y=below, class_="first soft halo")
+
+
+def _points(
+    plot: Plot, points: Sequence[RooflinePoint], gpu: Device, whole_s: float
+) -> Iterable[Html]:
+    for point in points:
+        share = point.seconds / whole_s
+        attained = or_unknown(point.attained(gpu), percent)
+        text = (
+            f"{point.name} on {point.unit.replace('_', ' ')}: {duration(point.seconds)}, "
+            f"{percent(share, 1)} of GPU time, {attained} of its roof"
+        )
+        yield element(
+            "circle",
+            title_of(text),
+            cx=plot.x(point.intensity),
+            cy=plot.y(point.flops_per_s),
+            r=_radius(point, whole_s),
+            class_=f"point c{color_of_kind(point.kind)}",
+        )
+    named = [point for point in points[:_NAMED] if point.seconds / whole_s >= _LEAST_NAMED]
+    places = [
+        (point.intensity, plot.y(point.flops_per_s) - _radius(point, whole_s) - 5, _short(point))
+        for point in named
+    ]
+    yield from plot.names(places, "halo")
+
+
+def _radius(point: RooflinePoint, whole_s: float) -> float:
+    return 3 + 24 * math.sqrt(point.seconds / whole_s)
+
+
+# The timeline of host and GPU as data for the script of a page.
+
+
+UNIT_S = 1e-8
+"""Times are whole numbers of this many seconds."""
+MOST_SPANS = 50_000
+"""How many spans one row holds; more are joined with their neighbours."""
+_LONGEST = 10
+
+
+def spans_of(table_of: Timetable) -> int:
+    """How many spans the rows of a timeline hold, joined ones counted once."""
+    rows = [table_of.issue_s, *(table_of.gpu_s[_on(table_of, s)] for s in table_of.streams)]
+    return sum(min(MOST_SPANS, int(np.count_nonzero(row))) for row in rows)
+
+
+def timeline(table_of: Timetable, names: Names) -> dict[str, Any]:
+    """The rows of a timeline: one for the host, one for each stream.
+
+    Each call has an op, a module and a color. A row has, for each of its spans, the time since the
+    end of the one before, its length, the call (relative to the one before), and how many calls
+    were joined.
+    """
+    calls = table_of.calls
+    every = np.arange(len(calls))
+    rows = [_row(host_name(table_of), every, table_of.issued_s, table_of.issue_s)]
+    for stream in table_of.streams:
+        chosen = _on(table_of, stream)
+        rows.append(_row(stream_name(stream), chosen, table_of.begin_s, table_of.gpu_s))
+    by_op: dict[str, list[int]] = {}
+    for call in calls:
+        if call.op.base not in by_op:
+            color = color_of_kind(str(ops.kind(call.op) or "unknown"))
+            by_op[call.op.base] = [names.position(call.op.base), color]
+    order = {name: index for index, name in enumerate(by_op)}
+    return {
+        "unit": UNIT_S,
+        "step": _whole(table_of.seconds),
+        "end": _whole(table_of.end_s),
+        "ops": list(by_op.values()),
+        "op": [order[call.op.base] for call in calls],
+        "module": _changes([names.position(call.module) for call in calls]),
+        "phase": _phases(table_of),
+        "waits": [[_whole(begin), _whole(end - begin)] for begin, end in table_of.waits],
+        "rows": rows,
+    }
+
+
+def _on(table_of: Timetable, stream: int) -> Codes:
+    """The positions of the calls of a stream."""
+    return np.array(
+        [i for i, call in enumerate(table_of.calls) if call.stream == stream], dtype=int
+    )
+
+
+def _whole(seconds: float) -> int:
+    return round(seconds / UNIT_S)
+
+
+def _row(name: str, chosen: Codes, begin_s: Any, length_s: Any) -> dict[str, Any]:
+    chosen = chosen[length_s[chosen] > 0]
+    chosen = chosen[np.argsort(begin_s[chosen], kind="stable")]
+    first = np.round(begin_s[chosen] / UNIT_S).astype(np.int64)
+    last = np.maximum(first + 1, np.round((begin_s + length_s)[chosen] / UNIT_S).astype(np.int64))
+    size = max(1, -(-len(chosen) // MOST_SPANS))
+    if size > 1:
+        first, last, chosen = _joined_neighbours(first, last, chosen, length_s, size)
+    before = np.concatenate(([0], last[:-1])) if len(last) else last
+    return {
+        "name": name,
+        "gap": (first - before).tolist(),
+        "length": (last - first).tolist(),
+        "call": np.diff(chosen, prepend=0).tolist(),
+        "joined": size,
+    }
+
+
+def _joined_neighbours(
+    first: Codes, last: Codes, chosen: Codes, length_s: Any, size: int
+) -> tuple[Codes, Codes, Codes]:
+    """Spans joined in groups of neighbours; each is named after its longest call."""
+    starts = np.arange(0, len(first), size)
+    longest = [
+        int(part[np.argmax(length_s[part])])
+        for part in (chosen[start : start + size] for start in starts)
+    ]
+    return first[starts], np.maximum.reduceat(last, starts), np.array(longest)
+
+
+def _changes(values: Sequence[int]) -> list[int]:
+    """A list in which most neighbours are equal, as pairs: a value, and how often it follows."""
+    pairs: list[int] = []
+    for value, group in groupby(values):
+        pairs += [value, sum(1 for _ in group)]
+    return pairs
+
+
+def _phases(table_of: Timetable) -> list[list[Any]]:
+    """Where the phases begin and end on the GPU."""
+    begin_s, end_s = table_of.begin_s, table_of.begin_s + table_of.gpu_s
+    busy = np.flatnonzero(table_of.gpu_s > 0)
+    found: list[list[Any]] = []
+    for phase, group in groupby(busy.tolist(), key=lambda index: table_of.calls[index].phase):
+        indices = list(group)
+        ends = _whole(float(begin_s[indices].min())), _whole(float(end_s[indices].max()))
+        found.append([str(phase), *ends])
+    return found
+
+
+def longest_calls(table_of: Timetable) -> Html:
+    """The calls that run longest on the GPU."""
+    order: Iterable[int] = np.argsort(-table_of.gpu_s, kind="stable")[:_LONGEST].tolist()
+    longest = [index for index in order if table_of.gpu_s[index] > 0]
+    calls = [table_of.calls[index] for index in longest]
+    columns = [
+        Column("op", [call.op.base for call in calls], left=True),
+        Column("module", [call.module or f"({call.phase})" for call in calls], left=True),
+        Column("phase", [str(call.phase) for call in calls], left=True),
+        *_sources(calls),
+        Column("begins", [duration(float(table_of.begin_s[index])) for index in longest]),
+        Column("takes", [duration(float(table_of.gpu_s[index])) for index in longest]),
+    ]
+    return html_table(columns, caption="The longest calls on the GPU")
+
+
+def _sources(calls: Sequence[Call]) -> list[Column]:
+    """The lines of source that compiled kernels come from, if there are any."""
+    lines = [call.line for call in calls]
+    return [Column("source", lines, left=True)] if any(lines) else []
+
+
+def timeline_place(subject: str) -> Html:
+    """The place where the script draws a timeline, with its controls."""
+    buttons = [
+        element("button", label, type="button", data_do=what, aria_label=spoken)
+        for what, label, spoken in (
+            ("in", "+", "Zoom in"),
+            ("out", "\N{MINUS SIGN}", "Zoom out"),
+            ("left", "\N{LEFTWARDS ARROW}", "Earlier"),
+            ("right", "\N{RIGHTWARDS ARROW}", "Later"),
+            ("all", "whole step", "Show the whole step"),
+        )
+    ]
+    canvas = element(
+        "canvas",
+        "A timeline of host and GPU; the table below lists the longest calls.",
+        tabindex="0",
+        role="application",
+        aria_label="Timeline of host and GPU. Arrow keys move, plus and minus zoom, "
+        "comma and full stop go from call to call, Page Up and Page Down change the row.",
+    )
+    return element(
+        "div",
+        element("div", *buttons, class_="buttons", role="group", aria_label="Zoom"),
+        canvas,
+        element("p", class_="reading", role="status", aria_live="polite"),
+        class_="timeline needs-script",
+        data_subject=subject,
     )

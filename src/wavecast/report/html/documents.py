@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
 
 import wavecast
 from wavecast.report.html.markup import NOTHING, Html, data_element, element, escaped, joined
-from wavecast.report.templates import filled, template
 
 DATA = "wavecast-data"
 """The identity of the element that holds the data of a page."""
@@ -129,3 +131,24 @@ def subject_choice(subjects: Sequence[Subject]) -> Html:
     options = [element("option", subject.name, value=subject.identity) for subject in subjects]
     choice = element("select", *options, id="subject")
     return element("label", "Details for ", choice, class_="choice needs-script", for_="subject")
+
+
+# The shipped templates of pages, and how they are filled.
+
+
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+@cache
+def template(name: str) -> str:
+    """The text of a shipped template, style sheet or script."""
+    folder = resources.files("wavecast.report").joinpath("templates")
+    return folder.joinpath(name).read_text("utf-8")
+
+
+def filled(name: str, values: Mapping[str, str]) -> str:
+    """A template with its places, such as {{title}}, filled with HTML.
+
+    Each place is filled once: what looks like a place within a value stays as it is.
+    """
+    return _PLACE.sub(lambda place: values[place[1]], template(name))

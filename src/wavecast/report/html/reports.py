@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook, price_book
-from wavecast.planning.scaling import Scaling
+from wavecast.planning.scaling import KNEE, Scaling
 from wavecast.report import caveats
-from wavecast.report.costs import ENERGY_LINE, WholeTraining, plan_text
+from wavecast.report.costs import ENERGY_LINE, WholeTraining, plan_text, price_lines
 from wavecast.report.fields import columns as columns_of
-from wavecast.report.html import scaling_charts
-from wavecast.report.html.compared import ComparedStep, most_wanted, of_prediction
-from wavecast.report.html.comparison import comparison, tiles, verdict
+from wavecast.report.html.axes import Plot, PlotAxis, title_of
+from wavecast.report.html.comparison import (
+    ComparedStep,
+    comparison,
+    most_wanted,
+    of_prediction,
+    tiles,
+    verdict,
+)
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
-from wavecast.report.html.markup import Html, bullets, element, joined, table
-from wavecast.report.layouts import lost_layouts
+from wavecast.report.html.markup import Html, bullets, element, empty_element, html_table, joined
 from wavecast.report.parallel import (
+    lost_layouts,
+    scaling_columns,
     scaling_remarks,
     strategy_text,
     unpredicted,
 )
-from wavecast.report.prices import price_lines
 from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, headed, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.prediction import Prediction
@@ -87,7 +93,7 @@ def training_sections(training: WholeTraining | None, unit: str) -> list[Section
         return []
     known = [cost for cost in training.costs if cost is not None]
     shown = fitting(columns_of(known), ANY_WIDTH)
-    listed = table(shown, caption="The whole training on each GPU", sorts=len(known) > 1)
+    listed = html_table(shown, caption="The whole training on each GPU", sorts=len(known) > 1)
     none = element("p", "The training fits on none of the GPUs.")
     told = [plan_text(training.plan, unit), *training.remarks, _WHOLE_LINE, ENERGY_LINE]
     lead = " ".join(map(sentence, told))
@@ -100,7 +106,7 @@ def scaling_report(title: str, curve: Scaling, training: WholeTraining | None = 
     steps = [point.prediction for point in curve.points]
     candidates = _compared(steps, training=training)
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
-    chart = joined([scaling_charts.scaling_chart(curve), scaling_charts.scaling_table(curve)])
+    chart = joined([scaling_chart(curve), scaling_table(curve)])
     lead = " ".join(map(sentence, scaling_remarks(curve)))
     sections = (
         Section("scaling", "Scaling", chart, lead, "scaling"),
@@ -186,7 +192,7 @@ def _stages(steps: Sequence[Prediction]) -> Section:
     efficiency = ", ".join(dict.fromkeys(percent(step.efficiency) for step in steps))
     lead = f"Forward and backward are of one micro-batch. Efficiency: {efficiency}."
     return Section(
-        "stages", "Each rank", table(columns, caption="Times of the ranks"), lead, "ranks"
+        "stages", "Each rank", html_table(columns, caption="Times of the ranks"), lead, "ranks"
     )
 
 
@@ -219,7 +225,7 @@ def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] =
         ]
     )
     columns = columns_of([layout for layout, _ in working[:_LISTED]])
-    compared = table(columns, caption="The fastest strategies")
+    compared = html_table(columns, caption="The fastest strategies")
     sections = (
         Section("strategies", "The fastest strategies", compared, short="strategies"),
         *shown.sections,
@@ -227,3 +233,49 @@ def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] =
         _how_sure_of_ranks([step]),
     )
     return Report(title, told, sections, tiles(named[0]), shown.subjects, shown.names)
+
+
+# How the speed grows with the number of GPUs.
+
+
+def scaling_chart(curve: Scaling) -> Html:
+    """The speed per GPU over the number of GPUs; perfect scaling keeps it."""
+    points = curve.points
+    first, last = points[0], points[-1]
+    ticks = tuple((float(point.gpus), str(point.gpus)) for point in points)
+    across = PlotAxis(float(first.gpus), float(max(last.gpus, 2 * first.gpus)), ticks, is_log=True)
+    high = max(1.0, *(point.relative for point in points))
+    up = PlotAxis(
+        0.0, 1.1 * high, tuple((mark, percent(mark)) for mark in (0, 0.25, 0.5, 0.75, 1.0))
+    )
+    plot = Plot(across, up)
+    xs, ys = [float(point.gpus) for point in points], [point.relative for point in points]
+    bottom = plot.area(xs, ys, [0.0] * len(xs))
+    area = empty_element("polygon", points=bottom, class_="under-curve")
+    line = empty_element("polyline", points=plot.path(xs, ys), class_="curve")
+    mark = plot.level(plot.y(KNEE), "ideal")
+    plot = plot.with_parts([plot.stretched(area, line), mark, *_dots(curve, plot)])
+    label = (
+        f"Speed per GPU from {first.gpus} to {last.gpus} GPUs: in the end it is "
+        f"{percent(last.relative)} of that of {first.gpus}."
+    )
+    under = f"GPUs; the height is the speed of each, and the dashed line marks {percent(KNEE)}"
+    return plot.drawn(label, under)
+
+
+def _dots(curve: Scaling, plot: Plot) -> Iterable[Html]:
+    for point in curve.points:
+        text = (
+            f"{point.gpus} GPUs: {duration(point.prediction.seconds)} a step, "
+            f"{percent(point.relative)} of the speed per GPU"
+        )
+        x, y = plot.x(point.gpus), plot.y(point.relative)
+        yield element("circle", title_of(text), cx=x, cy=y, r="4.5", class_="dot")
+        knee = "knee: " if point.gpus == curve.knee else ""
+        shown = f"{knee}{percent(point.relative)}"
+        yield element("text", shown, x=x, y=y - 10, class_=f"{plot.side(point.gpus)} strong halo")
+
+
+def scaling_table(curve: Scaling) -> Html:
+    """The same numbers as a table."""
+    return html_table(scaling_columns(curve), caption="Speed by number of GPUs")

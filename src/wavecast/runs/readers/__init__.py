@@ -2,7 +2,7 @@
 
 Impossible times are never used. Either the file is refused, or the part is left out with a warning
 that names the file and the line. Warm-up is dropped: the user gives its length, or its end is
-detected (`wavecast.runs.stability`).
+detected (`wavecast.runs.run`).
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from wavecast.runs.readers import (
     tables,
     tensorboard,
 )
-from wavecast.runs.readers.doubts import Doubts, warn
-from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.text import read_head
+from wavecast.runs.readers.text import Doubts, read_head, warn
+from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import Run
 
 # In the order in which they are tried.

@@ -15,11 +15,8 @@ from datetime import datetime
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Facts, Given, make_run
-from wavecast.runs.readers.text import read_lines, whole
-from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import LogSpan
+from wavecast.runs.readers.text import Doubts, read_lines, whole
+from wavecast.runs.readers.timing import Facts, Given, LogSpan, Mark, make_run, runs_of, trainings
 from wavecast.runs.run import Run
 
 _LINE = re.compile(

@@ -15,11 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Given, find_facts
-from wavecast.runs.readers.text import number_of, parse_json, read_lines, whole_of
-from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import LogSpan
+from wavecast.runs.readers.text import Doubts, number_of, parse_json, read_lines, whole_of
+from wavecast.runs.readers.timing import Given, LogSpan, Mark, find_facts, runs_of, trainings
 from wavecast.runs.run import Run
 
 _PREFIX = "DLLL "

@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Facts, Given, make_run
-from wavecast.runs.readers.text import number_of, parse_json, read_whole, whole_of
-from wavecast.runs.readers.totals import RunTotals
+from wavecast.runs.readers.text import Doubts, number_of, parse_json, read_whole, whole_of
+from wavecast.runs.readers.timing import Facts, Given, RunTotals, make_run
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 256 << 20

@@ -13,12 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Facts, Given, find_facts
-from wavecast.runs.readers.flat_yaml import read_flat
-from wavecast.runs.readers.metrics import is_test
-from wavecast.runs.readers.text import number, read_lines, read_whole, whole
-from wavecast.runs.readers.timing import Mark, runs_of, trainings
+from wavecast.runs.readers.text import Doubts, number, read_flat, read_lines, read_whole, whole
+from wavecast.runs.readers.timing import Facts, Given, Mark, find_facts, is_test, runs_of, trainings
 from wavecast.runs.run import Run
 
 CLOCKS = (

@@ -9,13 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Given, find_facts
-from wavecast.runs.readers.flat_yaml import read_flat
-from wavecast.runs.readers.metrics import test_spans, training_marks
-from wavecast.runs.readers.text import read_lines, read_whole, whole
-from wavecast.runs.readers.timing import Mark, runs_of, trainings
-from wavecast.runs.readers.totals import LogSpan
+from wavecast.runs.readers.text import Doubts, read_flat, read_lines, read_whole, whole
+from wavecast.runs.readers.timing import (
+    Given,
+    LogSpan,
+    Mark,
+    find_facts,
+    runs_of,
+    test_spans,
+    training_marks,
+    trainings,
+)
 from wavecast.runs.run import Run
 
 _MOST_BYTES = 1 << 20

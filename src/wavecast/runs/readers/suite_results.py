@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Facts, Given, make_run
+from wavecast.runs.readers.text import Doubts
+from wavecast.runs.readers.timing import Facts, Given, make_run
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import read_results
 

@@ -14,9 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.errors import InvalidInput, prefixed
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Given
-from wavecast.runs.readers.text import number_of, parse_json, read_lines, read_whole, whole_of
+from wavecast.runs.readers.text import (
+    Doubts,
+    number_of,
+    parse_json,
+    read_lines,
+    read_whole,
+    whole_of,
+)
+from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import COLUMNS, TEXTS, WHOLE, Run, check
 
 ALIASES = {

@@ -9,16 +9,22 @@ whole run (`totals`).
 from __future__ import annotations
 
 import math
+import re
 import statistics
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from wavecast.errors import InvalidInput
-from wavecast.runs.readers.doubts import Doubts
-from wavecast.runs.readers.facts import Facts, Given, make_run
-from wavecast.runs.readers.totals import LogSpan, RunTotals, totals_of
-from wavecast.runs.run import Run
-from wavecast.runs.stability import WINDOW, stable_from
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.runs.readers.text import Doubts, number_of, whole_of
+from wavecast.runs.run import WINDOW, Run, check, stable_from
+
+if TYPE_CHECKING:
+    pass
+
 
 SMALLEST_WINDOW = 5
 """The least number of stretches in a window; with fewer, one slow stretch would decide."""
@@ -387,3 +393,320 @@ def _after(stretches: Sequence[Stretch], warm_up: int) -> Sequence[Stretch]:
             return stretches[index:]
         done += stretch.iterations
     raise InvalidInput(f"all {done} timed iterations are within the warm-up of {warm_up}")
+
+
+# The time of whole runs: from the first to the last stamp of a log.
+#
+# The end-to-end models of Gianniti et al. regress this time. It includes start-up, warm-up, tests
+# and checkpoints, which the time of single iterations leaves out.
+
+
+MOST_PAUSED = 0.5
+"""If pauses are more than this share of a run, its total says nothing about other runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogSpan:
+    """The first and last stamp of a run in its log, and the tests in between."""
+
+    begin_s: float
+    end_s: float
+    tests: tuple[tuple[float, float], ...] | None = None
+    """When each test began and ended. None if the log does not say."""
+    iterations: int | None = None
+    """All iterations of the run, if the log says more than its logged iterations do."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunTotals:
+    """The iterations and times of a whole run. None when unknown."""
+
+    total_iterations: int | None = None
+    total_s: float | None = None
+    training_s: float | None = None
+    testing_s: float | None = None
+
+    def known(self) -> dict[str, Any]:
+        """The known values by name."""
+        values = {name: getattr(self, name) for name in RunTotals.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts) -> RunTotals:
+    """The times of a whole run; unknown, with a warning, if its time stamps do not agree.
+
+    Args:
+        span: its first and last stamp.
+        training: its logged iterations.
+        paused_s: the seconds of pauses in it.
+        doubts: takes the warning if the times are unknown.
+    """
+    first, last = training.first, training.last
+    total_s = span.end_s - span.begin_s
+    if not (span.begin_s <= first.time_s <= last.time_s <= span.end_s and total_s > 0):
+        doubts.tell(
+            first.place,
+            "the time of the whole run is unknown: the first stamp of the log is "
+            f"{first.time_s - span.begin_s:.6g} s before its first iteration, and the last stamp "
+            f"{span.end_s - last.time_s:.6g} s after its last iteration",
+            "the time of the whole run is unknown",
+        )
+        return RunTotals()
+    if paused_s > MOST_PAUSED * total_s:
+        doubts.tell(
+            first.place,
+            f"the time of the whole run is unknown: {paused_s:.4g} s of its {total_s:.4g} s are "
+            "pauses, or its clock was set",
+            "the time of the whole run is unknown",
+        )
+        return RunTotals()
+    iterations = span.iterations or training.iterations
+    if span.tests is None:
+        return RunTotals(iterations, total_s)
+    within = (end - begin for begin, end in span.tests if first.time_s <= begin <= last.time_s)
+    training_s = last.time_s - first.time_s - math.fsum(within)
+    testing_s = math.fsum(end - begin for begin, end in span.tests)
+    return RunTotals(iterations, total_s, max(0.0, training_s), testing_s)
+
+
+# The model, batch and GPU of a run: given by the user, or found among a log's settings.
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The facts of a run apart from its time. None when unknown."""
+
+    model: str | None = None
+    batch: int | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    precision: str | None = None
+    framework: str | None = None
+    inner_modules: int | None = None
+
+    def known(self) -> dict[str, Any]:
+        """The known facts by name."""
+        values = {name: getattr(self, name) for name in Facts.__slots__}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def corrected(self, given: Given) -> Facts:
+        """The facts with those that the user gives instead."""
+        return replace(self, **given.known())
+
+
+@dataclass(frozen=True, slots=True)
+class Given(Facts):
+    """The facts that the user gives. They replace those that the file says."""
+
+    warm_up: int | None = None
+    """How many iterations to drop. None to detect the end of warm-up."""
+    metric: str | None = None
+    """The metric whose times are used, if a file has several."""
+
+
+def make_run(
+    facts: Facts,
+    given: Given,
+    iterations: int,
+    seconds: float,
+    place: str,
+    phase: str = "training",
+    totals: RunTotals = RunTotals(),  # noqa: B008  (frozen)
+) -> Run:
+    """A checked run.
+
+    Raises:
+        InvalidInput: the model or the batch is unknown, or a value is impossible; says where.
+    """
+    corrected = facts.corrected(given)
+    for name in ("model", "batch"):
+        if getattr(corrected, name) is None:
+            raise InvalidInput(
+                f"{place}: does not say the {name}; give it as {name}=..., or --{name} on the "
+                "command line"
+            )
+    known = {**corrected.known(), **totals.known()}
+    with prefixed(f"{place}: "):
+        run = Run(iterations=iterations, seconds=seconds, phase=phase, source=place, **known)
+        return check(run)
+
+
+# Names of these settings in scripts and frameworks, the most reliable first.
+_GLOBAL_BATCH = (
+    *("global_batch_size", "total_batch_size", "effective_batch_size", "total_train_batch_size"),
+    "optimizer_batch_size",
+)
+_BATCH_OF_A_GPU = (
+    *("per_device_train_batch_size", "per_gpu_train_batch_size", "batch_size_per_gpu"),
+    *("micro_batch_size", "train_micro_batch_size_per_gpu", "local_batch_size"),
+)
+_BATCH = ("train_batch_size", "batch_size", "batch", "bs")
+_GPUS = ("world_size", "num_gpus", "n_gpus", "gpus", "n_gpu", "num_devices", "devices")
+_ACCUMULATED = ("gradient_accumulation_steps", "accumulate_grad_batches", "gradient_accumulation")
+_MODELS = ("model_name", "model", "arch", "architecture", "model_name_or_path", "_name_or_path")
+_PRECISIONS = {
+    **{"fp32": "fp32", "float32": "fp32", "32": "fp32", "32-true": "fp32"},
+    **{"tf32": "tf32", "fp16": "fp16", "float16": "fp16", "16": "fp16"},
+    **{"16-mixed": "fp16", "16-true": "fp16", "bf16": "bf16", "bfloat16": "bf16"},
+    **{"bf16-mixed": "bf16", "bf16-true": "bf16"},
+}
+
+
+def find_facts(settings: Mapping[str, object], given: Given, framework: str | None) -> Facts:
+    """The facts among a training's settings: arguments, hyperparameters or parameters.
+
+    The batch of one GPU is multiplied only if the number of GPUs is known. If a setting may mean
+    the batch of one GPU or of all, and there are several GPUs, the batch stays unknown.
+    """
+    lower = {name.lower().rsplit("/", 1)[-1]: value for name, value in settings.items()}
+    gpus = given.gpus or _first_whole(lower, _GPUS)
+    model = next((v for name in _MODELS if isinstance(v := lower.get(name), str) and v), None)
+    return Facts(
+        model=model,
+        batch=_batch(lower, gpus),
+        gpus=gpus,
+        precision=_precision(lower),
+        framework=framework,
+    )
+
+
+def _batch(settings: Mapping[str, object], gpus: int | None) -> int | None:
+    if (whole_batch := _first_whole(settings, _GLOBAL_BATCH)) is not None:
+        return whole_batch
+    accumulated = _first_whole(settings, _ACCUMULATED) or 1
+    if (batch_of_a_gpu := _first_whole(settings, _BATCH_OF_A_GPU)) is not None:
+        return None if gpus is None else batch_of_a_gpu * gpus * accumulated
+    batch = _first_whole(settings, _BATCH)
+    return batch if accumulated == 1 and (gpus or 1) == 1 else None
+
+
+def _precision(settings: Mapping[str, object]) -> str | None:
+    for name in ("bf16", "fp16", "tf32", "amp"):
+        if str(settings.get(name)).lower() in ("true", "1"):
+            return "fp16" if name == "amp" else name
+    for name in ("precision", "dtype", "mixed_precision"):
+        if precision := _PRECISIONS.get(str(settings.get(name)).lower()):
+            return precision
+    return None
+
+
+def _first_whole(settings: Mapping[str, object], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        number = whole_of(settings.get(name))
+        if number is None and (value := number_of(settings.get(name))) is not None:
+            number = int(value) if value.is_integer() else None
+        if number is not None and number > 0:
+            return number
+    return None
+
+
+# The choice of the metric whose times show how fast a training was.
+#
+# Trackers keep many metrics. The one with the most steps is chosen, among those that belong
+# neither to a test nor to whole epochs. Time spent in a test is not training time, so a stretch in
+# which a test was recorded is not timed.
+
+
+_TEST = re.compile(r"(val|valid|validation|eval|evaluation|test|testing)\d*([_\-. ].*)?")
+_EPOCH = re.compile(r"(.*[_\- ])?epoch([_\- ].*)?|hp_metric")
+
+
+def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> list[Mark]:
+    """The times of the chosen metric; marks after a test say so.
+
+    Raises:
+        InvalidInput: the file lacks the given metric, or has no metric of training steps.
+    """
+    chosen = _choose(path, marks, given)
+    tests = sorted(
+        mark.time_s
+        for name, its_marks in marks.items()
+        if is_test(name) and name != chosen
+        for mark in its_marks
+    )
+    return list(_broken(marks[chosen], tests))
+
+
+def test_spans(
+    marks: Mapping[str, Sequence[Mark]], chosen: Sequence[Mark]
+) -> tuple[tuple[float, float], ...] | None:
+    """When each test began and ended. None if it is unknown.
+
+    A tracker writes the metrics of a test at its end. The test began when the training reached the
+    step of these metrics, which follows from the last logged step and the usual time of a step.
+
+    Args:
+        marks: the times of all metrics.
+        chosen: the times of the metric of training steps.
+    """
+    steps = sorted(chosen, key=lambda mark: mark.time_s)
+    pairs = [(a, b) for a, b in pairwise(steps) if b.iteration > a.iteration]
+    tests = sorted(
+        (m for name, its in marks.items() if is_test(name) for m in its), key=lambda m: m.time_s
+    )
+    if not tests:
+        return ()
+    if not pairs:
+        return None
+    usual = statistics.median(b.iteration - a.iteration for a, b in pairs)
+    usual_s = statistics.median(
+        (b.time_s - a.time_s) / (b.iteration - a.iteration) for a, b in pairs
+    )
+    spans: dict[float, tuple[float, float]] = {}
+    times = [mark.time_s for mark in steps]
+    for test in tests:
+        # At the end of a test, trackers may write a training step with the same time.
+        before = bisect_left(times, test.time_s) - 1
+        if before < 0:
+            return None
+        ahead = test.iteration - steps[before].iteration
+        if not 0 <= ahead <= 2 * usual:
+            return None  # the steps of the test count something else
+        begin_s = times[before] + ahead * usual_s
+        spans[times[before]] = (min(begin_s, test.time_s), test.time_s)
+    return tuple(spans.values())
+
+
+def whole_span(
+    times: Sequence[float], marks: Mapping[str, Sequence[Mark]], chosen: Sequence[Mark]
+) -> LogSpan | None:
+    """The first and last of all stamps, with the tests. None if there are no stamps."""
+    if not times:
+        return None
+    return LogSpan(times[0], max(times), test_spans(marks, chosen))
+
+
+def is_test(name: str) -> bool:
+    """Whether a metric belongs to a test or validation, by its name."""
+    return any(_TEST.fullmatch(part) for part in name.lower().split("/"))
+
+
+def is_training(name: str) -> bool:
+    """Whether a metric is recorded at training iterations, by its name."""
+    return not is_test(name) and not any(_EPOCH.fullmatch(p) for p in name.lower().split("/"))
+
+
+def _choose(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> str:
+    if given.metric is not None:
+        if given.metric not in marks:
+            metrics = ", ".join(sorted(marks)[:10]) or "none"
+            raise InvalidInput(f'{path}: has no metric "{given.metric}"; it has {metrics}')
+        return given.metric
+    candidates = [name for name in marks if is_training(name)]
+    if not candidates:
+        metrics = f" (it has {', '.join(sorted(marks)[:10])})" if marks else ""
+        raise InvalidInput(
+            f"{path}: has no metric of training steps{metrics}; name one whose steps are "
+            "iterations: metric=..., or --metric on the command line"
+        )
+    return max(candidates, key=lambda name: (len(marks[name]), name))
+
+
+def _broken(marks: Iterable[Mark], tests: Sequence[float]) -> Iterable[Mark]:
+    """The marks; those after a test are marked as after a break."""
+    passed = 0
+    for mark in marks:
+        before = passed
+        while passed < len(tests) and tests[passed] <= mark.time_s:
+            passed += 1
+        yield replace(mark, after_break=mark.after_break or passed > before)

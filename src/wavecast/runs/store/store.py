@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Self, TypeVar
+from pathlib import Path
+from typing import Any, Self, TextIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +31,14 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 from wavecast.errors import InvalidInput, StoreUnavailable, prefixed
-from wavecast.runs.run import COLUMNS, TOTALS, Run, check, identity, record
+from wavecast.files import refusing_unwritable, replacing
+from wavecast.runs.readers import iterate_runs
+from wavecast.runs.readers.text import warn
+from wavecast.runs.readers.timing import Given
+from wavecast.runs.run import COLUMNS, TOTALS, Imported, Run, check, identity, record
 from wavecast.runs.store import schema
 from wavecast.runs.store.database import can_write, connect, reading, writing
+from wavecast.runs.store.schema import imports
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
@@ -316,3 +325,177 @@ def _where(
         if value is not None:
             chosen = chosen.where(schema.runs.c[name] == value)
     return chosen
+
+
+# Imports of files into a run store, which continue after an interruption.
+#
+# A file is read twice. The first time its runs are checked, counted and hashed, so that a file
+# with an error anywhere changes nothing. The second time its runs are written in transactions of
+# 10,000. Each transaction also records how many runs are done. An import that was killed continues
+# there.
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """The result of reading a file for the first time."""
+
+    key: str
+    """A hash of all runs."""
+    count: int
+    kept: tuple[Run, ...] | None
+    """The runs themselves, if they are few enough to keep."""
+
+
+def add_file(
+    store: RunStore,
+    file: Path,
+    given: Given = Given(),  # noqa: B008  (frozen)
+    *,
+    format: str | None = None,
+    told: Callable[[str], None] = warn,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Imported:
+    """Add the runs of a file that the store does not have yet.
+
+    Args:
+        store: the store.
+        file: a log or table of a known format.
+        given: facts that the file does not say.
+        format: the format of the file; recognised if not given.
+        told: takes each warning, with file and line.
+        progress: takes the number of runs written so far and their total.
+
+    Raises:
+        InvalidInput: the file cannot be read; the store is unchanged.
+        StoreUnavailable: the database failed; import again when it is back.
+    """
+    with store.writing():
+        pass  # A store that cannot be written is refused before a long file is read.
+    checked = _check(iterate_runs(file, given, format=format, told=told))
+    done, complete = _begin(store, file, checked, told)
+    if complete:
+        progress(checked.count, checked.count)
+        return Imported(str(file), checked.count, 0, done)
+    if checked.kept is None:
+        again = iterate_runs(file, given, format=format, told=lambda _: None)
+        rest: Iterator[tuple[str, Run]] = islice(_same(again, checked, file), done, None)
+    else:
+        rest = ((identity(run), run) for run in islice(checked.kept, done, None))
+    new, written = 0, done
+    for batch in batches(rest):
+        written += len(batch)
+        with store.writing() as connection:
+            new += insert(connection, batch)
+            _note(connection, checked.key, written, written == checked.count)
+        progress(written, checked.count)
+    return Imported(str(file), checked.count, new, done)
+
+
+def _check(runs: Iterable[Run]) -> _Checked:
+    digest, count = hashlib.sha256(), 0
+    kept: list[Run] | None = []
+    for run in runs:
+        digest.update(_content(run, identity(run)))
+        count += 1
+        if kept is not None:
+            kept.append(run)
+            if count > BATCH:
+                kept = None
+    return _Checked(digest.hexdigest(), count, None if kept is None else tuple(kept))
+
+
+def _content(run: Run, key: str) -> bytes:
+    """What an import adds of a run: a file that now gives whole times is imported again."""
+    totals = [repr(value) for name in TOTALS if (value := getattr(run, name)) is not None]
+    return " ".join([key, *totals]).encode()
+
+
+def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[str, Run]]:
+    """The runs with their identities; an error if they are not those that were checked."""
+    digest, count = hashlib.sha256(), 0
+    for run in runs:
+        key = identity(run)
+        digest.update(_content(run, key))
+        count += 1
+        if count == checked.count and digest.hexdigest() != checked.key:
+            break
+        yield key, run
+    if count != checked.count or digest.hexdigest() != checked.key:
+        raise InvalidInput(f"{file}: changed while it was read; import it again")
+
+
+def _begin(
+    store: RunStore, file: Path, checked: _Checked, told: Callable[[str], None]
+) -> tuple[int, bool]:
+    """How many of these runs an earlier import added, and whether it was complete."""
+    with store.writing() as connection:
+        earlier = connection.execute(
+            select(imports.c.rows, imports.c.complete).where(imports.c.id == checked.key)
+        ).one_or_none()
+        if earlier is not None:
+            return int(earlier.rows), bool(earlier.complete)
+        same_file = connection.execute(
+            select(imports.c.id).where(imports.c.file == str(file)).limit(1)
+        ).one_or_none()
+        connection.execute(
+            imports.insert().values(
+                id=checked.key, file=str(file), rows=0, complete=checked.count == 0
+            )
+        )
+    if same_file is not None:
+        told(f"{file}: was imported before with other runs; these stay in the store, too")
+    return 0, checked.count == 0
+
+
+def _note(connection: Connection, key: str, rows: int, complete: bool) -> None:
+    # Another process may be importing the same runs, and may have added more of them.
+    connection.execute(
+        update(imports)
+        .where(imports.c.id == key, imports.c.rows < rows)
+        .values(rows=rows, complete=complete)
+    )
+
+
+# Export of runs as a table that `read_runs`, and other programs, read back exactly.
+
+
+SUFFIXES = (".csv", ".jsonl")
+
+
+def export(runs: Iterable[Run], path: Path) -> int:
+    """Write runs as CSV or JSON Lines, depending on the suffix, and return their number.
+
+    The file is replaced when the new one is complete. An interrupted export changes nothing.
+
+    Raises:
+        InvalidInput: the file cannot be written, or has another suffix.
+    """
+    refuse_other_suffix(path)
+    with (
+        refusing_unwritable(path),
+        replacing(path) as draft,
+        draft.open("w", encoding="utf-8", newline="") as file,
+    ):
+        return write(runs, file, path.suffix)
+
+
+def refuse_other_suffix(path: Path) -> None:
+    """Raise InvalidInput unless a path has one of `SUFFIXES`."""
+    if path.suffix not in SUFFIXES:
+        raise InvalidInput(f"runs are exported as FILE.csv or FILE.jsonl, not {path}")
+
+
+def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
+    """Write runs into an open file, and return their number."""
+    count = 0
+    rows = csv.writer(file, lineterminator="\n")
+    if suffix == ".csv":
+        rows.writerow(COLUMNS)
+    for run in runs:
+        values = record(run)
+        if suffix == ".csv":
+            rows.writerow("" if value is None else value for value in values.values())
+        else:
+            file.write(json.dumps(values, allow_nan=False) + "\n")
+        count += 1
+    return count

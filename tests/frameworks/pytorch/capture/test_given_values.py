@@ -12,8 +12,9 @@ from networks import Step, calls_of, forward, mlp, training
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.capture import capture, given_values
-from wavecast.frameworks.pytorch.capture.given_values import GivenValues
+from wavecast.frameworks.pytorch.capture import capture
+from wavecast.frameworks.pytorch.capture.values import assumptions as assumptions
+from wavecast.frameworks.pytorch.capture.values.assumptions import GivenValues
 
 FILE = "test_given_values.py"
 
@@ -162,7 +163,7 @@ def test_a_file_is_named_by_its_last_parts() -> None:
 @pytest.fixture
 def most_reads(monkeypatch: pytest.MonkeyPatch) -> int:
     """How often a line may read in one call: here so few that a loop ends at once."""
-    monkeypatch.setattr(given_values, "MOST_READS", 1_000)
+    monkeypatch.setattr(assumptions, "MOST_READS", 1_000)
     return 1_000
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from networks import calls_of, forward
 
-from wavecast.frameworks.pytorch.capture.host_values import known_values
+from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 
 ROUNDS = 6
 END = 5

@@ -8,19 +8,19 @@ import pytest
 from networks import calls_of, training
 from torch import nn
 
-from wavecast.frameworks.pytorch.capture import capture, result_cache
+from wavecast.frameworks.pytorch.capture import capture, placement
 
 
 def test_norms_of_equal_shapes_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although the values of their running statistics are known, which start as zeros and ones."""
     learned: list[str] = []
-    learn = result_cache.ResultCache.learn
+    learn = placement.ResultCache.learn
 
     def counted(cache: Any, key: Any, *others: Any) -> Any:
         learned.append(str(key[0][0]))
         return learn(cache, key, *others)
 
-    monkeypatch.setattr(result_cache.ResultCache, "learn", counted)
+    monkeypatch.setattr(placement.ResultCache, "learn", counted)
 
     def make_model() -> Any:
         layers = [layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))]

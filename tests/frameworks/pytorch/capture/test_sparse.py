@@ -11,7 +11,7 @@ import torch
 from wavecast import ops
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.frameworks.pytorch.capture.sparse_ops import COO, CSC, CSR, OPS
+from wavecast.frameworks.pytorch.capture.values.sparse_tensors import COO, CSC, CSR, OPS
 from wavecast.traces.step import Phase, Trace
 
 NODES, EDGES, WIDTH = 300, 2000, 16

@@ -15,7 +15,7 @@ from torch import nn
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.targets import resolve
+from wavecast.targets.targets import resolve
 from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Phase, Trace
 
@@ -82,7 +82,7 @@ def test_lines_are_saved_and_those_of_eager_steps_take_no_room(
 
 
 def test_a_profile_names_the_line_of_a_fused_kernel(trace: Trace) -> None:
-    from wavecast.steps.profile import profile_predicted
+    from wavecast.analysis.profile import profile_predicted
 
     profile = profile_predicted("step", wavecast.predict(trace, "l4"))
     assert any("test_awkward_code.py:" in k.name and "gelu" in k.name for k in profile.kernels)

@@ -13,9 +13,8 @@ from wavecast import ops
 from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of, list_kernel
 from wavecast.frameworks.pytorch.compiled.node_accesses import is_contiguous
 from wavecast.hardware.devices import device
-from wavecast.predictors.attainable import Attainable
+from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.roofline import Roofline
 from wavecast.traces.step import Op
 
 D0, D1 = sympy.symbols("d0 d1")

@@ -6,7 +6,7 @@ from traceback import FrameSummary
 
 import torch
 
-from wavecast.frameworks.pytorch.compiled.graph_breaks import breaks_as_notes
+from wavecast.frameworks.pytorch.compiled.compiling import breaks_as_notes
 
 _TORCH = torch.__file__
 

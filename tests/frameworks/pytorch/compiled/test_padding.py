@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
-from wavecast.frameworks.pytorch.compiled.target import target_of
+from wavecast.frameworks.pytorch.compiled.target import Operand, is_faster_padded, target_of
 from wavecast.hardware.devices import device
 
 BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2}

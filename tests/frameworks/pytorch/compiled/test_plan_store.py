@@ -15,8 +15,8 @@ from torch import nn
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.compiled import plan_store
-from wavecast.frameworks.pytorch.compiled.plan_store import (
+from wavecast.frameworks.pytorch.compiled import plans
+from wavecast.frameworks.pytorch.compiled.plans import (
     plans_folder,
     read_plan,
     store_plan,
@@ -137,7 +137,7 @@ def _written_and_read(folder: Path) -> Any:
 def test_plans_that_nobody_reads_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_store, "MOST_PLANS", 2)
+    monkeypatch.setattr(plans, "MOST_PLANS", 2)
     for number, name in enumerate(("old", "new")):
         store_plan(name, made.graph_plan(), tmp_path)
         os.utime(tmp_path / f"{name}.plan", (number, number))
@@ -166,7 +166,7 @@ def test_files_of_any_size_that_a_script_leaves_are_not_read(
         opened.append(path)
         return read_bytes(path, *arguments, **options)
 
-    monkeypatch.setattr(plan_store, "read_bytes", read)
-    plan_store.adopt(new, kept)
+    monkeypatch.setattr(plans, "read_bytes", read)
+    plans.adopt(new, kept)
     assert opened == [new / f"{9:064x}.plan"]
     assert [path.read_bytes() for path in kept.iterdir()] == [b"a plan"]

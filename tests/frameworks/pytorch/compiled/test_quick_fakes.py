@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from wavecast.frameworks.pytorch.compiled import shortcuts
 from wavecast.frameworks.pytorch.compiled.shortcuts import StandIn, taken
 
 pytestmark = [
@@ -20,9 +21,7 @@ pytestmark = [
 
 
 def stand_in(name: str) -> StandIn:
-    from wavecast.frameworks.pytorch.compiled import quick_fakes
-
-    made: StandIn | None = getattr(quick_fakes, name).made()
+    made: StandIn | None = getattr(shortcuts, name).made()
     assert made is not None
     return made
 
@@ -63,7 +62,7 @@ def test_what_torch_refuses_is_refused() -> None:
 
 
 def test_results_are_made_again_as_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wavecast.frameworks.pytorch.compiled.quick_fakes import SHORTCUTS
+    from wavecast.frameworks.pytorch.compiled.shortcuts import FAKE_TENSORS
 
     def run() -> list[tuple[Any, ...]]:
         with FakeTensorMode() as mode:
@@ -81,6 +80,6 @@ def test_results_are_made_again_as_torch_makes_them(monkeypatch: pytest.MonkeyPa
     FakeTensorMode.cache_clear()
     expected = run()
     FakeTensorMode.cache_clear()
-    with taken(SHORTCUTS):
+    with taken(FAKE_TENSORS):
         assert run() == expected
     assert FakeTensorMode.cache_info().hits > 0

@@ -17,7 +17,7 @@ pytestmark = [
 
 
 def test_loops_are_found_again_unless_torch_has_changed_a_body() -> None:
-    from wavecast.frameworks.pytorch.compiled.quick_fusion import remember_loops
+    from wavecast.frameworks.pytorch.compiled.shortcuts import remember_loops
 
     def body(**changes: Any) -> Any:
         state = {"sizes": ((8,), ()), "indexing_exprs": {"index0": 1}, "root_block": None}

@@ -111,9 +111,9 @@ def test_traces_are_equal_without_shortcuts(
 def test_torch_refuses_each_pair_that_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from wavecast.frameworks.pytorch.compiled import quick_fusion
+    from wavecast.frameworks.pytorch.compiled import shortcuts
 
-    stand_in, are_apart = quick_fusion.screen_pairs.made(), quick_fusion._are_apart
+    stand_in, are_apart = shortcuts.screen_pairs.made(), shortcuts._are_apart
     assert stand_in is not None
     answers = []
 
@@ -124,7 +124,7 @@ def test_torch_refuses_each_pair_that_is_left_out(
             answers.append(stand_in.original(scheduler, node1, node2, reorders))
         return True
 
-    monkeypatch.setattr(quick_fusion, "_are_apart", checked)
+    monkeypatch.setattr(shortcuts, "_are_apart", checked)
     traced(transformer, tmp_path, monkeypatch)
     assert len(answers) > 20
     assert not any(answers)

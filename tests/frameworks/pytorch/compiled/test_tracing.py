@@ -206,9 +206,9 @@ def test_code_that_cannot_be_compiled_is_traced_as_it_is_written(
 def test_a_graph_that_fails_while_it_runs_is_eager_code_and_the_others_stay_compiled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from wavecast.frameworks.pytorch.compiled import running
+    from wavecast.frameworks.pytorch.compiled import compiling
 
-    result = running.GraphRun._result
+    result = compiling.GraphRun._result
 
     def fail(run: Any, *about: Any) -> Any:
         if any("mm" in planned.op.base for step in run.plan.steps for planned in step.ops):
@@ -222,7 +222,7 @@ def test_a_graph_that_fails_while_it_runs_is_eager_code_and_the_others_stay_comp
         x = torch.randn(32, 64, device="cuda")
         return lambda: second(first(x)).backward()
 
-    monkeypatch.setattr(running.GraphRun, "_result", fail)
+    monkeypatch.setattr(compiling.GraphRun, "_result", fail)
     trace = capture(make_step)
     assert names(trace)["aten.relu"] == names(trace)["aten.threshold_backward"] == 1
     assert names(trace)["inductor.call"] == 2

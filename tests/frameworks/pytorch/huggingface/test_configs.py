@@ -11,9 +11,8 @@ import pytest
 from tiny_configs import BERT
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.frameworks.pytorch.huggingface.configs import config_of
-from wavecast.frameworks.pytorch.huggingface.presets import presets
-from wavecast.frameworks.pytorch.huggingface.tasks import TASKS, longest_sequence, task_of
+from wavecast.frameworks.pytorch.huggingface.configs import config_of, presets
+from wavecast.frameworks.pytorch.huggingface.recipes import TASKS, longest_sequence, task_of
 
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
 UNET = {"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.30.0", "sample_size": 64}

@@ -12,13 +12,12 @@ import torch
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.generation import generations
 from wavecast.frameworks.pytorch.huggingface.inference import make_step
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
-from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
-from wavecast.frameworks.step_source import target_source
-from wavecast.frameworks.targets import resolve
+from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE, recipe_of
+from wavecast.targets.generation import generations
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 from wavecast.traces.step import Op, Phase, Trace
 
 pytest.importorskip("transformers")

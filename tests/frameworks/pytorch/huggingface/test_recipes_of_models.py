@@ -11,7 +11,7 @@ import pytest
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.huggingface.options import Lora, ModelOptions, lora_of
 from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe, recipe_of
-from wavecast.frameworks.targets import resolve, smaller_variants
+from wavecast.targets.targets import resolve, smaller_variants
 
 
 def recipe(

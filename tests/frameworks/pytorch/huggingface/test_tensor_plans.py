@@ -8,7 +8,7 @@ from typing import Any
 import tiny_configs
 from parallel.traced_models import collectives, traced
 
-from wavecast.frameworks.pytorch.huggingface.tensor_plans import tensor_plan_of
+from wavecast.frameworks.pytorch.huggingface.training import tensor_plan_of
 from wavecast.parallel.layers import with_layers_sharded
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.step import Phase

@@ -15,9 +15,9 @@ from networks import Step
 import wavecast
 from wavecast import suite
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
+from wavecast.frameworks.pytorch.huggingface.configs import Preset, presets
 from wavecast.frameworks.pytorch.huggingface.models import model_of, needing
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.frameworks.pytorch.huggingface.presets import Preset, presets
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.huggingface.training import ModelStep, make_step
 from wavecast.traces.step import Phase, Trace
@@ -77,8 +77,8 @@ def test_every_task_trains(task: str, tmp_path: Path) -> None:
 
 
 def test_every_task_is_tested() -> None:
-    from wavecast.frameworks.pytorch.huggingface.tasks import INFERENCE
-    from wavecast.frameworks.pytorch.huggingface.tasks import TASKS as KNOWN
+    from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE
+    from wavecast.frameworks.pytorch.huggingface.recipes import TASKS as KNOWN
 
     assert {*TASKS, *INFERENCE} == set(KNOWN)
 

@@ -9,7 +9,7 @@ import torch
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.measurement import host_benchmark
-from wavecast.hardware.calibration import calibrated, reference_times
+from wavecast.hardware.kept_hosts import calibrated, reference_times
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,8 @@ from wavecast.predictors.mlp.layers import (
     Linear,
     Lstm,
     PassTimes,
+    sample,
 )
-from wavecast.predictors.mlp.samples import sample
 
 SMALL: list[Layer] = [
     Conv2d(True, 2, 8, 3, 16, 3, 2, 1),

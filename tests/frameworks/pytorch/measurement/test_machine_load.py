@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from wavecast.frameworks.pytorch.measurement import machine_load
-from wavecast.frameworks.pytorch.measurement.machine_load import CpuTimes, others_share, processor_s
+from wavecast.frameworks.pytorch.measurement import whole_runs
+from wavecast.frameworks.pytorch.measurement.whole_runs import CpuTimes, others_share, processor_s
 
 WORK = "sum(range(12_000_000))"
 
@@ -18,7 +18,7 @@ WORK = "sum(range(12_000_000))"
 @pytest.fixture
 def stat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "stat"
-    monkeypatch.setattr(machine_load, "_STAT", path)
+    monkeypatch.setattr(whole_runs, "_STAT", path)
     return path
 
 
@@ -41,7 +41,7 @@ def test_the_counts_of_linux_are_read(stat: Path) -> None:
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     # user nice system idle iowait irq softirq steal guest guest_nice
     stat.write_text("cpu  100 20 30 5000 600 7 8 9 55 5\ncpu0 1 2 3 4 5 6 7 8 9 10\n")
-    times = machine_load.cpu_times()
+    times = whole_runs.cpu_times()
     assert times is not None
     assert times.busy_s == pytest.approx((100 + 20 + 30 + 7 + 8 + 9) * tick_s)
     assert times.total_s == pytest.approx((100 + 20 + 30 + 5000 + 600 + 7 + 8 + 9) * tick_s)
@@ -50,14 +50,14 @@ def test_the_counts_of_linux_are_read(stat: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "cpu 1 2 3", "intr 1 2 3 4 5 6 7 8", "cpu a b c d e f g h"])
 def test_other_counts_are_not_guessed_at(stat: Path, text: str) -> None:
-    assert machine_load.cpu_times() is None
+    assert whole_runs.cpu_times() is None
     stat.write_text(text)
-    assert machine_load.cpu_times() is None
+    assert whole_runs.cpu_times() is None
 
 
 def test_a_context_is_watched_from_its_beginning_to_its_end(stat: Path) -> None:
     stat.write_text("cpu 0 0 0 0 0 0 0 0 0 0\n")
-    with machine_load.watched() as load:
+    with whole_runs.watched() as load:
         assert load.share is None
         stat.write_text("cpu 6000000 0 0 4000000 0 0 0 0 0 0\n")
     assert load.share == pytest.approx(0.6, abs=1e-3)
@@ -74,7 +74,7 @@ def test_the_machine_is_watched_for_some_seconds(
         stat.write_text("cpu 2500000 0 0 7500000 0 0 0 0 0 0\n")
 
     monkeypatch.setattr("time.sleep", sleep)
-    assert machine_load.share_in(1.5) == pytest.approx(0.25, abs=1e-3)
+    assert whole_runs.share_in(1.5) == pytest.approx(0.25, abs=1e-3)
     assert waited == [1.5]
 
 

@@ -11,7 +11,7 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     _blocked_us,
     _iteration_profile,
 )
-from wavecast.frameworks.pytorch.recording.recording_modes import LABEL
+from wavecast.frameworks.pytorch.recording.recorder import LABEL
 
 MAIN, AUTOGRAD = 100, 200
 Event = dict[str, Any]

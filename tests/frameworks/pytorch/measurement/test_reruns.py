@@ -10,7 +10,7 @@ import pytest
 import torch
 from made import mm, relu
 
-from wavecast.frameworks.pytorch.measurement import reruns
+from wavecast.frameworks.pytorch.measurement import iteration
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.traces.step import Call, Kernel, Phase, Trace
@@ -31,7 +31,7 @@ class Counting:
 
 def rerun(step: Callable[[], Any]) -> tuple[Any, Counting]:
     counting = Counting()
-    with reruns.RerunMode(OpRecorder(Structure()), counting):
+    with iteration.RerunMode(OpRecorder(Structure()), counting):
         return step(), counting
 
 
@@ -71,8 +71,8 @@ def test_the_runs_for_warm_up_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> 
         runs.append(f"timed {repeats}")
         return 2.0
 
-    monkeypatch.setattr(reruns, "timer_on", lambda device: timer)
-    assert reruns.timer(3, 3)(lambda: runs.append("run")) == 2.0
+    monkeypatch.setattr(iteration, "timer_on", lambda device: timer)
+    assert iteration.timer(3, 3)(lambda: runs.append("run")) == 2.0
     assert runs == ["run"] * 3 + ["timed 3"]
 
 
@@ -85,7 +85,7 @@ def test_kernels_share_the_time_of_their_op_alone() -> None:
     view = Call(relu(), Phase.FORWARD)
     trace = Trace(calls=(made(1.0, 3.0), view, made(1.0)))
     alone = (made(8.0), view)
-    timed = reruns.with_times_alone(trace, alone)
+    timed = iteration.with_times_alone(trace, alone)
     assert [[k.seconds for k in call.kernels] for call in timed.calls] == [[2.0, 6.0], [], [1.0]]
     assert [k.start_s for call in timed.calls for k in call.kernels] == [None, None, 0]
 
@@ -93,6 +93,6 @@ def test_kernels_share_the_time_of_their_op_alone() -> None:
 def test_times_of_other_ops_are_not_taken() -> None:
     trace = Trace(calls=(made(1.0),))
     other = replace(made(8.0), op=relu())
-    kept = reruns.with_times_alone(trace, (other,))
+    kept = iteration.with_times_alone(trace, (other,))
     assert kept.calls == trace.calls
     assert "iterations differ in their ops" in kept.notes[0]

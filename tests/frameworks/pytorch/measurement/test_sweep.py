@@ -13,14 +13,14 @@ import torch
 from made import mm
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.drawn import network_layers, newer_layers, sound_layers
+from wavecast.frameworks.pytorch.drawn import network_layers, newer_layers
 from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
 from wavecast.frameworks.pytorch.measurement import sweep as sweeping
 from wavecast.frameworks.pytorch.measurement.sweep import CHUNK, MIXED, SET_WEIGHTS, SETS, drawn
 from wavecast.traces.step import Call, Phase, Trace
 
 SLOW_ON_META = {network_layers.recurrent, newer_layers.recurrence}
-NEEDS_A_GPU = {sound_layers.transcribed}
+NEEDS_A_GPU = {newer_layers.transcribed}
 Maker = Callable[[ShapeDraw], Layer]
 
 

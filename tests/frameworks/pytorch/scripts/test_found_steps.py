@@ -11,7 +11,7 @@ import pytest
 from shell import run as shell_run
 
 import wavecast
-from wavecast.parallel.own_ranks import own_strategy
+from wavecast.parallel.ranks import own_strategy
 
 MakeScript = Callable[..., Path]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import wavecast
-from wavecast.frameworks.pytorch.capture.cuda_answers import properties_of
+from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import properties_of
 from wavecast.frameworks.pytorch.scripts.nvidia_smi import facts_of, main
 from wavecast.hardware.devices import device
 

@@ -13,7 +13,7 @@ import torch
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.compiled import plan_store
+from wavecast.frameworks.pytorch.compiled import plans
 from wavecast.frameworks.pytorch.recording import user_lines
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.runner import run as run_here
@@ -441,9 +441,9 @@ def test_plans_of_compiled_graphs_are_kept_for_the_script_alone(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = script("model = torch.compile(model)\nwhile True:\n    update()\n")
     first = wavecast.run_script(path).trace
-    kept = sorted(plan_store.script_folder(str(path)).glob("*.plan"))
+    kept = sorted(plans.script_folder(str(path)).glob("*.plan"))
     assert len(kept) == 2
-    assert not list(plan_store.plans_folder().glob("*.plan"))
+    assert not list(plans.plans_folder().glob("*.plan"))
     written = [(plan.name, plan.stat().st_ino) for plan in kept]
     assert wavecast.run_script(path).trace == first
     assert [(plan.name, plan.stat().st_ino) for plan in kept] == written

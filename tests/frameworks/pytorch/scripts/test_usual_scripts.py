@@ -331,9 +331,9 @@ def prepare(model):
     if not is_followed:
         body = (
             """
-from wavecast.frameworks.pytorch.compiled import running
-result = running.GraphRun._result
-running.GraphRun._result = lambda run, *about: (
+from wavecast.frameworks.pytorch.compiled import compiling
+result = compiling.GraphRun._result
+compiling.GraphRun._result = lambda run, *about: (
     result(run, *about) if run._is_forward else {}["buf7"]
 )
 """

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.places import is_cuda
-from wavecast.frameworks.pytorch.capture.replacements import aten_kernels
+from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels
+from wavecast.frameworks.pytorch.capture.values.places import is_cuda
 
 
 def _words(text: str) -> tuple[str, ...]:

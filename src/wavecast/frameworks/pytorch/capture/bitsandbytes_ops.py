@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 
 _NAME = "bitsandbytes"
 _FUNCTIONS = "bitsandbytes.functional"

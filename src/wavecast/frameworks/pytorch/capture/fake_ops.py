@@ -11,9 +11,14 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.memory_format import suggested
-from wavecast.frameworks.pytorch.capture.rnn import fused_gru_cell, fused_gru_cell_backward
-from wavecast.frameworks.pytorch.capture.rnn_weights import flat_numel, flatten_weight, parts_of
+from wavecast.frameworks.pytorch.capture.rnn import (
+    flat_numel,
+    flatten_weight,
+    fused_gru_cell,
+    fused_gru_cell_backward,
+    parts_of,
+)
+from wavecast.frameworks.pytorch.capture.values.places import suggested
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
 _aten = torch.ops.aten

@@ -17,7 +17,7 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from wavecast.frameworks.pytorch.capture.host_values import known_values
+from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 
 _MOST_PAIRS = 1 << 22
 """With more pairs of a query and a key, only some positions of each block are computed."""

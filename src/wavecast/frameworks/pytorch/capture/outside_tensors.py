@@ -16,13 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.host_values import (
+from wavecast.frameworks.pytorch.capture.values.host_values import (
     LARGEST_CONSTANT,
     HostValues,
     known_values,
 )
-from wavecast.frameworks.pytorch.capture.places import ON_HOST, put
-from wavecast.frameworks.pytorch.capture.sparse_tensors import SparseMatrix
+from wavecast.frameworks.pytorch.capture.values.places import ON_HOST, put
+from wavecast.frameworks.pytorch.capture.values.sparse_tensors import SparseMatrix
 from wavecast.frameworks.pytorch.recording.structure import local_part
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 

@@ -8,21 +8,24 @@ CPU.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.host_values import known_values
-from wavecast.frameworks.pytorch.capture.memory_format import suggested
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
-from wavecast.frameworks.pytorch.capture.places import (
+from wavecast.frameworks.pytorch.capture.pretended.threads import in_traced_thread
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
+from wavecast.frameworks.pytorch.capture.values.host_values import known_values
+from wavecast.frameworks.pytorch.capture.values.places import (
     CPU,
     GPU,
     META,
@@ -34,8 +37,8 @@ from wavecast.frameworks.pytorch.capture.places import (
     pin,
     place_of,
     put,
+    suggested,
 )
-from wavecast.frameworks.pytorch.capture.threads import in_traced_thread
 
 _aten = torch.ops.aten
 _NOT_AN_ADDRESS = 1 << 62
@@ -373,3 +376,125 @@ class _Mover:
             return _aten._to_copy.default(tensor, **keywords)
         finally:
             self._placement.here.moving = False
+
+
+# GPUs that are named by a number alone: `torch.device(0)`, `model.to(0)`, `device=0`.
+#
+# Torch asks its accelerator which device a number means, and a build without one raises an error.
+# While tracing, the numbers mean CUDA devices.
+
+
+_REAL = torch.device
+_LIKE = (
+    *("empty_like", "zeros_like", "ones_like", "full_like"),
+    *("rand_like", "randn_like", "randint_like"),
+)
+
+
+@contextmanager
+def numbered_devices() -> Iterator[None]:
+    """Let numbers mean CUDA devices."""
+    with ExitStack() as stack:
+
+        def replace(owner: Any, name: str, value: Any) -> None:
+            stack.callback(setattr, owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+        constructors = (f.__name__ for f in _device_constructors())
+        for name in (*(n for n in constructors if hasattr(torch, n)), *_LIKE):
+            replace(torch, name, _taking_numbers(getattr(torch, name)))
+        replace(torch, "device", NumberedDevice)
+        replace(torch._C._nn, "_parse_to", _parsing(torch._C._nn._parse_to))
+        yield
+
+
+class _DeviceType(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind: Any = args[0] if args else kwargs.get("type", kwargs.get("device"))
+        return _numbered(kind) if _is_number(kind) else _REAL(*args, **kwargs)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _REAL)
+
+
+class NumberedDevice(metaclass=_DeviceType):
+    """`torch.device`, which makes plain devices. Torch's own class cannot be derived from."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _numbered(index: int) -> Any:
+    return _REAL("cuda", index)
+
+
+def _taking_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes tensors, with `device` as a number, too."""
+
+    @functools.wraps(make)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if _is_number(kwargs.get("device")):
+            kwargs["device"] = _numbered(kwargs["device"])
+        return make(*args, **kwargs)
+
+    return made
+
+
+def _parsing(parse: Callable[..., Any]) -> Callable[..., Any]:
+    """The parser of the arguments of `to`."""
+
+    def parse_to(*args: Any, **kwargs: Any) -> Any:
+        if args and _is_number(args[0]):
+            args = (_numbered(args[0]), *args[1:])
+        if _is_number(kwargs.get("device")):
+            kwargs["device"] = _numbered(kwargs["device"])
+        return parse(*args, **kwargs)
+
+    return parse_to
+
+
+# Subclasses of tensors and parameters, such as bitsandbytes' `Params4bit`, made of fake tensors.
+#
+# Libraries make them with `torch.Tensor._make_subclass`, which refuses a tensor that is a
+# FakeTensor already. While tracing, the result is of a class that is both.
+
+
+@contextmanager
+def fake_subclasses() -> Iterator[None]:
+    """Let `torch.Tensor._make_subclass` take fake tensors."""
+    make_real = torch.Tensor._make_subclass
+    own = vars(torch.Tensor).get("_make_subclass")
+
+    def make_subclass(cls: Any, data: Any, require_grad: bool = False, **options: Any) -> Any:
+        if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
+            return make_real(cls, data, require_grad, **options)
+        made = data.detach()
+        made.__class__ = _fake_class(cls)
+        return made.requires_grad_(require_grad)
+
+    new = FakeTensor.__new__
+
+    def new_tensor(cls: Any, first: Any, *args: Any, **kwargs: Any) -> Any:
+        """A fake tensor; a parameter, for code that copies one by its class and attributes."""
+        if not isinstance(first, torch.Tensor):
+            return new(cls, first, *args, **kwargs)
+        grad = kwargs.get("requires_grad", args[0] if args else True)
+        return torch.nn.Parameter(first, grad)
+
+    torch.Tensor._make_subclass = staticmethod(make_subclass)
+    FakeTensor.__new__ = new_tensor
+    try:
+        yield
+    finally:
+        FakeTensor.__new__ = new
+        if own is None:
+            del torch.Tensor._make_subclass
+        else:
+            torch.Tensor._make_subclass = own
+
+
+@cache
+def _fake_class(cls: Any) -> Any:
+    """The class of fake tensors that are instances of `cls`. Libraries check its name, too."""
+    return type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})

@@ -18,28 +18,27 @@ from torch._subclasses.fake_tensor import (
 )
 
 from wavecast.errors import CaptureError, InvalidInput, WavecastError
-from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.autocast import cuda_autocast
 from wavecast.frameworks.pytorch.capture.bitsandbytes_ops import bitsandbytes_on_cuda
-from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
-from wavecast.frameworks.pytorch.capture.device_numbers import numbered_devices
-from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
-from wavecast.frameworks.pytorch.capture.kernels import cuda_kernels
-from wavecast.frameworks.pytorch.capture.lbfgs import all_iterations
-from wavecast.frameworks.pytorch.capture.machine import cuda_machine
+from wavecast.frameworks.pytorch.capture.distributed.ranks import RankPlace, one_rank
+from wavecast.frameworks.pytorch.capture.kernels import all_iterations, cuda_kernels
 from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.placement import Placement
-from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
-from wavecast.frameworks.pytorch.capture.ranks import one_rank
-from wavecast.frameworks.pytorch.capture.tensor_methods import gpu_tensors
-from wavecast.frameworks.pytorch.capture.tensor_subclasses import fake_subclasses
-from wavecast.frameworks.pytorch.capture.threads import TracedThreads, one_trace_at_a_time
+from wavecast.frameworks.pytorch.capture.pretended.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.pretended.machine import cuda_machine
+from wavecast.frameworks.pytorch.capture.pretended.threads import TracedThreads, one_trace_at_a_time
+from wavecast.frameworks.pytorch.capture.tensor_methods import (
+    fake_subclasses,
+    gpu_tensors,
+    numbered_devices,
+)
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, Given, GivenValues
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line, failures_explained
-from wavecast.hardware.device import Device
+from wavecast.hardware.devices import Device
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)

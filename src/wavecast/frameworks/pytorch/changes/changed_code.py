@@ -4,20 +4,384 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+from torch.optim import optimizer as optimizer_hooks
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
+from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
 from wavecast.frameworks.pytorch.changes.attention import FusedAttention
-from wavecast.frameworks.pytorch.changes.loaders import few_samples, twice_the_batch
-from wavecast.frameworks.pytorch.changes.losses import ChunkedLoss
-from wavecast.frameworks.pytorch.changes.module_calls import channels_last, checkpointed, compiled
-from wavecast.frameworks.pytorch.changes.optimizers import (
-    optimizers_with,
-    zeroed_by_none,
+from wavecast.frameworks.pytorch.changes.placeholders import (
+    CASTS,
+    VIEWS,
+    LearningMode,
+    SeenUses,
+    placeholder,
+    returns_tensors,
 )
-from wavecast.frameworks.pytorch.changes.precision import Autocasting, rounding_to_tf32
+from wavecast.frameworks.pytorch.compiled import dynamo
+
+# The loss of a language model, computed in chunks of tokens so that not all logits exist at once.
+#
+# As for attention, the first run of a step shows which output layers feed only a cross-entropy;
+# later runs compute both together, a chunk of tokens at a time, and again in the backward pass.
+
+
+CHUNKS = 8
+"""The number of chunks, as in torchtune."""
+_LEAST_CLASSES = 8192
+"""Output layers with fewer classes are no language models'."""
+
+
+@dataclass(frozen=True)
+class _Logits:
+    """Logits, and what they are computed from."""
+
+    key: Any
+    hidden: Any
+    weight: Any
+    bias: Any
+
+
+class ChunkedLoss(SeenUses):
+    """What is known of the loss of one step: which output layers feed only the loss."""
+
+    def mode(self) -> LearningMode:
+        """The mode that looks for the loss in one run."""
+        return _ChunkingMode(self)
+
+
+class _ChunkingMode(LearningMode):
+    def may_begin(self, name: str, given: list[Any]) -> bool:
+        """Whether a function is the output layer of a language model."""
+        return name == "linear" and len(given) >= 2 and given[1].shape[0] >= _LEAST_CLASSES
+
+    def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
+        """The logits, or what stands for them."""
+        hidden, weight, *bias = given
+        key = tuple(hidden.shape), tuple(weight.shape), torch.is_grad_enabled()
+        if self.begin(key):
+            out = placeholder(hidden, (*hidden.shape[:-1], weight.shape[0]))
+        else:
+            out = func(*args, **kwargs)
+        self.followed[out] = _Logits(key, hidden, weight, bias[0] if bias else None)
+        return out
+
+    def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
+        """The result of a function that is given logits."""
+        logits = self.followed[tensor]
+        is_replaced = self.is_replaced(logits.key)
+        if name == "cross_entropy" and tensor is (args[0] if args else kwargs.get("input")):
+            self.end(logits.key)
+            target = args[1] if len(args) > 1 else kwargs["target"]
+            return _loss(logits, target) if is_replaced else func(*args, **kwargs)
+        if name in CASTS or name in VIEWS or name == "contiguous":
+            out = tensor if is_replaced and name not in VIEWS else func(*args, **kwargs)
+            self.followed[out] = logits
+            return out
+        out = func(*args, **kwargs)
+        if returns_tensors(out):
+            self.spoil(logits.key)
+        return out
+
+
+def _loss(logits: _Logits, target: Any) -> Any:
+    """The mean of the losses of all tokens, summed over chunks."""
+    wanted = target.flatten()
+    hidden = logits.hidden.flatten(0, -2)[: wanted.numel()]
+
+    def part(rows: Any, classes: Any) -> Any:
+        found = F.linear(rows, logits.weight, logits.bias)
+        return F.cross_entropy(found, classes, reduction="sum")
+
+    pairs = zip(hidden.chunk(CHUNKS), wanted.chunk(CHUNKS), strict=True)
+    sums = [checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
+    return torch.stack(sums).sum() / wanted.numel()
+
+
+# Changes of data loaders: larger batches, and batches of a few samples that are repeated.
+
+
+@contextmanager
+def twice_the_batch() -> Iterator[None]:
+    """Build data loaders with twice the batch."""
+    original = DataLoader.__init__
+
+    def build(self: Any, dataset: Any, batch_size: Any = 1, *args: Any, **named: Any) -> None:
+        has_own = named.get("batch_sampler") is None and batch_size is not None
+        original(self, dataset, 2 * batch_size if has_own else batch_size, *args, **named)
+
+    with ExitStack() as stack:
+        replacing(stack)(DataLoader, __init__=build)
+        yield
+
+
+_LOADED = 64
+"""How many samples of a batch are loaded, if few are enough."""
+_LEAST_BATCHES = 8
+"""How many full batches every data loader has then."""
+
+
+@contextmanager
+def few_samples() -> Iterator[None]:
+    """Load the first samples of each batch and repeat them; no dataset is too small for a batch.
+
+    So a script can be asked for a batch that its data or this machine's time would not allow.
+    """
+    fetch, draw, count = _MapDatasetFetcher.fetch, BatchSampler.__iter__, BatchSampler.__len__
+
+    def fetched(self: Any, index: Any) -> Any:
+        if not self.auto_collation or len(index) <= _LOADED:
+            return fetch(self, index)
+        first, many = index[:_LOADED], getattr(self.dataset, "__getitems__", None)
+        samples = many(first) if many else [self.dataset[each] for each in first]
+        return self.collate_fn(list(islice(cycle(samples), len(index))))
+
+    def drawn(self: Any) -> Iterator[Any]:
+        if count(self) > _LEAST_BATCHES:
+            yield from draw(self)
+            return
+        indices = cycle(list(chain.from_iterable(draw(_kept(self)))))
+        for _ in range(_LEAST_BATCHES):
+            yield list(islice(indices, self.batch_size))
+
+    def counted(self: Any) -> int:
+        return max(int(count(self)), _LEAST_BATCHES)
+
+    with ExitStack() as stack:
+        replacing(stack)(_MapDatasetFetcher, fetch=fetched)
+        replacing(stack)(BatchSampler, __iter__=drawn, __len__=counted)
+        yield
+
+
+def _kept(sampler: BatchSampler) -> BatchSampler:
+    """The sampler with its last batch, however small it is."""
+    return BatchSampler(sampler.sampler, sampler.batch_size, drop_last=False)
+
+
+# Changes of the optimizer: its form, and how it clears gradients.
+
+
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+
+
+@contextmanager
+def optimizers_with(**form: bool) -> Iterator[None]:
+    """Build optimizers in another form: `fused=True` or `foreach=True`."""
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        for kind in _FUSED:
+            if "__init__" in vars(kind):
+                replace(kind, __init__=_built(kind.__init__, form))
+        yield
+
+
+def _built(original: Callable[..., None], form: dict[str, bool]) -> Callable[..., None]:
+    def build(self: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+        kept = {name: value for name, value in kwargs.items() if name not in ("fused", "foreach")}
+        original(self, params, *args, **kept, **form)
+
+    return build
+
+
+@contextmanager
+def zeroed_by_none() -> Iterator[None]:
+    """Clear gradients by freeing them, not by writing zeros."""
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            replace(kind, zero_grad=_freeing(kind.zero_grad))
+        yield
+
+
+def _freeing(original: Callable[..., None]) -> Callable[..., None]:
+    def zero_grad(self: Any, set_to_none: bool = True) -> None:
+        original(self, set_to_none=True)
+
+    return zero_grad
+
+
+# Changes of precision: autocast around the forward pass, and TF32 for float32 matmuls.
+
+
+class Autocasting:
+    """Autocast around forward passes, in float16 with a scaler of gradients that steps share."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._scaler: Any = None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Run forward passes of the block under autocast.
+
+        The backward pass and the optimizer run outside of it, as torch's recipe has them. Weights
+        are cast once in each step.
+        """
+        if self._dtype is torch.float16 and self._scaler is None:
+            self._scaler = torch.amp.GradScaler("cuda")
+        with ExitStack() as stack:
+            hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)
+            stack.callback(hook.remove)
+            replacing(stack)(torch.autograd, backward=self._scaled(torch.autograd.backward))
+            stack.enter_context(torch.autocast("cuda", self._dtype))
+            yield
+
+    def _scaled(self, backward: Callable[..., None]) -> Callable[..., None]:
+        def run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            with torch.autocast("cuda", enabled=False):
+                if self._scaler is not None and isinstance(tensors, torch.Tensor):
+                    tensors = self._scaler.scale(tensors)
+                backward(tensors, *args, **kwargs)
+
+        return run
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        torch.clear_autocast_cache()
+        if self._scaler is not None:
+            with torch.autocast("cuda", enabled=False):
+                self._scaler.unscale_(optimizer)
+                self._scaler.update()
+
+
+@contextmanager
+def rounding_to_tf32() -> Iterator[None]:
+    """Round the operands of float32 matmuls and convolutions to TF32."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before
+
+
+# Changes of how modules are called: in channels-last format, or with checkpointed blocks.
+
+
+Call = Callable[..., Any]
+
+
+@contextmanager
+def channels_last() -> Iterator[None]:
+    """Keep the weights and images of modules with convolutions in channels-last format."""
+    converted: set[int] = set()
+
+    def call(original: Call, module: Any, args: Any, kwargs: Any) -> Any:
+        if not any(isinstance(each, nn.Conv2d) for each in module.modules()):
+            return original(module, *args, **kwargs)
+        if id(module) not in converted:
+            converted.add(id(module))
+            module.to(memory_format=torch.channels_last)
+        args, kwargs = pytree.tree_map(_images_last, (args, kwargs))
+        return original(module, *args, **kwargs)
+
+    with _outermost_calls(call):
+        yield
+
+
+def _images_last(value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.dim() == 4 and value.is_floating_point():
+        return value.contiguous(memory_format=torch.channels_last)
+    return value
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """Compile the modules that are called with gradients, each at its first call."""
+
+    def call(original: Call, module: Any, args: Any, kwargs: Any) -> Any:
+        trains = torch.is_grad_enabled() and any(True for _ in module.parameters())
+        if trains and not dynamo.is_compiled(module):
+            dynamo.compile_module(module)
+        return original(module, *args, **kwargs)
+
+    with _outermost_calls(call):
+        yield
+
+
+@contextmanager
+def checkpointed(every: int) -> Iterator[None]:
+    """Checkpoint repeated blocks of the models that are called: each, or each second one."""
+    blocks: dict[int, Any] = {}
+    looked_at: set[int] = set()
+
+    def look(original: Call, module: Any, args: Any, kwargs: Any) -> Any:
+        if id(module) not in looked_at:
+            looked_at.add(id(module))
+            blocks.update({id(block): block for block in _repeated(module)[::every]})
+        return original(module, *args, **kwargs)
+
+    running: set[int] = set()
+    original_call = nn.Module.__call__
+
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        if id(module) not in blocks or id(module) in running or not torch.is_grad_enabled():
+            return original_call(module, *args, **kwargs)
+
+        def run(*inner: Any, **named: Any) -> Any:
+            running.add(id(module))
+            try:
+                return original_call(module, *inner, **named)
+            finally:
+                running.discard(id(module))
+
+        return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        replace(nn.Module, __call__=call)
+        stack.enter_context(_outermost_calls(look))
+        yield
+
+
+def _repeated(root: Any) -> list[Any]:
+    """The outermost blocks of one class that a list of a model has, at least two of them."""
+    found: list[Any] = []
+    waiting = [root]
+    while waiting:
+        module = waiting.pop(0)
+        children = list(module.children())
+        alike = {type(child) for child in children}
+        inner = any(True for child in children for _ in child.children())
+        is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+        if is_list and inner and len(children) > 1 and len(alike) == 1:
+            found += children
+            continue
+        waiting += children
+    return found
+
+
+@contextmanager
+def _outermost_calls(call: Callable[[Call, Any, Any, Any], Any]) -> Iterator[None]:
+    """Let a function make the calls of modules that come from outside of all modules."""
+    original = nn.Module.__call__
+    depth = 0
+
+    def called(module: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal depth
+        if depth:
+            return original(module, *args, **kwargs)
+        depth += 1
+        try:
+            return call(original, module, args, kwargs)
+        finally:
+            depth -= 1
+
+    with ExitStack() as stack:
+        replace = replacing(stack)
+        replace(nn.Module, __call__=called)
+        yield
+
 
 Active = Callable[[], AbstractContextManager[Any]]
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from wavecast.frameworks.pytorch.capture.host_values import is_made_by_python
-from wavecast.frameworks.pytorch.capture.places import (
+from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
+from wavecast.frameworks.pytorch.capture.values.host_values import is_made_by_python
+from wavecast.frameworks.pytorch.capture.values.places import (
     CPU,
     GPU,
     ON_GPU,
@@ -24,7 +25,6 @@ from wavecast.frameworks.pytorch.capture.places import (
     put,
     tensors_in,
 )
-from wavecast.frameworks.pytorch.capture.replacements import replacing
 
 REAL_DEVICES = "_wavecast_real_devices"
 """The mark of a fake-tensor mode whose tensors have their true devices, as Inductor needs them."""

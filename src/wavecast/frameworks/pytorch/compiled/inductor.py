@@ -35,14 +35,12 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
-from wavecast.frameworks.pytorch.capture.memory_format import suggested
-from wavecast.frameworks.pytorch.capture.places import CPU, GPU, ON_HOST, place_of
-from wavecast.frameworks.pytorch.capture.replacements import aten_kernels, replacing
+from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels, replacing
+from wavecast.frameworks.pytorch.capture.values.places import CPU, GPU, ON_HOST, place_of, suggested
 from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES, share_memory
-from wavecast.frameworks.pytorch.compiled.padding import Operand, is_faster_padded
 from wavecast.frameworks.pytorch.compiled.plan_keys import has_symbols
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
-from wavecast.frameworks.pytorch.compiled.target import CompileTarget
+from wavecast.frameworks.pytorch.compiled.target import CompileTarget, Operand, is_faster_padded
 
 _aten = torch.ops.aten
 

@@ -1,8 +1,4 @@
-"""What identifies a graph of the compiler: all that its lowering depends on, as one digest.
-
-Two graphs have the same key if Inductor makes the same kernels of them, for the same GPU and from
-the same lines of code. A graph of which this is not known has no key.
-"""
+"""What identifies a graph of the compiler: all that its lowering depends on, as one digest."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree
 
-from wavecast.frameworks.pytorch.capture.places import place_of
+from wavecast.frameworks.pytorch.capture.values.places import place_of
 
 _PLAIN = (bool, int, float, complex, str, type(None))
 _NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OperatorBase)

@@ -1,9 +1,4 @@
-"""Releases of torch: which ones were tried with compiled steps, and what another one lacks.
-
-Tracing compiled code needs private interfaces of torch, and these change from release to release.
-They are used in `dynamo.py`, `inductor.py` and `buffer_plan.py` only, and all of them are listed
-here. The functions that `quick_*.py` stands in for need not be there (`shortcuts.py`).
-"""
+"""Releases of torch: which ones were tried with compiled steps, and what another one lacks."""
 
 from __future__ import annotations
 
@@ -11,6 +6,14 @@ import pkgutil
 from collections.abc import Iterable
 
 import torch
+import torch._dynamo
+
+#
+# Tracing compiled code needs private interfaces of torch, and these change from release to
+# release. They are used in `dynamo.py`, `inductor.py` and `buffer_plan.py` only, and all of them
+# are listed here. The functions that `shortcuts.py` stands in for need not be there
+# (`shortcuts.py`).
+
 
 OLDEST_TORCH, NEWEST_TORCH = (2, 9), (2, 15)
 """The oldest and the newest release with which compiled steps were tried."""

@@ -11,12 +11,13 @@ from torch import Tensor
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.models import (
     DTYPES,
+    in_4_bits,
+    in_8_bits,
     model_of,
     needing,
     refuse_quantized,
     settings_of,
 )
-from wavecast.frameworks.pytorch.huggingface.quantization import in_4_bits, in_8_bits
 from wavecast.frameworks.pytorch.huggingface.recipes import TrainingRecipe
 from wavecast.suite.training import autocast
 

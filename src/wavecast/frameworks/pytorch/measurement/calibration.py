@@ -11,7 +11,7 @@ import torch
 
 from wavecast.frameworks.pytorch.measurement.iteration import require_gpu, software
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
-from wavecast.hardware.device import Fact
+from wavecast.hardware.devices import Fact
 
 _SIZE = 8192
 """Rows and columns of the matrices: so many that only the rate of the compute units matters."""

@@ -2,7 +2,7 @@
 
 A pattern is a small piece of code that shows one cost of `wavecast.hardware.hosts.Host`. Run on the
 CPU, patterns measure Python, the dispatcher and autograd. Run on a GPU whose queue never fills,
-they include the driver. `wavecast.hardware.calibration` compares the times with those of the
+they include the driver. `wavecast.hardware.kept_hosts` compares the times with those of the
 reference machine.
 """
 

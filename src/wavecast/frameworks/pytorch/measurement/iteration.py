@@ -31,16 +31,24 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
+from wavecast import ops
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.measurement import profiling, reruns
-from wavecast.frameworks.pytorch.measurement.machine_load import processor_s
-from wavecast.frameworks.pytorch.measurement.memory import record_memory
+from wavecast.frameworks.pytorch.measurement import profiling
+from wavecast.frameworks.pytorch.measurement.layers import timer_on
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
+from wavecast.frameworks.pytorch.measurement.whole_runs import processor_s
 from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.recorder import (
+    MemoryMode,
+    OpRecorder,
+    RecordingMode,
+    held_bytes,
+)
+from wavecast.frameworks.pytorch.recording.signature import tensors_of
 from wavecast.frameworks.pytorch.recording.structure import Structure
+from wavecast.ops import Kind
 from wavecast.predictors.published import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
@@ -112,7 +120,7 @@ def measure(
     )
     trace = _recorded_trace(step, measurement, activity, host.compiled, recordings, samples, unit)
     if paper and not host.compiled:  # compiled code must not run under a dispatch mode
-        trace = reruns.timed_alone(trace, step, reruns.timer(paper.warm_up, paper.repeats))
+        trace = timed_alone(trace, step, timer(paper.warm_up, paper.repeats))
     if slowed and activity.busy_s < _BUSY * seconds:
         trace = replace(trace, notes=(_SLOWED, *trace.notes))
     return trace
@@ -369,3 +377,193 @@ def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...
     factor = min(1.0, host_s / inside) if inside else 1.0
     between = max(0.0, host_s - inside) / len(calls)
     return tuple(replace(c, host_s=(c.host_s or 0.0) * factor + between) for c in calls)
+
+
+# Each op of a step, run again alone on its inputs (Habitat, section 5.1).
+#
+# In an iteration, kernels of several streams overlap and caches hold what the op before left.
+# Habitat times each operation by itself: a few runs to warm up, then the mean of a few runs
+# between CUDA events. The forward and the backward pass are ops of their own here, so they are
+# timed apart.
+
+
+Timer = Callable[[Callable[[], Any]], float]
+"""Returns the mean seconds of a function that it runs several times."""
+
+
+class RerunMode(RecordingMode):
+    """Also times each op alone, on its own inputs, before it runs for the step."""
+
+    def __init__(self, recorder: OpRecorder, timed: Timer) -> None:
+        super().__init__(recorder)
+        self.timed = timed
+        self.alone_s: dict[int, float] = {}
+        """The seconds of each op, by its position in the recording."""
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        # A collective waits for other processes, which do not run it again.
+        if "c10d" not in func.namespace and tensors_of((args, tuple(kwargs.values()))):
+            run = repeatable(func, args, kwargs)
+            with _same_random_numbers():
+                self.alone_s[len(self.recorder)] = self.timed(run)
+        return func(*args, **kwargs)
+
+
+def repeatable(func: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[], Any]:
+    """A function that runs an op and changes nothing: it writes to copies."""
+    schema = func._schema.arguments
+    written = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
+    names = [argument.name for argument in schema]
+    given = [
+        tree_map(_copy, value) if name in written else value
+        for name, value in zip(names, args, strict=False)
+    ]
+    named = {key: tree_map(_copy, v) if key in written else v for key, v in kwargs.items()}
+    return lambda: func(*given, **named)
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """Give back the state of the random numbers, so that the step draws the same ones."""
+    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=gpus):
+        yield
+
+
+def timer(warm_up: int, repeats: int, device: str = "cuda") -> Timer:
+    """A timer that runs a function `warm_up` times, then takes the mean of `repeats` runs."""
+
+    def timed(run: Callable[[], Any]) -> float:
+        issue_s = 0.0
+        for _ in range(warm_up):
+            began = time.perf_counter()
+            run()
+            issue_s = time.perf_counter() - began
+        return timer_on(device)(run, repeats, issue_s)
+
+    return timed
+
+
+def times_alone(step: Callable[[], Any], timed: Timer) -> tuple[Call, ...]:
+    """The ops of one iteration; each has one kernel, whose time is that of the op alone."""
+    recorder = OpRecorder(Structure())
+    mode = RerunMode(recorder, timed)
+    with mode:
+        with recorder.structure.watch():
+            step()  # to learn the names of the modules
+        mode.alone_s.clear()
+        with recorder.step():
+            step()
+    recorder.structure.forget()
+    kernels = {at: (Kernel("alone", seconds),) for at, seconds in mode.alone_s.items()}
+    return recorder.recording(kernels).calls
+
+
+def timed_alone(trace: Trace, step: Callable[[], Any], timed: Timer) -> Trace:
+    """The trace of a step, with the time of each op alone (`with_times_alone`)."""
+    return with_times_alone(trace, times_alone(step, timed))
+
+
+def with_times_alone(trace: Trace, alone: tuple[Call, ...]) -> Trace:
+    """A measured trace whose kernels take as long as their op does alone.
+
+    The kernels of an op keep their shares of its time. If the two iterations ran different ops, the
+    trace keeps its times, and a note says so.
+    """
+    if [call.op.name for call in alone] != [c.op.name for c in trace.calls][: len(alone)]:
+        note = "iterations differ in their ops, so the times are not those of each op alone"
+        return replace(trace, notes=(*trace.notes, note))
+    timed = tuple(_as_alone(c, one) for c, one in zip(trace.calls, alone, strict=False))
+    return replace(trace, calls=(*timed, *trace.calls[len(alone) :]))
+
+
+def _as_alone(call: Call, alone: Call) -> Call:
+    inside_s = sum(kernel.seconds for kernel in call.kernels)
+    if not inside_s or not alone.kernels or ops.kind(call.op) is Kind.COLLECTIVE:
+        return call
+    factor = alone.kernels[0].seconds / inside_s
+    if not factor:
+        return call
+    # They have no start: an op that ran alone overlapped with nothing.
+    kernels = tuple(replace(k, seconds=k.seconds * factor, start_s=None) for k in call.kernels)
+    return replace(call, kernels=kernels)
+
+
+# The GPU memory of a step on a real GPU, as torch's allocator counts it.
+
+
+@dataclass(frozen=True)
+class MeasuredMemory:
+    """The GPU memory that a step needed."""
+
+    peak_bytes: int
+    """The most that was allocated at once (`torch.cuda.max_memory_allocated`)."""
+    reserved_bytes: int
+    """The most that the allocator held (`torch.cuda.max_memory_reserved`)."""
+    device_bytes: int
+    """The GPU memory in use after the step, by all processes with their contexts and libraries."""
+    trace: Trace
+    """The ops of the step, with the lifetimes of its memory and its workspaces; no kernels."""
+
+
+def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2) -> MeasuredMemory:
+    """Run a step on this machine's GPU and measure its memory.
+
+    Args:
+        make_step: builds model, optimizer and inputs, and returns the function that runs one step.
+        warm_up: how many steps to run first. The first one creates the optimizer's state.
+    """
+    if not torch.cuda.is_available():
+        raise CaptureError(
+            "measuring memory needs a GPU, and torch sees none here; leave out --measure to "
+            "predict it"
+        )
+    if warm_up < 1:
+        raise InvalidInput(
+            f"warm_up is {warm_up!r}; it must be at least 1, because the first step creates the "
+            "optimizer's state"
+        )
+    torch.cuda.reset_peak_memory_stats()
+    step = make_step()
+    for _ in range(warm_up + 1):
+        step()
+    torch.cuda.synchronize()
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    free, total = torch.cuda.mem_get_info()
+    return MeasuredMemory(peak, reserved, total - free, traced_memory(step))
+
+
+def traced_memory(step: Callable[[], Any]) -> Trace:
+    """The trace of one iteration with its memory, but without kernels.
+
+    The memory includes what libraries allocate inside ops, and what they keep between ops.
+    """
+    seen = record_memory(step)
+    major, minor = torch.cuda.get_device_capability()
+    return Trace(
+        **vars(seen),
+        framework=f"torch {torch.__version__.split('+')[0]}",
+        capability=(major, minor),
+        measurement=Measurement(torch.cuda.get_device_name()),
+    )
+
+
+def record_memory(step: Callable[[], Any]) -> Recording:
+    """The ops of one iteration, the lifetimes of its tensors' memory, and its workspaces."""
+    structure = Structure()
+    recorder = OpRecorder(structure)
+    with MemoryMode(recorder):
+        with structure.watch():
+            step()  # to learn the names of the modules
+        with recorder.step():
+            step()
+    torch.cuda.synchronize()
+    held = held_bytes()["current"]
+    torch._C._cuda_clearCublasWorkspaces()
+    recorder.keep(held - held_bytes()["current"])
+    structure.forget()
+    return recorder.recording()

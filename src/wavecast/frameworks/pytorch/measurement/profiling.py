@@ -22,8 +22,8 @@ from wavecast.frameworks.kineto.events import (
     kernel_of,
     read_events,
 )
-from wavecast.frameworks.pytorch.recording.recording_modes import LABEL
-from wavecast.traces import overlap
+from wavecast.frameworks.pytorch.recording.recorder import LABEL
+from wavecast.traces import file
 from wavecast.traces.step import Kernel, Trace
 
 _WAITS = (
@@ -101,7 +101,7 @@ def gpu_activity(step: Callable[[], Any], iterations: int) -> GpuActivity:
     kernels = [kernel_of(e, 0.0) for e in events_of(profiler) if e.get("cat") in GPU_CATEGORIES]
     names = Counter(kernel.name for kernel in kernels)
     of_one = Counter({name: round(times / iterations) for name, times in names.items()})
-    return GpuActivity(overlap.busy_s(kernels) / iterations, of_one)
+    return GpuActivity(file.busy_s(kernels) / iterations, of_one)
 
 
 def profiled_trace(step: Callable[[], Any]) -> Trace:

@@ -19,17 +19,14 @@ import torch
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge
 from wavecast.frameworks.pytorch.drawn.network_layers import LAYER_WEIGHTS
-from wavecast.frameworks.pytorch.drawn.newer_layers import NEWER
-from wavecast.frameworks.pytorch.drawn.odd_layers import ODD
-from wavecast.frameworks.pytorch.drawn.sound_layers import SOUNDS
+from wavecast.frameworks.pytorch.drawn.newer_layers import NEWER, ODD, SOUNDS
 from wavecast.frameworks.pytorch.measurement.iteration import (
     recording_iteration,
     require_gpu,
     software,
     trace_of,
 )
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.recording_modes import RecordingMode
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
 from wavecast.traces.step import Measurement, Trace

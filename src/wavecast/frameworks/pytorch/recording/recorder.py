@@ -6,27 +6,25 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from wavecast.frameworks.pytorch.recording.assembly import (
-    GradientSum,
-    assemble,
-    join_sums,
-    mark_weight_copies,
-)
 from wavecast.frameworks.pytorch.recording.recorded import (
     EmittedKernel,
     LiveMemory,
+    LiveValue,
     OpEntry,
     Recording,
+    ValueTable,
     called_by_autograd,
 )
-from wavecast.frameworks.pytorch.recording.seen_ops import SeenOps
 from wavecast.frameworks.pytorch.recording.signature import (
     bind,
+    is_composite,
     on_host,
     signature_of,
     tensors_of,
@@ -35,8 +33,17 @@ from wavecast.frameworks.pytorch.recording.signature import (
 )
 from wavecast.frameworks.pytorch.recording.structure import HeldTensor, Structure, key_of
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named, known_line
-from wavecast.frameworks.pytorch.recording.values import ValueTable
-from wavecast.traces.step import Kernel, Op, Phase, Role, Scalar, TensorSpec
+from wavecast.traces.step import (
+    Allocation,
+    Call,
+    Kernel,
+    Op,
+    Phase,
+    Role,
+    Scalar,
+    TensorSpec,
+    Value,
+)
 
 _aten = torch.ops.aten
 _CASTS = {_aten._to_copy.default: (0, None), _aten.copy_.default: (1, 0)}
@@ -397,3 +404,230 @@ class OpRecorder:
         for memory in self._memories:
             if memory.born < 0 and memory.role is Role.INTERMEDIATE:
                 memory.role = Role.INPUT
+
+
+# The distinct tensors and ops of a recording, each kept once.
+
+
+class SeenOps:
+    """Specs of tensors and ops: equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._specs: dict[tuple[Any, ...], TensorSpec] = {}
+        self._ops: dict[Op, Op] = {}
+
+    def spec(self, tensor: Any) -> TensorSpec:
+        """The spec of a tensor."""
+        shape = tuple(tensor.shape)
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        key = (shape, tensor.dtype, strides, tensor.device.type)
+        spec = self._specs.get(key)
+        if spec is None:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            spec = TensorSpec(shape, dtype, strides and tuple(strides), tensor.device.type)
+            self._specs[key] = spec
+        return spec
+
+    def op(
+        self,
+        name: str,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        attrs: Sequence[tuple[str, Scalar]],
+    ) -> Op:
+        """The op on these tensors."""
+        read, written = (tuple(self.spec(t) for t in tensors) for tensors in (inputs, outputs))
+        return self.known(Op(name, read, written, tuple(attrs)))
+
+    def known(self, op: Op) -> Op:
+        """The op that is equal to this one, and was seen first."""
+        return self._ops.setdefault(op, op)
+
+    def on_gpu(self, op: Op) -> Op:
+        """The op with all its tensors on the GPU."""
+        return self.known(
+            replace(
+                op,
+                inputs=tuple(replace(t, device="cuda") for t in op.inputs),
+                outputs=tuple(replace(t, device="cuda") for t in op.outputs),
+            )
+        )
+
+
+# A recorded step put together: calls, memory and values without what ran on the host only.
+
+
+GradientSum = tuple[int, LiveMemory, LiveMemory]
+"""A sum of gradients made by autograd: position, memory of the first term and of the result."""
+
+
+def assemble(
+    entries: Sequence[OpEntry],
+    memories: Sequence[LiveMemory],
+    values: Sequence[LiveValue],
+    kernels: Mapping[int, tuple[Kernel, ...]],
+    host_s: Mapping[int, float],
+) -> Recording:
+    """The recorded step, without ops that run on the host only.
+
+    Args:
+        entries: all recorded ops.
+        memories: the GPU memory that was followed.
+        values: the tensors that the entries name by number.
+        kernels: the measured kernels of each op, keyed by its position in the recording.
+        host_s: the host's measured time for each op, keyed in the same way.
+    """
+    kept = [i for i, entry in enumerate(entries) if not entry.host]
+    # position[i] is the number of kept calls before entry i.
+    position = [0] * (len(entries) + 1)
+    for index, entry in enumerate(entries):
+        position[index + 1] = position[index] + (not entry.host)
+    specs = _specs_in_order(entries[i] for i in kept)
+    number = {old: new for new, old in enumerate(specs)}
+    calls = tuple(_call(entries[i], number, kernels.get(i, ()), host_s.get(i)) for i in kept)
+    allocations = tuple(
+        Allocation(
+            nbytes=memory.nbytes,
+            born=None if memory.born < 0 else position[memory.born],
+            freed=None if memory.freed is None else position[memory.freed],
+            role=memory.role,
+            module=memory.module,
+        )
+        for memory in memories
+    )
+    allocation_of = {id(memory): i for i, memory in enumerate(memories)}
+    return Recording(
+        calls,
+        allocations,
+        tuple(
+            _value(values[old], spec, number, allocation_of.get(id(values[old].memory)))
+            for old, spec in specs.items()
+        ),
+    )
+
+
+def _specs_in_order(entries: Iterable[OpEntry]) -> dict[int, TensorSpec]:
+    """The values of the entries in order of first use, with their specs there."""
+    specs: dict[int, TensorSpec] = {}
+    for entry in entries:
+        for value, spec in zip(entry.inputs, entry.op.inputs, strict=True):
+            specs.setdefault(value, spec)
+        for value, spec in zip(entry.outputs, entry.op.outputs, strict=True):
+            specs.setdefault(value, spec)
+    return specs
+
+
+def _call(
+    entry: OpEntry,
+    number: Mapping[int, int],
+    kernels: tuple[Kernel, ...],
+    host_s: float | None,
+) -> Call:
+    return Call(
+        op=entry.op,
+        phase=entry.phase,
+        module=entry.module,
+        stream=entry.stream,
+        syncs=entry.syncs,
+        kernels=kernels,
+        host_s=host_s,
+        line=entry.line,
+        reads=tuple(number[value] for value in entry.inputs),
+        writes=tuple(number[value] for value in entry.outputs),
+        graph=entry.graph,
+    )
+
+
+def _value(
+    value: LiveValue, spec: TensorSpec, number: Mapping[int, int], allocation: int | None
+) -> Value:
+    return Value(
+        spec=spec,
+        allocation=allocation if spec.device == "cuda" else None,
+        view_of=None if value.view_of is None else number.get(value.view_of),
+        parameter=value.parameter,
+        gradient_of=value.gradient_of,
+    )
+
+
+def join_sums(sums: Sequence[GradientSum]) -> dict[int, LiveMemory]:
+    """Let a sum of gradients reuse the memory of its first term, if nothing else holds that.
+
+    Autograd adds gradients in place (torch/csrc/autograd/input_buffer.cpp), but not while a
+    dispatch mode is active.
+
+    Returns:
+        The memory that holds each such sum, by the identity of the memory that held it before.
+    """
+    heirs: dict[int, LiveMemory] = {}
+    for position, first, total in sums:
+        term = heirs.get(id(first), first)
+        if term.freed == position + 1 and term.nbytes == total.nbytes:
+            term.freed, term.role, term.module = total.freed, total.role, total.module
+            heirs[id(total)] = term
+    return heirs
+
+
+def mark_weight_copies(casts: Iterable[tuple[LiveMemory, LiveMemory]]) -> None:
+    """Give its role to memory into which weights were cast during the step."""
+    for source, copy in casts:
+        is_new = copy.born >= 0 and copy.role is Role.INTERMEDIATE
+        if source.role is Role.PARAMETER and is_new:
+            copy.role = Role.WEIGHT_COPY
+
+
+# Dispatch modes that record the ops that run on a real GPU.
+
+
+LABEL = "wavecast#"
+"""The prefix of the profiler range around each recorded op. The op's position follows it."""
+
+
+class RecordingMode(TorchDispatchMode):
+    """Records the ops that run on a real GPU, each inside a profiler range."""
+
+    def __init__(self, recorder: OpRecorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Run the op, then record it."""
+        kwargs = kwargs or {}
+        if signature_of(func) is None:
+            return func(*args, **kwargs)
+        if is_composite(func):
+            with self:
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        self.recorder.meet(tensors_of((args, tuple(kwargs.values()))) or [])
+        out = self._run(func, args, kwargs)
+        self.recorder.write_down(func, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        with torch.profiler.record_function(f"{LABEL}{len(self.recorder)}"):
+            return func(*args, **kwargs)
+
+
+class MemoryMode(RecordingMode):
+    """Also records the workspace of each op: memory that it allocates and frees while it runs.
+
+    It asks the allocator before and after each op, which takes the host longer than the op.
+    """
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        before = held_bytes()["current"]
+        torch.cuda.reset_peak_memory_stats()
+        out = func(*args, **kwargs)
+        after = held_bytes()
+        self.recorder.take_inside(after["peak"] - max(before, after["current"]))
+        return out
+
+
+def held_bytes() -> dict[str, int]:
+    """The allocated bytes: "current", and the "peak" since it was last reset."""
+    statistics: dict[str, int] = torch.cuda.memory_stats_as_nested_dict()["allocated_bytes"]["all"]
+    return statistics

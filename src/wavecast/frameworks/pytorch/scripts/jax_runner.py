@@ -12,13 +12,13 @@ from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.jax.driver import check_installed
-from wavecast.frameworks.jax.joined_calls import JoinedCalls
 from wavecast.frameworks.jax.script_calls import (
     LARGE,
     MOST_SMALL,
     REPEATS,
     JittedCall,
     JittedCalls,
+    JoinedCalls,
     Repeated,
 )
 from wavecast.frameworks.jax.steps import DEFAULT_GPU, show_devices
@@ -33,8 +33,7 @@ from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.stages import stage
-from wavecast.hardware.device import Device
-from wavecast.hardware.devices import device
+from wavecast.hardware.devices import Device, device
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 

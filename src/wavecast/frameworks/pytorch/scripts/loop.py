@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.pretended.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
-from wavecast.frameworks.pytorch.recording.user_lines import failing_line
+from wavecast.frameworks.pytorch.recording.structure import key_of, local_part
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    failing_line,
+    is_ours,
+    is_users,
+    line_of,
+    source_line,
+    user_line,
+)
 from wavecast.frameworks.pytorch.scripts.batches import Batches
 from wavecast.frameworks.pytorch.scripts.boundaries import (
     Boundary,
@@ -23,10 +39,7 @@ from wavecast.frameworks.pytorch.scripts.boundaries import (
     OptimizerSteps,
     line_watched,
 )
-from wavecast.frameworks.pytorch.scripts.evaluation import ModuleCalls
-from wavecast.frameworks.pytorch.scripts.lengths import length_at
-from wavecast.frameworks.pytorch.scripts.own_work import OwnWork
-from wavecast.frameworks.pytorch.scripts.passes import BackwardPasses, WeightUpdates
+from wavecast.frameworks.pytorch.scripts.checkpoints import ModuleCalls
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
     SPREAD_OVER,
@@ -40,7 +53,8 @@ from wavecast.frameworks.pytorch.scripts.periods import (
     window,
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.traces.script import ScriptLength
+from wavecast.frameworks.pytorch.scripts.watching import PatienceClock
+from wavecast.traces.script import OwnTime, ScriptLength
 from wavecast.traces.step import Op, Phase
 
 MOST_STEPS = 8
@@ -327,3 +341,241 @@ class Loop:
         if in_a_row or (whole and whole.count(whole[-1]) >= ENOUGH_EQUAL):
             return True
         return len(periods) + 1 >= MOST_STEPS
+
+
+# How long a script trains: the epochs or steps that the code around its loop has a name for.
+
+
+_STEPS = ("max_train_steps", "max_steps", "max_iters", "num_train_steps", "total_steps", "n_iters")
+_EPOCHS = ("num_train_epochs", "max_epochs", "num_epochs", "n_epochs", "nb_epochs", "epochs")
+_HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params", "self", "trainer")
+"""The names of objects that have a script's settings."""
+
+
+def length_at(frame: FrameType | None) -> ScriptLength | None:
+    """The length of the training that runs in a frame and those that called it.
+
+    The innermost frame counts that has such a name: a number of steps, or else of epochs.
+    """
+    while frame is not None:
+        if not is_ours(frame.f_code.co_filename) and (found := _in(frame)) is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+def _in(frame: FrameType) -> ScriptLength | None:
+    """The length that the variables of a frame have."""
+    values = frame.f_locals
+    place = source_line(frame.f_code.co_filename, frame.f_lineno)
+    try:
+        for name, number in _found(values, _STEPS):
+            return ScriptLength(f"{name} at {place}", steps=number)
+        for name, number in _found(values, _EPOCHS):
+            return ScriptLength(f"{name} at {place}", epochs=number)
+        return None
+    finally:
+        # Up to Python 3.12 a function's frame keeps this copy, and with it tensors of old steps.
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED and type(values) is dict:
+            values.clear()
+
+
+def _found(values: Mapping[str, Any], names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    """The numbers above 0 that have one of these names, or that settings have under them."""
+    for name in values:
+        if name.lower() in names and _is_number(values[name]):
+            yield name, values[name]
+    for holder in _HOLDERS:
+        held = values.get(holder)
+        own = held if isinstance(held, Mapping) else getattr(held, "__dict__", {})
+        for name in names:
+            if _is_number(own.get(name)):
+                yield f"{holder}.{name}", own[name]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
+
+
+# The time that a script's own Python takes between ops, as when it loads data or writes logs.
+#
+# Another thread looks a hundred times a second at what the script runs. Torch's code and ours are
+# slower here than on a GPU, and the prediction has the host's time for them, so neither counts.
+# Nor do short stretches between two ops, which are part of every step.
+
+
+_TICK_S = 0.01
+_SHORTEST_S = 0.03
+"""A shorter stretch between two ops does not count."""
+_TORCH = f"{Path(torch.__file__).parent}{os.sep}"
+
+
+class OwnWork:
+    """Where a script's own Python spends its time, by the position in the recording."""
+
+    def __init__(self, recorder: OpRecorder) -> None:
+        self._recorder = recorder
+        self._spent_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        """The seconds at each line, by the ops recorded before and the line."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the present thread inside the block."""
+        over = threading.Event()
+        given = threading.get_ident(), PatienceClock(), over
+        watch = threading.Thread(target=self._watch, args=given, daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+
+    def _watch(self, thread: int, clock: PatienceClock, over: threading.Event) -> None:
+        before_s = clock.spent_s(is_paused=False)
+        while not over.wait(_TICK_S):
+            line = _own_line(sys._current_frames().get(thread))
+            now_s = clock.spent_s(is_paused=False)
+            if line:
+                self._spent_s[len(self._recorder), line] += now_s - before_s
+            before_s = now_s
+
+    def between(self, begin: int, end: int) -> OwnTime | None:
+        """The time between two positions of the recording; None if it is too short to tell."""
+        stretches: defaultdict[int, float] = defaultdict(float)
+        lines: defaultdict[str, float] = defaultdict(float)
+        within = [one for one in self._spent_s.items() if begin <= one[0][0] < end]
+        for (position, _), seconds in within:
+            stretches[position] += seconds
+        for (position, line), seconds in within:
+            if stretches[position] >= _SHORTEST_S:
+                lines[line] += seconds
+        return OwnTime(sum(lines.values()), max(lines, key=lines.__getitem__)) if lines else None
+
+
+def _own_line(frame: FrameType | None) -> str:
+    """The innermost line of the user's code; empty if it runs torch, or code of ours."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if is_users(file):
+            return line_of(file, frame.f_lineno)
+        if is_ours(file) or file.startswith(_TORCH):
+            return ""
+        frame = frame.f_back
+    return ""
+
+
+# Backward passes of a script, and weights that it changes by hand, without an optimizer.
+
+
+class BackwardPasses:
+    """Notices each backward pass.
+
+    Args:
+        recorder: the recording, for their positions.
+        notify: called before each.
+        finds_leaves: whether to find the tensors that get gradients.
+    """
+
+    def __init__(
+        self, recorder: OpRecorder, notify: Callable[[], None], finds_leaves: Callable[[], bool]
+    ) -> None:
+        self._recorder = recorder
+        self._notify = notify
+        self._finds_leaves = finds_leaves
+        self.leaves: set[int] = set()
+        """The memory of the tensors that get gradients."""
+        self._seen: list[tuple[int, str]] = []
+        """Where each began: its position in the recording, and its line."""
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the backward passes inside the block."""
+        original = torch.autograd.backward
+
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._notify()
+            self._seen.append((len(self._recorder), user_line()))
+            if self._finds_leaves():
+                self.leaves |= _leaves(tensors)
+            original(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward
+        try:
+            yield
+        finally:
+            torch.autograd.backward = original
+
+    def count(self, begin: int, end: int) -> int:
+        """How many began between two positions of the recording."""
+        return sum(begin <= position < end for position, _ in self._seen)
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    @property
+    def last_line(self) -> str | None:
+        """The line of the last one; None if there was none."""
+        return self._seen[-1][1] if self._seen else None
+
+
+def _leaves(tensors: Any) -> set[int]:
+    """The memory of the leaves of a graph: the tensors that a backward pass gives gradients."""
+    roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
+    waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
+    seen, found = set(waiting), set()
+    while waiting:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found.add(key_of(local_part(variable)))
+        for following, _ in () if node is None else node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+class WeightUpdates:
+    """Notices ops that write to weights after a backward pass.
+
+    Args:
+        recorder: the recording.
+        notify: called with the line of each such op.
+        weights: the memory of the weights; empty while nobody wants to know.
+    """
+
+    def __init__(
+        self, recorder: OpRecorder, notify: Callable[[str], None], weights: Callable[[], set[int]]
+    ) -> None:
+        self._recorder = recorder
+        self._notify = notify
+        self._weights = weights
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the ops inside the block."""
+        watch = self._recorder.on_op
+
+        def seen(func: Any, args: tuple[Any, ...], returned: list[Any]) -> None:
+            if watch is not None:
+                watch(func, args, returned)
+            if func is None or not args or not func._schema.is_mutable:
+                return
+            if (weights := self._weights()) and _writes(args[0], weights):
+                self._notify(user_line())
+
+        self._recorder.on_op = seen
+        try:
+            yield
+        finally:
+            self._recorder.on_op = watch
+
+
+def _writes(written: Any, weights: set[int]) -> bool:
+    """Whether an op outside of autograd writes to one of the weights."""
+    if torch._C._current_autograd_node() is not None:
+        return False
+    tensors = written if isinstance(written, list | tuple) else (written,)
+    keys = {key_of(local_part(t)) for t in tensors if isinstance(t, torch.Tensor)}
+    return not keys.isdisjoint(weights)

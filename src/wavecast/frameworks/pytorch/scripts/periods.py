@@ -12,9 +12,8 @@ from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.scripts.boundaries import Boundary
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
-from wavecast.traces.editing import Edit
+from wavecast.traces.editing import Edit, compacted
 from wavecast.traces.step import Allocation, Op, Role, Trace
-from wavecast.traces.values import compacted
 
 LONGEST_PATTERN = 64
 """How many optimizer steps a step of the loop has at most."""

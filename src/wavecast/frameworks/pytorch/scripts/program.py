@@ -7,7 +7,9 @@ import atexit
 import importlib.machinery
 import importlib.util
 import logging
+import multiprocessing
 import multiprocessing.context
+import multiprocessing.process
 import os
 import runpy
 import sys

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.cuda_answers import CUDA_VERSION, properties_of
-from wavecast.frameworks.pytorch.capture.given_values import Given, GivenValues
-from wavecast.frameworks.pytorch.capture.process_groups import RankPlace
+from wavecast.frameworks.pytorch.capture.distributed.ranks import RankPlace
+from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import CUDA_VERSION, properties_of
+from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
-from wavecast.frameworks.pytorch.capture.uncompiled import CompilesCode
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, Given, GivenValues
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     NotFollowed,
@@ -35,24 +35,25 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     naming_all_lines,
     programs_forgotten,
 )
+from wavecast.frameworks.pytorch.scripts.batches import time_loader
 from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps, LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
-from wavecast.frameworks.pytorch.scripts.contents import contents
-from wavecast.frameworks.pytorch.scripts.failures import explained, explaining_assumed
 from wavecast.frameworks.pytorch.scripts.jax_runner import TENSORFLOW, WITHOUT_SCRIPT
-from wavecast.frameworks.pytorch.scripts.loader_times import time_loader
 from wavecast.frameworks.pytorch.scripts.loop import Loop
-from wavecast.frameworks.pytorch.scripts.nvidia_smi import facts_of, nvidia_smi_on_path
+from wavecast.frameworks.pytorch.scripts.nvidia_smi import (
+    facts_of,
+    kernels_refused,
+    nvidia_smi_on_path,
+)
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.periods import Choice, Period, choose, cycle_of, seen_ahead
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
-from wavecast.frameworks.pytorch.scripts.triton_kernels import kernels_refused
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
-from wavecast.hardware.device import Device
-from wavecast.hardware.families import family
-from wavecast.ops.costs import cost_of
+from wavecast.hardware.devices import Device, family
+from wavecast.ops.costs import cost_of, kind
+from wavecast.ops.registry import Kind
 from wavecast.traces.script import (
     Loading,
     OwnTime,
@@ -394,3 +395,87 @@ def _flops(ops: Counter[Op]) -> float:
     return float(
         sum(cost.flops * times for op, times in ops.items() if (cost := cost_of(op)) is not None)
     )
+
+
+# What one step of a script has, in a few words: micro-batches, samples, precision, compiled.
+
+
+def contents(trace: Trace, passes: int) -> str:
+    """What a step has, in words: "4 micro-batches, 64 samples, bfloat16 matmuls, compiled".
+
+    Args:
+        trace: the step.
+        passes: how many backward passes it has.
+    """
+    parts = [
+        f"{passes} backward passes" if passes != 1 else "1 backward pass",
+        "" if trace.samples is None else f"{trace.samples} {trace.unit}",
+        _precision(trace),
+        "compiled" if any(kind(op) is Kind.FUSED for op in trace.counts) else "not compiled",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _precision(trace: Trace) -> str:
+    """The data type in which most FLOPs are computed."""
+    flops: Counter[str] = Counter()
+    for op, times in trace.counts.items():
+        cost = cost_of(op)
+        if cost is not None and op.inputs:
+            flops[op.inputs[0].dtype] += int(cost.flops) * times
+    [(dtype, most), *_] = flops.most_common(1) or [("", 0)]
+    return f"mostly {dtype}" if most else ""
+
+
+# Failures of scripts that come from what was assumed: the values of tensors, and one GPU.
+
+
+_SEVERAL_GPUS = re.compile(
+    r"\bGPUs?\b|\bdevices?\b|\branks?\b|world.?size|MASTER_ADDR|LOCAL_RANK|WORLD_SIZE",
+    re.IGNORECASE,
+)
+"""What messages say that ask for more GPUs, or for what torchrun sets."""
+
+
+@contextmanager
+def explaining_assumed(assumptions: Assumptions, ranks: int | None) -> Iterator[None]:
+    """Explain the errors of the block, as `explained` does."""
+    try:
+        yield
+    except CaptureError as error:
+        raise explained(error, assumptions, ranks) from error.__cause__
+
+
+def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) -> CaptureError:
+    """The same error, with what to do about it if an assumption may be the reason.
+
+    Args:
+        error: why the script gave no step.
+        assumptions: what was assumed while it ran.
+        ranks: how many ranks it ran as the first of. None for a script on one GPU.
+    """
+    text, cause = str(error), error.__cause__
+    if isinstance(cause, AssertionError | ValueError | RuntimeError | IndexError):
+        line = failing_line(cause)
+        if line in assumptions.read:
+            value = assumptions.read[line]
+            return CaptureError(
+                f"{text}; the value read from the GPU at {line} is not known, and {value} was "
+                f"assumed: give the right one, as in --assume {line}={_other(value)}"
+            )
+    asked = assumptions.asks_count and (cause is None or isinstance(cause, SystemExit))
+    if ranks is None and "--ranks" not in text and (asked or _mentions_gpus(cause)):
+        return CaptureError(
+            f"{text}; the script ran as on a machine with one GPU: if it is written for several, "
+            "say how many, as in --ranks 8"
+        )
+    return error
+
+
+def _mentions_gpus(cause: BaseException | None) -> bool:
+    return isinstance(cause, Exception) and bool(_SEVERAL_GPUS.search(f"{cause}"))
+
+
+def _other(value: object) -> str:
+    """Another value than the assumed one."""
+    return str(int(not value)) if isinstance(value, bool) else "0"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context
 import multiprocessing.process
 import os
 import sys
@@ -15,7 +16,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.pytorch.recording.user_lines import (
+    user_line,
+)
 
 _RAN_HERE = "_wavecast_ran_here"
 

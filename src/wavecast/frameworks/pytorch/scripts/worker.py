@@ -28,12 +28,12 @@ from wavecast.files import remove_folder
 from wavecast.frameworks.confinement import (
     confine,
     end_children,
-    landlock,
+    kernel,
     restrict_files,
     run_guarded,
 )
 from wavecast.frameworks.confinement.kernel import adopt_orphans
-from wavecast.frameworks.pytorch.compiled import plan_store
+from wavecast.frameworks.pytorch.compiled import plans
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
 from wavecast.frameworks.pytorch.scripts.jax_runner import run_jax
 from wavecast.frameworks.pytorch.scripts.program import Program, own_traceback
@@ -51,7 +51,7 @@ from wavecast.frameworks.script_results import (
     report_line,
     write_result,
 )
-from wavecast.hardware.device_files import read_device
+from wavecast.hardware.devices import read_device
 from wavecast.traces.script import ScriptRun
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -126,7 +126,7 @@ def _guard(request: dict[str, Any], worker: int, says: int, reports: int) -> NoR
         def serve() -> None:
             os.close(says)
             if confinement.files:
-                restrict_files(confinement.folders, landlock.version())
+                restrict_files(confinement.folders, kernel.version())
             _serve(request, _Reports(reports))
 
         code = run_guarded(serve, STOP, worker, all_are_ours=confinement.signals)
@@ -145,7 +145,7 @@ def _serve(request: dict[str, Any], reports: _Reports) -> None:
     try:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         result = _result(request, reports)
-        plan_store.leave(Path(request["new_plans"]))
+        plans.leave(Path(request["new_plans"]))
         write_result(result, Path(request["result"]))
     except BaseException as error:
         reports.tell(_failure(error))
@@ -158,7 +158,7 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
     os.environ.update(request["environment"] | {"TMPDIR": request["temporary"]})
     tempfile.tempdir = request["temporary"]
     sys.path[:] = request["path"]
-    plan_store.keep_apart(Path(request["plans"]))
+    plans.keep_apart(Path(request["plans"]))
     options = request["options"]
     if request["gpu"] is not None:
         options["gpu"] = read_device(request["gpu"])

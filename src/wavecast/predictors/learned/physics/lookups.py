@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from wavecast.ops.costs import UNSORTED_LOOKUPS, index_count
 from wavecast.ops.indexing import indexed_dims
-from wavecast.ops.kernel_counts import UNSORTED_LOOKUPS, index_count
 from wavecast.ops.registry import integer, item_bytes
 from wavecast.traces.step import Op, TensorSpec
 

@@ -1,0 +1,1 @@
+"""What a prediction says when it is looked at: profiles, comparisons, evaluations."""

@@ -1,0 +1,1 @@
+"""Steps checked against a committed baseline."""

@@ -1,1 +1,0 @@
-"""Whether named steps still take the time and memory that a committed baseline says."""

@@ -1,0 +1,1 @@
+"""The GPU, the processes and the threads that user code finds while it is traced."""

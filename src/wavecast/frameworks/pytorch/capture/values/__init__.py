@@ -1,0 +1,1 @@
+"""Real values that user code reads, among tensors that have none."""

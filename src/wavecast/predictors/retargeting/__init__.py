@@ -1,0 +1,1 @@
+"""What a traced step runs on another GPU family."""

@@ -1,1 +1,0 @@
-"""Per-layer models: the time of a network as the sum of its layers (Gianniti et al.)."""

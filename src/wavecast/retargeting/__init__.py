@@ -1,1 +1,0 @@
-"""How a traced step changes for another GPU family: its attention kernels, chosen again."""

@@ -1,0 +1,1 @@
+"""Models of layers and of whole runs, fitted to what past trainings took (Gianniti et al.)."""

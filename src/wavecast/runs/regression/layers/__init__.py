@@ -1,0 +1,1 @@
+"""Models of single layers, summed over a network."""

@@ -1,0 +1,324 @@
+"""The source of steps: from a target and its options to traces for GPU families and batches.
+
+A step is traced when a trace is first needed, and every trace is kept. A trace serves all GPUs for
+which it is exact: those of its own family, and those whose attention kernels can be chosen again in
+it. Compiled steps are traced for the first GPU of each family. The models of libraries, whose code
+does not depend on the batch, are traced at two batches; larger ones follow from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+from wavecast.errors import InvalidInput, needing_extra
+from wavecast.frameworks.jax.steps import NAMES, captured_jax
+from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
+from wavecast.hardware.devices import Device, Family, device, family
+from wavecast.parallel.pipeline import cut
+from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting.rewriting import retarget, serves
+from wavecast.targets.decoders import is_decoder
+from wavecast.targets.scripts import run_script
+from wavecast.targets.targets import MakeStep, Target, resolve
+from wavecast.traces.batches import FEWEST, at_batch
+from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.script import ScriptRun
+from wavecast.traces.step import Trace
+
+TraceAt = Callable[[Device | None, int | None], Trace]
+"""Traces a step for a GPU, at a batch. None is a recent GPU, and the step's own batch."""
+Progress = Callable[[int], None] | None
+Tracing = Callable[[Target], AbstractContextManager[Progress]]
+"""What surrounds the tracing of a step; it gives what is called with the number of ops so far."""
+
+
+_Key = tuple[Family | str | None, int | None]
+"""What a trace serves: a family of GPUs, or one GPU if XLA compiled it; and the batch."""
+
+
+class StepSource:
+    """The traces of one step, each made when it is first needed.
+
+    Args:
+        trace_at: traces the step.
+        batch: the step's own batch. None if it is not known.
+        follows: whether traces at larger batches may follow from those at smaller ones.
+    """
+
+    def __init__(
+        self, trace_at: TraceAt, batch: int | None = None, *, follows: bool = False
+    ) -> None:
+        self._trace_at, self._batch, self._follows = trace_at, batch, follows
+        self._traced: dict[int | None, list[Trace]] = {}
+        self._served: dict[_Key, Trace] = {}
+
+    def on(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
+        """The trace with the kernels of a GPU, at a batch.
+
+        Args:
+            gpu: the GPU. None for any trace that exists, else one for a recent GPU.
+            batch: the batch. None for the step's own.
+        """
+        at = self._other(batch)
+        by_family: _Key = (None if gpu is None else family(gpu), at)
+        by_gpu: _Key = (None if gpu is None else gpu.id, at)
+        for key in (by_family, by_gpu):
+            if key in self._served:
+                return self._served[key]
+        trace = self._common(gpu, at)
+        key = by_family if compiled_gpu(trace) is None else by_gpu
+        self._served[key] = trace if gpu is None else retarget(trace, gpu).trace
+        return self._served[key]
+
+    def families(self, gpus: Sequence[Device | str], batch: int | None = None) -> FamilyTraces:
+        """The traces that serve several GPUs, at a batch; one if it is exact for all of them."""
+        if isinstance(gpus, str) or not gpus:
+            raise InvalidInput(
+                f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}'
+            )
+        named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
+        at = self._other(batch)
+        found = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
+        return FamilyTraces(tuple(found.values()))
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        return None
+
+    def fullest(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
+        """The step of the loop that needs most memory."""
+        return self.larger(gpu, batch) or self.on(gpu, batch)
+
+    def _other(self, batch: int | None) -> int | None:
+        """A batch, if it is not the step's own."""
+        return None if batch == self._batch else batch
+
+    def _common(self, gpu: Device | None, batch: int | None) -> Trace:
+        """A trace that serves a GPU, with the kernels of the GPU that it was made for."""
+        traced = self._traced.setdefault(batch, [])
+        for trace in traced:
+            if _fits(trace, gpu):
+                return trace
+        traced.append(self._following(gpu, batch) or self._trace_at(gpu, batch))
+        return traced[-1]
+
+    def _following(self, gpu: Device | None, batch: int | None) -> Trace | None:
+        """The trace at a batch, from those at two smaller ones; None if it does not follow."""
+        if batch is None or not self._follows:
+            return None
+        smaller = [at for at in self._traced if FEWEST <= (at or self._batch or 0) < batch]
+        pairs = combinations(sorted(smaller, key=lambda at: at or self._batch or 0), 2)
+        for pair in pairs:
+            known = [next((t for t in self._traced[at] if _fits(t, gpu)), None) for at in pair]
+            sizes = tuple(at or self._batch or 0 for at in pair)
+            if known[0] is not None and known[1] is not None:
+                found = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
+                if found is not None:
+                    return found
+        return None
+
+
+def _fits(trace: Trace, gpu: Device | None) -> bool:
+    return gpu is None or serves(trace, gpu)
+
+
+def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
+    """The source of a target's traces.
+
+    Args:
+        target: the step, a script, or a saved trace, which has one batch only.
+        tracing: what surrounds the tracing.
+    """
+    if target.script is not None:
+        return ScriptSource(target, tracing)
+
+    def trace_at(gpu: Device | None, batch: int | None) -> Trace:
+        if target.trace is not None:
+            return target.trace
+        step = target if batch is None else target.changed(batch=batch)
+        with tracing(step) as progress:
+            return traced_target(step, gpu, progress)
+
+    return StepSource(trace_at, target.batch, follows=target.is_library_model)
+
+
+class ScriptSource(StepSource):
+    """The traces of the step that a script repeats; the script runs once for each."""
+
+    def __init__(
+        self,
+        target: Target,
+        tracing: Tracing = lambda _: nullcontext(),
+        tell_first: Callable[[ScriptRun], None] = lambda _: None,
+    ) -> None:
+        super().__init__(self._run_at, target.batch)
+        self._target, self._tracing, self._tell_first = target, tracing, tell_first
+        self.runs: list[ScriptRun] = []
+        """What each run gave, in order."""
+        self._batches: list[int | None] = []
+        """The batch of each run."""
+
+    def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
+        """Another step of the same loop that needs more memory; None if there is none."""
+        trace = self._common(gpu, self._other(batch))
+        largest = next(run.largest for run in self.runs if run.trace is trace)
+        return largest if largest is None or gpu is None else retarget(largest, gpu).trace
+
+    def uneven(self, gpu: Device) -> list[tuple[Trace, float]]:
+        """The steps of the loop that are not as the one that repeats, and the share of each.
+
+        Empty where all are alike, or where it is not known how often they come.
+        """
+        trace = self._common(gpu, None)
+        run = next(run for run in self.runs if run.trace is trace)
+        cycle = run.cycle
+        if cycle is None:
+            return []
+        steps = ((cut(cycle, range(s.begin, s.end)), s.times / run.cycle_steps) for s in run.uneven)
+        return [(retarget(step, gpu).trace, share) for step, share in steps]
+
+    def _run_at(self, gpu: Device | None, batch: int | None) -> Trace:
+        target = self._target if batch is None else self._target.changed(batch=batch)
+        with self._tracing(target) as progress:
+            run = run_target(target, gpu, progress)
+        self._refuse_unchanged(target, run)
+        if not self.runs:
+            self._tell_first(run)
+        self.runs.append(run)
+        self._batches.append(target.batch)
+        return run.trace
+
+    def _refuse_unchanged(self, target: Target, run: ScriptRun) -> None:
+        """Refuse a run at another batch whose samples are not in proportion to those before."""
+        for before, batch in zip(self.runs, self._batches, strict=True):
+            if batch is None or target.batch is None or batch == target.batch:
+                continue
+            old, new = before.trace, run.trace
+            if old.samples is None and new.samples is None:
+                if old.allocations != new.allocations:
+                    continue
+                found = "has the same memory"
+            elif old.samples and new.samples and old.samples * target.batch == new.samples * batch:
+                continue
+            else:
+                found = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
+            raise InvalidInput(
+                f"a step of {target.name} {found}; name the option that sets the batch with "
+                "--batch-option, or give the script data for as many samples"
+            )
+
+
+def _samples(trace: Trace) -> str:
+    return "an unknown number of samples" if trace.samples is None else f"{trace.samples} samples"
+
+
+def run_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> ScriptRun:
+    """What the run of a target's script gives, for a GPU."""
+    script = target.script
+    assert script is not None
+    changes = [*target.changes, *([] if target.precision is None else [target.precision])]
+    changes += ["compile"] if target.compiled else []
+    changes += ["few_samples"] if script.is_asked else []
+    return run_script(
+        script.path,
+        script.arguments,
+        module=script.is_module,
+        gpu=gpu,
+        samples=target.samples,
+        progress=progress,
+        assume=target.assume,
+        ranks=target.ranks,
+        changes=changes,
+        lines=all_are_named(),
+        **script.options.arguments(),
+    )
+
+
+def traced_target(target: Target, gpu: Device | None = None, progress: Progress = None) -> Trace:
+    """The trace of a target for a GPU, made anew."""
+    if target.script is not None:
+        return run_target(target, gpu, progress).trace
+    assert target.make_step is not None
+    if target.jax:
+        _refuse_torch_options(target)
+        return captured_jax(
+            target.make_step,
+            gpu=gpu,
+            samples=target.samples,
+            unit=target.unit,
+            ranks=target.ranks,
+            changes=target.changes,
+        )
+    return captured(
+        target.make_step,
+        gpu=gpu,
+        samples=target.samples,
+        unit=target.unit,
+        progress=progress,
+        assume=target.assume,
+        ranks=target.ranks,
+        compiled=target.compiled,
+        changes=target.changes,
+    )
+
+
+def units_of(target: Target) -> int:
+    """How many units of its trace one sample of a target's batch has: the tokens of a sequence."""
+    if target.samples is None or not target.batch or target.samples % target.batch:
+        return 1
+    return target.samples // target.batch
+
+
+def _refuse_torch_options(target: Target) -> None:
+    if target.compiled:
+        raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
+    if target.assume:
+        raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
+    if others := set(target.changes) - set(NAMES):
+        raise InvalidInput(
+            f"{target.name} is a JAX step, to whose code this cannot be done here "
+            f"({', '.join(sorted(others))}); change it yourself, and compare"
+        )
+
+
+def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
+    """The trace of one step with changes to its code.
+
+    The options are those of `wavecast.trace`, for one GPU.
+    """
+    with needing_extra("tracing"):
+        from wavecast.frameworks.pytorch.changes import changed
+        from wavecast.frameworks.pytorch.compiled.tracing import capture
+    return capture(changed(make_step, changes), **options)
+
+
+# Targets that recompute activations in the backward pass, as far as they can.
+
+
+def recompute_ways(target: Target) -> tuple[str, ...]:
+    """What a target can recompute, the least first; what its options ask for, if they do."""
+    asked = target.options.recompute or ("full" if target.options.checkpointing else None)
+    if asked is not None or target.trace is not None:
+        return (asked or "none",)
+    if is_decoder(target.text, target.options):
+        return ("none", "selective", "full") if target.options.unfused_attention else _ALL
+    return _ALL if target.text.startswith("hf:") else ("none",)
+
+
+_ALL = ("none", "full")
+
+
+def recomputing(target: Target, way: str) -> Target:
+    """The target, with so much recomputed: one of its `recompute_ways`."""
+    if way not in ("selective", "full") or way == target.options.recompute:
+        return target
+    if way == "full":
+        options = replace(target.options, checkpointing=True)
+    else:
+        options = replace(target.options, recompute=way)
+    step = resolve(target.text, target.batch, target.precision, options)
+    return replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
