@@ -13,6 +13,7 @@ import typer
 from wavecast.cli.options.groups import grouped
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
+from wavecast.traces.file import SUFFIXES
 
 if TYPE_CHECKING:
     from wavecast import Prediction
@@ -70,6 +71,13 @@ def refuse_bad_places(*paths: Path | None) -> None:
                 f"cannot write {path}: there is no directory {path.parent}; make it first, or "
                 "choose another place"
             )
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
+    if not out.name.endswith(SUFFIXES):
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
+    refuse_bad_places(out)
 
 
 def write_page(path: Path | None, make: Callable[[], Report]) -> None:

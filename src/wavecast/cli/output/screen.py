@@ -32,7 +32,6 @@ from rich.text import Text
 from wavecast.cli.output.standard_output import results, write_result
 from wavecast.errors import DoubtfulInput
 from wavecast.frameworks.stages import current, stage
-from wavecast.report.outputs import marked
 from wavecast.report.units import one_line, visible
 
 _PIPE_WIDTH = 10_000
@@ -89,6 +88,8 @@ def print_json(value: object) -> None:
 
     The output names the schema of the command that runs.
     """
+    from wavecast.report.outputs import marked
+
     text = json.dumps(marked(value, _command), indent=2, allow_nan=False)
     write_result(text.replace("\x7f", "\\u007f") + "\n")  # JSON itself lets DEL through
 

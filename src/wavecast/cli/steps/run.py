@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -35,7 +35,13 @@ from wavecast.cli.options.steps import (
     named_or_all_gpus,
     step_options,
 )
-from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
+from wavecast.cli.output.pages import (
+    NO_FILES,
+    ReportFiles,
+    refuse_unwritable,
+    report_files,
+    write_page,
+)
 from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
     ShownPredictions,

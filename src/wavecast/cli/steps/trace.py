@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app
 from wavecast.cli.options.predictors import SetupName
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
@@ -19,6 +19,7 @@ from wavecast.cli.options.steps import (
     gpu_option,
     step_options,
 )
+from wavecast.cli.output.pages import refuse_unwritable
 from wavecast.cli.output.screen import print_json, show, waiting
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import measured_step, require_gpu, step_source
