@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import TypeVar
 
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.footprint.kinds import peak_bytes
@@ -42,6 +43,7 @@ _NOT_FITTING = "does not fit"
 _UNSUITED = "the step computes in bf16, for which it has no units"
 _UNPREDICTED = "too many of its ops cannot be predicted"
 
+_Row = TypeVar("_Row")
 TraceFor = Callable[[Device, int | None], Trace]
 """A function that traces the step for a GPU at a batch size; None asks for the user's own batch."""
 _WORTH_GROWING = 0.02
@@ -466,16 +468,25 @@ def comparable(prediction: Prediction) -> bool:
     return prediction.unpredicted_share <= TOO_MUCH
 
 
-def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions in the same order, but GPUs with too little memory come last."""
-    return sorted(predictions, key=lambda prediction: prediction.fits is False)
+def in_order(
+    rows: Iterable[_Row],
+    step: Callable[[_Row], Prediction],
+    *,
+    by_speed: bool = True,
+    bounds_last: bool = True,
+) -> list[_Row]:
+    """Rows in the order in which GPUs are listed: those with too little memory come last.
 
-
-def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions from the fastest GPU on, but GPUs with too little memory come last.
-
-    After them come those that are not `comparable`, in the order in which they were given.
+    Args:
+        rows: one for each GPU, or for several of one model.
+        step: the prediction of a row.
+        by_speed: whether the fastest come first. If not, they stay in the given order.
+        bounds_last: whether those that are not `comparable`, whose times are lower bounds, come
+            after all others, in the given order. If not, they are listed like the others.
     """
-    rows = list(predictions)
-    ranked = sorted(filter(comparable, rows), key=lambda prediction: prediction.seconds)
-    return [*fitting_first(ranked), *(row for row in rows if not comparable(row))]
+    given = list(rows)
+    bounds = [row for row in given if bounds_last and not comparable(step(row))]
+    others = [row for row in given if not (bounds_last and not comparable(step(row)))]
+    others.sort(key=lambda row: step(row).seconds if by_speed else 0.0)
+    others.sort(key=lambda row: step(row).fits is False)
+    return [*others, *bounds]

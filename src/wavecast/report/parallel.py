@@ -13,15 +13,15 @@ from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import Interruptions, TrainingCost
 from wavecast.planning.layouts import Layout, NetworkPoint, model_flops_utilization
-from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import KNEE, ScalePoint, Scaling
-from wavecast.report.fields import ABSENT, Field, columns, describe, output
+from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.priced_steps import (
     SEVERAL,
     PricedStep,
     memory_text,
-    offer_for,
     priced,
+    priced_steps,
     range_of,
 )
 from wavecast.report.tables import Column, by_gpu, headed, notes, remarks, shown, titled
@@ -157,15 +157,10 @@ def priced_points(
     trainings: Iterable[TrainingCost | None] | None = None,
 ) -> list[PricedPoint]:
     """The points of a curve with prices, today's if none are given, and the training at each."""
-    prices = book or price_book()
-    costs = [ABSENT for _ in curve.points] if trainings is None else list(trainings)
+    steps = priced_steps([point.prediction for point in curve.points], book, trainings, "none")
     return [
-        PricedPoint(
-            PricedStep(p.prediction, offer_for(p.prediction, prices), "none", training=cost),
-            p.relative,
-            p.gpus == curve.knee,
-        )
-        for p, cost in zip(curve.points, costs, strict=True)
+        PricedPoint(step, point.relative, point.gpus == curve.knee)
+        for step, point in zip(steps, curve.points, strict=True)
     ]
 
 
@@ -245,7 +240,7 @@ _RECOMPUTED = {"none": "", "selective": " --recompute selective", "full": " --ch
 def _step(layout: Layout) -> PricedStep | None:
     """The step; null when it does not fit, cannot be done, or was not played."""
     step = layout.prediction
-    return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
+    return None if step is None else priced_steps([step], by="none")[0]
 
 
 def _share(needed: Memory | None) -> float | None:

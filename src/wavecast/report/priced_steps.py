@@ -45,11 +45,23 @@ class PricedStep:
     """The whole training; None if it does not fit, and left out if it was not asked for."""
     mark: str = ""
     """What stands behind the name of the GPU, such as `[1]`."""
+    label: str = ""
+    """What it is called in place of its GPUs, such as a strategy."""
 
     @property
     def named(self) -> str:
         """The GPUs, with their mark."""
-        return f"{self.step.name} {self.mark}".rstrip()
+        return f"{self.label or self.step.name} {self.mark}".rstrip()
+
+    @property
+    def unit(self) -> str:
+        """What the step counts."""
+        return self.step.trace.unit
+
+    @property
+    def cost(self) -> TrainingCost | None:
+        """The whole training; None if it was not asked for, or does not fit."""
+        return None if self.training is ABSENT else self.training
 
     @property
     def is_comparable(self) -> bool:
@@ -150,6 +162,20 @@ def offer_for(step: Prediction, book: PriceBook) -> Price | None:
 def priced(step: Prediction) -> PricedStep:
     """A step with the cheapest offer of today."""
     return PricedStep(step, offer_for(step, price_book()))
+
+
+def priced_steps(
+    steps: Sequence[Prediction],
+    book: PriceBook | None = None,
+    trainings: Iterable[TrainingCost | None] | None = None,
+    by: str | None = None,
+    depth: int = 2,
+) -> list[PricedStep]:
+    """Steps with their prices, today's if none are given, and the whole training of each."""
+    prices = book or price_book()
+    costs = [ABSENT for _ in steps] if trainings is None else list(trainings)
+    pairs = zip(steps, costs, strict=True)
+    return [PricedStep(step, offer_for(step, prices), by, depth, cost) for step, cost in pairs]
 
 
 def of_share(name: str, title: str, rank: int) -> Field:
@@ -290,10 +316,7 @@ def predicted(
         advice: what would make the step better, if that was asked for.
         generation: the steps in the words of those who serve models, if they generate text.
     """
-    book = book or price_book()
-    costs = [ABSENT for _ in rows] if trainings is None else list(trainings)
-    pairs = zip(rows, costs, strict=True)
-    steps = [PricedStep(row, offer_for(row, book), by, depth, cost) for row, cost in pairs]
+    steps = priced_steps(rows, book, trainings, by, depth)
     notes = notes_by_gpu((row.name, row.notes) for row in rows)
     told = {"target": target, "trace": rows[0].trace, "predictions": steps, "notes": notes}
     told |= {} if advice is None else {"advice": advice}

@@ -13,8 +13,8 @@ from wavecast.footprint.kinds import TBD_KINDS
 from wavecast.report.caveats import counted_ops
 from wavecast.report.fields import Field, columns, describe, plain, record
 from wavecast.report.fields import columns as columns_of
-from wavecast.report.html.comparison import ComparedStep, tiles, verdict
-from wavecast.report.html.details import details
+from wavecast.report.html.comparison import BOUNDS, figure_boxes, strong
+from wavecast.report.html.details import Detailed, details_of
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import bullets, element, html_table, joined
 from wavecast.report.html.reports import prediction_report
@@ -317,27 +317,18 @@ def predicted_profile_report(
 
 def measured_profile_report(title: str, profile: Profile, trace: Trace) -> Report:
     """The profile of a measured step."""
-    candidate = ComparedStep(
-        name=f"{profile.device.id} (measured)",
-        device=profile.device,
-        seconds=profile.seconds,
-        low_s=None,
-        high_s=None,
-        throughput=profile.throughput,
-        unit=profile.unit,
-        offer=None,
-        memory=None,
-        bound_by="gpu" if profile.gpu_utilisation > 0.9 else "host",
-        is_comparable=True,
-        timetables=lambda: {"": of_measured(trace)},
-    )
-    shown = details([candidate])
+    name = f"{profile.device.id} (measured)"
+    time, rate = duration(profile.seconds), profile.throughput
+    figures = [("step", time, "no range")]
+    figures += [] if rate is None else [("speed", count(rate), f"{profile.unit}/s")]
+    bound = BOUNDS["gpu" if profile.gpu_utilisation > 0.9 else "host"]
+    shown = details_of([Detailed("0-0", name, profile.device, of_measured(trace))])
     notes = Section("notes", "Notes", bullets(profile.notes)) if profile.notes else None
     return Report(
         title,
-        verdict([candidate]),
+        joined(["One step takes about ", strong(time), f" on {name}; {bound}."]),
         (_utilisation_section([profile]), *shown.sections, *([notes] if notes else [])),
-        tiles(candidate),
+        figure_boxes(name, figures),
         shown.subjects,
         shown.names,
     )

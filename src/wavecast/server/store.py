@@ -10,13 +10,16 @@ import threading
 import time
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.server.guard import ServerLimits
 
+_Value = TypeVar("_Value")
 _LOG = logging.getLogger("wavecast.server")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS checked_results (
@@ -38,33 +41,39 @@ _LARGEST_RESULT_BYTES = 64 << 20
 
 
 @dataclass
-class RecentResults:
-    """The results used last, in memory, up to a number of bytes."""
+class Recent(Generic[_Value]):
+    """The values used last, in memory, up to a size; the longest unused ones are forgotten."""
 
-    most_bytes: int
-    _bodies: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
-    _bytes: int = 0
+    most: int
+    size: Callable[[str, _Value], int]
+    """What a value takes, with its name."""
+    least: int = 0
+    """How many values are kept whatever they take."""
+    _values: OrderedDict[str, _Value] = field(default_factory=OrderedDict)
+    _sum: int = 0
 
-    def get(self, name: str) -> bytes | None:
-        """The result of that name, if it is kept."""
-        body = self._bodies.get(name)
-        if body is not None:
-            self._bodies.move_to_end(name)
-        return body
+    def get(self, name: str) -> _Value | None:
+        """The value of that name, if it is kept."""
+        if name in self._values:
+            self._values.move_to_end(name)
+        return self._values.get(name)
 
-    def put(self, name: str, body: bytes) -> None:
-        """Keep a result, and forget the longest unused ones if there is no room."""
-        self.forget(name)
-        self._bodies[name] = body
-        self._bytes += len(name) + len(body)
-        while self._bytes > self.most_bytes:
-            self.forget(next(iter(self._bodies)))
+    def put(self, name: str, value: _Value) -> None:
+        """Keep a value, and forget the longest unused ones if there is no room."""
+        self._forget(name)
+        self._values[name] = value
+        self._sum += self.size(name, value)
+        while self._sum > self.most and len(self._values) > self.least:
+            self._forget(next(iter(self._values)))
 
-    def forget(self, name: str) -> None:
-        """Keep it no longer."""
-        body = self._bodies.pop(name, None)
-        if body is not None:
-            self._bytes -= len(name) + len(body)
+    def _forget(self, name: str) -> None:
+        if name in self._values:
+            self._sum -= self.size(name, self._values.pop(name))
+
+
+def recent_results(most_bytes: int) -> Recent[bytes]:
+    """A memory for results, up to a number of bytes."""
+    return Recent(most_bytes, lambda name, body: len(name) + len(body))
 
 
 class ResultStore:
@@ -76,7 +85,7 @@ class ResultStore:
     def __init__(self, folder: Path, limits: ServerLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._recent = RecentResults(limits.cached_bytes)
+        self._recent = recent_results(limits.cached_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._connection = _opened(folder / "results.sqlite")

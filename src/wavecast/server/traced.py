@@ -6,7 +6,6 @@ Only models that ship with the package are made, so that no code of a user runs.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -17,9 +16,10 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.hardware.devices import Device, device, family
+from wavecast.hardware.devices import Device, family, usual_gpu
 from wavecast.predictors.retargeting.family_traces import FamilyTraces
 from wavecast.server.questions import HUGGING_FACE, digest
+from wavecast.server.store import Recent
 from wavecast.suite import benchmark
 from wavecast.suite.tags import DEFAULT_SEQ, OWN_SIZES
 from wavecast.targets.decoders import DECODERS, sizes_of
@@ -29,8 +29,8 @@ from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000
 """The calls of all traces that a worker keeps at hand."""
-_COMMON = "a100-sxm-80gb"
-"""The GPU for which a model is traced first. Most others are served by the same trace."""
+_COMMON = (8, 0)
+"""The capability of the GPU for which a model is traced first: it serves most others as well."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +49,19 @@ class TraceShelf:
     """The traces that a worker has at hand, and a folder that all workers share."""
 
     folder: Path | None = None
-    _kept: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
+    _traces: Recent[Trace] = field(
+        default_factory=lambda: Recent(_KEPT_CALLS, lambda _, trace: len(trace), least=1)
+    )
 
     def get(self, name: str, make: Callable[[], Trace], *, share: bool) -> Trace:
         """The trace of that name; `make` makes it if it is not here."""
-        if name in self._kept:
-            self._kept.move_to_end(name)
-            return self._kept[name]
+        if (kept := self._traces.get(name)) is not None:
+            return kept
         trace = (self._shared(name) if share else None) or make()
         if share and self.folder is not None:
             with suppress(InvalidInput, OSError):  # a full disk; the trace is at hand anyway
                 _share(trace, self.folder / f"{name}.json.gz")
-        self._kept[name] = trace
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_CALLS:
-            self._kept.popitem(last=False)
+        self._traces.put(name, trace)
         return trace
 
     def _shared(self, name: str) -> Trace | None:
@@ -109,14 +108,14 @@ def questioned_step(
     target = replace(model_target(step), compiled=bool(step.get("compile")))
 
     def trace_at(gpu: Device | None, _: int | None) -> Trace:
-        gpu = gpu or device(_COMMON)
+        gpu = gpu or usual_gpu(_COMMON)
         kind = gpu.id if target.compiled else family(gpu)
         name = digest("trace", wavecast.__version__, step, kind)
         return shelf.get(name, lambda: traced_target(target, gpu), share=True)
 
     source = StepSource(trace_at)
     if not target.compiled:
-        source.on(device(_COMMON))
+        source.on(usual_gpu(_COMMON))
     return QuestionedStep(target.name, target, source.families(gpus))
 
 

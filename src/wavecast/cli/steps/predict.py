@@ -51,7 +51,7 @@ from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.advise import quickly_advised
 from wavecast.cli.steps.compiled_gains import show_gains
 from wavecast.cli.steps.predicted import (
-    ShownPredictions,
+    PredictionOutput,
     counting_uneven,
     exit_if_incomplete,
     listed,
@@ -148,7 +148,7 @@ def predict(
     files.refuse_bad_places()
     gpus, wanted = named_or_all_gpus(gpu), step.target(target, fixed=())
     plan, book = training.plan(wanted), pricing.book(gpus, setup)
-    shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
+    shown = PredictionOutput(files, as_json, plan, book, by, depth, setup)
     refuse_scaling(wanted, origin, predictor, setup)
     _refuse_beside_both(shown, step, parallel)
     fixed = {"--predictor": predictor, "--setup": setup, "--model": model, "--origin": origin}
@@ -205,7 +205,7 @@ def _refuse_beside_advice(
             raise InvalidInput(f"--advice cannot be used with {option}; leave out one of them")
 
 
-def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: str | None) -> None:
+def _refuse_beside_both(shown: PredictionOutput, step: StepOptions, parallel: str | None) -> None:
     """Refuse options that a table of gains has no place for."""
     if step.compile is not False:
         return

@@ -16,7 +16,7 @@ from wavecast.cli.options.predictors import By, HostOptions, SetupName
 from wavecast.cli.output.pages import ReportFiles, write_prediction_files
 from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.candidates import comparable, fastest_first, fitting_first
+from wavecast.planning.candidates import comparable, in_order
 from wavecast.planning.cost import (
     Ranged,
     TrainingCost,
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ShownPredictions:
-    """What is printed of predictions, and where else they are written."""
+class PredictionOutput:
+    """How predictions are printed and priced, and where else they are written."""
 
     files: ReportFiles
     as_json: bool
@@ -94,13 +94,13 @@ def predict_spread(
 
 def listed(rows: Iterable[Prediction], *, ranked: bool) -> list[Prediction]:
     """Predictions in the order of a table: as given, or from the fastest on."""
-    return fastest_first(rows) if ranked else fitting_first(rows)
+    return in_order(rows, lambda row: row, by_speed=ranked, bounds_last=ranked)
 
 
 def print_predictions(
     title: str,
     rows: Sequence[Prediction],
-    shown: ShownPredictions,
+    shown: PredictionOutput,
     heading: str | None = None,
     before: RenderableType | None = None,
 ) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def naming_lines(by: By | None) -> AbstractContextManager[None]:
     return naming_all_lines() if by is By.LINE else nullcontext()
 
 
-def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
+def _cost(row: Prediction, shown: PredictionOutput) -> TrainingCost | None:
     """What a training takes; None where the step does not fit or cannot be compared."""
     if shown.plan is None or row.fits is False or not comparable(row):
         return None
@@ -165,8 +165,8 @@ def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
 
 
 def counting_uneven(
-    shown: ShownPredictions, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
-) -> ShownPredictions:
+    shown: PredictionOutput, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
+) -> PredictionOutput:
     """What is shown, whose whole training also counts what only some steps of a script do.
 
     Args:

@@ -44,7 +44,7 @@ from wavecast.cli.output.pages import (
 )
 from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
-    ShownPredictions,
+    PredictionOutput,
     counting_uneven,
     exit_if_incomplete,
     listed,
@@ -139,7 +139,7 @@ def run(
     wavecast come before the script; all that follows belongs to the script.
     """
     devices, by = named_or_all_gpus(gpu or []), By.LINE if explain else by
-    shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
+    shown = PredictionOutput(files, as_json, training.plan(), pricing.book(devices), by, depth)
     shown = replace(shown, several=parallel is not None or step.ranks is not None)
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
@@ -220,7 +220,7 @@ def _strategy(parallel: str | None, is_shown: bool) -> wavecast.Parallel | None:
 
 
 def _check(
-    shown: ShownPredictions,
+    shown: PredictionOutput,
     issuing: HostOptions,
     asked: tuple[bool, bool],
     batch: int | None,
@@ -278,14 +278,14 @@ def _show_memory(
 
 
 def _show_predictions(
-    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions, cores: int | None
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: PredictionOutput, cores: int | None
 ) -> dict[str, Any]:
     before = script_report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 
 
-def _with_length(source: ScriptSource, shown: ShownPredictions) -> ShownPredictions:
+def _with_length(source: ScriptSource, shown: PredictionOutput) -> PredictionOutput:
     """What is shown, with the whole training if the script names its length."""
     length = source.runs[0].length
     if shown.plan is None and length is not None and length.steps is not None:

@@ -15,12 +15,10 @@ from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.frameworks.keras_models import model_and_batch
-from wavecast.hardware.devices import Device, device
+from wavecast.hardware.devices import Device, device, usual_gpu
 from wavecast.predictors.retargeting.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
 
-DEFAULT_GPU = "h100-sxm-80gb"
-"""The GPU that a step is compiled for if none is named."""
 _FORM = (
     "return a jitted function and its arguments: `return step, (state, batch)`; arguments may be "
     "arrays or jax.ShapeDtypeStruct"
@@ -113,7 +111,7 @@ def trace_jax(
         raise InvalidInput("trace_jax takes only one of gpu and gpus; leave out the other")
     if isinstance(gpus, str) or (gpus is not None and not gpus):
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    wanted = [_device(one) for one in (gpus or [gpu or DEFAULT_GPU])]
+    wanted = [_device(one) for one in (gpus or [gpu or usual_gpu()])]
     jit = {
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
@@ -149,7 +147,7 @@ def captured_jax(
     """
     check_installed()
     show_devices(ranks or 1)
-    target = gpu or device(DEFAULT_GPU)
+    target = gpu or usual_gpu()
     with rematerialized(changes):
         made = step_of(make_step())
         step = with_donation(*made) if DONATION in changes else made.step

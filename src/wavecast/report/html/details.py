@@ -12,12 +12,11 @@ import numpy as np
 
 from wavecast import ops
 from wavecast.analysis.profile import RooflinePoint, roofline_points
+from wavecast.footprint.memory import Memory
 from wavecast.hardware.devices import Device
-from wavecast.report import memory
 from wavecast.report.html import breakdown
 from wavecast.report.html.axes import Plot, bar, log_axis, title_of
 from wavecast.report.html.breakdown import Names
-from wavecast.report.html.comparison import ComparedStep
 from wavecast.report.html.documents import Section, Subject
 from wavecast.report.html.markup import (
     Html,
@@ -29,6 +28,8 @@ from wavecast.report.html.markup import (
     joined,
     kind_key,
 )
+from wavecast.report.memory import memory_parts
+from wavecast.report.priced_steps import PricedStep
 from wavecast.report.tables import Column, from_rows
 from wavecast.report.units import duration, or_unknown, percent, quantity, three_digits
 from wavecast.steps.chrome_trace import host_name, stream_name
@@ -44,12 +45,15 @@ _MOST_SPANS = 110_000
 
 @dataclass(frozen=True)
 class Detailed:
-    """A candidate, or one of its ranks, with its timetable."""
+    """A step on one GPU, or one rank of a step on several, with its timetable."""
 
     identity: str
     name: str
-    candidate: ComparedStep
+    device: Device
     moments: Timetable
+    memory: Memory | None = None
+    """The memory of the fullest GPU. None when unknown."""
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,25 +65,39 @@ class Details:
     names: tuple[str, ...]
 
 
-def details(candidates: Sequence[ComparedStep]) -> Details:
+def details(candidates: Sequence[PricedStep]) -> Details:
     """Where time and memory go, for the first of the candidates."""
-    chosen = [
-        Detailed(f"{index}-{rank}", ", ".join(filter(None, (one.name, label))), one, moments)
-        for index, one in enumerate(candidates[:MOST])
-        for rank, (label, moments) in enumerate(one.timetables().items())
-    ]
+    return details_of(
+        [
+            Detailed(
+                f"{index}-{rank}",
+                ", ".join(filter(None, (row.named, label))),
+                row.step.device,
+                moments,
+                row.step.memory,
+                row.step.gpus,
+            )
+            for index, row in enumerate(candidates[:MOST])
+            for rank, (label, moments) in enumerate(row.step.timetables.items())
+        ]
+    )
+
+
+def details_of(chosen: Sequence[Detailed]) -> Details:
+    """Where time and memory go on each."""
     if not chosen:
         return Details((), (), ())
     names = Names()
     subjects: list[Subject] = []
     left = _MOST_SPANS
-    for one in chosen:
-        data: dict[str, Any] = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
-        spans = spans_of(one.moments)
+    for subject in chosen:
+        tree = breakdown.module_tree(subject.moments, names)
+        data: dict[str, Any] = {"tree": tree, "timeline": None}
+        spans = spans_of(subject.moments)
         if spans <= left or not subjects:
-            data["timeline"] = timeline(one.moments, names)
+            data["timeline"] = timeline(subject.moments, names)
             left -= spans
-        subjects.append(Subject(one.identity, one.name, data))
+        subjects.append(Subject(subject.identity, subject.name, data))
     return Details(tuple(_sections(chosen, subjects)), tuple(subjects), tuple(names.listed()))
 
 
@@ -100,8 +118,8 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
             "timeline",
         ),
     ]
-    if any(one.candidate.memory is not None for one in chosen):
-        is_shared = any(one.candidate.gpus > 1 for one in chosen)
+    if any(subject.memory is not None for subject in chosen):
+        is_shared = any(subject.gpus > 1 for subject in chosen)
         whose = "the fullest GPU's" if is_shared else "the GPU's"
         lead = f"What {whose} memory holds at the fullest moment, and over the step."
         made.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
@@ -172,14 +190,14 @@ def _timeline(one: Detailed, subject: Subject) -> Html:
 
 
 def _memory(one: Detailed) -> Html:
-    needed = one.candidate.memory
+    needed = one.memory
     if needed is None:
         return element("p", "The memory of this step is not known: its trace has no allocations.")
-    return joined(memory.memory_parts(needed, one.moments))
+    return joined(memory_parts(needed, one.moments))
 
 
 def _roofline(one: Detailed) -> Html:
-    gpu = one.candidate.device
+    gpu = one.device
     return joined(
         [
             roofline(one.moments, gpu),

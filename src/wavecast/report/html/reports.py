@@ -6,20 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from wavecast.planning.layouts import Layout
-from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import KNEE, Scaling
 from wavecast.report import caveats
 from wavecast.report.costs import ENERGY_LINE, WholeTraining, plan_text, price_lines
 from wavecast.report.fields import columns as columns_of
 from wavecast.report.html.axes import Plot, PlotAxis, title_of
-from wavecast.report.html.comparison import (
-    ComparedStep,
-    comparison,
-    most_wanted,
-    of_prediction,
-    tiles,
-    verdict,
-)
+from wavecast.report.html.comparison import comparison, most_wanted, tiles, verdict
 from wavecast.report.html.details import details
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import Html, bullets, element, empty_element, html_table, joined
@@ -30,6 +23,7 @@ from wavecast.report.parallel import (
     strategy_text,
     unpredicted,
 )
+from wavecast.report.priced_steps import priced_steps
 from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, headed, notes_by_gpu
 from wavecast.report.units import duration, percent
 from wavecast.steps.prediction import Prediction
@@ -56,12 +50,12 @@ def prediction_report(
         book: the prices. None for today's.
         training: what a whole training takes on each; None if it was not asked for.
     """
-    candidates = _compared(rows, book, training)
+    candidates = priced_steps(rows, book, None if training is None else training.costs)
     alone = rows[0].parallel is None
     more = [_how_sure(rows)] if alone else [_stages(rows), _how_sure_of_ranks(rows)]
     wanted = most_wanted(candidates)
     told = ["the dot is the predicted time, the line its range"]
-    told += price_lines([one.offer for one in candidates])
+    told += price_lines([row.offer for row in candidates])
     compared = Section(
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
@@ -75,16 +69,6 @@ def prediction_report(
     head = tiles(wanted[0])
     title = headed(title, ((row.device.id, row.trace) for row in rows))
     return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
-
-
-def _compared(
-    steps: Sequence[Prediction],
-    book: PriceBook | None = None,
-    training: WholeTraining | None = None,
-) -> list[ComparedStep]:
-    book = book or price_book()
-    costs = [None] * len(steps) if training is None else training.costs
-    return [of_prediction(step, book, cost) for step, cost in zip(steps, costs, strict=True)]
 
 
 def training_sections(training: WholeTraining | None, unit: str) -> list[Section]:
@@ -104,7 +88,7 @@ def training_sections(training: WholeTraining | None, unit: str) -> list[Section
 def scaling_report(title: str, curve: Scaling, training: WholeTraining | None = None) -> Report:
     """How the speed grows with the number of GPUs, with details of the fewest and the most."""
     steps = [point.prediction for point in curve.points]
-    candidates = _compared(steps, training=training)
+    candidates = priced_steps(steps, trainings=None if training is None else training.costs)
     shown = details(candidates[::-1] if len(steps) < 3 else [candidates[-1], candidates[0]])
     chart = joined([scaling_chart(curve), scaling_table(curve)])
     lead = " ".join(map(sentence, scaling_remarks(curve)))
@@ -210,10 +194,10 @@ def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] =
     if not working:
         nothing = joined([element("strong", "No strategy fits"), "."])
         return Report(title, nothing, (why,))
-    best = _compared([step for _, step in working[:_BEST]])
+    best = priced_steps([step for _, step in working[:_BEST]])
     named = [
-        replace(one, name=strategy_text(layout.strategy))
-        for one, (layout, _) in zip(best, working, strict=False)
+        replace(row, label=strategy_text(layout.strategy))
+        for row, (layout, _) in zip(best, working, strict=False)
     ]
     shown = details(named)
     layout, step = working[0]

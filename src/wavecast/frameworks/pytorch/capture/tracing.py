@@ -38,7 +38,7 @@ from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.frameworks.pytorch.recording.switches import switches_restored
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line, failures_explained
-from wavecast.hardware.devices import Device
+from wavecast.hardware.devices import DEFAULT_CAPABILITY, Device
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -60,10 +60,6 @@ class Compiler(Protocol):
     def rewrite(self, recorder: OpRecorder) -> bool:
         """Compile more of the step after its first call; whether anything was compiled."""
         ...
-
-
-DEFAULT_CAPABILITY = (9, 0)
-"""The compute capability whose kernels are chosen if none is given: Hopper's."""
 
 
 def capture(

@@ -19,7 +19,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.distributed.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import CUDA_VERSION, properties_of
 from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
-from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
+from wavecast.frameworks.pytorch.capture.tracing import explaining, pretending
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, Given, GivenValues
 from wavecast.frameworks.pytorch.changes import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
@@ -51,7 +51,7 @@ from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
-from wavecast.hardware.devices import Device, family
+from wavecast.hardware.devices import DEFAULT_CAPABILITY, Device, family
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
 from wavecast.traces.script import (
