@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rich.console import RenderableType
 
 from wavecast.advice.proposals import LoaderAdvice, OtherGpus, Proposal, StepAdvice
 from wavecast.report.fields import Field, columns, describe
-from wavecast.report.html.documents import Report, Section
-from wavecast.report.html.markup import bullets, element, html_table, joined
-from wavecast.report.html.reports import sentence
-from wavecast.report.tables import (
-    ANY_WIDTH,
-    Column,
-    fitting,
-    line,
-    listed,
-    notes,
-    remarks,
-    shown,
-    titled,
-)
+from wavecast.report.html.markup import bullets, element, joined
+from wavecast.report.tables import listed
 from wavecast.report.units import UNKNOWN, duration, memory, money, percent
+from wavecast.report.views import Part, View
 
 _SLIGHT = 0.01
 """A wait for data that is not worth a word, as a share of the iteration."""
@@ -158,45 +144,58 @@ def verdict(advice: StepAdvice) -> str:
     return f"{then}: {shown_gain} of the time for a sample{fits}."
 
 
-def advised(advice: StepAdvice, width: int) -> RenderableType:
+_TITLES = {
+    "together": "What helps together",
+    "faster": "What makes it faster",
+    "smaller": "What makes it smaller",
+}
+
+
+def advice_view(advice: StepAdvice) -> View:
     """The verdict, the changes that help, their code, and what is of no use."""
-    body: list[RenderableType] = [line(verdict(advice)), ""]
-    for title, rows in groups(advice):
-        body += [titled(title, *shown(change_columns(advice, rows), width)), ""]
-    codes = [line(f"{title}: {code}") for title, code in codes_of(advice)]
+    together = () if advice.together is None else (advice.together,)
+    groups = {"together": together, "faster": advice.faster, "smaller": advice.smaller}
+    unit = advice.before.trace.unit
+    parts = [
+        Part(
+            _TITLES[name],
+            name,
+            columns([AdvisedChange(advice, change) for change in changes], unit),
+            identity=name,
+            short=name,
+        )
+        for name, changes in groups.items()
+        if changes
+    ]
+    # The changes that help, alone or beside others, with the code that makes them.
+    codes = [(p.title, p.code) for p in (*advice.faster, *advice.smaller, *_beside(advice))]
     if codes:
-        body += [titled("what to write", *codes), ""]
-    told = list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes)))
-    return titled(f"{advice.name}: advice", *body, *remarks(advice_lines(advice)), *notes(told))
-
-
-def codes_of(advice: StepAdvice) -> list[tuple[str, str]]:
-    """The changes that help, alone or beside others, with the code that makes them."""
-    singles = (*advice.faster, *advice.smaller, *_beside(advice))
-    return [(one.title, one.code) for one in singles]
+        lines = [f"{title}: {code}" for title, code in codes]
+        marked = [joined([f"{title}: ", element("code", code)]) for title, code in codes]
+        parts.append(Part(heading="what to write", lines=lines))
+        title = "What to write"
+        parts.append(Part(title, identity="code", short="code", chart=lambda: bullets(marked)))
+    others, lines = other_lines(advice), advice_lines(advice)
+    if others:
+        title = "The step on other GPUs"
+        parts.append(Part(title, lines=others, identity="elsewhere", short="other GPUs"))
+    useless = [text for text in lines if text not in others]
+    title = "What does not help here"
+    parts.append(Part(title, lines=useless, identity="useless", short="no use"))
+    return View(
+        advice.name,
+        [verdict(advice)],
+        parts,
+        heading=f"{advice.name}: advice",
+        remarks=lines,
+        notes=list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes))),
+    )
 
 
 def _beside(advice: StepAdvice) -> list[Proposal]:
     """The changes that are of no use alone, and of use beside others."""
     together = () if advice.together is None else advice.together.changes
     return [one for one in advice.useless if one.changes[-1] in together]
-
-
-def groups(advice: StepAdvice) -> list[tuple[str, Sequence[Proposal]]]:
-    """The changes that help, under their headings."""
-    together = () if advice.together is None else (advice.together,)
-    found = (
-        ("together", together),
-        ("faster", advice.faster),
-        ("smaller", advice.smaller),
-    )
-    return [(title, rows) for title, rows in found if rows]
-
-
-def change_columns(advice: StepAdvice, rows: Sequence[Proposal]) -> list[Column]:
-    """The columns of a table of changes."""
-    unit = advice.before.trace.unit
-    return columns([AdvisedChange(advice, one) for one in rows], unit)
 
 
 def advice_lines(advice: StepAdvice) -> list[str]:
@@ -286,38 +285,3 @@ def _other_line(advice: StepAdvice, one: OtherGpus) -> str:
         times += f", {money(usd)} / M {before.trace.unit}"
         times += "" if now is None else f" instead of {money(now)}"
     return f"{_OTHER_KINDS[one.kind]}: {step.name}, {times}"
-
-
-# The page with advice on a step.
-
-
-_TITLES = {
-    "together": "What helps together",
-    "faster": "What makes it faster",
-    "smaller": "What makes it smaller",
-}
-
-
-def advice_report(advice: StepAdvice) -> Report:
-    """The verdict, the changes that help with their code, and what is of no use."""
-    return Report(advice.name, joined([verdict(advice)]), advice_sections(advice))
-
-
-def advice_sections(advice: StepAdvice) -> tuple[Section, ...]:
-    """The sections about advice, for a page of its own or for the report of a step."""
-    sections = []
-    for name, rows in groups(advice):
-        listed = html_table(fitting(change_columns(advice, rows), ANY_WIDTH), caption=_TITLES[name])
-        sections.append(Section(name, _TITLES[name], listed, short=name))
-    codes = bullets(
-        joined([f"{title}: ", element("code", code)]) for title, code in codes_of(advice)
-    )
-    if codes:
-        sections.append(Section("code", "What to write", codes, short="code"))
-    others = other_lines(advice)
-    if others:
-        listed = bullets(map(sentence, others))
-        sections.append(Section("elsewhere", "The step on other GPUs", listed, short="other GPUs"))
-    told = bullets(sentence(line) for line in advice_lines(advice) if line not in others)
-    sections.append(Section("useless", "What does not help here", told, short="no use"))
-    return tuple(sections)

@@ -20,7 +20,6 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
 )
-from wavecast.report.html.reports import sentence
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
@@ -31,6 +30,7 @@ from wavecast.report.tables import (
     notes,
     notes_by_gpu,
     remarks,
+    sentence,
     shown,
     table,
     titled,

@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 
 from wavecast.analysis.evaluation import MeanError, OpError, PairError, PairEvaluation, StepError
 from wavecast.campaigns.standing import CampaignRun, CampaignStatus, NodeWork
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.axes import bar
-from wavecast.report.html.documents import Report, Section
-from wavecast.report.html.markup import Html, bullets, element, html_table, joined, key
-from wavecast.report.tables import Column, line, notes, remarks, shown, titled, warnings
+from wavecast.report.html.markup import Html, bullets, key
+from wavecast.report.tables import Column, line, remarks, shown, titled, warnings
 from wavecast.report.units import duration, long_duration, percent
+from wavecast.report.views import Part, Strong, View
 
 OPS_SHOWN = 12
 """How many ops the table lists."""
@@ -91,79 +91,45 @@ describe(
 )
 
 
-def means(evaluation: PairEvaluation) -> dict[str, Sequence[MeanError]]:
-    """The mean errors by what the pairs are grouped by, with those of all pairs."""
-    overall = (evaluation.overall,)
-    return {
-        "by model": (*evaluation.by_model, *overall),
-        "by the GPU measured on": evaluation.by_origin,
-        "by the GPU predicted": evaluation.by_target,
-    }
-
-
-def op_columns(evaluation: PairEvaluation, limit: int = OPS_SHOWN) -> list[Column]:
-    """The errors of the ops that take most of the measured time."""
-    return columns(evaluation.by_op[:limit])
-
-
-def evaluation_text(evaluation: PairEvaluation, width: int) -> RenderableType:
-    """The errors of all pairs as tables.
-
-    Args:
-        evaluation: the result.
-        width: columns of the terminal.
-    """
-    parts: list[RenderableType] = []
-
-    def add(heading: str, table: list[Column]) -> None:
-        parts.extend(["", line(heading, "bold"), "", *shown(table, width)])
-
-    if evaluation.pairs:
-        add("each model from one GPU to another", columns(evaluation.pairs))
-        for heading, rows in means(evaluation).items():
-            add(f"mean error {heading}", columns(rows))
-        add("error of ops, by their share of the measured time", op_columns(evaluation))
-    add("each step predicted from its ops alone", columns(evaluation.steps))
-    parts.append("")
-    about = "errors are (predicted - measured) / measured; means are of their sizes"
-    return Group(*parts[1:], *notes([about, HABITAT, *evaluation.notes]))
-
-
-# The page about predictions between GPUs beside measurements, with bars as Habitat has them.
-
-
 _COLORS = dict(zip(METHODS.values(), ("c0", "c2", "c4", "c7"), strict=True))
-"""The color of each method."""
+"""The color of each method in bars, which pages have as Habitat's figures do."""
 
 
-def evaluation_report(evaluation: PairEvaluation) -> Report:
+def evaluation_view(evaluation: PairEvaluation) -> View:
     """All pairs of measured steps: errors by model, GPU and op."""
-    sections = [_means(heading, rows) for heading, rows in means(evaluation).items() if rows]
-    if evaluation.pairs:
-        sections += [_ops(evaluation), _pairs(evaluation)]
-    else:
-        sections = []
-    steps = html_table(columns(evaluation.steps), caption="Each step, predicted from its ops alone")
-    sections.append(
-        Section(
-            "steps",
-            "Each step, predicted from its ops alone",
-            steps,
-            "On the GPU that it was measured on; nothing measured was used.",
-            "from nothing",
-        )
+    pairs = evaluation.pairs
+    errors = [*_means(evaluation), _ops(evaluation)] if pairs else []
+    about = "errors are (predicted - measured) / measured; means are of their sizes"
+    return View(
+        "Predictions beside measurements",
+        _verdict(evaluation),
+        (
+            *([_pairs(evaluation, in_terminal=True)] if pairs else []),
+            *errors,
+            *([_pairs(evaluation, in_terminal=False)] if pairs else []),
+            Part(
+                "Each step, predicted from its ops alone",
+                "each step predicted from its ops alone",
+                columns(evaluation.steps),
+                identity="steps",
+                lead="On the GPU that it was measured on; nothing measured was used.",
+                short="from nothing",
+            ),
+            Part("Notes", chart=lambda: bullets([HABITAT, *evaluation.notes])),
+        ),
+        heading="",
+        has_verdict_line=False,
+        notes=[about, HABITAT, *evaluation.notes],
     )
-    sections.append(Section("notes", "Notes", bullets([HABITAT, *evaluation.notes])))
-    return Report("Predictions beside measurements", _verdict(evaluation), tuple(sections))
 
 
-def _verdict(evaluation: PairEvaluation) -> Html:
+def _verdict(evaluation: PairEvaluation) -> Sequence[str]:
     overall = evaluation.overall
     if overall.error is None or overall.worst is None:
-        return joined(["No model was measured on two GPUs, so there is no pair to compare."])
-    parts: list[str | Html] = [
+        return ["No model was measured on two GPUs, so there is no pair to compare."]
+    parts = [
         f"Over {overall.pairs} pairs, steps scaled from one GPU to another are off by ",
-        *(element("strong", percent(overall.error, 1)), " on average and "),
+        *(Strong(percent(overall.error, 1)), " on average and "),
         f"{percent(overall.worst, 1)} at worst",
     ]
     if overall.flops_error is not None and overall.bandwidth_error is not None:
@@ -171,73 +137,99 @@ def _verdict(evaluation: PairEvaluation) -> Html:
             f"; the ratio of peak FLOPS is off by {percent(overall.flops_error, 1)}, that of "
             f"memory bandwidths by {percent(overall.bandwidth_error, 1)}"
         )
-    return joined([*parts, "."])
+    return [*parts, "."]
 
 
-def _means(heading: str, rows: Sequence[MeanError]) -> Section:
-    """Bars of the mean error of each method, all of one scale, as in figures 1 and 3 of Habitat."""
+def _means(evaluation: PairEvaluation) -> list[Part]:
+    """The mean error of each method, with bars of one scale, as in figures 1 and 3 of Habitat."""
+    groups = {
+        "by model": (*evaluation.by_model, evaluation.overall),
+        "by the GPU measured on": evaluation.by_origin,
+        "by the GPU predicted": evaluation.by_target,
+    }
+    return [_mean_errors(heading, rows) for heading, rows in groups.items()]
+
+
+def _mean_errors(heading: str, rows: Sequence[MeanError]) -> Part:
     errors = [getattr(row, name) for row in rows for name in METHODS]
     largest = max((error for error in errors if error is not None), default=0.0)
-    cells = columns(rows)
 
-    def drawn(column: Column, row: int) -> Html | None:
+    def drawn(column: Column, number: int) -> Html | None:
         name = next((name for name, title in METHODS.items() if title == column.name), "")
-        error = getattr(rows[row], name) if name else None
+        error = getattr(rows[number], name) if name else None
         return None if error is None else _bar(error, largest, _COLORS[column.name])
 
-    content = joined(
-        [key(_COLORS), html_table(cells, caption=f"Mean errors {heading}", drawn=drawn)]
+    return Part(
+        f"Errors {heading}",
+        f"mean error {heading}",
+        columns(rows),
+        identity=heading.replace(" ", "-"),
+        lead="Mean absolute errors of the step's time; all bars have one scale.",
+        short=heading,
+        caption=f"Mean errors {heading}",
+        drawn=drawn,
+        chart=lambda: key(_COLORS),
     )
-    lead = "Mean absolute errors of the step's time; all bars have one scale."
-    return Section(heading.replace(" ", "-"), f"Errors {heading}", content, lead, heading)
 
 
 def _bar(value: float, largest: float, class_: str) -> Html:
     return bar([(value / largest if largest else 0.0, class_, percent(value, 1))], "")
 
 
-def _ops(evaluation: PairEvaluation) -> Section:
-    """Bars of the error of each op and of its share of the time, as in Habitat's figure 4."""
+def _ops(evaluation: PairEvaluation) -> Part:
+    """The error of each op and its share of the time, as in Habitat's figure 4."""
     rows = evaluation.by_op[:OPS_SHOWN]
+    fields = {"error": ("error", "c0"), "share of time": ("share", "c9")}
     largest = {
-        "error": max((row.error or 0.0 for row in rows), default=0.0),
-        "share of time": max((row.share for row in rows), default=0.0),
+        title: max((getattr(row, name) or 0.0 for row in rows), default=0.0)
+        for title, (name, _) in fields.items()
     }
 
-    def drawn(column: Column, row: int) -> Html | None:
-        if column.name not in largest:
+    def drawn(column: Column, number: int) -> Html | None:
+        if column.name not in fields:
             return None
-        one = rows[row]
-        value = one.error if column.name == "error" else one.share
-        color = "c0" if column.name == "error" else "c9"
+        name, color = fields[column.name]
+        value = getattr(rows[number], name)
         return None if value is None else _bar(value, largest[column.name], color)
 
-    shown = html_table(op_columns(evaluation), caption="Errors of ops", drawn=drawn)
-    lead = "The error of an op's GPU time, and its share of the GPU time that was measured."
-    return Section("ops", "Errors by op", shown, lead, "by op")
+    return Part(
+        "Errors by op",
+        "error of ops, by their share of the measured time",
+        columns(rows),
+        identity="ops",
+        lead="The error of an op's GPU time, and its share of the GPU time that was measured.",
+        short="by op",
+        caption="Errors of ops",
+        drawn=drawn,
+    )
 
 
-def _pairs(evaluation: PairEvaluation) -> Section:
-    """Bars of what was measured and what is predicted, as in Habitat's figure 3."""
+def _pairs(evaluation: PairEvaluation, *, in_terminal: bool) -> Part:
+    """What was measured and what is predicted, as in Habitat's figure 3; a page has it last."""
     rows = evaluation.pairs
+    if in_terminal:
+        return Part(heading="each model from one GPU to another", columns=columns(rows))
     colors = {"measured": "c9", "predicted": "c0"}
 
-    def drawn(column: Column, row: int) -> Html | None:
+    def drawn(column: Column, number: int) -> Html | None:
         if column.name not in colors:
             return None
-        one = rows[row]
-        seconds = one.measured_s if column.name == "measured" else one.scaled_s
+        pair = rows[number]
+        seconds = pair.measured_s if column.name == "measured" else pair.scaled_s
         if seconds is None:
             return None
-        share = seconds / max(one.measured_s, one.scaled_s or 0.0)
+        share = seconds / max(pair.measured_s, pair.scaled_s or 0.0)
         return bar([(share, colors[column.name], duration(seconds))], "")
 
-    shown = html_table(columns(rows), caption="Each model from one GPU to another", drawn=drawn)
-    lead = (
-        "The two bars of a row have one scale. Errors are (predicted - measured) / measured: "
-        "below 0 is too short."
+    return Part(
+        "Each model from one GPU to another",
+        columns=columns(rows),
+        identity="pairs",
+        lead="The two bars of a row have one scale. Errors are (predicted - measured) / measured: "
+        "below 0 is too short.",
+        short="pairs",
+        drawn=drawn,
     )
-    return Section("pairs", "Each model from one GPU to another", shown, lead, "pairs")
 
 
 # Campaigns: what a start did, and where one stands.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.console import RenderableType
@@ -25,10 +26,19 @@ from wavecast.report.html.markup import (
     joined,
     key,
 )
-from wavecast.report.html.reports import sentence
 from wavecast.report.selections import TIMES_S, marked_axis
-from wavecast.report.tables import ANY_WIDTH, fitting, left_out, line, remarks, table, titled
+from wavecast.report.tables import (
+    ANY_WIDTH,
+    fitting,
+    left_out,
+    line,
+    remarks,
+    sentence,
+    table,
+    titled,
+)
 from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
+from wavecast.report.views import LEFT_OUT, Part, View
 
 _MOST_ROWS = 60
 _SURE = 0.9
@@ -437,19 +447,33 @@ def capacity_record(found: CapacityPlan) -> Mapping[str, Any]:
     }
 
 
-def capacity_text(title: str, found: CapacityPlan) -> RenderableType:
+def capacity_view(title: str, found: CapacityPlan) -> View:
     """The answer, the curve, the alternatives, and rent against buying."""
-    body: list[RenderableType] = [line(capacity_verdict(found)), ""]
-    if found.curve:
-        body += [line("What fewer or more of them would promise:"), table(columns(found.curve)), ""]
-    lines = [_instead(name, mix, found) for name, mix in found.without.items()]
-    if found.purchases:
-        body += [line("Bought instead of rented:"), table(columns(found.purchases)), ""]
-        lines.append(
-            "even in use: the share of time in use above which buying is cheaper than renting by "
-            "the hour"
-        )
-    return titled(title, *body, *remarks(lines))
+    is_curve = len(found.curve) > 1
+    curve = Part(
+        "What money promises" if is_curve else "",
+        "What fewer or more of them would promise:",
+        is_plain=True,
+        columns=columns(found.curve),
+        identity="curve",
+        caption="Mixes of GPUs",
+        chart=lambda: _curve(found),
+    )
+    purchases = Part(
+        "Rent against buying" if found.purchases else "",
+        "Bought instead of rented:",
+        is_plain=True,
+        columns=columns(found.purchases),
+        identity="buy",
+        caption="Buying and renting",
+    )
+    instead = [_instead(name, mix, found) for name, mix in found.without.items()]
+    even = (
+        "even in use: the share of time in use above which buying is cheaper than renting by the "
+        "hour"
+    )
+    lines = [LEFT_OUT, *instead, *([even] if found.purchases else [])]
+    return View(title, [capacity_verdict(found)], (curve, purchases), remarks=lines)
 
 
 def _instead(name: str, mix: Mix | None, found: CapacityPlan) -> str:
@@ -466,24 +490,6 @@ describe(
     Field("", capacity_record, kind=CAPACITY, inline=True),
     parts="curve",
 )
-
-
-# The page about how many GPUs to have.
-
-
-def capacity_report(title: str, found: CapacityPlan) -> Report:
-    """The verdict, the share of jobs in time over the money, and rent against buying."""
-    sections = []
-    if len(found.curve) > 1:
-        listed = html_table(fitting(columns(found.curve), ANY_WIDTH), caption="Mixes of GPUs")
-        drawn = joined([_curve(found), listed])
-        sections.append(Section("curve", "What money promises", drawn))
-    if found.purchases:
-        bought = html_table(
-            fitting(columns(found.purchases), ANY_WIDTH), caption="Buying and renting"
-        )
-        sections.append(Section("buy", "Rent against buying", bought))
-    return Report(title, escaped(capacity_verdict(found)), tuple(sections))
 
 
 def _curve(found: CapacityPlan) -> Html:
@@ -570,29 +576,28 @@ def outcome_bars(one: Simulation) -> list[GanttBar]:
     ]
 
 
-def simulation_text(
-    title: str, rows: Sequence[Simulation], width: int, chart: bool
-) -> RenderableType:
-    """The policies side by side, and the chart of the last one."""
-    every = _POLICIES.columns(rows)
-    kept = fitting(every, width)
-    lines = [*left_out(every, kept), "GPUs are counted by pool; machines are not followed"]
-    drawn = [line(text) for text in gantt_lines(outcome_bars(rows[-1]), width)] if chart else []
-    body: list[RenderableType] = [line(simulation_verdict(rows)), "", table(kept), ""]
-    if drawn:
-        body += [line(f"the jobs under {rows[-1].policy}:"), *drawn, ""]
-    return titled(title, *body, *remarks(lines))
+def simulation_view(title: str, rows: Sequence[Simulation], width: int, chart: bool) -> View:
+    """The policies side by side, and a Gantt chart of each; a terminal shows that of the last one.
 
-
-# The page about policies compared by simulation.
-
-
-def simulation_report(title: str, rows: Sequence[Simulation]) -> Report:
-    """The policies side by side, and a Gantt chart of each."""
-    listed = html_table(fitting(columns(rows), ANY_WIDTH), caption="The policies", sorts=True)
+    Args:
+        title: the name of the jobs.
+        rows: what each policy makes of them.
+        width: columns of the terminal.
+        chart: whether a terminal shows a chart.
+    """
+    policies = Part(
+        "The policies", "", columns=_POLICIES.columns(rows), identity="policies", sorts=True
+    )
+    last = rows[-1]
+    lines = gantt_lines(outcome_bars(last), width) if chart else []
+    drawn = Part(heading=f"the jobs under {last.policy}:", is_plain=True, lines=lines)
     charts = [
-        Section(f"chart-{number}", f"The jobs under {one.policy}", gantt_chart(outcome_bars(one)))
-        for number, one in enumerate(rows)
+        Part(
+            f"The jobs under {row.policy}",
+            identity=f"chart-{number}",
+            chart=partial(gantt_chart, outcome_bars(row)),
+        )
+        for number, row in enumerate(rows)
     ]
-    sections = (Section("policies", "The policies", listed), *charts)
-    return Report(title, escaped(simulation_verdict(rows)), sections)
+    lines = [LEFT_OUT, "GPUs are counted by pool; machines are not followed"]
+    return View(title, [simulation_verdict(rows)], (policies, drawn, *charts), remarks=lines)

@@ -26,7 +26,6 @@ from wavecast.report.costs import price_lines
 from wavecast.report.fields import Field, columns, describe
 from wavecast.report.html.documents import Section
 from wavecast.report.html.markup import element, html_table, joined
-from wavecast.report.html.reports import sentence
 from wavecast.report.priced_steps import PricedStep, offer_for
 from wavecast.report.tables import (
     ANY_WIDTH,
@@ -38,6 +37,7 @@ from wavecast.report.tables import (
     notes,
     notes_by_gpu,
     remarks,
+    sentence,
     table,
     titled,
     warnings,

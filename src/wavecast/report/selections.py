@@ -24,7 +24,6 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
 )
-from wavecast.report.html.reports import sentence
 from wavecast.report.recipes import ANY_STEP, AskedStep, recipe, told
 from wavecast.report.tables import (
     ANY_WIDTH,
@@ -34,6 +33,7 @@ from wavecast.report.tables import (
     line,
     listed,
     remarks,
+    sentence,
     table,
     titled,
 )

@@ -178,6 +178,12 @@ def line(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
+def sentence(text: str) -> str:
+    """A line as a sentence: with a capital letter and a full stop."""
+    whole = text[:1].upper() + text[1:]
+    return whole if whole.endswith((".", "?", "!")) else f"{whole}."
+
+
 def listed(names: Sequence[str]) -> str:
     """Names with commas, each once: the first four of many, and how many more there are."""
     distinct = list(dict.fromkeys(names))

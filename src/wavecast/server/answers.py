@@ -34,7 +34,7 @@ from wavecast.planning.schedule.planned import cost_against_time, make_plan
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.selection import Aim, select
 from wavecast.predictors.base import Scaler
-from wavecast.report.advice import advice_report
+from wavecast.report.advice import advice_view
 from wavecast.report.costs import WholeTraining, price_lines
 from wavecast.report.fields import columns, record
 from wavecast.report.html.comparison import (
@@ -43,7 +43,7 @@ from wavecast.report.html.comparison import (
     tiles,
     verdict,
 )
-from wavecast.report.html.documents import Report, document
+from wavecast.report.html.documents import Report, document, report_of
 from wavecast.report.html.markup import Html, html_table
 from wavecast.report.html.reports import prediction_report
 from wavecast.report.plans import plan_report
@@ -124,7 +124,7 @@ def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
     advice = advise_on(
         TargetVariants(target, gpu), gpu, book.cheapest(gpu.id), changes=changes, book=book
     )
-    return report_parts("advice", advice_report(advice))
+    return report_parts("advice", report_of(advice_view(advice)))
 
 
 def report_parts(place: str, report: Report) -> dict[str, Any]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from wavecast.advice.proposals import StepAdvice
     from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
+    from wavecast.report.views import View
     from wavecast.steps.generation import TextGeneration
 
 HtmlOption = Annotated[
@@ -88,6 +89,13 @@ def write_page(path: Path | None, make: Callable[[], Report]) -> None:
         write_whole(path, document(make()))
 
 
+def write_view(path: Path | None, view: View) -> None:
+    """Write a view as a page, if it was asked for."""
+    from wavecast.report.html.documents import report_of
+
+    write_page(path, lambda: report_of(view))
+
+
 def write_prediction_files(
     files: ReportFiles,
     title: str,
@@ -101,7 +109,8 @@ def write_prediction_files(
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
     from wavecast.planning.prices import price_book
-    from wavecast.report.advice import advice_sections
+    from wavecast.report.advice import advice_view
+    from wavecast.report.html.documents import report_of
     from wavecast.report.html.reports import prediction_report
     from wavecast.report.predictions import generation_sections
 
@@ -109,7 +118,7 @@ def write_prediction_files(
 
     def made() -> Report:
         report = prediction_report(title, rows, book, training)
-        more = () if advice is None else advice_sections(advice)
+        more = () if advice is None else report_of(advice_view(advice)).sections
         served = generation_sections(generation)
         return replace(report, sections=(*served, *report.sections, *more))
 

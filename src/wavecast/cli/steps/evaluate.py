@@ -9,13 +9,14 @@ import typer
 
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import SetupName, SetupOption
-from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_view
 from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.predictors.base import Scaler
-from wavecast.report import evaluations as report
+from wavecast.report.evaluations import evaluation_view
 from wavecast.report.fields import record
+from wavecast.report.views import text_of
 from wavecast.targets.targets import resolve
 from wavecast.traces.step import Trace
 
@@ -49,17 +50,17 @@ def evaluate(
     """
     from wavecast.analysis.evaluation import evaluate as evaluate_steps
     from wavecast.analysis.evaluation import measured_steps
-    from wavecast.report.evaluations import evaluation_report
 
     refuse_bad_places(html)
     steps = measured_steps([_named(text) for text in traces])
     with waiting(f"comparing {len(steps)} measured steps"):
         found = evaluate_steps(steps, _scaler(setup))
-    write_page(html, lambda: evaluation_report(found))
+    view = evaluation_view(found)
+    write_view(html, view)
     if as_json:
         print_json(record(found))
     else:
-        show(report.evaluation_text(found, width()))
+        show(text_of(view, width()))
 
 
 def _named(text: str) -> tuple[str, str, Trace]:

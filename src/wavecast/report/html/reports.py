@@ -24,7 +24,7 @@ from wavecast.report.parallel import (
     unpredicted,
 )
 from wavecast.report.priced_steps import priced_steps
-from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, headed, notes_by_gpu
+from wavecast.report.tables import ANY_WIDTH, fitting, from_rows, headed, notes_by_gpu, sentence
 from wavecast.report.units import duration, percent
 from wavecast.steps.prediction import Prediction
 
@@ -150,12 +150,6 @@ def _sureness(cautions: Sequence[str], methods: Sequence[str], notes: Sequence[s
     lead = "A prediction is a model's answer, not a measurement."
     title = "How this was predicted, and how sure it is"
     return Section("method", title, content, lead, "how sure")
-
-
-def sentence(text: str) -> str:
-    """A line as a sentence: with a capital letter and a full stop."""
-    whole = text[:1].upper() + text[1:]
-    return whole if whole.endswith((".", "?", "!")) else f"{whole}."
 
 
 def _stages(steps: Sequence[Prediction]) -> Section:
