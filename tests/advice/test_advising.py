@@ -19,7 +19,7 @@ from wavecast.advice.proposals import LoaderAdvice, StepAdvice, Use, loader_advi
 from wavecast.advice.variants import EDITS, GRAPHED
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
-from wavecast.report.advice import advice_lines, codes_of, loader_lines
+from wavecast.report.results.advice import advice_lines, advice_view, loader_lines
 from wavecast.traces.script import LoaderTime, Loading
 
 GPU = "h100-sxm-80gb"
@@ -210,7 +210,8 @@ def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
     assert alone.reason == "50257 cost nothing without tensor cores"
     assert advice.together is not None
     assert advice.together.name == "bf16+padding"
-    assert ("sizes padded", CHANGES["padding"].code) in codes_of(advice)
+    lines = [text for part in advice_view(advice).parts for text in part.lines]
+    assert f"sizes padded: {CHANGES['padding'].code}" in lines
 
 
 def test_copies_that_wait_do_not_keep_a_step_from_being_a_graph() -> None:

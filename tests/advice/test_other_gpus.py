@@ -11,7 +11,7 @@ from made import call, mm, relu
 import wavecast
 from wavecast.advice.proposals import StepAdvice, other_gpus
 from wavecast.planning.prices import Price, PriceBook
-from wavecast.report.advice import advice_lines
+from wavecast.report.results.advice import advice_lines
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 

@@ -11,7 +11,7 @@ from shell import WIDTHS, run, shown
 
 import wavecast
 from wavecast.analysis.evaluation import evaluate, measured_steps
-from wavecast.report.evaluations import evaluation_view
+from wavecast.report.results.evaluations import evaluation_view
 from wavecast.report.views import text_of
 
 DCGAN = Path(__file__).parents[2] / "examples" / "traces" / "dcgan-b64.json.gz"

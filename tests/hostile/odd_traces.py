@@ -29,10 +29,9 @@ from wavecast.predictors.learned.predictor import Learned
 from wavecast.predictors.mlp.predictor import Mlp
 from wavecast.predictors.wave import WaveScaling
 from wavecast.report.fields import record
-from wavecast.report.memory import memories
-from wavecast.report.predictions import predictions
-from wavecast.report.profiles import profiles
-from wavecast.report.traces import measured_step, traced_step
+from wavecast.report.results.memory import memories
+from wavecast.report.results.predictions import predictions
+from wavecast.report.results.profiles import measured_step, profiles, traced_step
 from wavecast.steps.prediction import Prediction
 from wavecast.suite import benchmark
 from wavecast.traces.step import (

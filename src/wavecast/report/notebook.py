@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wavecast import ops
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.report import declared
+from wavecast.report import fields
 from wavecast.report.fields import Described, columns, described, presented, record
 from wavecast.report.html.documents import Report, document
 from wavecast.report.html.markup import Html, element, joined
@@ -75,7 +75,7 @@ def _meanings(result: Any) -> dict[str, str]:
     own = described(type(presented(result)))
     titled = [field for field in own.fields if field.title]
     return {
-        field.title or "": declared.described(field.name, field.declared(own.kind))
+        field.title or "": fields.meaning_of(field.name, field.declared(own.kind))
         for field in titled
     }
 
@@ -228,7 +228,7 @@ def _prediction_page(step: Any) -> Report:
 
 
 def _memory_page(needed: Any) -> Report:
-    from wavecast.report.memory import memory_report
+    from wavecast.report.results.memory import memory_report
 
     return memory_report("memory of the step", [needed])
 

@@ -161,7 +161,7 @@ _OUTPUTS = {
     "campaign-run": "evaluations:CampaignRun",
     "campaign-status": "[evaluations:CampaignStatus]",
     "capacity": "plans:CAPACITY",
-    "check": "checks:CHECKED checks:UPDATED",
+    "check": "comparisons:CHECKED comparisons:UPDATED",
     "choose": "selections:CHOSEN",
     "clusters": "[devices:Cluster]",
     "collect": "outputs:TimedLayers",
@@ -181,10 +181,10 @@ _OUTPUTS = {
     "memory": "[memory:AdvisedMemory]",
     "parallelize": "[parallel:TargetLayout]",
     "plan": "plans:JobsPlan",
-    "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
+    "predict": "predictions:PREDICTED predictions:COMPILED",
     "prices": "costs:OFFERS",
     "profile": "[profiles:Profile]",
-    "run": "scripts:RESULT",
+    "run": "profiles:RESULT",
     "runs-add": "outputs:StoredRuns outputs:ReadRuns",
     "runs-campaign": "run_models:CAMPAIGN",
     "runs-export": "outputs:ExportedRuns",
@@ -200,7 +200,8 @@ _OUTPUTS = {
     "suite-train": "[suites:small_trainings] [suites:trainings_to_quality]",
     "trace": "outputs:TRACE",
 }
-"""What each command prints: results by the module that describes them, lists in brackets."""
+"""What each command prints: results by the module that describes them, `results` or this one; lists
+in brackets."""
 _VERSIONS = {"calibrate": 2, "parallelize": 3, "predict": 2, "run": 2, "scale": 2}
 """The versions of schemas that are not the first."""
 
@@ -240,7 +241,8 @@ def schema_text(name: str) -> str:
 
 def _form(output: str, mark: str | None) -> dict[str, Any]:
     module, name = output.strip("[]").split(":")
-    named = getattr(importlib.import_module(f"wavecast.report.{module}"), name)
+    home = module if module == "outputs" else f"results.{module}"
+    named = getattr(importlib.import_module(f"wavecast.report.{home}"), name)
     kind = named() if inspect.isfunction(named) else named
     made = schema_of(kind)
     made["required"] = [MARK, *made["required"]]

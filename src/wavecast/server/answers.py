@@ -34,22 +34,21 @@ from wavecast.planning.schedule.planned import cost_against_time, make_plan
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.selection import Aim, select
 from wavecast.predictors.base import Scaler
-from wavecast.report.advice import advice_view
-from wavecast.report.costs import WholeTraining, price_lines
 from wavecast.report.fields import columns, record
-from wavecast.report.html.comparison import (
+from wavecast.report.html.documents import Report, document, report_of
+from wavecast.report.html.markup import Html, html_table
+from wavecast.report.html.reports import (
     comparison,
     most_wanted,
+    prediction_report,
     tiles,
     verdict,
 )
-from wavecast.report.html.documents import Report, document, report_of
-from wavecast.report.html.markup import Html, html_table
-from wavecast.report.html.reports import prediction_report
-from wavecast.report.plans import plan_report
-from wavecast.report.priced_steps import PricedStep, offer_for
-from wavecast.report.recipes import asked_step
-from wavecast.report.selections import choice_report
+from wavecast.report.results.advice import advice_view
+from wavecast.report.results.costs import WholeTraining, price_lines
+from wavecast.report.results.plans import plan_report
+from wavecast.report.results.predictions import PricedStep, offer_for
+from wavecast.report.results.selections import asked_step, choice_report
 from wavecast.report.tables import ANY_WIDTH, fitting
 from wavecast.server.questions import (
     HUGGING_FACE,

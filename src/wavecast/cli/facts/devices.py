@@ -16,11 +16,9 @@ from wavecast.cli.output.screen import print_json, print_lines, print_text, show
 from wavecast.cli.steps.sources import has_gpu, require_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, Fact
-from wavecast.report import devices as clusters_report
-from wavecast.report import devices as doctor_report
-from wavecast.report import devices as report
 from wavecast.report import outputs
 from wavecast.report.outputs import schema_names, schema_text
+from wavecast.report.results import devices as report
 from wavecast.report.tables import line
 from wavecast.steps.request import origin_of
 
@@ -164,14 +162,13 @@ def _calibrate(
 ) -> None:
     """Measure the host and the GPU."""
     from wavecast.hardware import kept_hosts
-    from wavecast.hardware import kept_hosts as host_files
 
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)
     with waiting("calibrating the host"):
         host = _calibrated_host(kept_as)
-    host_files.save(host, saved_host)
+    kept_hosts.save(host, saved_host)
     record: dict[str, object] = {"host": kept_hosts.KeptHost(host.name, saved_host, host)}
     parts: list[RenderableType] = [report.host_calibration(host)]
     parts.append(report.saved_host(host, saved_host, elsewhere=host_path is not None))
@@ -338,9 +335,9 @@ def clusters(
         print_json(some)
     elif names:
         for index, one in enumerate(some):
-            show("" if index else None, clusters_report.cluster_facts(one))
+            show("" if index else None, report.cluster_facts(one))
     else:
-        show(clusters_report.clusters(some, width()))
+        show(report.clusters(some, width()))
 
 
 # `wavecast doctor`: is everything here that Wavecast needs?
@@ -372,9 +369,9 @@ def doctor(
         findings = examine(wavecast.__version__, deep=deep)
     if as_json:
         works = not is_broken(findings)
-        print_json(doctor_report.EXAMINATION.record({"works": works, "findings": findings}))
+        print_json(report.EXAMINATION.record({"works": works, "findings": findings}))
     else:
-        show(doctor_report.examination(findings, width()))
+        show(report.examination(findings, width()))
     if is_broken(findings):
         raise typer.Exit(1)
 

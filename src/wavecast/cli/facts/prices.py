@@ -31,7 +31,7 @@ from wavecast.planning.prices import (
     today,
     user_prices,
 )
-from wavecast.report import costs as report
+from wavecast.report.results import costs as report
 
 _TIMEOUT_S = 20
 _LARGEST_BYTES = 64 << 20

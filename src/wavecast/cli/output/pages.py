@@ -18,8 +18,8 @@ from wavecast.traces.file import SUFFIXES
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.advice.proposals import StepAdvice
-    from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
+    from wavecast.report.results.costs import WholeTraining
     from wavecast.report.views import View
     from wavecast.steps.generation import TextGeneration
 
@@ -109,10 +109,10 @@ def write_prediction_files(
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
     from wavecast.planning.prices import price_book
-    from wavecast.report.advice import advice_view
     from wavecast.report.html.documents import report_of
     from wavecast.report.html.reports import prediction_report
-    from wavecast.report.predictions import generation_sections
+    from wavecast.report.results.advice import advice_view
+    from wavecast.report.results.predictions import generation_sections
 
     book = None if several else price_book(setup)
 

@@ -29,7 +29,7 @@ from wavecast.planning.schedule.planned import cost_against_time, make_plan
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.simulation.policies import NAMES, policy_of
 from wavecast.planning.simulation.simulator import simulate as run_simulation
-from wavecast.report import plans as report
+from wavecast.report.results import plans as report
 from wavecast.report.views import text_of
 
 JobsArgument = Annotated[

@@ -17,7 +17,7 @@ from wavecast.cli.options.groups import RayOption
 from wavecast.cli.output.screen import counting_down, print_json, print_text, show, warn, width
 from wavecast.cli.runs.runs import StoreOption
 from wavecast.errors import WavecastError, needing_extra
-from wavecast.report import evaluations as report
+from wavecast.report.results import evaluations as report
 
 if TYPE_CHECKING:
     from wavecast.campaigns.campaign_files import Campaign

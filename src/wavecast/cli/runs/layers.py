@@ -85,7 +85,7 @@ def fit(
     if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
         raise InvalidInput(f"lines are saved as FILE.json in a folder that exists, not {out}")
     with needing_extra("fitting"):
-        from wavecast.report import run_models as report
+        from wavecast.report.results import run_models as report
         from wavecast.runs.regression.layers.per_layer import PerLayer, write_lines
     predicts = work == "predicted"
     timed = [_timed_file(path, batch, network, predicts) for path in files]
@@ -156,7 +156,7 @@ def predict(
     wavecast layers predict caffe:vgg16 --batch 32 --from quadro-m6000-12gb
     """
     with needing_extra("predicting layers"):
-        from wavecast.report import run_models as report
+        from wavecast.report.results import run_models as report
         from wavecast.runs.regression.layers.per_layer import PUBLISHED_GPUS, published, read_lines
 
     model = published(source) if source in PUBLISHED_GPUS else read_lines(source)

@@ -27,7 +27,7 @@ from wavecast.cli.output.screen import print_json, show, telling_stages, width
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.run import CoresOption, LoaderOption
 from wavecast.errors import InvalidInput
-from wavecast.report.advice import advice_view
+from wavecast.report.results.advice import advice_view
 from wavecast.report.views import text_of
 
 if TYPE_CHECKING:

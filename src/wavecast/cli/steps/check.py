@@ -29,7 +29,7 @@ from wavecast.cli.output.screen import print_json, print_lines, show, waiting, w
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.report import checks as report
+from wavecast.report.results import comparisons as report
 from wavecast.targets.targets import Target
 
 ConfigOption = Annotated[

@@ -46,9 +46,8 @@ from wavecast.planning.cost import TrainingPlan, seconds_of
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
-from wavecast.report import selections as report
-from wavecast.report.recipes import AskedStep, asked_step
-from wavecast.report.selections import choice_report
+from wavecast.report.results import selections as report
+from wavecast.report.results.selections import AskedStep, asked_step, choice_report
 from wavecast.targets.sources import StepSource, units_of
 from wavecast.targets.targets import Target
 

@@ -30,7 +30,7 @@ from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
-from wavecast.report import memory as report
+from wavecast.report.results import memory as report
 from wavecast.report.units import bytes_of_gib
 from wavecast.targets.strategies import strategy_of
 from wavecast.targets.targets import SmallerStep, Target, smaller_variants
@@ -81,7 +81,7 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
-    from wavecast.report.memory import memory_report
+    from wavecast.report.results.memory import memory_report
 
     refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")

@@ -45,8 +45,9 @@ from wavecast.planning.cost import (
 )
 from wavecast.planning.layouts import batch_warning
 from wavecast.planning.prices import PriceBook
-from wavecast.report import costs as cost_report
-from wavecast.report.priced_steps import offer_for
+from wavecast.report.results import costs as cost_report
+from wavecast.report.results import parallel as report
+from wavecast.report.results.predictions import offer_for
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.sources import recomputing
 from wavecast.targets.strategies import strategy_of
@@ -109,7 +110,6 @@ def parallelize(
     so far. Where nothing fits, changes with which it does are looked for.
     """
     from wavecast.planning.layouts import INTERRUPTED
-    from wavecast.report import parallel as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
 
@@ -223,7 +223,6 @@ _RETRIED = 3
 
 def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
-    from wavecast.report import parallel as report
 
     warned = []
     if found[0].prediction is not None:
@@ -241,7 +240,6 @@ def _show_training(
     stops: dict[str, float],
 ) -> None:
     """The whole training with the best strategy, and its failures."""
-    from wavecast.report import parallel as report
 
     cost = training_cost(step, plan, offer_for(step, book))
     show(cost_report.trainings(plan, step.trace.unit, [cost], width()))
@@ -252,7 +250,6 @@ def _show_training(
 
 def _show_networks(best: list[Layout], predictor: ClusterPredictor, host: HostModel) -> None:
     from wavecast.planning.layouts import network_points
-    from wavecast.report import parallel as report
 
     with waiting("trying other networks"):
         points = network_points(best, predictor, host)
@@ -304,7 +301,6 @@ def scale(
     --parallel gives the strategy; its data axis grows.
     """
     from wavecast.planning import scaling
-    from wavecast.report import parallel as report
     from wavecast.report.html.reports import scaling_report
     from wavecast.steps.request import on_cluster
 

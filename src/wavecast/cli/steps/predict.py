@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ import typer
 
 import wavecast
 from wavecast.analysis.larger_batch import by_samples
-from wavecast.cli.app import JsonOption, app
+from wavecast.cli.app import INCOMPLETE, JsonOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -43,13 +43,13 @@ from wavecast.cli.options.steps import (
     ParallelOption,
     StepOptions,
     TargetArgument,
+    as_compiled,
     named_or_all_gpus,
     step_options,
 )
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
 from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.advise import quickly_advised
-from wavecast.cli.steps.compiled_gains import show_gains
 from wavecast.cli.steps.predicted import (
     PredictionOutput,
     counting_uneven,
@@ -63,7 +63,9 @@ from wavecast.cli.steps.predicted import (
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.parallel.ranks import own_strategy
-from wavecast.report import predictions as larger_batches
+from wavecast.planning.candidates import comparable
+from wavecast.report.results import predictions as report
+from wavecast.report.results.predictions import COMPILED, gains, predicted
 from wavecast.targets.generation import generations, is_generation
 from wavecast.targets.strategies import strategy_of
 from wavecast.targets.targets import resolve
@@ -263,8 +265,33 @@ def extrapolate(
     }
     predictions = [point for points in predicted.values() for point in points.values()]
     if as_json:
-        print_json(larger_batches.larger_by_gpu(answers, predicted))
+        print_json(report.larger_by_gpu(answers, predicted))
     else:
         unit = next(iter(traces.values())).unit
-        show(larger_batches.larger_batches(answers, unit, width(), predictions))
+        show(report.larger_batches(answers, unit, width(), predictions))
     exit_if_incomplete(predictions)
+
+
+# What compiling a step would gain on each GPU: `wavecast predict --compile both`.
+
+
+def show_gains(
+    target: Target,
+    gpus: Sequence[Device],
+    predict_on: Callable[..., Prediction],
+    as_json: bool,
+) -> None:
+    """Predict a step as written and compiled, and print both for each GPU."""
+    pairs = []
+    steps = target, as_compiled(target)
+    written, compiled = (step_source(step).families(gpus) for step in steps)
+    for gpu in gpus:
+        pairs.append((predict_on(written, gpu), predict_on(compiled, gpu)))
+    if as_json:
+        named = zip(steps, zip(*pairs, strict=True), strict=True)
+        both = [predicted(step.name, rows) for step, rows in named]
+        print_json(COMPILED.record({"eager": both[0], "compiled": both[1]}))
+    else:
+        show(gains(target.name, pairs))
+    if not all(comparable(one) for pair in pairs for one in pair):
+        raise typer.Exit(INCOMPLETE)

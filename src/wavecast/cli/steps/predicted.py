@@ -26,13 +26,12 @@ from wavecast.planning.cost import (
     mean_beyond,
     training_cost,
 )
-from wavecast.report import costs as cost_report
-from wavecast.report import parallel as parallel_report
-from wavecast.report import predictions as report
-from wavecast.report.caveats import shares
-from wavecast.report.predictions import generation
-from wavecast.report.priced_steps import offer_for, predicted
-from wavecast.report.scripts import in_total
+from wavecast.report.results import costs as cost_report
+from wavecast.report.results import parallel as parallel_report
+from wavecast.report.results import predictions as report
+from wavecast.report.results.caveats import shares
+from wavecast.report.results.predictions import generation, offer_for, predicted
+from wavecast.report.results.profiles import in_total
 from wavecast.report.views import text_of
 from wavecast.steps.prediction import shares_by_line
 from wavecast.targets.sources import ScriptSource, StepSource
@@ -139,7 +138,7 @@ def print_predictions(
         parts = _parts(row, shown.by, shown.depth)
         show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
     if shown.advice is not None:
-        from wavecast.report.advice import advice_view
+        from wavecast.report.results.advice import advice_view
 
         show(text_of(advice_view(shown.advice), width()))
     return {}

@@ -31,7 +31,7 @@ from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
 from wavecast.cli.steps.sources import measured_step, step_source
 from wavecast.errors import InvalidInput
-from wavecast.report import profiles as report
+from wavecast.report.results import profiles as report
 from wavecast.targets.strategies import strategy_of
 from wavecast.targets.targets import Target, resolve
 from wavecast.traces.step import Trace
@@ -82,7 +82,6 @@ def profile(
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
     from wavecast.analysis.profile import profile_measured, profile_predicted
-    from wavecast.report import profiles as pages
     from wavecast.steps.request import origin_of
 
     refuse_bad_places(html)
@@ -103,11 +102,13 @@ def profile(
         traces = step_source(wanted).families(gpus)
         predictions = [wavecast.predict(traces, device, **how) for device in gpus]
         profiles = [profile_predicted(wanted.name, prediction) for prediction in predictions]
-        write_page(html, lambda: pages.predicted_profile_report(wanted.name, profiles, predictions))
+        write_page(
+            html, lambda: report.predicted_profile_report(wanted.name, profiles, predictions)
+        )
     else:
         trace = _measured(wanted, more)
         profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
-        write_page(html, lambda: pages.measured_profile_report(wanted.name, profiles[0], trace))
+        write_page(html, lambda: report.measured_profile_report(wanted.name, profiles[0], trace))
     if as_json:
         print_json([report.profile_record(one, kernels) for one in profiles])
     else:

@@ -58,9 +58,8 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.parallel.ranks import own_strategy
 from wavecast.planning.cost import TrainingPlan
-from wavecast.report import memory as memory_tables
-from wavecast.report import scripts as script_report
-from wavecast.report import traces as trace_report
+from wavecast.report.results import memory as memory_report
+from wavecast.report.results import profiles as report
 from wavecast.targets.scripts import Script
 from wavecast.targets.sources import ScriptSource
 from wavecast.targets.strategies import parse_parallel
@@ -160,8 +159,8 @@ def run(
     else:
         record["trace"] = source.on()
         if not as_json:
-            table = trace_report.traced_step(f"step {source.runs[0].step}", record["trace"])
-            show(script_report.script_run(source.runs[0], cores=cores), table)
+            table = report.traced_step(f"step {source.runs[0].step}", record["trace"])
+            show(report.script_run(source.runs[0], cores=cores), table)
     _hand_over(source.runs[0], record, out, as_json)
     exit_if_incomplete(rows)
 
@@ -171,7 +170,7 @@ def _hand_over(run: ScriptRun, record: dict[str, Any], out: Path | None, as_json
     if out is not None:
         run.trace.save(out)
     if as_json:
-        print_json(script_report.result_record(run, **record))
+        print_json(report.result_record(run, **record))
 
 
 def _notice_own_options(
@@ -262,25 +261,23 @@ def _show_memory(
     strategy: wavecast.Parallel | None,
     page: Path | None,
     as_json: bool,
-) -> list[memory_tables.AdvisedMemory]:
-    from wavecast.report.memory import memory_report as page_of
-
+) -> list[memory_report.AdvisedMemory]:
     memories = [
         wavecast.memory(source.fullest(device), device, parallel=strategy)
         for device in devices or (None,)
     ]
     first = source.runs[0]
-    write_page(page, lambda: page_of(first.script, memories))
+    write_page(page, lambda: memory_report.memory_report(first.script, memories))
     if not as_json:
-        table = memory_tables.memories(f"memory of step {first.step}", memories, width())
-        show(script_report.script_run(first), table)
-    return memory_tables.advised(first.script, memories)
+        table = memory_report.memories(f"memory of step {first.step}", memories, width())
+        show(report.script_run(first), table)
+    return memory_report.advised(first.script, memories)
 
 
 def _show_predictions(
     run: ScriptRun, rows: list[wavecast.Prediction], shown: PredictionOutput, cores: int | None
 ) -> dict[str, Any]:
-    before = script_report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
+    before = report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 

@@ -14,7 +14,7 @@ from wavecast.cli.output.screen import counting_ops, print_error, tell, waiting
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.frameworks.stages import stage
-from wavecast.report.scripts import found_step
+from wavecast.report.results.profiles import found_step
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.sources import ScriptSource, StepSource, target_source
 from wavecast.targets.targets import Target

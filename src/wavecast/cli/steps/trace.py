@@ -25,7 +25,7 @@ from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import measured_step, require_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.report import outputs
-from wavecast.report import traces as report
+from wavecast.report.results import profiles as report
 from wavecast.report.tables import line
 from wavecast.traces.step import Trace
 

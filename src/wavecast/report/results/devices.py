@@ -18,8 +18,8 @@ from wavecast.hardware.hosts import REFERENCE_HOST, usual_hosts
 from wavecast.hardware.kept_hosts import HostFile, KeptHost
 from wavecast.planning.prices import Price, price
 from wavecast.predictors.corrected import VARIABLE, Corrections
-from wavecast.report.costs import hourly, offer_text
 from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.results.costs import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
 from wavecast.report.units import (
     UNKNOWN,

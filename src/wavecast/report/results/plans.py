@@ -13,11 +13,12 @@ from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import JobPlan, JobsPlan
 from wavecast.planning.simulation.simulator import JobOutcome, Simulation
 from wavecast.report.fields import Field, columns, describe, output
-from wavecast.report.html.axes import Plot, PlotAxis, linear_axis, title_of
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import (
     NOTHING,
     Html,
+    Plot,
+    PlotAxis,
     bullets,
     element,
     empty_element,
@@ -25,8 +26,10 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
     key,
+    linear_axis,
+    title_of,
 )
-from wavecast.report.selections import TIMES_S, marked_axis
+from wavecast.report.results.selections import TIMES_S, marked_axis
 from wavecast.report.tables import (
     ANY_WIDTH,
     fitting,

@@ -17,17 +17,12 @@ from wavecast.footprint.replay import RESERVE
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.devices import Device
 from wavecast.report.fields import Described, Field, columns, describe, some
-from wavecast.report.html.axes import (
-    Plot,
-    PlotAxis,
-    bar,
-    label_at,
-    linear_axis,
-    title_of,
-)
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import (
     Html,
+    Plot,
+    PlotAxis,
+    bar,
     bullets,
     color_of_memory,
     element,
@@ -35,6 +30,9 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
     key,
+    label_at,
+    linear_axis,
+    title_of,
 )
 from wavecast.report.tables import (
     from_rows,

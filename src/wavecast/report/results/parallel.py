@@ -16,7 +16,7 @@ from wavecast.planning.layouts import Layout, NetworkPoint, model_flops_utilizat
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import KNEE, ScalePoint, Scaling
 from wavecast.report.fields import Field, columns, describe, output
-from wavecast.report.priced_steps import (
+from wavecast.report.results.predictions import (
     SEVERAL,
     PricedStep,
     memory_text,

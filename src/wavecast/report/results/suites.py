@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from wavecast.report.fields import Described, Field, columns, describe, output, some
-from wavecast.report.html.axes import bar
 from wavecast.report.html.documents import Report, Section, filled, template
-from wavecast.report.html.markup import Html, bullets, element, html_table, joined, key
+from wavecast.report.html.markup import Html, bar, bullets, element, html_table, joined, key
 from wavecast.report.tables import ANY_WIDTH, Column, fitting, line, listed, shown, titled
 from wavecast.report.units import UNKNOWN, count, duration, memory, one_line, percent, quantity
 from wavecast.runs.suite_results import (

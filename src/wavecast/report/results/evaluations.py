@@ -10,8 +10,7 @@ from rich.console import RenderableType
 from wavecast.analysis.evaluation import MeanError, OpError, PairError, PairEvaluation, StepError
 from wavecast.campaigns.standing import CampaignRun, CampaignStatus, NodeWork
 from wavecast.report.fields import Field, columns, describe, output
-from wavecast.report.html.axes import bar
-from wavecast.report.html.markup import Html, bullets, key
+from wavecast.report.html.markup import Html, bar, bullets, key
 from wavecast.report.tables import Column, line, remarks, shown, titled, warnings
 from wavecast.report.units import duration, long_duration, percent
 from wavecast.report.views import Part, Strong, View
