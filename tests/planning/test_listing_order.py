@@ -6,8 +6,7 @@ import dataclasses
 
 from made import step
 
-from wavecast.planning.candidates import comparable, in_order
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import Prediction, comparable, in_order
 from wavecast.steps.request import predict
 
 LARGE = step(state_bytes=100 << 20)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import TypeVar
 
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.footprint.kinds import peak_bytes
@@ -24,7 +23,7 @@ from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.predictors.base import Familiarity, Predictor, Scaler
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.steps.prediction import Prediction, comparable
 from wavecast.steps.request import (
     ParallelSteps,
     default_predictor,
@@ -43,7 +42,6 @@ _NOT_FITTING = "does not fit"
 _UNSUITED = "the step computes in bf16, for which it has no units"
 _UNPREDICTED = "too many of its ops cannot be predicted"
 
-_Row = TypeVar("_Row")
 TraceFor = Callable[[Device, int | None], Trace]
 """A function that traces the step for a GPU at a batch size; None asks for the user's own batch."""
 _WORTH_GROWING = 0.02
@@ -458,35 +456,3 @@ def is_verified(device: Device) -> bool:
 def _measured_generations() -> frozenset[tuple[str, str]]:
     familiar = default_predictor().familiarity
     return frozenset((one.vendor, one.architecture) for one in devices() if familiar(one) in _SEEN)
-
-
-# The order in which predictions are listed: GPUs on which the step does not fit come last.
-
-
-def comparable(prediction: Prediction) -> bool:
-    """Whether enough of a step was predicted to compare its time with that on other GPUs."""
-    return prediction.unpredicted_share <= TOO_MUCH
-
-
-def in_order(
-    rows: Iterable[_Row],
-    step: Callable[[_Row], Prediction],
-    *,
-    by_speed: bool = True,
-    bounds_last: bool = True,
-) -> list[_Row]:
-    """Rows in the order in which GPUs are listed: those with too little memory come last.
-
-    Args:
-        rows: one for each GPU, or for several of one model.
-        step: the prediction of a row.
-        by_speed: whether the fastest come first. If not, they stay in the given order.
-        bounds_last: whether those that are not `comparable`, whose times are lower bounds, come
-            after all others, in the given order. If not, they are listed like the others.
-    """
-    given = list(rows)
-    bounds = [row for row in given if bounds_last and not comparable(step(row))]
-    others = [row for row in given if not (bounds_last and not comparable(step(row)))]
-    others.sort(key=lambda row: step(row).seconds if by_speed else 0.0)
-    others.sort(key=lambda row: step(row).fits is False)
-    return [*others, *bounds]

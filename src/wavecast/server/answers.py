@@ -23,7 +23,7 @@ from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.hardware.clusters import clusters
 from wavecast.hardware.devices import Device, known_device
-from wavecast.planning.candidates import TrainingQuestion, find_candidates, in_order
+from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.prices import price, price_book
 from wavecast.planning.scaling import doubles
@@ -68,6 +68,7 @@ from wavecast.server.traced import (
     questioned_step,
     read_file,
 )
+from wavecast.steps.prediction import in_order
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
 from wavecast.targets.decoders import DECODERS
 from wavecast.targets.sources import target_source, units_of

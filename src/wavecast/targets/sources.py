@@ -15,7 +15,6 @@ from itertools import combinations
 from typing import Any
 
 from wavecast.errors import InvalidInput, needing_extra
-from wavecast.frameworks.jax.steps import NAMES, captured_jax
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
 from wavecast.hardware.devices import Device, Family, device, family
 from wavecast.parallel.pipeline import cut
@@ -244,6 +243,8 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         return run_target(target, gpu, progress).trace
     assert target.make_step is not None
     if target.jax:
+        from wavecast.frameworks.jax.steps import captured_jax
+
         _refuse_torch_options(target)
         return captured_jax(
             target.make_step,
@@ -278,6 +279,8 @@ def _refuse_torch_options(target: Target) -> None:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
     if target.assume:
         raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
+    from wavecast.frameworks.jax.steps import NAMES
+
     if others := set(target.changes) - set(NAMES):
         raise InvalidInput(
             f"{target.name} is a JAX step, to whose code this cannot be done here "

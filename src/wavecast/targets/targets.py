@@ -10,7 +10,6 @@ from typing import Any
 
 from wavecast import suite
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName, needing_extra
-from wavecast.frameworks.jax.benchmarks import jax_benchmark
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE, recipe_of
 from wavecast.frameworks.target_files import imports_of, is_too_long
@@ -119,6 +118,8 @@ def _of_step(text: str, batch: int | None, precision: str | None, options: Model
     if text.endswith((".gz", ".json", *SUFFIXES)):
         return _saved(text, batch, precision)
     if text.startswith("jax:") and text.count(":") == 1:
+        from wavecast.frameworks.jax.benchmarks import jax_benchmark
+
         return Target(**jax_benchmark(text.removeprefix("jax:"), batch, precision))
     if text.startswith("timm:"):
         return _timm(text.removeprefix("timm:"), batch or 32, precision or "fp32")

@@ -11,7 +11,6 @@ from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.cost import Purchase, TrainingPlan, seconds_of
-from wavecast.planning.price_files import is_money, read_prices
 from wavecast.planning.prices import Price, PriceBook, PriceFilter, price_book, today
 from wavecast.targets.sources import units_of
 from wavecast.targets.targets import Target
@@ -50,7 +49,12 @@ class PriceOptions:
         self._refuse_without_purchase()
         if self.prices is not None and setup is not None:
             raise InvalidInput(f"--setup {setup} has its own prices; leave out --prices")
-        book = price_book(setup) if self.prices is None else read_prices(self.prices)
+        if self.prices is None:
+            book = price_book(setup)
+        else:
+            from wavecast.planning.price_files import read_prices
+
+            book = read_prices(self.prices)
         own = [*self._stated(gpus), *(() if only_rented else self._bought(gpus))]
         return book.with_offers(own).looking_at(self._which(book))
 
@@ -74,6 +78,8 @@ class PriceOptions:
 
     def _stated(self, gpus: Sequence[Device]) -> Iterator[Price]:
         for gpu, usd in _amounts(self.price, "--price", gpus):
+            from wavecast.planning.price_files import is_money
+
             if not is_money(usd):
                 raise InvalidInput(f"--price {usd:g} cannot be the price of an hour in USD")
             yield from _in_every_size(Price(gpu.id, usd, YOURS, "", today()))

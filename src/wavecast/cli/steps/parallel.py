@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.groups import RayOption
+from wavecast.cli.options.groups import RayOption, option_group
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import (
     NO_PRICES,
@@ -21,19 +21,17 @@ from wavecast.cli.options.prices import (
     training_options,
 )
 from wavecast.cli.options.steps import (
-    NO_SEARCH,
     NO_STEP_OPTIONS,
     OneGpuOption,
     ParallelOption,
-    SearchOptions,
     StepOptions,
     TargetArgument,
-    search_options,
     step_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
+from wavecast.errors import InvalidInput
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import (
@@ -43,23 +41,92 @@ from wavecast.planning.cost import (
     seconds_of,
     training_cost,
 )
-from wavecast.planning.layouts import batch_warning
+from wavecast.planning.layouts import MEMORY_MARGIN, Search, batch_warning
 from wavecast.planning.prices import PriceBook
 from wavecast.report.results import costs as cost_report
 from wavecast.report.results import parallel as report
 from wavecast.report.results.predictions import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.sources import recomputing
-from wavecast.targets.strategies import strategy_of
+from wavecast.targets.sources import recompute_ways, recomputing
+from wavecast.targets.strategies import plan_of_target, strategy_of
 from wavecast.targets.targets import Target, with_adapters
 
 if TYPE_CHECKING:
     from wavecast.hardware.devices import Device
     from wavecast.hardware.hosts import HostModel
     from wavecast.planning.layout_search import Progress
-    from wavecast.planning.layouts import Layout, Search
+    from wavecast.planning.layouts import Layout
     from wavecast.steps.op_times import ClusterPredictor
     from wavecast.targets.sources import StepSource
+    from wavecast.traces.step import Trace
+
+# The options of a search for the best strategy.
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options as the user gave them."""
+
+    micro_batch: list[int] | None = None
+    show: int = 5
+    memory_margin: float = MEMORY_MARGIN
+    within: str | None = None
+
+    def search(self, gpus: int, global_batch: int | None, target: Target) -> Search:
+        """What is looked for.
+
+        Raises:
+            InvalidInput: an option is missing, or its value cannot be.
+        """
+        if global_batch is None:
+            raise InvalidInput(
+                "say how many samples one optimizer step of all GPUs has: --global-batch"
+            )
+        counts = ("--gpus", gpus), ("--global-batch", global_batch), ("--show", self.show)
+        for name, value in counts:
+            if value < 1:
+                raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
+        return Search(
+            gpus,
+            global_batch,
+            _micro_batches(target.trace, self.micro_batch),
+            tensor_plan=plan_of_target(target.text, target.options),
+            recompute=recompute_ways(target),
+            best=self.show,
+            memory_margin=self.memory_margin,
+            within_s=None if self.within is None else seconds_of(self.within, "--within"),
+        )
+
+
+def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
+    if trace is None:
+        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
+    if given:
+        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
+    if trace.samples is None:
+        raise InvalidInput(
+            "the trace does not say how many samples it has; trace the step again with samples="
+        )
+    return (trace.samples,)
+
+
+NO_SEARCH = SearchOptions()
+
+search_options = option_group(
+    "searching",
+    SearchOptions,
+    {
+        "micro_batch": "Samples of a micro-batch to try; repeat for more.",
+        "show": "How many to show; more of them have to be played.",
+        "memory_margin": "The share of a GPU's memory that must stay free.",
+        "within": "End the search with the best so far after so many seconds, or a time as 5min. "
+        "If nothing fits, what would fit is looked for after that.",
+    },
+    "The search",
+)
+"""A decorator that gives a command the options of a search, as its parameter `searching`."""
+
 
 GpuHoursOption = Annotated[
     float,

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import wavecast
-from wavecast.analysis.larger_batch import by_samples
 from wavecast.cli.app import INCOMPLETE, JsonOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
@@ -49,7 +48,6 @@ from wavecast.cli.options.steps import (
 )
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
 from wavecast.cli.output.screen import print_json, show, waiting, width
-from wavecast.cli.steps.advise import quickly_advised
 from wavecast.cli.steps.predicted import (
     PredictionOutput,
     counting_uneven,
@@ -63,9 +61,9 @@ from wavecast.cli.steps.predicted import (
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.parallel.ranks import own_strategy
-from wavecast.planning.candidates import comparable
 from wavecast.report.results import predictions as report
 from wavecast.report.results.predictions import COMPILED, gains, predicted
+from wavecast.steps.prediction import comparable
 from wavecast.targets.generation import generations, is_generation
 from wavecast.targets.strategies import strategy_of
 from wavecast.targets.targets import resolve
@@ -168,7 +166,11 @@ def predict(
         if step.compile is False:
             return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
-    found = quickly_advised(wanted, gpus, book, issuing.host) if advice else None
+    found = None
+    if advice:
+        from wavecast.cli.steps.advise import quickly_advised
+
+        found = quickly_advised(wanted, gpus, book, issuing.host)
     shown = counting_uneven(shown, source, rows, how)
     shown = replace(shown, advice=found, generation=_generated(wanted, source, rows))
     if steps := print_predictions(wanted.name, rows, shown):
@@ -249,6 +251,8 @@ def extrapolate(
     \b
     wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
     """
+    from wavecast.analysis.larger_batch import by_samples
+
     wanted = [resolve(target) for target in targets]
     for step in wanted:
         refuse_scaling(step, origin)

@@ -16,7 +16,6 @@ from wavecast.cli.options.predictors import By, HostOptions, SetupName
 from wavecast.cli.output.pages import ReportFiles, write_prediction_files
 from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.candidates import comparable, in_order
 from wavecast.planning.cost import (
     Ranged,
     TrainingCost,
@@ -27,13 +26,11 @@ from wavecast.planning.cost import (
     training_cost,
 )
 from wavecast.report.results import costs as cost_report
-from wavecast.report.results import parallel as parallel_report
 from wavecast.report.results import predictions as report
 from wavecast.report.results.caveats import shares
 from wavecast.report.results.predictions import generation, offer_for, predicted
-from wavecast.report.results.profiles import in_total
 from wavecast.report.views import text_of
-from wavecast.steps.prediction import shares_by_line
+from wavecast.steps.prediction import comparable, in_order, shares_by_line
 from wavecast.targets.sources import ScriptSource, StepSource
 
 if TYPE_CHECKING:
@@ -125,7 +122,9 @@ def print_predictions(
         told = (trainings, shown.advice, shown.generation)
         return predicted(title, rows, by, shown.book, shown.depth, *told)
     if shown.several:
-        table = parallel_report.predictions(heading or title, rows, width())
+        from wavecast.report.results import parallel
+
+        table = parallel.predictions(heading or title, rows, width())
     else:
         table = report.predictions(heading or title, rows, width(), shown.setup, shown.book)
     show(before, table)
@@ -178,6 +177,8 @@ def counting_uneven(
     """
     if shown.plan is None or not isinstance(source, ScriptSource):
         return shown
+    from wavecast.report.results.profiles import in_total
+
     run, uneven = source.runs[0], dict[str, Ranged]()
     for row in () if shown.several else rows:
         steps = source.uneven(row.device)

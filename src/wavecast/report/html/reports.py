@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from wavecast.planning.candidates import in_order
 from wavecast.planning.cost import Ranged
 from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook
@@ -43,7 +42,12 @@ from wavecast.report.results.parallel import (
     strategy_text,
     unpredicted,
 )
-from wavecast.report.results.predictions import PricedStep, priced_steps
+from wavecast.report.results.predictions import (
+    PricedStep,
+    generation_columns,
+    meaning,
+    priced_steps,
+)
 from wavecast.report.tables import (
     ANY_WIDTH,
     Column,
@@ -66,7 +70,8 @@ from wavecast.report.units import (
     quantity,
     time_range,
 )
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.generation import TextGeneration
+from wavecast.steps.prediction import Prediction, in_order
 
 _BEST = 3
 """How many strategies have details."""
@@ -543,3 +548,15 @@ def _per_sample(step: Prediction) -> Ranged:
     """The time for a sample, or for a step where samples are not counted."""
     samples = step.throughput * step.seconds if step.throughput else 1.0
     return Ranged(step.seconds, step.low_s, step.high_s).times(1 / samples)
+
+
+# The section about text generation in the report of a prediction.
+
+
+def generation_sections(rows: Sequence[TextGeneration]) -> tuple[Section, ...]:
+    """The times of tokens and what fits; nothing for steps that train."""
+    if not rows:
+        return ()
+    listed = html_table(generation_columns(rows), caption="Text generation")
+    content = joined([listed, element("p", sentence(meaning(rows)))])
+    return (Section("generation", "Text generation", content, short="tokens"),)

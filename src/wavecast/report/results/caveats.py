@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.planning.candidates import comparable
 from wavecast.predictors.base import Familiarity
 from wavecast.report.tables import by_gpu, from_rows, listed, table, titled
 from wavecast.report.units import count, duration, memory, percent, three_digits
-from wavecast.steps.prediction import TOO_MUCH, Prediction, Share
+from wavecast.steps.prediction import TOO_MUCH, Prediction, Share, comparable
 from wavecast.steps.ranges import CoveredHosts, ScaledTo, covered_hosts
 
 _SOURCES = {

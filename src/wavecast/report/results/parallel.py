@@ -10,7 +10,6 @@ from rich.console import Group, RenderableType
 
 from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import Parallel, option_of
-from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import Interruptions, TrainingCost
 from wavecast.planning.layouts import Layout, NetworkPoint, model_flops_utilization
 from wavecast.planning.prices import PriceBook
@@ -33,7 +32,7 @@ from wavecast.report.units import (
     percent,
     quantity,
 )
-from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.steps.prediction import TOO_MUCH, Prediction, comparable
 
 EFFICIENCY_LINE = (
     "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches and updates "

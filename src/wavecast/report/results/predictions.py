@@ -13,13 +13,9 @@ from wavecast.advice.proposals import StepAdvice
 from wavecast.analysis.larger_batch import LargerBatch
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.devices import Device
-from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import TrainingCost
 from wavecast.planning.prices import Price, PriceBook, price_book
-from wavecast.predictors.published import published_setup
 from wavecast.report.fields import ABSENT, Described, Field, columns, describe, output, some
-from wavecast.report.html.documents import Section
-from wavecast.report.html.markup import element, html_table, joined
 from wavecast.report.results.caveats import (
     by_predictors,
     cautions,
@@ -42,7 +38,6 @@ from wavecast.report.tables import (
     notes,
     notes_by_gpu,
     remarks,
-    sentence,
     table,
     titled,
     warnings,
@@ -59,7 +54,7 @@ from wavecast.report.units import (
     time_range,
 )
 from wavecast.steps.generation import TextGeneration
-from wavecast.steps.prediction import WORTH_A_WORD, Prediction, Share, shares_by_line
+from wavecast.steps.prediction import WORTH_A_WORD, Prediction, Share, comparable, shares_by_line
 from wavecast.steps.ranges import CoveredHosts
 from wavecast.traces.step import Trace
 
@@ -121,6 +116,8 @@ def _columns(steps: Sequence[PricedStep], width: int) -> list[Column]:
 
 def _setup(name: str, rows: Sequence[Prediction]) -> str:
     """The line about a published setup: which GPUs have the numbers of its paper."""
+    from wavecast.predictors.published import published_setup
+
     gpus = published_setup(name).gpus
     others = [row.device.id for row in rows if row.device.id not in gpus]
     line = (
@@ -310,21 +307,6 @@ def meaning(rows: Sequence[TextGeneration]) -> str:
     if any(row.largest_batch is not None for row in rows):
         return f"{told}; most sequences x tokens: the largest batch of such sequences that fits"
     return f"{told}; what fits is said for few GPUs, not for compiled steps (wavecast max-batch)"
-
-
-# The section about text generation in the report of a prediction.
-
-
-_TITLE = "Text generation"
-
-
-def generation_sections(rows: Sequence[TextGeneration]) -> tuple[Section, ...]:
-    """The times of tokens and what fits; nothing for steps that train."""
-    if not rows:
-        return ()
-    listed = html_table(generation_columns(rows), caption=_TITLE)
-    content = joined([listed, element("p", sentence(meaning(rows)))])
-    return (Section("generation", _TITLE, content, short="tokens"),)
 
 
 # Predicted steps, on one GPU or several, with the cheapest offer of their GPUs.
