@@ -65,9 +65,9 @@ class _Group(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """Find a command. A group may print by itself, so it counts as one until another runs."""
-        found = super().resolve_command(ctx, args)
-        name_command(str(found[0]))
-        return found
+        resolved = super().resolve_command(ctx, args)
+        name_command(str(resolved[0]))
+        return resolved
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
@@ -172,8 +172,8 @@ class _Command(typer.core.TyperCommand):
         except Exception as error:
             is_unknown = type(error).__name__ == "NoSuchOption"
             if is_unknown and ctx.allow_interspersed_args and any(map(_is_script, args)):
-                said = str(getattr(error, "message", ""))
-                error.message = f"{said}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
+                message = str(getattr(error, "message", ""))
+                error.message = f"{message}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
             raise
 
     def invoke(self, ctx: Any) -> Any:

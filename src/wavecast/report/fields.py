@@ -97,8 +97,8 @@ class Field:
     def declared(self, kind: Any) -> Declared:
         """The type and the meaning of the field in results of a type."""
         of = self.of or self.name
-        found = returned(of) if callable(of) else at_path(kind, of)
-        return Declared(self.kind or found.kind, self.meaning or found.meaning)
+        returns = returned(of) if callable(of) else at_path(kind, of)
+        return Declared(self.kind or returns.kind, self.meaning or returns.meaning)
 
     def column(self, rows: Sequence[Any], unit: str = "") -> Column:
         """The field of several results as a column; texts are aligned to the left."""
@@ -134,16 +134,16 @@ class Described:
 
     def record(self, result: Any) -> dict[str, Any]:
         """A result as JSON takes it: times in seconds, sizes in bytes, unknown is None."""
-        made: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for field in self.fields:
             if field.name or field.inline:
                 value = field.value(result)
                 if field.inline:
-                    made |= {} if value in (None, ABSENT) else plain(value)
+                    values |= {} if value in (None, ABSENT) else plain(value)
                 elif value is not ABSENT:
-                    made[field.name] = plain(value)
-        refuse_impossible(self.kind.__name__, made)
-        return made
+                    values[field.name] = plain(value)
+        refuse_impossible(self.kind.__name__, values)
+        return values
 
     def records(self, results: Iterable[Any]) -> list[dict[str, Any]]:
         """Several results as JSON takes them."""
@@ -160,15 +160,15 @@ class Described:
         required: list[str] = []
         properties: dict[str, Any] = {}
         for field in self.fields:
-            said = field.declared(self.kind)
+            attribute = field.declared(self.kind)
             if field.inline:
-                inner = schema_of(without_none(said.kind))
+                inner = schema_of(without_none(attribute.kind))
                 required += [] if field.optional else inner["required"]
                 properties |= inner["properties"]
             elif field.name:
                 required += [] if field.optional else [field.name]
-                meaning = meaning_of(field.name, said)
-                kinds = (said.kind, types.NoneType) if field.blank else (said.kind,)
+                meaning = meaning_of(field.name, attribute)
+                kinds = (attribute.kind, types.NoneType) if field.blank else (attribute.kind,)
                 properties[field.name] = {"description": meaning} | _either(kinds)
         unique = list(dict.fromkeys(required))
         return {"type": "object", "required": unique, "properties": properties}
@@ -215,9 +215,9 @@ def describe(
         shown_as: what tables show in place of a result.
         unit: the path to what a step counts, for headings.
     """
-    made = Described(kind, some(*fields), parts, shown_as, unit)
-    _DESCRIBED[kind] = made
-    return made
+    description = Described(kind, some(*fields), parts, shown_as, unit)
+    _DESCRIBED[kind] = description
+    return description
 
 
 def output(about: str, *fields: Field | str) -> Described:
@@ -227,7 +227,7 @@ def output(about: str, *fields: Field | str) -> Described:
 
 def some(*fields: Field | str) -> tuple[Field, ...]:
     """Fields, where a plain name is a field that only JSON has."""
-    return tuple(Field(one) if isinstance(one, str) else one for one in fields)
+    return tuple(Field(field) if isinstance(field, str) else field for field in fields)
 
 
 def described(kind: type) -> Described:
@@ -271,10 +271,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(key): plain(one) for key, one in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return record(value)
-    return [plain(one) for one in value] if isinstance(value, Iterable) else str(value)
+    return [plain(item) for item in value] if isinstance(value, Iterable) else str(value)
 
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number"}
@@ -297,7 +297,7 @@ def schema_of(kind: Any) -> dict[str, Any]:
     if not isinstance(named, type):
         return {}
     if issubclass(named, Enum):
-        return {"type": "string", "enum": [str(one.value) for one in named]}
+        return {"type": "string", "enum": [str(member.value) for member in named]}
     if named in _TYPES:
         return {"type": _TYPES[named]}
     if dataclasses.is_dataclass(named):
@@ -307,12 +307,15 @@ def schema_of(kind: Any) -> dict[str, Any]:
 
 def _either(options: Sequence[Any]) -> dict[str, Any]:
     """The schema of a choice of types; null is one of them where it may be None."""
-    known = [schema_of(one) for one in options if one is not types.NoneType]
+    known = [schema_of(option) for option in options if option is not types.NoneType]
     can_be_null = len(known) < len(options)
     if {} in known:
         return {}
-    if all(set(one) == {"type"} for one in known):
-        named = [one["type"] if isinstance(one["type"], list) else [one["type"]] for one in known]
+    if all(set(option) == {"type"} for option in known):
+        named = [
+            option["type"] if isinstance(option["type"], list) else [option["type"]]
+            for option in known
+        ]
         names = list(dict.fromkeys(name for some_names in named for name in some_names))
         names += ["null"] if can_be_null and "null" not in names else []
         return {"type": names if len(names) > 1 else names[0]}
@@ -359,11 +362,11 @@ UNDECLARED = Declared(Any)
 @cache
 def attributes(kind: type) -> Mapping[str, Declared]:
     """The attributes, properties and methods of a class, those of its bases included."""
-    found: dict[str, Declared] = {}
+    by_name: dict[str, Declared] = {}
     for base in reversed(kind.__mro__):
         if base.__module__ != "builtins":
-            found |= dict(_own(base))
-    return found
+            by_name |= dict(_own(base))
+    return by_name
 
 
 def _own(base: type) -> Iterator[tuple[str, Declared]]:
@@ -409,7 +412,7 @@ def at_path(kind: Any, path: str) -> Declared:
 def without_none(kind: Any) -> Any:
     """A type without `None`, if it is a choice of that and one other."""
     if get_origin(kind) in (Union, types.UnionType):
-        others = [one for one in get_args(kind) if one is not types.NoneType]
+        others = [option for option in get_args(kind) if option is not types.NoneType]
         return others[0] if len(others) == 1 else kind
     return kind
 
@@ -438,13 +441,13 @@ def _texts(base: type) -> dict[str, str]:
     except (OSError, TypeError, ValueError):
         return {}
     body = getattr(tree, "body", [])
-    found = {}
+    texts = {}
     for statement, after in pairwise(body):
         is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
         if isinstance(statement, ast.AnnAssign) and is_text:
             name = getattr(statement.target, "id", "")
-            found[name] = _first(inspect.cleandoc(str(after.value.value)))
-    return found
+            texts[name] = _first(inspect.cleandoc(str(after.value.value)))
+    return texts
 
 
 def _first(text: str) -> str:

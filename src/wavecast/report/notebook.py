@@ -94,8 +94,8 @@ def _parts(result: Any) -> Html:
 def _lengths(rows: Sequence[Any]) -> list[float]:
     """The lengths of the bars that are drawn for rows, 0 to 1; none without a field for them."""
     shown = [presented(row) for row in rows]
-    drawn = next((one for one in described(type(shown[0])).fields if one.drawn), None)
-    values = [0.0 if drawn is None else float(drawn.value(one) or 0.0) for one in shown]
+    drawn = next((item for item in described(type(shown[0])).fields if item.drawn), None)
+    values = [0.0 if drawn is None else float(drawn.value(item) or 0.0) for item in shown]
     longest = max(values)
     return [value / longest for value in values] if longest > 0 and len(rows) > 1 else []
 

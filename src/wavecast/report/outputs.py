@@ -217,14 +217,14 @@ def schema(name: str) -> dict[str, Any]:
     Raises:
         UnknownName: no command of this name prints JSON.
     """
-    wanted = "-".join(name.split())
+    command = "-".join(name.split())
     names = schema_names()
-    if wanted not in names:
-        near = difflib.get_close_matches(wanted, names, n=3)
+    if command not in names:
+        near = difflib.get_close_matches(command, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
         raise UnknownName(f"there is no schema {name!r}; {hint}")
-    mark = mark_of(wanted)
-    forms = [_form(output, mark) for output in _OUTPUTS[wanted].split()]
+    mark = mark_of(command)
+    forms = [_form(output, mark) for output in _OUTPUTS[command].split()]
     about = dict.fromkeys(form.pop("description") for form in forms)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -244,19 +244,19 @@ def _form(output: str, mark: str | None) -> dict[str, Any]:
     home = module if module == "outputs" else f"results.{module}"
     named = getattr(importlib.import_module(f"wavecast.report.{home}"), name)
     kind = named() if inspect.isfunction(named) else named
-    made = schema_of(kind)
-    made["required"] = [MARK, *made["required"]]
-    made["properties"] = {
+    schema = schema_of(kind)
+    schema["required"] = [MARK, *schema["required"]]
+    schema["properties"] = {
         MARK: {"description": "The name and version of this schema.", "const": mark},
-        **made["properties"],
+        **schema["properties"],
     }
     about = kind.about if isinstance(kind, Described) else ""
     if not about:
         about = inspect.getdoc(kind.kind if isinstance(kind, Described) else kind) or ""
         about = about.split("\n\n")[0].replace("\n", " ")
     if output.startswith("["):
-        return {"description": about, "type": "array", "items": made}
-    return {"description": about, **made}
+        return {"description": about, "type": "array", "items": schema}
+    return {"description": about, **schema}
 
 
 def mark_of(name: str) -> str | None:

@@ -108,6 +108,6 @@ def text_of(view: View, width: int) -> RenderableType:
         elif part.heading:
             rows.insert(0, line(part.heading))
         body += [*rows, ""]
-    said = [text for item in view.remarks for text in (missing if item == LEFT_OUT else [item])]
-    body += [*remarks(said), *notes(view.notes)]
+    lines = [text for item in view.remarks for text in (missing if item == LEFT_OUT else [item])]
+    body += [*remarks(lines), *notes(view.notes)]
     return titled(title, *body) if title else Group(*body)

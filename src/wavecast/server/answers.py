@@ -91,7 +91,7 @@ def chosen_gpus(
     plan = question.plan
     if plan is None:
         raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
-    wanted = TrainingQuestion(
+    training = TrainingQuestion(
         plan=plan,
         counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
         batch=target.batch,
@@ -104,10 +104,10 @@ def chosen_gpus(
     settings = StepSettings(
         target, (), lambda step: source if step is target else target_source(step)
     )
-    found = find_candidates(devices, wanted, settings.searched, book)
+    candidates = find_candidates(devices, training, settings.searched, book)
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
-    selection = select(found, Aim.MONEY, *bounds)
+    selection = select(candidates, Aim.MONEY, *bounds)
     options = [*target.options.words(), *(["--compile"] if target.compiled else [])]
     asked = asked_step(target, target.text, options, target.precision)
     report = choice_report(target.name, selection, plan, source.on().unit, bounds, asked)
@@ -129,7 +129,9 @@ def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
 
 def report_parts(place: str, report: Report) -> dict[str, Any]:
     """A report as parts of the page, whose sections have names of their own there."""
-    sections = [replace(one, identity=f"{place}-{one.identity}") for one in report.sections]
+    sections = [
+        replace(section, identity=f"{place}-{section.identity}") for section in report.sections
+    ]
     return {
         "verdict": report.verdict,
         "sections": [section.drawn() for section in sections],
@@ -384,8 +386,8 @@ def _refuse_files(table: dict[str, Any]) -> None:
         ("cluster.pools", pools, "gpu", plain_name),
         ("cluster.pools", pools, "links", plain_name),
     ):
-        for number, one in enumerate(listed if isinstance(listed, list) else (), start=1):
-            named = one.get(key) if isinstance(one, dict) else None
+        for number, entry in enumerate(listed if isinstance(listed, list) else (), start=1):
+            named = entry.get(key) if isinstance(entry, dict) else None
             if isinstance(named, str):
                 try:
                     check(named)

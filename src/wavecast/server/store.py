@@ -229,12 +229,12 @@ def _is_damaged(path: Path) -> bool:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
-            found = connection.execute("PRAGMA table_info(checked_results)").fetchall()
+            rows = connection.execute("PRAGMA table_info(checked_results)").fetchall()
         finally:
             connection.close()
     except sqlite3.Error as error:
         return not isinstance(error, sqlite3.OperationalError)
-    columns = {column[1] for column in found}
+    columns = {column[1] for column in rows}
     return bool(columns) and not columns >= {"name", "body", "checksum", "saved", "used"}
 
 

@@ -208,20 +208,25 @@ def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_
     steps = _measured_steps(files)
     gpu = origin_of(next(iter(steps.values())), None).id if steps else None
     layers = None if minutes is None else _swept(minutes, gpu)
-    found = layers
+    learning = layers
     path = (folder or corrected.folder()) / f"{gpu or (layers and layers.gpu)}.toml"
     if steps:
         before = corrected.read(path).swept if path.exists() else ()
         swept = before if layers is None else layers.corrections.swept
         with waiting(f"comparing {len(files)} measured steps"):
-            found = learn_from(steps, swept=swept)
-    assert found is not None
-    kept = corrected.keep(found.corrections, path)
+            learning = learn_from(steps, swept=swept)
+    assert learning is not None
+    kept = corrected.keep(learning.corrections, path)
     if as_json:
-        record = {"gpu": found.gpu, "steps": found.steps, "ops": len(kept.swept), "file": str(path)}
+        record = {
+            "gpu": learning.gpu,
+            "steps": learning.steps,
+            "ops": len(kept.swept),
+            "file": str(path),
+        }
         print_json(outputs.LEARNING.record(record))
     else:
-        show(report.learned(found, kept, path, elsewhere=folder is not None))
+        show(report.learned(learning, kept, path, elsewhere=folder is not None))
 
 
 def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
@@ -328,16 +333,16 @@ def clusters(
     from wavecast.hardware import clusters as known
 
     if names:
-        some = list({one.id: one for one in map(known.cluster, names)}.values())
+        shown = list({cluster.id: cluster for cluster in map(known.cluster, names)}.values())
     else:
-        some = list(known.clusters())
+        shown = list(known.clusters())
     if as_json:
-        print_json(some)
+        print_json(shown)
     elif names:
-        for index, one in enumerate(some):
-            show("" if index else None, report.cluster_facts(one))
+        for index, cluster in enumerate(shown):
+            show("" if index else None, report.cluster_facts(cluster))
     else:
-        show(report.clusters(some, width()))
+        show(report.clusters(shown, width()))
 
 
 # `wavecast doctor`: is everything here that Wavecast needs?

@@ -102,8 +102,8 @@ def prices(
     book = book.looking_at(PriceFilter(names, spot, stale))
     offers = [offer for offer in book.seen() if offer.gpus >= gpus]
     if gpu and ALL not in gpu:
-        wanted = {device.id for device in named_gpus(gpu)}
-        offers = [offer for offer in offers if offer.device_id in wanted]
+        ids = {device.id for device in named_gpus(gpu)}
+        offers = [offer for offer in offers if offer.device_id in ids]
     elif not gpu:
         offers = report.cheapest_of_each(offers)
     if not offers:

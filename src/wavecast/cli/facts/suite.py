@@ -313,13 +313,15 @@ def observe(
     refuse_bad_places(page)
     rows = [row for path in paths for row in read_results(path)]
     gpus = list(dict.fromkeys(row.gpu for row in rows))
-    seen = observe_all(rows, _traces(traces))
+    observations = observe_all(rows, _traces(traces))
     title = f"TBD's observations on {', '.join(gpu_name(gpu) for gpu in gpus)}"
-    write_page(page, lambda: report.observation_report(title, seen, rows))
+    write_page(page, lambda: report.observation_report(title, observations, rows))
     if as_json:
-        print_json(report.OBSERVED.record({"gpus": gpus, "observations": seen, "results": rows}))
+        print_json(
+            report.OBSERVED.record({"gpus": gpus, "observations": observations, "results": rows})
+        )
     else:
-        show(report.observations(title, seen))
+        show(report.observations(title, observations))
 
 
 def _traces(folder: Path | None) -> dict[str, Trace] | None:
@@ -413,7 +415,11 @@ def train(
         raise UnknownName(
             f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
         )
-    chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    chosen = [
+        demonstration
+        for demonstration in DEMONSTRATIONS
+        if demonstration.domain in (domain or known)
+    ]
     if to_quality:
         _train_to_quality(chosen, seed, device, price, as_json)
         return
@@ -446,8 +452,8 @@ def _train_to_quality(
     trainings = []
     with counting_down("training the suite", len(chosen)) as update:
         for number, demonstration in enumerate(chosen, start=1):
-            one = train_to_quality(demonstration, seed=seed, device=device, gpu=gpu_id(device))
-            trainings.append(replace(one, usd_per_h=price))
+            training = train_to_quality(demonstration, seed=seed, device=device, gpu=gpu_id(device))
+            trainings.append(replace(training, usd_per_h=price))
             update(number, 0.0)
     if as_json:
         print_json(report.trainings_to_quality().records(trainings))

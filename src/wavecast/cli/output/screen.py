@@ -253,13 +253,13 @@ def counting_items(doing: str) -> Iterator[CountItems]:
     """A bar for a total that is only known later; a pipe gets a line now and then."""
     console = _console(sys.stderr)
     if not console.is_terminal:
-        said = doing
+        status = doing
 
         def say(done: int, total: int, note: str = "") -> None:
-            nonlocal said
-            said = f"{doing}: {done:,} of {total:,}{note and f'; {note}'}"
+            nonlocal status
+            status = f"{doing}: {done:,} of {total:,}{note and f'; {note}'}"
 
-        with _telling(lambda: said):
+        with _telling(lambda: status):
             yield say
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())

@@ -85,18 +85,18 @@ def plan(
     aims, limit_s = aims_of(by), seconds_of(time_limit, "--time-limit")
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     with waiting(f"planning {len(listed)} jobs"):
-        made = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
+        planned = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
     write_page(
         html,
         lambda: report.plan_report(
-            str(jobs), made, cost_against_time(fleet, listed, Effort(5.0, workers))
+            str(jobs), planned, cost_against_time(fleet, listed, Effort(5.0, workers))
         ),
     )
     if as_json:
-        print_json(made)
+        print_json(planned)
     else:
-        show(report.plan_text(str(jobs), made, width()))
-    if not made.meets_deadlines:
+        show(report.plan_text(str(jobs), planned, width()))
+    if not planned.meets_deadlines:
         raise typer.Exit(1)
 
 
@@ -176,14 +176,14 @@ def capacity(
     gpus = [wavecast.device(p.gpu) for p in fleet.pools] if pricing.buy else []
     purchases = pricing.purchases(gpus)
     with waiting("simulating mixes of GPUs"):
-        found = CapacitySearch(fleet, forecast, promise, steps).plan(purchases)
-    view = report.capacity_view(str(jobs), found)
+        answer = CapacitySearch(fleet, forecast, promise, steps).plan(purchases)
+    view = report.capacity_view(str(jobs), answer)
     write_view(html, view)
     if as_json:
-        print_json(report.CAPACITY.record(report.capacity_record(found)))
+        print_json(report.CAPACITY.record(report.capacity_record(answer)))
     else:
         show(text_of(view, width()))
-    if found.best is None:
+    if answer.best is None:
         raise typer.Exit(1)
 
 
@@ -249,18 +249,18 @@ def simulate(
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     rows = []
     for name in names:
-        made = policy_of(name, fleet, aims, stops=stops, round_s=round_s)
+        decides = policy_of(name, fleet, aims, stops=stops, round_s=round_s)
         with waiting(f"simulating {name}"):
-            rows.append(run_simulation(fleet, listed, made, restart_s=restart_s))
+            rows.append(run_simulation(fleet, listed, decides, restart_s=restart_s))
     view = report.simulation_view(str(jobs), rows, width(), gantt)
     write_view(html, view)
     if as_json:
-        found = {
+        record = {
             "verdict": report.simulation_verdict(rows),
             "policies": rows,
             "outcomes": list(rows[-1].outcomes),
         }
-        print_json(report.SIMULATED.record(found))
+        print_json(report.SIMULATED.record(record))
     else:
         show(text_of(view, width()))
 

@@ -77,7 +77,9 @@ def fit_runs(
     other = _DEFAULT_METHOD if fitted.fit.method == _PUBLISHED_METHOD else _PUBLISHED_METHOD
     both = (fitted, fitted.by_method(other))
     title = f"{model or 'runs'} from {source}, {phase}"
-    scores = _split_scores(source, model, phase, [one.fit.method for one in both], time, split)
+    scores = _split_scores(
+        source, model, phase, [model_fit.fit.method for model_fit in both], time, split
+    )
     if plot is not None:
         write_whole(plot, report.scatter_plot(title, fitted))
     if as_json:
@@ -116,15 +118,15 @@ def read_splits(texts: Sequence[str]) -> list[Split]:
         if len(texts) > 1:
             raise InvalidInput("--split published has the paper's three thresholds; give no other")
         return list(SPLITS)
-    found = []
+    splits = []
     for text in texts:
         pair = numbers("--split", text)
         if len(pair) != 2 or min(pair) < 1:
             raise InvalidInput(
                 f'--split takes a batch and a number of iterations, such as 16,150, not "{text}"'
             )
-        found.append(Split(*pair))
-    return found
+        splits.append(Split(*pair))
+    return splits
 
 
 @dataclass(frozen=True)
@@ -513,7 +515,7 @@ def _lengths(
     given = numbers("--iterations", iterations) if iterations else published.ITERATIONS
     thresholds = read_splits(split or ["published"])
     if not split:
-        thresholds = [run_grids.scaled_split(one, share) for one in thresholds]
+        thresholds = [run_grids.scaled_split(split_at, share) for split_at in thresholds]
     return run_grids.scaled(given, share), thresholds
 
 

@@ -76,8 +76,8 @@ def advise(
     book = pricing.book([device])
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     others = change is None
-    wanted = step.target(target)
-    advice = advised(wanted, device, book, change, host, has_others=others, cores=cores)
+    resolved = step.target(target)
+    advice = advised(resolved, device, book, change, host, has_others=others, cores=cores)
     view = advice_view(advice)
     write_view(html, view)
     if as_json:

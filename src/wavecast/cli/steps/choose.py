@@ -121,32 +121,32 @@ def choose(
     Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
-    wanted = step.target(target, fixed=())
-    source = step_source(wanted, quiet=True)
-    refuse_scaling(wanted, None, None, setup)
+    resolved = step.target(target, fixed=())
+    source = step_source(resolved, quiet=True)
+    refuse_scaling(resolved, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
     limits = _limits(budget, deadline)
-    plan = training.plan(wanted) or _usual_plan(wanted, source)
+    plan = training.plan(resolved) or _usual_plan(resolved, source)
     question = TrainingQuestion(
         plan=plan,
-        counts=_counts(gpus_up_to, wanted),
+        counts=_counts(gpus_up_to, resolved),
         shards=(0, 3) if step.ranks is None else (0,),
-        **_batches(wanted, step),
+        **_batches(resolved, step),
         host=host,
-        predictor=chosen_predictor(None, wanted, step.precision, None, setup),
+        predictor=chosen_predictor(None, resolved, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-    settings = StepSettings(wanted, allowed_names(allow), _quiet_source(wanted, source))
-    found = _found(settings, _looked_at(named, book, question), question, book, ray)
+    settings = StepSettings(resolved, allowed_names(allow), _quiet_source(resolved, source))
+    candidates = _found(settings, _looked_at(named, book, question), question, book, ray)
     choosing = partial(_select, by, limits, unverified)
-    selection = _selected(found, choosing, settings, question, book)
-    unit, asked = source.on().unit, _asked(target, wanted, step)
-    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
+    selection = _selected(candidates, choosing, settings, question, book)
+    unit, asked = source.on().unit, _asked(target, resolved, step)
+    write_page(html, lambda: choice_report(resolved.name, selection, plan, unit, limits, asked))
     if as_json:
-        print_json(report.chosen_record(wanted.name, selection, asked))
+        print_json(report.chosen_record(resolved.name, selection, asked))
     else:
-        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, asked))
+        show(report.choices(resolved.name, selection, plan, unit, width(), show_best, asked))
 
 
 def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
@@ -162,22 +162,22 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
 
 
 def _selected(
-    found: list[Candidate],
+    candidates: list[Candidate],
     choosing: Callable[[list[Candidate]], Selection],
     settings: StepSettings,
     question: TrainingQuestion,
     book: PriceBook,
 ) -> Selection:
     """The choice, with the best ones also as compiled code: it takes long to trace for all."""
-    selection = choosing(found)
+    selection = choosing(candidates)
     compiled: list[Candidate] = []
     for best in selection.ranked[:_COMPILED]:
         way = settings.compiled(best.changes)
         if way is not None:
             same = replace(question, counts=(best.gpus,), batch=best.batch, is_batch_fixed=True)
             compiled += find_candidates((best.device,), same, (way,), book)
-    able = [one for one in compiled if one.cost is not None]
-    return choosing([*found, *able]) if able else selection
+    able = [candidate for candidate in compiled if candidate.cost is not None]
+    return choosing([*candidates, *able]) if able else selection
 
 
 def _found(
@@ -255,7 +255,7 @@ def _looked_at(
     if not question.only_priced:
         return tuple(named)
     priced = {offer.device_id for offer in book.seen()}
-    found = tuple(device for device in named if device.id in priced)
-    if not found:
+    offered = tuple(device for device in named if device.id in priced)
+    if not offered:
         raise InvalidInput("no offer of any GPU is known; leave out --providers, or add --stale")
-    return found
+    return offered

@@ -99,8 +99,8 @@ def compare(
     after_step = replace(
         step, batch=other_batch or step.batch, precision=other_precision or step.precision
     )
-    wanted = [(before, step), (after, after_step)]
-    steps = _steps(wanted, both=step.compile is False)
+    asked = [(before, step), (after, after_step)]
+    steps = _steps(asked, both=step.compile is False)
     devices = named_gpus(gpu)
     spread = parallel or (None if step.ranks is None else f"data={step.ranks}")
     predicted: list[list[Prediction]] = []
@@ -122,15 +122,15 @@ def compare(
 _Asked = tuple[str, StepOptions]
 
 
-def _steps(wanted: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
+def _steps(asked: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
     """The steps to predict; if both ways are asked for, those of torch as written and compiled."""
-    found = []
-    for text, options in wanted:
+    steps = []
+    for text, options in asked:
         target = options.target(text, fixed=())
-        found.append((target, (text, options)))
+        steps.append((target, (text, options)))
         if both and not target.jax:
-            found.append((as_compiled(target), (text, options)))
-    return found
+            steps.append((as_compiled(target), (text, options)))
+    return steps
 
 
 def _show_two(
@@ -196,19 +196,19 @@ def evaluate(
     refuse_bad_places(html)
     steps = measured_steps([_named(text) for text in traces])
     with waiting(f"comparing {len(steps)} measured steps"):
-        found = evaluate_steps(steps, _scaler(setup))
-    view = evaluation_view(found)
+        errors = evaluate_steps(steps, _scaler(setup))
+    view = evaluation_view(errors)
     write_view(html, view)
     if as_json:
-        print_json(record(found))
+        print_json(record(errors))
     else:
         show(text_of(view, width()))
 
 
 def _named(text: str) -> tuple[str, str, Trace]:
     """The model, the file and the trace of one argument."""
-    model, found, file = text.partition("=")
-    if not found or Path(text).exists():
+    model, separator, file = text.partition("=")
+    if not separator or Path(text).exists():
         model, file = "", text
     target = resolve(file)
     if not target.is_measured:

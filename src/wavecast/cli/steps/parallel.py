@@ -189,23 +189,26 @@ def parallelize(
     plan = steady.plan(traced)
     search = searching.search(gpus, training.global_batch, traced)
     issuing = find_host(host, device, predictor.cluster)
-    found = _found(traced, search, predictor, (cluster, host), ray)
-    changes = _fitting_changes(traced, search, device, found) if ray is None else []
+    layouts = _found(traced, search, predictor, (cluster, host), ray)
+    changes = _fitting_changes(traced, search, device, layouts) if ray is None else []
     if cluster is not None:
-        found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
+        layouts = [
+            replace(layout, strategy=replace(layout.strategy, cluster=cluster))
+            for layout in layouts
+        ]
     title = (
         f"{traced.model or target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
     )
-    write_page(html, lambda: layouts_report(title, found, changes))
+    write_page(html, lambda: layouts_report(title, layouts, changes))
     if as_json:
-        print_json(report.told_layouts(traced.model or target, found))
+        print_json(report.told_layouts(traced.model or target, layouts))
     else:
-        _show_layouts(title, found, search, changes)
-        if plan is not None and (best := found[0].prediction) is not None:
+        _show_layouts(title, layouts, search, changes)
+        if plan is not None and (best := layouts[0].prediction) is not None:
             stops = _stops(training, restart_time, best)
             _show_training(best, plan, book, gpu_hours_between, stops)
-        _show_networks(found[:_RETRIED], predictor, issuing)
-    if any(layout.reason == INTERRUPTED for layout in found):
+        _show_networks(layouts[:_RETRIED], predictor, issuing)
+    if any(layout.reason == INTERRUPTED for layout in layouts):
         raise KeyboardInterrupt("what is shown is the best so far")
 
 
@@ -260,14 +263,14 @@ def _searched(
 
 
 def _fitting_changes(
-    target: Target, search: Search, device: Device, found: Sequence[Layout]
+    target: Target, search: Search, device: Device, layouts: Sequence[Layout]
 ) -> list[str]:
     """What to change where nothing fits, in words; empty where something does."""
     from wavecast.planning.layout_search import ADAPTERS, fitting_changes
     from wavecast.steps.request import on_cluster
 
-    answered = any(one.prediction is not None or not one.is_tried for one in found)
-    if answered or all(one.fits for one in found):
+    answered = any(layout.prediction is not None or not layout.is_tried for layout in layouts)
+    if answered or all(layout.fits for layout in layouts):
         return []
 
     adapted = with_adapters(target, ADAPTERS)
@@ -288,15 +291,17 @@ _RETRIED = 3
 """How many of the best strategies are tried on other networks."""
 
 
-def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
+def _show_layouts(
+    title: str, layouts: list[Layout], search: Search, changes: Sequence[str]
+) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
 
     warned = []
-    if found[0].prediction is not None:
-        trace, micro = found[0].prediction.trace, found[0].micro_batch
+    if layouts[0].prediction is not None:
+        trace, micro = layouts[0].prediction.trace, layouts[0].micro_batch
         warned = [batch_warning(trace, search.global_batch, micro)]
     notes = [*changes, *(text for text in warned if text is not None)]
-    show(report.layouts(title, found, width(), search.best or len(found), notes))
+    show(report.layouts(title, layouts, width(), search.best or len(layouts), notes))
 
 
 def _show_training(
@@ -384,8 +389,8 @@ def scale(
     with waiting(f"predicting {len(counts)} numbers of GPUs"):
         curve = scaling.scale(trace, strategy, counts, predictor, issuing, strong=strong)
     costs = [
-        None if plan is None else training_cost(one, plan, offer_for(one, book))
-        for one in (point.prediction for point in curve.points)
+        None if plan is None else training_cost(predicted, plan, offer_for(predicted, book))
+        for predicted in (point.prediction for point in curve.points)
     ]
     title = f"{traced.name} on {device.id}"
     whole = None if plan is None else cost_report.WholeTraining(plan, costs)

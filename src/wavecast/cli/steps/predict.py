@@ -146,14 +146,14 @@ def predict(
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
     files.refuse_bad_places()
-    gpus, wanted = named_or_all_gpus(gpu), step.target(target, fixed=())
-    plan, book = training.plan(wanted), pricing.book(gpus, setup)
+    gpus, resolved = named_or_all_gpus(gpu), step.target(target, fixed=())
+    plan, book = training.plan(resolved), pricing.book(gpus, setup)
     shown = PredictionOutput(files, as_json, plan, book, by, depth, setup)
-    refuse_scaling(wanted, origin, predictor, setup)
+    refuse_scaling(resolved, origin, predictor, setup)
     _refuse_beside_both(shown, step, parallel)
     fixed = {"--predictor": predictor, "--setup": setup, "--model": model, "--origin": origin}
     _refuse_beside_advice(advice, fixed | {"--parallel": parallel}, step, issuing)
-    source, how = step_source(wanted), issuing.arguments()
+    source, how = step_source(resolved), issuing.arguments()
     if parallel is not None or step.ranks is not None:
         refuse_beside_several(fixed | {"--by": by, "--equation": equation})
         traces, shown = source.families(gpus), replace(shown, several=True)
@@ -161,19 +161,19 @@ def predict(
         strategy = own or strategy_of(parallel or "", target, step.options)
         rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
-        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
+        chosen = chosen_predictor(predictor, resolved, step.precision, model, setup, equation)
         how |= {"predictor": chosen, "origin": origin}
         if step.compile is False:
-            return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
+            return show_gains(resolved, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
-    found = None
+    advised = None
     if advice:
         from wavecast.cli.steps.advise import quickly_advised
 
-        found = quickly_advised(wanted, gpus, book, issuing.host)
+        advised = quickly_advised(resolved, gpus, book, issuing.host)
     shown = counting_uneven(shown, source, rows, how)
-    shown = replace(shown, advice=found, generation=_generated(wanted, source, rows))
-    if steps := print_predictions(wanted.name, rows, shown):
+    shown = replace(shown, advice=advised, generation=_generated(resolved, source, rows))
+    if steps := print_predictions(resolved.name, rows, shown):
         print_json(steps)
     exit_if_incomplete(rows)
 
@@ -253,10 +253,10 @@ def extrapolate(
     """
     from wavecast.analysis.larger_batch import by_samples
 
-    wanted = [resolve(target) for target in targets]
-    for step in wanted:
+    steps = [resolve(target) for target in targets]
+    for step in steps:
         refuse_scaling(step, origin)
-    traces = by_samples([(step.text or step.name, step_source(step).on()) for step in wanted])
+    traces = by_samples([(step.text or step.name, step_source(step).on()) for step in steps])
     predicted = {
         device: {
             samples: wavecast.predict(trace, device, origin=origin, host=host)
@@ -297,5 +297,5 @@ def show_gains(
         print_json(COMPILED.record({"eager": both[0], "compiled": both[1]}))
     else:
         show(gains(target.name, pairs))
-    if not all(comparable(one) for pair in pairs for one in pair):
+    if not all(comparable(row) for pair in pairs for row in pair):
         raise typer.Exit(INCOMPLETE)

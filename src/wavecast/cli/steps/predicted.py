@@ -119,8 +119,8 @@ def print_predictions(
     if shown.as_json:
         trainings = None if shown.plan is None else costs
         by = "none" if shown.several else shown.by
-        told = (trainings, shown.advice, shown.generation)
-        return predicted(title, rows, by, shown.book, shown.depth, *told)
+        more = (trainings, shown.advice, shown.generation)
+        return predicted(title, rows, by, shown.book, shown.depth, *more)
     if shown.several:
         from wavecast.report.results import parallel
 

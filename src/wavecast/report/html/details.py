@@ -112,7 +112,7 @@ def details_of(chosen: Sequence[Detailed]) -> Details:
 
 
 def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[Section]:
-    made = [
+    sections = [
         Section(
             "time",
             "Where the time goes",
@@ -132,8 +132,8 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
         is_shared = any(subject.gpus > 1 for subject in chosen)
         whose = "the fullest GPU's" if is_shared else "the GPU's"
         lead = f"What {whose} memory holds at the fullest moment, and over the step."
-        made.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
-    made.append(
+        sections.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
+    sections.append(
         Section(
             "roofline",
             "How near the ops are to the GPU's limits",
@@ -142,7 +142,7 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
             "roofline",
         )
     )
-    return made
+    return sections
 
 
 def subject_part(identity: str, name: str, *content: Html) -> Html:
@@ -153,18 +153,18 @@ def subject_part(identity: str, name: str, *content: Html) -> Html:
 
 def each(chosen: Sequence[Detailed], draw: Callable[[Detailed], Html]) -> Html:
     """What a section shows of each."""
-    return joined(subject_part(one.identity, one.name, draw(one)) for one in chosen)
+    return joined(subject_part(subject.identity, subject.name, draw(subject)) for subject in chosen)
 
 
-def _time(one: Detailed) -> Html:
+def _time(subject: Detailed) -> Html:
     return joined(
         [
-            busy_bars(one.moments),
-            op_kinds(one.moments),
+            busy_bars(subject.moments),
+            op_kinds(subject.moments),
             element("h4", "By module"),
-            icicle(one.identity),
-            folded("Modules as a table", modules(one.moments)),
-            folded("Longest ops as a table", longest_ops(one.moments)),
+            icicle(subject.identity),
+            folded("Modules as a table", modules(subject.moments)),
+            folded("Longest ops as a table", longest_ops(subject.moments)),
         ]
     )
 
@@ -174,7 +174,11 @@ def busy_bars(moments: Timetable) -> Html:
     computing = [call.stream == 0 for call in moments.calls]
     rows = [
         ("GPU computes", float(moments.gpu_s[computing].sum()), "c0"),
-        ("GPU communicates", float(moments.gpu_s[[not one for one in computing]].sum()), "c11"),
+        (
+            "GPU communicates",
+            float(moments.gpu_s[[not computes for computes in computing]].sum()),
+            "c11",
+        ),
         ("host issues ops", float(moments.issue_s.sum()), "c4"),
     ]
     parts = []
@@ -188,30 +192,30 @@ def busy_bars(moments: Timetable) -> Html:
     return element("div", *parts, class_="meters")
 
 
-def _timeline(one: Detailed, subject: Subject) -> Html:
+def _timeline(shown: Detailed, subject: Subject) -> Html:
     if subject.data["timeline"] is not None:
-        drawn = timeline_place(one.identity)
+        drawn = timeline_place(shown.identity)
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."
         drawn = element("p", text)
-    drawn = joined([drawn, kind_key(used_kinds(one.moments))])
-    calls = folded("Longest calls as a table", longest_calls(one.moments))
-    return subject_part(one.identity, one.name, drawn, calls)
+    drawn = joined([drawn, kind_key(used_kinds(shown.moments))])
+    calls = folded("Longest calls as a table", longest_calls(shown.moments))
+    return subject_part(shown.identity, shown.name, drawn, calls)
 
 
-def _memory(one: Detailed) -> Html:
-    needed = one.memory
+def _memory(subject: Detailed) -> Html:
+    needed = subject.memory
     if needed is None:
         return element("p", "The memory of this step is not known: its trace has no allocations.")
-    return joined(memory_parts(needed, one.moments))
+    return joined(memory_parts(needed, subject.moments))
 
 
-def _roofline(one: Detailed) -> Html:
-    gpu = one.device
+def _roofline(subject: Detailed) -> Html:
+    gpu = subject.device
     return joined(
         [
-            roofline(one.moments, gpu),
-            folded("The points as a table", roofline_table(one.moments, gpu)),
+            roofline(subject.moments, gpu),
+            folded("The points as a table", roofline_table(subject.moments, gpu)),
         ]
     )
 
@@ -470,12 +474,12 @@ def _phases(table_of: Timetable) -> list[list[Any]]:
     """Where the phases begin and end on the GPU."""
     begin_s, end_s = table_of.begin_s, table_of.begin_s + table_of.gpu_s
     busy = np.flatnonzero(table_of.gpu_s > 0)
-    found: list[list[Any]] = []
+    phases: list[list[Any]] = []
     for phase, group in groupby(busy.tolist(), key=lambda index: table_of.calls[index].phase):
         indices = list(group)
         ends = _whole(float(begin_s[indices].min())), _whole(float(end_s[indices].max()))
-        found.append([str(phase), *ends])
-    return found
+        phases.append([str(phase), *ends])
+    return phases
 
 
 def longest_calls(table_of: Timetable) -> Html:
@@ -695,10 +699,10 @@ def _path(module: str, phase: Phase) -> Sequence[str]:
 
 
 def _listed(node: _ModuleNode, name: str, names: Names, least_s: float) -> list[Any]:
-    shown = {child: one for child, one in node.children.items() if one.seconds >= least_s}
-    children = [_listed(one, child, names, least_s) for child, one in shown.items()]
-    rest = [one for child, one in node.children.items() if child not in shown]
-    if rest and sum(one.seconds for one in rest) >= least_s:
+    shown = {child: part for child, part in node.children.items() if part.seconds >= least_s}
+    children = [_listed(part, child, names, least_s) for child, part in shown.items()]
+    rest = [part for child, part in node.children.items() if child not in shown]
+    if rest and sum(part.seconds for part in rest) >= least_s:
         children.append(_added_up(rest, names))
     main = max(node.kinds, key=node.kinds.__getitem__, default="")
     position = names.position(name)
@@ -707,7 +711,7 @@ def _listed(node: _ModuleNode, name: str, names: Names, least_s: float) -> list[
 
 def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
     nodes = list(nodes)
-    seconds, calls = sum(one.seconds for one in nodes), sum(one.calls for one in nodes)
+    seconds, calls = sum(node.seconds for node in nodes), sum(node.calls for node in nodes)
     return [names.position(f"{len(nodes)} smaller ones"), round(seconds * 1e9), calls, 9, []]
 
 

@@ -98,20 +98,20 @@ def prediction_report(
     candidates = priced_steps(rows, book, None if training is None else training.costs)
     alone = rows[0].parallel is None
     more = [_how_sure(rows)] if alone else [_stages(rows), _how_sure_of_ranks(rows)]
-    wanted = most_wanted(candidates)
-    told = ["the dot is the predicted time, the line its range"]
-    told += price_lines([row.offer for row in candidates])
+    best_first = most_wanted(candidates)
+    lines = ["the dot is the predicted time, the line its range"]
+    lines += price_lines([row.offer for row in candidates])
     compared = Section(
         "comparison",
         "The GPUs compared" if len(candidates) > 1 else "The step",
         comparison(candidates),
-        " ".join(map(sentence, told)),
+        " ".join(map(sentence, lines)),
         "comparison",
     )
-    shown = details(wanted)
+    shown = details(best_first)
     whole = training_sections(training, candidates[0].unit)
     sections = (compared, *whole, *shown.sections, *more)
-    head = tiles(wanted[0])
+    head = tiles(best_first[0])
     title = headed(title, ((row.device.id, row.trace) for row in rows))
     return Report(title, verdict(candidates), sections, head, shown.subjects, shown.names)
 
@@ -124,8 +124,8 @@ def training_sections(training: WholeTraining | None, unit: str) -> list[Section
     shown = fitting(columns_of(known), ANY_WIDTH)
     listed = html_table(shown, caption="The whole training on each GPU", sorts=len(known) > 1)
     none = element("p", "The training fits on none of the GPUs.")
-    told = [plan_text(training.plan, unit), *training.remarks, _WHOLE_LINE, ENERGY_LINE]
-    lead = " ".join(map(sentence, told))
+    lines = [plan_text(training.plan, unit), *training.remarks, _WHOLE_LINE, ENERGY_LINE]
+    lead = " ".join(map(sentence, lines))
     content = listed if known else none
     return [Section("training", "The whole training", content, lead, "training")]
 
@@ -143,8 +143,8 @@ def scaling_report(title: str, curve: Scaling, training: WholeTraining | None = 
         *shown.sections,
         _how_sure_of_ranks(steps),
     )
-    told, head = _scaling_verdict(curve), tiles(candidates[-1])
-    return Report(title, told, sections, head, shown.subjects, shown.names)
+    answer, head = _scaling_verdict(curve), tiles(candidates[-1])
+    return Report(title, answer, sections, head, shown.subjects, shown.names)
 
 
 def _scaling_verdict(curve: Scaling) -> Html:
@@ -219,16 +219,20 @@ def _stages(steps: Sequence[Prediction]) -> Section:
     )
 
 
-def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] = ()) -> Report:
+def layouts_report(title: str, layouts: Sequence[Layout], changes: Sequence[str] = ()) -> Report:
     """The strategies of a search, with details of the best ones; and why others cannot be used.
 
     Args:
         title: what was searched.
-        found: the strategies.
+        layouts: the strategies.
         changes: what to change where nothing fits.
     """
-    working = [(one, one.prediction) for one in found if one.prediction is not None]
-    lost = bullets(map(sentence, [*lost_layouts(found), *changes]))
+    working = [
+        (candidate, candidate.prediction)
+        for candidate in layouts
+        if candidate.prediction is not None
+    ]
+    lost = bullets(map(sentence, [*lost_layouts(layouts), *changes]))
     why = Section("lost", "What cannot be used", lost, short="not used")
     if not working:
         nothing = joined([element("strong", "No strategy fits"), "."])
@@ -240,10 +244,10 @@ def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] =
     ]
     shown = details(named)
     layout, step = working[0]
-    told = joined(
+    answer = joined(
         [
             element("strong", strategy_text(layout.strategy)),
-            f" is the fastest of {len(found)} strategies: {duration(step.seconds)} a step, ",
+            f" is the fastest of {len(layouts)} strategies: {duration(step.seconds)} a step, ",
             f"with micro-batches of {layout.micro_batch}.",
         ]
     )
@@ -255,7 +259,7 @@ def layouts_report(title: str, found: Sequence[Layout], changes: Sequence[str] =
         why,
         _how_sure_of_ranks([step]),
     )
-    return Report(title, told, sections, tiles(named[0]), shown.subjects, shown.names)
+    return Report(title, answer, sections, tiles(named[0]), shown.subjects, shown.names)
 
 
 # How the speed grows with the number of GPUs.

@@ -46,8 +46,8 @@ def host_lines(rows: Sequence[Prediction]) -> list[str]:
 
 def _coverages(rows: Sequence[Prediction]) -> list[str]:
     """Which hosts the ranges cover, where a usual host was asked for or the host matters."""
-    told = [row for row in rows if _is_scaled(row) or row.bound_by in ("host", "both")]
-    texts = [(row.device.id, _hosts(covered)) for row in told if (covered := covered_by(row))]
+    uncertain = [row for row in rows if _is_scaled(row) or row.bound_by in ("host", "both")]
+    texts = [(row.device.id, _hosts(covered)) for row in uncertain if (covered := covered_by(row))]
     return [f"range covers hosts that take {by_gpu(texts)}"] if texts else []
 
 

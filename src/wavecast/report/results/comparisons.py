@@ -257,8 +257,8 @@ def difference_report(before: str, after: str, rows: Sequence[StepComparison]) -
         for number, row in enumerate(rows)
     ]
     names = element("p", f"A: {before}. B: {after}.", class_="lead")
-    told = joined(part for row in rows for part in _verdict(row))
-    return Report(f"{before} and {after}", told, tuple(sections), names)
+    answer = joined(part for row in rows for part in _verdict(row))
+    return Report(f"{before} and {after}", answer, tuple(sections), names)
 
 
 def _verdict(row: StepComparison) -> list[str | Html]:
@@ -324,7 +324,7 @@ class StepsOnGpu:
     @property
     def fastest(self) -> str:
         """The name of the step that takes the least time for a sample, or for a step."""
-        return min(zip(self.names, self.steps, strict=True), key=lambda one: _cost_s(one[1]))[0]
+        return min(zip(self.names, self.steps, strict=True), key=lambda named: _cost_s(named[1]))[0]
 
 
 def _cost_s(step: StepSummary) -> float:
@@ -355,8 +355,8 @@ def side_by_side(rows: Sequence[StepsOnGpu]) -> RenderableType:
     parts: list[RenderableType] = [line(f"{letter}: {name}") for letter, name in named]
     for row in rows:
         parts += ["", titled(row.gpu, table(step_columns(row)), "", line(verdict(row)))]
-    said = [(row.gpu, [note for step in row.steps for note in step.notes]) for row in rows]
-    return Group(*parts, *notes(notes_by_gpu(said)))
+    notes_by_name = [(row.gpu, [note for step in row.steps for note in step.notes]) for row in rows]
+    return Group(*parts, *notes(notes_by_gpu(notes_by_name)))
 
 
 def verdict(row: StepsOnGpu) -> str:
@@ -416,8 +416,8 @@ def side_by_side_report(rows: Sequence[StepsOnGpu]) -> Report:
         )
         for number, row in enumerate(rows)
     ]
-    told = joined(f"{verdict(row)} " for row in rows)
-    return Report(" and ".join(rows[0].names), told, tuple(sections), names)
+    answer = joined(f"{verdict(row)} " for row in rows)
+    return Report(" and ".join(rows[0].names), answer, tuple(sections), names)
 
 
 # The verdicts on checked steps: for a terminal, as Markdown for a review, and as data.
@@ -447,12 +447,12 @@ def _check_verdict(row: StepVerdict) -> str:
     """The verdict in words: `worse: time, memory`."""
     if row.problem:
         return f"{Outcome.UNKNOWN}: {row.problem}"
-    said = [
+    parts = [
         f"{outcome}: {', '.join(names)}"
         for outcome in (Outcome.WORSE, Outcome.BETTER, Outcome.UNKNOWN)
         if (names := row.named(outcome))
     ]
-    return "; ".join(said) or str(Outcome.WITHIN)
+    return "; ".join(parts) or str(Outcome.WITHIN)
 
 
 def _shown(value: str) -> Field:
@@ -583,9 +583,9 @@ def _details(row: StepVerdict, width: int) -> list[RenderableType]:
     if row.comparison is None:
         return []
     heading = line(f"{row.target} on {row.gpu}", "bold")
-    said = remarks([row.cause]) if row.cause else []
+    cause = remarks([row.cause]) if row.cause else []
     figures = shown(FIGURES.columns(row.figures), width)
-    parts = [heading, "", *figures, *changes(row.comparison, width), *said, ""]
+    parts = [heading, "", *figures, *changes(row.comparison, width), *cause, ""]
     if row.places:
         lines = shown(PLACES.columns(row.places), width)
         parts += [line("where the step does more", "bold"), "", *lines, ""]
@@ -611,16 +611,16 @@ def verdict_line(result: CheckResult) -> str:
     }
     worse, better = of_outcome[Outcome.WORSE], of_outcome[Outcome.BETTER]
     unknown = of_outcome[Outcome.UNKNOWN]
-    said = []
+    parts = []
     if worse:
-        said.append(f"{len(worse)} of {total} got worse than the tolerance allows")
+        parts.append(f"{len(worse)} of {total} got worse than the tolerance allows")
     if choice_lines(result):
-        said.append("the choice of the GPU changed")
+        parts.append("the choice of the GPU changed")
     if unknown:
-        said.append(f"nothing can be said about {len(unknown)} of {total}")
+        parts.append(f"nothing can be said about {len(unknown)} of {total}")
     if better and not worse:
-        said.append(f"{len(better)} of {total} got better: wavecast check --update keeps that")
-    return "; ".join(said) or f"all {total} within tolerance"
+        parts.append(f"{len(better)} of {total} got better: wavecast check --update keeps that")
+    return "; ".join(parts) or f"all {total} within tolerance"
 
 
 def annotated_lines(result: CheckResult, folder: str = "") -> list[str]:
@@ -635,12 +635,12 @@ def annotated_lines(result: CheckResult, folder: str = "") -> list[str]:
         for place in row.places if row.outcome in FAILING else ():
             at = {"file": f"{folder}{place.file}", "line": str(place.line)}
             added = f", {signed_duration(place.delta_s)} on {row.gpu}" if place.delta_s else ""
-            told = f"{row.target}: {place.text}{added}"
-            lines.setdefault(_workflow_command("warning", told, at | {"title": "Wavecast"}))
+            message = f"{row.target}: {place.text}{added}"
+            lines.setdefault(_workflow_command("warning", message, at | {"title": "Wavecast"}))
     for row in _worth_details(result.steps):
         if row.outcome in FAILING:
-            told = f"{row.target} on {row.gpu} got {_check_verdict(row)}"
-            lines.setdefault(_workflow_command("error", told, {"title": "Wavecast"}))
+            message = f"{row.target} on {row.gpu} got {_check_verdict(row)}"
+            lines.setdefault(_workflow_command("error", message, {"title": "Wavecast"}))
     for changed in choice_lines(result):
         lines.setdefault(_workflow_command("error", changed, {"title": "Wavecast"}))
     return list(lines)
@@ -689,8 +689,8 @@ def _markdown_details(row: StepVerdict) -> Iterator[str]:
         yield ""
         yield from markdown_table(PLACES.columns(row.places), ["line", "what is new"])
     yield ""
-    said = [*renamed_modules(row.comparison), *row.comparison.remarks, row.cause]
-    yield from (f"- {markdown_text(text)}" for text in said if text)
+    remarks = [*renamed_modules(row.comparison), *row.comparison.remarks, row.cause]
+    yield from (f"- {markdown_text(text)}" for text in remarks if text)
     yield ""
     yield "</details>"
 
@@ -702,5 +702,5 @@ def written(path: Path, steps: Mapping[str, Mapping[str, StepSummary]]) -> Rende
         for target, gpus in steps.items()
         for gpu, step in gpus.items()
     ]
-    said = line(f"wrote {path}: {listed(list(steps))}")
-    return Group(table(from_rows(rows, "<target", "<GPU", "step", "memory")), "", said)
+    names = line(f"wrote {path}: {listed(list(steps))}")
+    return Group(table(from_rows(rows, "<target", "<GPU", "step", "memory")), "", names)

@@ -253,7 +253,7 @@ _KIND = Mapping[str, Sequence[int]]
 describe(
     CampaignStatus,
     Field("name", meaning="The name of the campaign."),
-    Field("verdict", lambda one: status_verdict(one), kind=str, meaning="How far it is."),
+    Field("verdict", lambda campaign: status_verdict(campaign), kind=str, meaning="How far it is."),
     Field("tasks", meaning="How many tasks it has."),
     Field("done", meaning="How many of them have a result."),
     Field("kinds", kind=_KIND),
@@ -265,7 +265,7 @@ describe(
 describe(
     CampaignRun,
     Field("name", meaning="The name of the campaign."),
-    Field("verdict", lambda one: run_verdict(one), kind=str, meaning="What this start did."),
+    Field("verdict", lambda start: run_verdict(start), kind=str, meaning="What this start did."),
     Field("tasks", meaning="How many tasks it has."),
     *map(Field, ("done", "new", "failed", "unplaced", "lost")),
     Field("seconds", meaning="How long this start took."),
@@ -277,45 +277,49 @@ EXPORTED = output(
 )
 
 
-def run_verdict(one: CampaignRun) -> str:
+def run_verdict(start: CampaignRun) -> str:
     """What a start did, in a sentence."""
-    lost = f" Workers died {one.lost} times; their tasks ran again." if one.lost else ""
+    lost = f" Workers died {start.lost} times; their tasks ran again." if start.lost else ""
     return (
-        f"{one.done} of {one.tasks} tasks have a result, {one.new} of them new, in "
-        f"{long_duration(one.seconds)}.{lost}"
+        f"{start.done} of {start.tasks} tasks have a result, {start.new} of them new, in "
+        f"{long_duration(start.seconds)}.{lost}"
     )
 
 
-def status_verdict(one: CampaignStatus) -> str:
+def status_verdict(campaign: CampaignStatus) -> str:
     """How far a campaign is, in a sentence."""
-    if one.done == one.tasks:
-        return f"All {one.tasks} tasks have a result."
-    rest = "" if one.remaining_s is None else f", about {long_duration(one.remaining_s)} left"
-    return f"{one.done} of {one.tasks} tasks have a result{rest}."
+    if campaign.done == campaign.tasks:
+        return f"All {campaign.tasks} tasks have a result."
+    rest = (
+        ""
+        if campaign.remaining_s is None
+        else f", about {long_duration(campaign.remaining_s)} left"
+    )
+    return f"{campaign.done} of {campaign.tasks} tasks have a result{rest}."
 
 
-def run_text(one: CampaignRun) -> RenderableType:
+def run_text(start: CampaignRun) -> RenderableType:
     """What a start did, and what is left."""
-    left = [f"no worker has {gpu}: {number} tasks left" for gpu, number in one.unplaced.items()]
+    left = [f"no worker has {gpu}: {number} tasks left" for gpu, number in start.unplaced.items()]
     return titled(
-        one.name, line(run_verdict(one)), *warnings(left), *warnings(_failures(one.failed))
+        start.name, line(run_verdict(start)), *warnings(left), *warnings(_failures(start.failed))
     )
 
 
-def status_text(one: CampaignStatus, width: int) -> RenderableType:
+def status_text(campaign: CampaignStatus, width: int) -> RenderableType:
     """How far a campaign is, and what each node did."""
-    kinds = [f"{kind}: {done} of {total}" for kind, (done, total) in one.kinds.items()]
-    if one.attempts_failed:
-        kinds.append(f"attempts that failed or were lost: {one.attempts_failed}")
-    parts = shown(columns(one.nodes), width) if one.nodes else []
+    kinds = [f"{kind}: {done} of {total}" for kind, (done, total) in campaign.kinds.items()]
+    if campaign.attempts_failed:
+        kinds.append(f"attempts that failed or were lost: {campaign.attempts_failed}")
+    parts = shown(columns(campaign.nodes), width) if campaign.nodes else []
     return titled(
-        one.name,
-        line(status_verdict(one)),
+        campaign.name,
+        line(status_verdict(campaign)),
         "",
         *parts,
         *([""] if parts else []),
         *remarks(kinds),
-        *warnings(_failures(one.failed)),
+        *warnings(_failures(campaign.failed)),
     )
 
 

@@ -328,7 +328,7 @@ def advised(
     target: str, memories: Sequence[Memory], advice: Sequence[Advice] = ()
 ) -> list[AdvisedMemory]:
     """The memory of a step on each GPU; the advice is about the first."""
-    return [AdvisedMemory(target, one, () if n else advice) for n, one in enumerate(memories)]
+    return [AdvisedMemory(target, needed, () if n else advice) for n, needed in enumerate(memories)]
 
 
 # The memory of a step: what fills the card at the peak, and how it grows and shrinks.
@@ -507,8 +507,14 @@ def _chosen(totals: Sequence[int], peak: int, at: Sequence[float]) -> list[int]:
 def largest_tensors(needed: Memory) -> Html:
     """The largest groups of tensors at the peak."""
     cells = [
-        (one.op or BEFORE_THE_STEP, memory(one.nbytes), one.kind, str(one.count), one.module)
-        for one in needed.held()[:_CHART_ROWS]
+        (
+            group.op or BEFORE_THE_STEP,
+            memory(group.nbytes),
+            group.kind,
+            str(group.count),
+            group.module,
+        )
+        for group in needed.held()[:_CHART_ROWS]
     ]
     columns = from_rows(cells, "<made by", "memory", "<kind", "tensors", "<module")
     return html_table(columns, caption="The largest tensors at the peak")
@@ -533,7 +539,7 @@ def memory_report(title: str, memories: Sequence[Memory], advice: Sequence[Advic
     notes = [*memories[0].trace.notes, *(note for needed in memories for note in needed.notes)]
     if notes:
         sections.append(Section("notes", "Notes", bullets(dict.fromkeys(notes))))
-    named = ((one.device.id if one.device else "", one.trace) for one in memories)
+    named = ((needed.device.id if needed.device else "", needed.trace) for needed in memories)
     return Report(headed(title, named), _verdict(memories), tuple(sections))
 
 

@@ -62,22 +62,24 @@ def aims_text(aims: Aims) -> str:
 def plan_verdict(plan: JobsPlan) -> str:
     """A plan in a sentence or three."""
     schedule = plan.schedule
-    count, due = len(plan.jobs), [one for one in plan.jobs if one.run.job.deadline_s is not None]
+    count, due = len(plan.jobs), [job for job in plan.jobs if job.run.job.deadline_s is not None]
     text = (
         f"{count} jobs on {plan.fleet.gpus} GPUs end after {long_duration(schedule.makespan_s)} "
         f"and cost {money(schedule.usd)}."
     )
     if due:
         late = {run.job.name for run in schedule.late}
-        in_time = [one for one in due if one.run.job.name not in late]
+        in_time = [job for job in due if job.run.job.name not in late]
         text += f" {len(in_time)} of {len(due)} deadlines are met{_doubt(in_time)}."
     return f"{text} {_how_good(plan)}"
 
 
 def _doubt(in_time: Sequence[JobPlan]) -> str:
     """The job that is least sure to be in time; nothing if all are in most draws."""
-    seen = [(one.outlook.in_time, one.run.job.name) for one in in_time if one.outlook is not None]
-    shares = [(share, name) for share, name in seen if share is not None]
+    outlooks = [
+        (job.outlook.in_time, job.run.job.name) for job in in_time if job.outlook is not None
+    ]
+    shares = [(share, name) for share, name in outlooks if share is not None]
     least, name = min(shares, default=(1.0, ""))
     return f", but {name} is in time in only {percent(least)} of draws" if least < _SURE else ""
 
@@ -98,14 +100,14 @@ def _moments(low_s: float, high_s: float) -> str:
     return moment(low_s) if moment(low_s) == moment(high_s) else span(low_s, high_s, moment)
 
 
-def _span_of_start(one: JobPlan) -> str:
-    seen = one.outlook
-    return UNKNOWN if seen is None else _moments(seen.start_low_s, seen.start_high_s)
+def _span_of_start(job: JobPlan) -> str:
+    outlook = job.outlook
+    return UNKNOWN if outlook is None else _moments(outlook.start_low_s, outlook.start_high_s)
 
 
-def _span_of_end(one: JobPlan) -> str:
-    seen = one.outlook
-    return UNKNOWN if seen is None else _moments(seen.end_low_s, seen.end_high_s)
+def _span_of_end(job: JobPlan) -> str:
+    outlook = job.outlook
+    return UNKNOWN if outlook is None else _moments(outlook.end_low_s, outlook.end_high_s)
 
 
 JOBS = describe(
@@ -142,14 +144,14 @@ def plan_bars(plan: JobsPlan) -> list[GanttBar]:
     """The jobs as bars of a chart."""
     return [
         GanttBar(
-            one.run.job.name,
-            one.run.option.name,
-            one.run.job.submit_s,
-            one.start_s,
-            one.end_s,
-            one.run.job.deadline_s,
+            job.run.job.name,
+            job.run.option.name,
+            job.run.job.submit_s,
+            job.start_s,
+            job.end_s,
+            job.run.job.deadline_s,
         )
-        for one in plan.jobs
+        for job in plan.jobs
     ]
 
 
@@ -228,8 +230,8 @@ def plan_report(title: str, plan: JobsPlan, curve: Sequence[tuple[float, float]]
         drawn = cost_curve(curve)
         sections.append(Section("cost", "Cost against deadline", drawn, lead, "cost"))
     if plan.unmet:
-        told = bullets(map(sentence, plan.unmet))
-        sections.append(Section("unmet", "Why deadlines are missed", told, short="deadlines"))
+        reasons = bullets(map(sentence, plan.unmet))
+        sections.append(Section("unmet", "Why deadlines are missed", reasons, short="deadlines"))
     sections.append(Section("method", "How this was planned", bullets(_METHOD), short="how"))
     return Report(title, escaped(plan_verdict(plan)), tuple(sections))
 
@@ -296,7 +298,7 @@ def time_axis(last_s: float) -> PlotAxis:
     last_s = max(last_s, 1.0)
     sizes = [(number, unit, number * _UNITS[unit]) for number, unit in _STEPS]
     number, unit, step = next(
-        (one for one in sizes if last_s / one[2] <= _MOST_MARKS),
+        (size for size in sizes if last_s / size[2] <= _MOST_MARKS),
         (round(last_s / _UNITS["d"] / 4), "d", last_s / 4),
     )
     marks = [(0.0, "0")]
@@ -422,15 +424,15 @@ CAPACITY = output(
 )
 
 
-def capacity_verdict(found: CapacityPlan) -> str:
+def capacity_verdict(answer: CapacityPlan) -> str:
     """The answer in a sentence."""
-    promise = percent(found.promise)
-    if found.best is None:
+    promise = percent(answer.promise)
+    if answer.best is None:
         return (
             f"No mix within the limits of the cluster lets {promise} of the jobs end in time; "
             "allow more GPUs, or later deadlines."
         )
-    best = found.best
+    best = answer.best
     return (
         f"The cheapest mix with which {promise} of the jobs end in time is {best.name}: "
         f"{money(best.usd_per_week)} a week. {percent(best.in_time, 1)} end in time, and "
@@ -438,52 +440,52 @@ def capacity_verdict(found: CapacityPlan) -> str:
     )
 
 
-def capacity_record(found: CapacityPlan) -> Mapping[str, Any]:
+def capacity_record(answer: CapacityPlan) -> Mapping[str, Any]:
     """The answer by the keys of JSON."""
     return {
-        "verdict": capacity_verdict(found),
-        "promise": found.promise,
-        "best": found.best,
-        "alternatives": [{"without": name, "mix": mix} for name, mix in found.without.items()],
-        "curve": list(found.curve),
-        "purchases": list(found.purchases),
+        "verdict": capacity_verdict(answer),
+        "promise": answer.promise,
+        "best": answer.best,
+        "alternatives": [{"without": name, "mix": mix} for name, mix in answer.without.items()],
+        "curve": list(answer.curve),
+        "purchases": list(answer.purchases),
     }
 
 
-def capacity_view(title: str, found: CapacityPlan) -> View:
+def capacity_view(title: str, answer: CapacityPlan) -> View:
     """The answer, the curve, the alternatives, and rent against buying."""
-    is_curve = len(found.curve) > 1
+    is_curve = len(answer.curve) > 1
     curve = Part(
         "What money promises" if is_curve else "",
         "What fewer or more of them would promise:",
         is_plain=True,
-        columns=columns(found.curve),
+        columns=columns(answer.curve),
         identity="curve",
         caption="Mixes of GPUs",
-        chart=lambda: _curve(found),
+        chart=lambda: _curve(answer),
     )
     purchases = Part(
-        "Rent against buying" if found.purchases else "",
+        "Rent against buying" if answer.purchases else "",
         "Bought instead of rented:",
         is_plain=True,
-        columns=columns(found.purchases),
+        columns=columns(answer.purchases),
         identity="buy",
         caption="Buying and renting",
     )
-    instead = [_instead(name, mix, found) for name, mix in found.without.items()]
+    instead = [_instead(name, mix, answer) for name, mix in answer.without.items()]
     even = (
         "even in use: the share of time in use above which buying is cheaper than renting by the "
         "hour"
     )
-    lines = [LEFT_OUT, *instead, *([even] if found.purchases else [])]
-    return View(title, [capacity_verdict(found)], (curve, purchases), remarks=lines)
+    lines = [LEFT_OUT, *instead, *([even] if answer.purchases else [])]
+    return View(title, [capacity_verdict(answer)], (curve, purchases), remarks=lines)
 
 
-def _instead(name: str, mix: Mix | None, found: CapacityPlan) -> str:
+def _instead(name: str, mix: Mix | None, answer: CapacityPlan) -> str:
     if mix is None:
         return f"without {name}: no mix within the limits keeps the promise"
-    assert found.best is not None
-    more = mix.usd_per_week - found.best.usd_per_week
+    assert answer.best is not None
+    more = mix.usd_per_week - answer.best.usd_per_week
     return f"without {name}: {mix.name}, {money(mix.usd_per_week)} a week ({money(more)} more)"
 
 
@@ -495,9 +497,9 @@ describe(
 )
 
 
-def _curve(found: CapacityPlan) -> Html:
-    usd = [mix.usd_per_week for mix in found.curve]
-    shares = [mix.in_time for mix in found.curve]
+def _curve(answer: CapacityPlan) -> Html:
+    usd = [mix.usd_per_week for mix in answer.curve]
+    shares = [mix.in_time for mix in answer.curve]
     ticks = tuple((mark, percent(mark)) for mark in (0.0, 0.25, 0.5, 0.75, 1.0))
     plot = Plot(linear_axis(max(usd), money), PlotAxis(0.0, 1.05, ticks))
     line = empty_element("polyline", points=plot.path(usd, shares), class_="curve")
@@ -505,7 +507,7 @@ def _curve(found: CapacityPlan) -> Html:
         element("circle", cx=plot.x(x), cy=plot.y(y), r="3.5", class_="dot")
         for x, y in zip(usd, shares, strict=True)
     ]
-    promise = plot.level(plot.y(found.promise), "ideal")
+    promise = plot.level(plot.y(answer.promise), "ideal")
     plot = plot.with_parts([plot.stretched(line), promise, *dots])
     label = f"From {percent(shares[0])} in time for {money(usd[0])} a week upwards."
     return plot.drawn(label, "across: USD a week; up: the share of jobs in time")
@@ -530,7 +532,7 @@ describe(
 _POLICIES = describe(
     Simulation,
     Field("policy", title="policy"),
-    Field("jobs", lambda one: len(one.outcomes), kind=int, meaning="The jobs that ran."),
+    Field("jobs", lambda row: len(row.outcomes), kind=int, meaning="The jobs that ran."),
     Field("mean_completion_s", title="mean completion", text=long_duration),
     Field("p99_completion_s", title="p99", rank=2, text=long_duration),
     Field("mean_wait_s", title="mean wait", rank=3, text=_wait),
@@ -553,19 +555,19 @@ def simulation_verdict(rows: Sequence[Simulation]) -> str:
     """The comparison in a sentence."""
     if len(rows) < 2:
         return f"{len(rows[0].outcomes)} jobs, under one policy."
-    mean = min(rows, key=lambda one: one.mean_completion_s)
-    last = min(rows, key=lambda one: one.makespan_s)
+    mean = min(rows, key=lambda row: row.mean_completion_s)
+    last = min(rows, key=lambda row: row.makespan_s)
     text = f"The mean completion is least under {mean.policy}, the makespan under {last.policy}."
-    due = [one for one in rows if one.deadlines_met is not None]
+    due = [row for row in rows if row.deadlines_met is not None]
     if due:
-        best = max(due, key=lambda one: one.deadlines_met or 0.0)
+        best = max(due, key=lambda row: row.deadlines_met or 0.0)
         text += f" Most deadlines are met under {best.policy}: {percent(best.deadlines_met or 0)}."
     return text
 
 
-def outcome_bars(one: Simulation) -> list[GanttBar]:
+def outcome_bars(simulation: Simulation) -> list[GanttBar]:
     """The jobs of a simulation as bars of a chart, by their starts."""
-    ordered = sorted(one.outcomes, key=lambda each: (each.start_s, each.job.name))
+    ordered = sorted(simulation.outcomes, key=lambda each: (each.start_s, each.job.name))
     return [
         GanttBar(
             each.job.name,

@@ -101,17 +101,17 @@ def predictions(
 
 def _columns(steps: Sequence[PricedStep], width: int) -> list[Column]:
     """The columns of a table; where a step does not fit, that is shown at every width."""
-    made = {c.name: c for c in columns(steps)}
+    by_name = {c.name: c for c in columns(steps)}
     if not any(step.unpredicted for step in steps):
-        del made["not predicted"]
-    memory, others = made["memory"], [c for c in made.values() if c.name != "memory"]
+        del by_name["not predicted"]
+    memory, others = by_name["memory"], [c for c in by_name.values() if c.name != "memory"]
     if not all(step.may_fit for step in steps):
         room = width - width_of(fitting([c for c in others if c.rank <= 1], ANY_WIDTH))
         cells = memory.cells
         if max(map(len, cells)) + 3 > room:
             cells = ["" if step.may_fit else "does not fit" for step in steps]
-        made["memory"] = Column("memory", cells, left=True)
-    return list(made.values())
+        by_name["memory"] = Column("memory", cells, left=True)
+    return list(by_name.values())
 
 
 def _setup(name: str, rows: Sequence[Prediction]) -> str:
@@ -175,7 +175,7 @@ def gains(title: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> Rendera
     ]
     names = ("eager", "compiled", "gain", "GPU busy", "compiled", "memory", "compiled")
     columns = from_rows(cells, "<GPU", *names)
-    named = [(one.device.id, (*one.notes, *one.trace.notes)) for _, one in rows]
+    named = [(step.device.id, (*step.notes, *step.trace.notes)) for _, step in rows]
     title = headed(title, ((compiled.device.id, compiled.trace) for _, compiled in rows))
     return titled(title, table(columns), "", *notes(notes_by_gpu(named)))
 
@@ -268,11 +268,11 @@ describe(
 # Text generation as a table: times of tokens, keys and values, and what fits.
 
 
-def _fitting(one: TextGeneration) -> str:
+def _fitting(step: TextGeneration) -> str:
     """The most sequences and their tokens: `118 x 2,048`."""
-    if one.largest_batch is None:
+    if step.largest_batch is None:
         return UNKNOWN
-    return f"{count(one.largest_batch)} x {count(one.context)}"
+    return f"{count(step.largest_batch)} x {count(step.context)}"
 
 
 describe(
@@ -303,10 +303,10 @@ def generation(rows: Sequence[TextGeneration], width: int) -> RenderableType:
 
 def meaning(rows: Sequence[TextGeneration]) -> str:
     """What the columns mean."""
-    told = "keys and values: those of all sequences, in the cache"
+    text = "keys and values: those of all sequences, in the cache"
     if any(row.largest_batch is not None for row in rows):
-        return f"{told}; most sequences x tokens: the largest batch of such sequences that fits"
-    return f"{told}; what fits is said for few GPUs, not for compiled steps (wavecast max-batch)"
+        return f"{text}; most sequences x tokens: the largest batch of such sequences that fits"
+    return f"{text}; what fits is said for few GPUs, not for compiled steps (wavecast max-batch)"
 
 
 # Predicted steps, on one GPU or several, with the cheapest offer of their GPUs.
@@ -600,6 +600,6 @@ def predicted(
     """
     steps = priced_steps(rows, book, trainings, by, depth)
     notes = notes_by_gpu((row.name, row.notes) for row in rows)
-    told = {"target": target, "trace": rows[0].trace, "predictions": steps, "notes": notes}
-    told |= {} if advice is None else {"advice": advice}
-    return PREDICTED.record(told | ({"generation": generation} if generation else {}))
+    values = {"target": target, "trace": rows[0].trace, "predictions": steps, "notes": notes}
+    values |= {} if advice is None else {"advice": advice}
+    return PREDICTED.record(values | ({"generation": generation} if generation else {}))

@@ -75,22 +75,22 @@ def findings(profile: Profile) -> list[str]:
     """What a profile shows, the largest share of the step first."""
     if not profile.seconds:
         return []
-    found = [*_lost(profile), *_longest(profile)]
-    return [text for share, text in sorted(found, reverse=True) if share >= _WORTH_SAYING]
+    shares = [*_lost(profile), *_longest(profile)]
+    return [text for share, text in sorted(shares, reverse=True) if share >= _WORTH_SAYING]
 
 
 def _lost(profile: Profile) -> list[tuple[float, str]]:
     """Idle time by cause, and communication that nothing hides."""
-    found = []
+    shares = []
     for cause, seconds in profile.idle_s.items():
         if cause == "communication" and not profile.measured:
             continue  # in a prediction it is the exposed communication
         share = seconds / profile.seconds
         words = _WAITS.get(cause, f"the GPU idles {{share}} of the step: {cause}")
-        found.append((share, words.format(share=percent(share)) + _place(profile, cause)))
+        shares.append((share, words.format(share=percent(share)) + _place(profile, cause)))
     exposed = profile.exposed_s / profile.seconds
-    found.append((exposed, f"{percent(exposed)} of the step is exposed communication (NCCL)"))
-    return found
+    shares.append((exposed, f"{percent(exposed)} of the step is exposed communication (NCCL)"))
+    return shares
 
 
 def _place(profile: Profile, cause: str) -> str:
@@ -108,14 +108,14 @@ def _longest(profile: Profile) -> list[tuple[float, str]]:
         if is_copy(kernel.name) and ("HtoD" in kernel.name or "DtoH" in kernel.name)
     )
     share = copies_s / profile.seconds
-    found = [(share, f"copies between host and GPU take {duration(copies_s)}")]
+    shares = [(share, f"copies between host and GPU take {duration(copies_s)}")]
     computing = [k for k in profile.kernels if not is_copy(k.name) and not is_collective(k.name)]
     for kernel in computing[:1]:
         what = readable_name(kernel.name)
         used = "" if kernel.attained is None else f", at {percent(kernel.attained)} of its roofline"
         text = f"{what} takes {percent(kernel.share)} of the GPU's time{used}"
-        found.append((kernel.seconds / profile.seconds, text))
-    return found
+        shares.append((kernel.seconds / profile.seconds, text))
+    return shares
 
 
 KERNELS = 5
@@ -204,12 +204,12 @@ def profiles(
 
 def _found(columns: Sequence[Profile]) -> list[RenderableType]:
     """The findings of each profile, before its figures."""
-    told = [
+    lines = [
         line(text if len(columns) == 1 else f"{profile.device.id}: {text}")
         for profile in columns
         for text in findings(profile)
     ]
-    return [*told, ""] if told else []
+    return [*lines, ""] if lines else []
 
 
 def profile_columns(profiles: Sequence[Profile]) -> list[Column]:
@@ -323,9 +323,9 @@ def predicted_profile_report(
     title: str, profiles: Sequence[Profile], predictions: Sequence[Prediction]
 ) -> Report:
     """Profiles of a predicted step: the report of its predictions, with utilisation."""
-    made = prediction_report(title, predictions)
-    first, *others = made.sections
-    return replace(made, sections=(first, _utilisation_section(profiles), *others))
+    report = prediction_report(title, predictions)
+    first, *others = report.sections
+    return replace(report, sections=(first, _utilisation_section(profiles), *others))
 
 
 def measured_profile_report(title: str, profile: Profile, trace: Trace) -> Report:
@@ -453,11 +453,11 @@ def measured_step(title: str, trace: Trace) -> RenderableType:
         f"{count(len(kernels))} kernels in {count(len(trace))} calls; {_repeats(measured)}",
         *_communication(trace),
     ]
-    found = [line(text, "bold") for text in _findings(title, trace)]
+    shown = [line(text, "bold") for text in _findings(title, trace)]
     return titled(
         title,
-        *found,
-        *([""] if found else []),
+        *shown,
+        *([""] if shown else []),
         table(columns),
         "",
         *remarks(lines),
@@ -650,14 +650,14 @@ def in_total(run: ScriptRun, *, averaged: bool) -> list[str]:
 
 def _length(length: ScriptLength) -> str:
     """How long the script trains, and where it says so."""
-    found = []
+    parts = []
     if length.epochs is not None:
-        found.append(f"{length.epochs:g} epochs")
+        parts.append(f"{length.epochs:g} epochs")
     if length.batches is not None:
-        found.append(f"{units.count(length.batches)} batches in an epoch")
+        parts.append(f"{units.count(length.batches)} batches in an epoch")
     if length.steps is not None:
-        found.append(f"{units.count(length.steps)} steps in all")
-    return f"length: {', '.join(found)} ({length.source})"
+        parts.append(f"{units.count(length.steps)} steps in all")
+    return f"length: {', '.join(parts)} ({length.source})"
 
 
 def _is_slow(loading: Loading, fastest: Prediction | None) -> bool:

@@ -347,7 +347,9 @@ def _elsewhere(selection: Selection, best: Candidate) -> Iterator[str]:
         return
     more = f"{usd.value / best.usd.value:.2f} times"
     there = f"{other.provider} asks {more} as much ({money(usd.value)} in all)"
-    cheaper = next((one for one in selection.ranked[1:] if one.usd.value < usd.value), None)
+    cheaper = next(
+        (choice for choice in selection.ranked[1:] if choice.usd.value < usd.value), None
+    )
     then = "it would still be the first" if cheaper is None else f"then {told(cheaper)} comes first"
     yield f"the price is one provider's: {there}; {then}"
 
@@ -359,7 +361,7 @@ def _others(selection: Selection, best: Candidate) -> Iterator[str]:
         alike = other in selection.as_good
         reason = "it cannot be told apart" if alike else _times(best, other)
         yield f"runner-up: {told(other)}; {reason}"
-    sure = next((one for one in selection.ranked if _is_sure(one)), None)
+    sure = next((choice for choice in selection.ranked if _is_sure(choice)), None)
     if not _is_sure(best) and sure is not None:
         yield f"sure to keep the limits: {told(sure)}; {_times(best, sure)}"
     plain = selection.as_given
@@ -367,7 +369,7 @@ def _others(selection: Selection, best: Candidate) -> Iterator[str]:
         kept = "" if plain.keeps_limits else ", which misses the limits"
         yield f"without changes to the step: {told(plain)}{kept}; {_times(best, plain)}"
     if selection.aim is not Aim.TIME:
-        fastest = min(selection.ranked, key=lambda one: one.seconds.value)
+        fastest = min(selection.ranked, key=lambda choice: choice.seconds.value)
         if fastest.seconds.value < best.seconds.value / 1.5:
             yield f"if time matters more: {told(fastest)}; {_times(best, fastest)}"
 
@@ -414,7 +416,7 @@ def verdict(selection: Selection) -> str:
         return f"{sentence} The prediction has no range, so it is not known how sure this is."
     if not selection.as_good:
         return sentence
-    names = listed([one.name for one in selection.as_good])
+    names = listed([choice.name for choice in selection.as_good])
     return f"{sentence} It cannot be told apart from {names}."
 
 
@@ -438,15 +440,15 @@ def choices(
         names, missing = {column.name for column in kept}, left_out(every, kept)
         body += [table(kept), ""]
     lines = [*missing, *choice_lines(selection, rows, names)]
-    made = recipe(selection, asked)
-    if made:
-        body += [titled("the recipe", *map(line, made)), ""]
+    steps = recipe(selection, asked)
+    if steps:
+        body += [titled("the recipe", *map(line, steps)), ""]
     return titled(f"{title}: {plan_text(plan, unit)}", *body, *remarks(lines))
 
 
 def choice_columns(rows: Sequence[Candidate], selection: Selection) -> list[Column]:
     """The columns of a table of choices."""
-    return CHOICES.columns([RankedChoice(one, one in selection.as_good) for one in rows])
+    return CHOICES.columns([RankedChoice(choice, choice in selection.as_good) for choice in rows])
 
 
 @dataclass(frozen=True)
@@ -465,29 +467,29 @@ class RankedChoice:
     @property
     def batch(self) -> str | None:
         """The batch on one GPU, and how often it is accumulated: `32 x 4`."""
-        one = self.candidate
-        if one.batch is None:
+        choice = self.candidate
+        if choice.batch is None:
             return None
-        micro = 1 if one.cost is None else one.cost.accumulated
-        return str(one.batch) if micro == 1 else f"{one.batch} x {micro}"
+        micro = 1 if choice.cost is None else choice.cost.accumulated
+        return str(choice.batch) if micro == 1 else f"{choice.batch} x {micro}"
 
     @property
     def memory(self) -> str | None:
         """The memory that one GPU needs, and what it has."""
-        one = self.candidate
-        if one.memory is None:
+        choice = self.candidate
+        if choice.memory is None:
             return None
-        sharded = ", sharded" if one.strategy is not None and one.strategy.shard else ""
-        offloads = one.strategy is not None and one.strategy.offload != "none"
+        sharded = ", sharded" if choice.strategy is not None and choice.strategy.shard else ""
+        offloads = choice.strategy is not None and choice.strategy.offload != "none"
         host = ", optimizer on the host" if offloads else ""
-        return of_capacity(one.memory.needed_bytes, one.device.memory_bytes) + sharded + host
+        return of_capacity(choice.memory.needed_bytes, choice.device.memory_bytes) + sharded + host
 
     @property
     def limits(self) -> str:
         """What is known about the budget and the deadline, where they may be missed."""
         limits = {"budget": self.candidate.budget, "deadline": self.candidate.deadline}
-        said = (_LIMITS[limit].format(name) for name, limit in limits.items())
-        return ", ".join(filter(None, said))
+        texts = (_LIMITS[limit].format(name) for name, limit in limits.items())
+        return ", ".join(filter(None, texts))
 
 
 _LIMITS = {
@@ -550,11 +552,14 @@ def chosen_record(target: str, selection: Selection, asked: AskedStep = ANY_STEP
 def chosen(selection: Selection, asked: AskedStep = ANY_STEP) -> Mapping[str, Any]:
     """The choices with their verdict, by the keys of JSON."""
     groups = (selection.ranked, selection.beyond, selection.impossible, selection.unverified)
-    rows = ([RankedChoice(one, one in selection.as_good) for one in group] for group in groups)
+    rows = (
+        [RankedChoice(candidate, candidate in selection.as_good) for candidate in group]
+        for group in groups
+    )
     names = ("ranked", "beyond_limits", "impossible", "unverified")
-    said = {"verdict": verdict(selection), "by": selection.aim, "shared_error": SHARED_ERROR}
-    made = {"recipe": recipe(selection, asked)}
-    return said | dict(zip(names, rows, strict=True)) | made
+    answer = {"verdict": verdict(selection), "by": selection.aim, "shared_error": SHARED_ERROR}
+    steps = {"recipe": recipe(selection, asked)}
+    return answer | dict(zip(names, rows, strict=True)) | steps
 
 
 describe(
@@ -576,21 +581,23 @@ describe(Candidate, Field("", _alone, inline=True), shown_as=_alone)
 def choice_lines(selection: Selection, rows: Sequence[Candidate], names: set[str]) -> list[str]:
     """What is to be known of a table of choices; `names` are those of its columns."""
     lines = []
-    if any(one.on_front for one in rows):
+    if any(choice.on_front for choice in rows):
         lines.append("*: no other choice is both faster and cheaper")
     if selection.as_good:
         shared = f"{SHARED_ERROR:.0%} of the errors are taken as shared"
         lines.append(f"=: as good as the first, as far as the ranges tell ({shared})")
     if "largest" in names:
         lines.append("largest: the largest batch that fits, among doubles of the batch")
-    if "batch" in names and any(((one.cost and one.cost.accumulated) or 1) > 1 for one in rows):
+    if "batch" in names and any(
+        ((choice.cost and choice.cost.accumulated) or 1) > 1 for choice in rows
+    ):
         lines.append("batch: samples of a micro-batch on one GPU x micro-batches in a step")
     lines += _unverified(selection.unverified)
     more = len(selection.ranked) - len(rows)
     if more > 0:
         lines.append(f"{more} more choices (--show {len(selection.ranked)})")
     if selection.ranked and selection.beyond:
-        names_beyond = listed([one.name for one in selection.beyond])
+        names_beyond = listed([choice.name for choice in selection.beyond])
         lines.append(f"beyond the limits: {names_beyond}")
     return [*lines, *_impossible(selection.impossible)]
 
@@ -599,7 +606,7 @@ def _unverified(candidates: Sequence[Candidate]) -> list[str]:
     """What is known of GPUs that do not take part."""
     if not candidates:
         return []
-    names = listed([told(one) for one in candidates[:3]])
+    names = listed([told(choice) for choice in candidates[:3]])
     reason = (
         "nothing was measured on GPUs of this vendor or generation (--unverified lets them win)"
     )
@@ -608,12 +615,14 @@ def _unverified(candidates: Sequence[Candidate]) -> list[str]:
 
 def _impossible(candidates: Sequence[Candidate]) -> list[str]:
     """Why some cannot be used: those that do not fit, and other reasons with their GPUs."""
-    small = [one.name for one in candidates if one.reason.startswith("does not fit")]
+    small = [
+        candidate.name for candidate in candidates if candidate.reason.startswith("does not fit")
+    ]
     lines = [f"does not fit: {listed(small)}"] if small else []
     others: dict[str, list[str]] = {}
-    for one in candidates:
-        if not one.reason.startswith("does not fit"):
-            others.setdefault(one.reason, []).append(one.name)
+    for candidate in candidates:
+        if not candidate.reason.startswith("does not fit"):
+            others.setdefault(candidate.reason, []).append(candidate.name)
     return [*lines, *(f"{listed(n)}: {reason}" for reason, n in list(others.items())[:_LOST_SHOWN])]
 
 
@@ -650,18 +659,18 @@ def choice_report(
     """
     rows = [*selection.ranked, *selection.beyond][:_LISTED]
     sections = []
-    told: list[str] = choice_lines(selection, rows, set())
+    lines: list[str] = choice_lines(selection, rows, set())
     if rows:
         columns = fitting(choice_columns(rows, selection), ANY_WIDTH)
-        told = choice_lines(selection, rows, {column.name for column in columns})
+        lines = choice_lines(selection, rows, {column.name for column in columns})
         listed = html_table(columns, caption="The choices, best first")
         content: Html = joined([choice_chart(selection, *limits), listed])
         lead = f"{sentence(plan_text(plan, unit))} The best comes first."
         sections.append(Section("choices", "The choices", content, lead, "choices"))
-    if made := recipe(selection, asked):
-        steps = bullets(map(sentence, made))
+    if recipe_lines := recipe(selection, asked):
+        steps = bullets(map(sentence, recipe_lines))
         sections.insert(0, Section("recipe", "The recipe", steps, short="recipe"))
-    notes = bullets(map(sentence, told))
+    notes = bullets(map(sentence, lines))
     sections.append(Section("notes", "What the marks mean, and what lost", notes, short="notes"))
     how = bullets(_METHOD)
     sections.append(Section("method", "How this was chosen", how, short="how"))
@@ -697,32 +706,40 @@ def choice_chart(
 
     The line joins the choices than which no other is both faster and cheaper.
     """
-    drawn = [one for one in (*selection.ranked, *selection.beyond) if one.cost and one.cost.usd]
+    drawn = [
+        choice
+        for choice in (*selection.ranked, *selection.beyond)
+        if choice.cost and choice.cost.usd
+    ]
     if len(drawn) < 2:
         return NOTHING
     plot = _plot(drawn)
-    front = sorted((one for one in drawn if one.on_front), key=lambda one: one.seconds.value)
-    xs = [one.seconds.value for one in front]
+    front = sorted(
+        (choice for choice in drawn if choice.on_front), key=lambda choice: choice.seconds.value
+    )
+    xs = [choice.seconds.value for choice in front]
     line = empty_element(
-        "polyline", points=plot.path(xs, [one.usd.value for one in front]), class_="curve"
+        "polyline", points=plot.path(xs, [choice.usd.value for choice in front]), class_="curve"
     )
     plot = plot.with_parts(_limits(plot, budget_usd, deadline_s))
     plot = plot.with_parts([plot.stretched(line)])
-    plot = plot.with_parts(part for one in front for part in _range_lines(plot, one))
-    plot = plot.with_parts(_dot(plot, one, one is selection.best) for one in drawn)
-    first = sorted(front, key=lambda one: one is not selection.best)
-    named = [(one.seconds.value, plot.y(one.usd.value) - 12, one.name) for one in first]
+    plot = plot.with_parts(part for choice in front for part in _range_lines(plot, choice))
+    plot = plot.with_parts(_dot(plot, choice, choice is selection.best) for choice in drawn)
+    first = sorted(front, key=lambda choice: choice is not selection.best)
+    named = [(choice.seconds.value, plot.y(choice.usd.value) - 12, choice.name) for choice in first]
     plot = plot.with_parts(plot.names(named[:_MOST_NAMED], "strong halo"))
     label = (
         f"Time and money of {len(drawn)} choices. No other is both faster and cheaper than: "
-        f"{', '.join(one.name for one in front)}."
+        f"{', '.join(choice.name for choice in front)}."
     )
     under = "across: time; up: USD; the line joins what no other choice beats in both"
     return plot.drawn(label, under)
 
 
 def _plot(drawn: Sequence[Candidate]) -> Plot:
-    seconds, money = zip(*((one.seconds.value, one.usd.value) for one in drawn), strict=True)
+    seconds, money = zip(
+        *((choice.seconds.value, choice.usd.value) for choice in drawn), strict=True
+    )
     times = marked_axis(min(seconds) / 1.25, max(seconds) * 1.25, TIMES_S, long_duration)
     prices = sorted(digit * 10.0**power for power in range(-3, 9) for digit in (1, 2, 5))
     costs = marked_axis(min(money) / 1.6, max(money) * 1.6, prices, lambda usd: f"${usd:,.4g}")
@@ -753,19 +770,19 @@ def _limits(plot: Plot, budget_usd: float | None, deadline_s: float | None) -> I
         yield element("text", text, x=plot.x(deadline_s), y=low, class_="last limit halo")
 
 
-def _range_lines(plot: Plot, one: Candidate) -> Iterable[Html]:
+def _range_lines(plot: Plot, choice: Candidate) -> Iterable[Html]:
     """The ranges of time and money, as two lines through a point."""
-    x, y = plot.x(one.seconds.value), plot.y(one.usd.value)
-    if one.seconds.low is not None and one.seconds.high is not None:
-        ends = plot.x(one.seconds.low), plot.x(one.seconds.high)
+    x, y = plot.x(choice.seconds.value), plot.y(choice.usd.value)
+    if choice.seconds.low is not None and choice.seconds.high is not None:
+        ends = plot.x(choice.seconds.low), plot.x(choice.seconds.high)
         yield empty_element("line", x1=ends[0], x2=ends[1], y1=y, y2=y, class_="whisker thin")
-    if one.usd.low is not None and one.usd.high is not None:
-        heights = plot.y(one.usd.low), plot.y(one.usd.high)
+    if choice.usd.low is not None and choice.usd.high is not None:
+        heights = plot.y(choice.usd.low), plot.y(choice.usd.high)
         yield empty_element("line", x1=x, x2=x, y1=heights[0], y2=heights[1], class_="whisker thin")
 
 
-def _dot(plot: Plot, one: Candidate, is_best: bool) -> Html:
-    text = f"{one.name}: {long_duration(one.seconds.value)}, ${one.usd.value:,.2f}"
-    class_ = "dot" if one.on_front else "dot soft"
-    x, y = plot.x(one.seconds.value), plot.y(one.usd.value)
+def _dot(plot: Plot, choice: Candidate, is_best: bool) -> Html:
+    text = f"{choice.name}: {long_duration(choice.seconds.value)}, ${choice.usd.value:,.2f}"
+    class_ = "dot" if choice.on_front else "dot soft"
+    x, y = plot.x(choice.seconds.value), plot.y(choice.usd.value)
     return element("circle", title_of(text), cx=x, cy=y, r="7" if is_best else "4.5", class_=class_)
