@@ -35,7 +35,7 @@ class Strong(str):
 
 
 @dataclass(frozen=True)
-class Part:
+class ViewPart:
     """One thing that a result says: a drawing, a table, and sentences."""
 
     title: str = ""
@@ -69,7 +69,7 @@ class View:
     title: str
     verdict: Sequence[str]
     """The answer in a sentence or three, in parts of which some are `Strong`."""
-    parts: Sequence[Part]
+    parts: Sequence[ViewPart]
     heading: str | None = None
     """The title in a terminal, if it is another."""
     has_verdict_line: bool = True

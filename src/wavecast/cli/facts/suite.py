@@ -415,11 +415,7 @@ def train(
         raise UnknownName(
             f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
         )
-    chosen = [
-        demonstration
-        for demonstration in DEMONSTRATIONS
-        if demonstration.domain in (domain or known)
-    ]
+    chosen = [training for training in DEMONSTRATIONS if training.domain in (domain or known)]
     if to_quality:
         _train_to_quality(chosen, seed, device, price, as_json)
         return

@@ -192,16 +192,12 @@ def parallelize(
     layouts = _found(traced, search, predictor, (cluster, host), ray)
     changes = _fitting_changes(traced, search, device, layouts) if ray is None else []
     if cluster is not None:
-        layouts = [
-            replace(layout, strategy=replace(layout.strategy, cluster=cluster))
-            for layout in layouts
-        ]
-    title = (
-        f"{traced.model or target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
-    )
+        layouts = [replace(way, strategy=replace(way.strategy, cluster=cluster)) for way in layouts]
+    name, batch = traced.model or target, search.global_batch
+    title = f"{name}: {gpus} x {device.id}, {batch} samples in a step"
     write_page(html, lambda: layouts_report(title, layouts, changes))
     if as_json:
-        print_json(report.told_layouts(traced.model or target, layouts))
+        print_json(report.told_layouts(name, layouts))
     else:
         _show_layouts(title, layouts, search, changes)
         if plan is not None and (best := layouts[0].prediction) is not None:

@@ -70,7 +70,9 @@ from wavecast.targets.targets import resolve
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.advice.proposals import StepAdvice
     from wavecast.hardware.devices import Device
+    from wavecast.planning.prices import PriceBook
     from wavecast.steps.generation import TextGeneration
     from wavecast.targets.sources import StepSource
     from wavecast.targets.targets import Target
@@ -166,16 +168,20 @@ def predict(
         if step.compile is False:
             return show_gains(resolved, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
-    advised = None
-    if advice:
-        from wavecast.cli.steps.advise import quickly_advised
-
-        advised = quickly_advised(resolved, gpus, book, issuing.host)
+    advised = _advised(resolved, gpus, book, issuing.host) if advice else None
     shown = counting_uneven(shown, source, rows, how)
     shown = replace(shown, advice=advised, generation=_generated(resolved, source, rows))
     if steps := print_predictions(resolved.name, rows, shown):
         print_json(steps)
     exit_if_incomplete(rows)
+
+
+def _advised(
+    target: Target, gpus: Sequence[Device], book: PriceBook, host: str | None
+) -> StepAdvice:
+    from wavecast.cli.steps.advise import quickly_advised
+
+    return quickly_advised(target, gpus, book, host)
 
 
 def _generated(

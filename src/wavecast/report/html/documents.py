@@ -23,7 +23,7 @@ from wavecast.report.html.markup import (
     joined,
 )
 from wavecast.report.tables import ANY_WIDTH, fitting, sentence
-from wavecast.report.views import Part, Strong, View
+from wavecast.report.views import Strong, View
 
 DATA = "wavecast-data"
 """The identity of the element that holds the data of a page."""
@@ -96,7 +96,7 @@ def report_of(view: View) -> Report:
     return Report(view.title, verdict, tuple(map(section_of, parts)))
 
 
-def section_of(part: Part) -> Section:
+def section_of(part: ViewPart) -> Section:
     """A part of a view as a section of a page."""
     drawn = {} if part.drawn is None else {"drawn": part.drawn}
     caption = part.caption or part.title

@@ -9,7 +9,7 @@ from wavecast.report.fields import Field, columns, describe
 from wavecast.report.html.markup import bullets, element, joined
 from wavecast.report.tables import listed
 from wavecast.report.units import UNKNOWN, duration, memory, money, percent
-from wavecast.report.views import Part, View
+from wavecast.report.views import View, ViewPart
 
 _SLIGHT = 0.01
 """A wait for data that is not worth a word, as a share of the iteration."""
@@ -159,7 +159,7 @@ def advice_view(advice: StepAdvice) -> View:
     groups = {"together": together, "faster": advice.faster, "smaller": advice.smaller}
     unit = advice.before.trace.unit
     parts = [
-        Part(
+        ViewPart(
             _TITLES[name],
             name,
             columns([AdvisedChange(advice, change) for change in changes], unit),
@@ -174,16 +174,16 @@ def advice_view(advice: StepAdvice) -> View:
     if codes:
         lines = [f"{title}: {code}" for title, code in codes]
         marked = [joined([f"{title}: ", element("code", code)]) for title, code in codes]
-        parts.append(Part(heading="what to write", lines=lines))
+        parts.append(ViewPart(heading="what to write", lines=lines))
         title = "What to write"
-        parts.append(Part(title, identity="code", short="code", chart=lambda: bullets(marked)))
+        parts.append(ViewPart(title, identity="code", short="code", chart=lambda: bullets(marked)))
     others, lines = other_lines(advice), advice_lines(advice)
     if others:
         title = "The step on other GPUs"
-        parts.append(Part(title, lines=others, identity="elsewhere", short="other GPUs"))
+        parts.append(ViewPart(title, lines=others, identity="elsewhere", short="other GPUs"))
     useless = [text for text in lines if text not in others]
     title = "What does not help here"
-    parts.append(Part(title, lines=useless, identity="useless", short="no use"))
+    parts.append(ViewPart(title, lines=useless, identity="useless", short="no use"))
     return View(
         advice.name,
         [verdict(advice)],

@@ -13,7 +13,7 @@ from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.markup import Html, bar, bullets, key
 from wavecast.report.tables import Column, line, remarks, shown, titled, warnings
 from wavecast.report.units import duration, long_duration, percent
-from wavecast.report.views import Part, Strong, View
+from wavecast.report.views import Strong, View, ViewPart
 
 OPS_SHOWN = 12
 """How many ops the table lists."""
@@ -106,7 +106,7 @@ def evaluation_view(evaluation: PairEvaluation) -> View:
             *([_pairs(evaluation, in_terminal=True)] if pairs else []),
             *errors,
             *([_pairs(evaluation, in_terminal=False)] if pairs else []),
-            Part(
+            ViewPart(
                 "Each step, predicted from its ops alone",
                 "each step predicted from its ops alone",
                 columns(evaluation.steps),
@@ -114,7 +114,7 @@ def evaluation_view(evaluation: PairEvaluation) -> View:
                 lead="On the GPU that it was measured on; nothing measured was used.",
                 short="from nothing",
             ),
-            Part("Notes", chart=lambda: bullets([HABITAT, *evaluation.notes])),
+            ViewPart("Notes", chart=lambda: bullets([HABITAT, *evaluation.notes])),
         ),
         heading="",
         has_verdict_line=False,
@@ -139,7 +139,7 @@ def _verdict(evaluation: PairEvaluation) -> Sequence[str]:
     return [*parts, "."]
 
 
-def _means(evaluation: PairEvaluation) -> list[Part]:
+def _means(evaluation: PairEvaluation) -> list[ViewPart]:
     """The mean error of each method, with bars of one scale, as in figures 1 and 3 of Habitat."""
     groups = {
         "by model": (*evaluation.by_model, evaluation.overall),
@@ -149,7 +149,7 @@ def _means(evaluation: PairEvaluation) -> list[Part]:
     return [_mean_errors(heading, rows) for heading, rows in groups.items()]
 
 
-def _mean_errors(heading: str, rows: Sequence[MeanError]) -> Part:
+def _mean_errors(heading: str, rows: Sequence[MeanError]) -> ViewPart:
     errors = [getattr(row, name) for row in rows for name in METHODS]
     largest = max((error for error in errors if error is not None), default=0.0)
 
@@ -158,7 +158,7 @@ def _mean_errors(heading: str, rows: Sequence[MeanError]) -> Part:
         error = getattr(rows[number], name) if name else None
         return None if error is None else _bar(error, largest, _COLORS[column.name])
 
-    return Part(
+    return ViewPart(
         f"Errors {heading}",
         f"mean error {heading}",
         columns(rows),
@@ -175,7 +175,7 @@ def _bar(value: float, largest: float, class_: str) -> Html:
     return bar([(value / largest if largest else 0.0, class_, percent(value, 1))], "")
 
 
-def _ops(evaluation: PairEvaluation) -> Part:
+def _ops(evaluation: PairEvaluation) -> ViewPart:
     """The error of each op and its share of the time, as in Habitat's figure 4."""
     rows = evaluation.by_op[:OPS_SHOWN]
     fields = {"error": ("error", "c0"), "share of time": ("share", "c9")}
@@ -191,7 +191,7 @@ def _ops(evaluation: PairEvaluation) -> Part:
         value = getattr(rows[number], name)
         return None if value is None else _bar(value, largest[column.name], color)
 
-    return Part(
+    return ViewPart(
         "Errors by op",
         "error of ops, by their share of the measured time",
         columns(rows),
@@ -203,11 +203,11 @@ def _ops(evaluation: PairEvaluation) -> Part:
     )
 
 
-def _pairs(evaluation: PairEvaluation, *, in_terminal: bool) -> Part:
+def _pairs(evaluation: PairEvaluation, *, in_terminal: bool) -> ViewPart:
     """What was measured and what is predicted, as in Habitat's figure 3; a page has it last."""
     rows = evaluation.pairs
     if in_terminal:
-        return Part(heading="each model from one GPU to another", columns=columns(rows))
+        return ViewPart(heading="each model from one GPU to another", columns=columns(rows))
     colors = {"measured": "c9", "predicted": "c0"}
 
     def drawn(column: Column, number: int) -> Html | None:
@@ -220,7 +220,7 @@ def _pairs(evaluation: PairEvaluation, *, in_terminal: bool) -> Part:
         share = seconds / max(pair.measured_s, pair.scaled_s or 0.0)
         return bar([(share, colors[column.name], duration(seconds))], "")
 
-    return Part(
+    return ViewPart(
         "Each model from one GPU to another",
         columns=columns(rows),
         identity="pairs",

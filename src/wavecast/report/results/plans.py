@@ -41,7 +41,7 @@ from wavecast.report.tables import (
     titled,
 )
 from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
-from wavecast.report.views import LEFT_OUT, Part, View
+from wavecast.report.views import LEFT_OUT, View, ViewPart
 
 _MOST_ROWS = 60
 _SURE = 0.9
@@ -455,7 +455,7 @@ def capacity_record(answer: CapacityPlan) -> Mapping[str, Any]:
 def capacity_view(title: str, answer: CapacityPlan) -> View:
     """The answer, the curve, the alternatives, and rent against buying."""
     is_curve = len(answer.curve) > 1
-    curve = Part(
+    curve = ViewPart(
         "What money promises" if is_curve else "",
         "What fewer or more of them would promise:",
         is_plain=True,
@@ -464,7 +464,7 @@ def capacity_view(title: str, answer: CapacityPlan) -> View:
         caption="Mixes of GPUs",
         chart=lambda: _curve(answer),
     )
-    purchases = Part(
+    purchases = ViewPart(
         "Rent against buying" if answer.purchases else "",
         "Bought instead of rented:",
         is_plain=True,
@@ -590,14 +590,14 @@ def simulation_view(title: str, rows: Sequence[Simulation], width: int, chart: b
         width: columns of the terminal.
         chart: whether a terminal shows a chart.
     """
-    policies = Part(
+    policies = ViewPart(
         "The policies", "", columns=_POLICIES.columns(rows), identity="policies", sorts=True
     )
     last = rows[-1]
     lines = gantt_lines(outcome_bars(last), width) if chart else []
-    drawn = Part(heading=f"the jobs under {last.policy}:", is_plain=True, lines=lines)
+    drawn = ViewPart(heading=f"the jobs under {last.policy}:", is_plain=True, lines=lines)
     charts = [
-        Part(
+        ViewPart(
             f"The jobs under {row.policy}",
             identity=f"chart-{number}",
             chart=partial(gantt_chart, outcome_bars(row)),
