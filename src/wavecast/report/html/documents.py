@@ -23,7 +23,7 @@ from wavecast.report.html.markup import (
     joined,
 )
 from wavecast.report.tables import ANY_WIDTH, fitting, sentence
-from wavecast.report.views import Strong, View
+from wavecast.report.views import Strong, View, ViewPart
 
 DATA = "wavecast-data"
 """The identity of the element that holds the data of a page."""
