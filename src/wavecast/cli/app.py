@@ -78,7 +78,7 @@ class _Group(typer.core.TyperGroup):
                 tell(_interruption(error))
                 raise typer.Exit(_INTERRUPTED) from None
             except Exception as error:
-                if _is_typers(error):
+                if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own
                     raise
                 if _was_interrupted(error):
                     tell(_interruption(error))
@@ -118,11 +118,6 @@ class _Group(typer.core.TyperGroup):
 def _error_code(ctx: Any) -> int:
     """The exit code of an error in a command."""
     return 2 if ctx.invoked_subcommand in _ANSWERS_BY_CODE else 1
-
-
-def _is_typers(error: Exception) -> bool:
-    """Whether typer itself turns an error into an exit code."""
-    return isinstance(error, typer.Abort) or hasattr(error, "exit_code")
 
 
 def _explained(error: Exception) -> bool:

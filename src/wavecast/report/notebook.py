@@ -209,38 +209,21 @@ _ROWS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
 """The rows of results whose rows in pandas are not the parts that a notebook shows."""
 
 
-def page(result: object) -> str:
+def page(result: Any) -> str:
     """The page about a result.
 
     Raises:
         InvalidInput: there is none.
     """
-    name = type(result).__name__
-    if name not in _PAGES:
-        raise InvalidInput(f"there is no page for a {name}; there is one for {', '.join(_PAGES)}")
-    return document(_PAGES[name](result))
-
-
-def _prediction_page(step: Any) -> Report:
-    from wavecast.report.html.reports import prediction_report
-
-    return prediction_report(f"step on {step.name}", [step])
-
-
-def _memory_page(needed: Any) -> Report:
+    from wavecast.report.html.reports import prediction_report, scaling_report
     from wavecast.report.results.memory import memory_report
 
-    return memory_report("memory of the step", [needed])
-
-
-def _scaling_page(curve: Any) -> Report:
-    from wavecast.report.html.reports import scaling_report
-
-    return scaling_report("scaling", curve)
-
-
-_PAGES: dict[str, Callable[[Any], Report]] = {
-    "Prediction": _prediction_page,
-    "Memory": _memory_page,
-    "Scaling": _scaling_page,
-}
+    pages: dict[str, Callable[[], Report]] = {
+        "Prediction": lambda: prediction_report(f"step on {result.name}", [result]),
+        "Memory": lambda: memory_report("memory of the step", [result]),
+        "Scaling": lambda: scaling_report("scaling", result),
+    }
+    name = type(result).__name__
+    if name not in pages:
+        raise InvalidInput(f"there is no page for a {name}; there is one for {', '.join(pages)}")
+    return document(pages[name]())

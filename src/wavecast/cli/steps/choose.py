@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -137,9 +136,15 @@ def choose(
         predictor=chosen_predictor(None, resolved, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-    settings = StepSettings(resolved, allowed_names(allow), _quiet_source(resolved, source))
+
+    def source_of(variant: Target) -> StepSource:
+        return source if variant is resolved else step_source(variant, quiet=True)
+
+    def choosing(candidates: Iterable[Candidate]) -> Selection:
+        return select(candidates, by, *limits, with_unverified=unverified)
+
+    settings = StepSettings(resolved, allowed_names(allow), source_of)
     candidates = _found(settings, _looked_at(named, book, question), question, book, ray)
-    choosing = partial(_select, by, limits, unverified)
     selection = _selected(candidates, choosing, settings, question, book)
     unit, asked = source.on().unit, _asked(target, resolved, step)
     write_page(html, lambda: choice_report(resolved.name, selection, plan, unit, limits, asked))
@@ -147,11 +152,6 @@ def choose(
         print_json(report.chosen_record(resolved.name, selection, asked))
     else:
         show(report.choices(resolved.name, selection, plan, unit, width(), show_best, asked))
-
-
-def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
-    """Sources of the step's variants; that of the step itself is there already."""
-    return lambda step: source if step is target else step_source(step, quiet=True)
 
 
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
@@ -207,12 +207,6 @@ def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
         "is_batch_fixed": step.batch is not None or is_script,
         "find_largest": not is_script,
     }
-
-
-def _select(
-    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
-) -> Selection:
-    return select(candidates, by, *limits, with_unverified=unverified)
 
 
 def _limits(usd: float | None, deadline: str | None) -> _Limits:

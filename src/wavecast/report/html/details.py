@@ -45,7 +45,7 @@ from wavecast.report.units import (
 from wavecast.steps.chrome_trace import host_name, stream_name
 from wavecast.steps.player import Timetable, Work
 from wavecast.traces.arrays import Codes
-from wavecast.traces.step import Call, Op, Phase
+from wavecast.traces.step import Op, Phase
 
 MOST = 6
 """How many candidates have details: more would make the page too large."""
@@ -272,7 +272,8 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
     up = log_axis(least, highest, _power)
     up = replace(up, high=max(up.high, highest * 2.5))
     plot = Plot(across, up, height=300)
-    points = [point for point in points if _is_inside(point, plot)]
+    low, slow = plot.across.low, plot.up.low  # ops that compute next to nothing are far below
+    points = [point for point in points if point.intensity >= low and point.flops_per_s >= slow]
     if not points:
         return element("p", "All ops of this step compute next to nothing in their time.")
     lines = [_memory_roof(plot, gpu, highest), *_compute_roofs(plot, gpu, roofs)]
@@ -290,11 +291,6 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
         "share of the time"
     )
     return joined([plot.drawn(label, under), kind_key(point.kind for point in points)])
-
-
-def _is_inside(point: RooflinePoint, plot: Plot) -> bool:
-    """Whether a point is in the plot; ops that compute next to nothing are far below."""
-    return point.intensity >= plot.across.low and point.flops_per_s >= plot.up.low
 
 
 def _power(value: float) -> str:
@@ -487,21 +483,17 @@ def longest_calls(table_of: Timetable) -> Html:
     order: Iterable[int] = np.argsort(-table_of.gpu_s, kind="stable")[:_LONGEST].tolist()
     longest = [index for index in order if table_of.gpu_s[index] > 0]
     calls = [table_of.calls[index] for index in longest]
+    lines = [call.line for call in calls]
     columns = [
         Column("op", [call.op.base for call in calls], left=True),
         Column("module", [call.module or f"({call.phase})" for call in calls], left=True),
         Column("phase", [str(call.phase) for call in calls], left=True),
-        *_sources(calls),
+        # The lines of source that compiled kernels come from, if there are any.
+        *([Column("source", lines, left=True)] if any(lines) else []),
         Column("begins", [duration(float(table_of.begin_s[index])) for index in longest]),
         Column("takes", [duration(float(table_of.gpu_s[index])) for index in longest]),
     ]
     return html_table(columns, caption="The longest calls on the GPU")
-
-
-def _sources(calls: Sequence[Call]) -> list[Column]:
-    """The lines of source that compiled kernels come from, if there are any."""
-    lines = [call.line for call in calls]
-    return [Column("source", lines, left=True)] if any(lines) else []
 
 
 def timeline_place(subject: str) -> Html:

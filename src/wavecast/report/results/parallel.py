@@ -91,10 +91,6 @@ def unpredicted(steps: Sequence[Prediction]) -> list[str]:
     return lines
 
 
-def _cluster(step: Prediction) -> str:
-    return "" if step.cluster is None else step.cluster.id
-
-
 @dataclass(frozen=True)
 class PricedPoint:
     """A number of GPUs, with its price."""
@@ -202,7 +198,8 @@ def scaling_remarks(curve: Scaling) -> list[str]:
     """What a curve of speeds is about, and where more GPUs no longer pay."""
     step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    lines = [f"{kind} scaling of {strategy_text(step.parallel)} on {_cluster(step)}"]
+    place = "" if step.cluster is None else step.cluster.id
+    lines = [f"{kind} scaling of {strategy_text(step.parallel)} on {place}"]
     lines.append(f"host: {step.host.name}")
     if curve.knee is not None:
         lines.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")

@@ -197,7 +197,7 @@ def profiles(
         table(profile_columns(columns)),
         "",
         *remarks(explanations(columns)),
-        *notes([*_unpredicted(columns), *_notes(columns)]),
+        *notes([*_unpredicted(columns), *dict.fromkeys(n for p in columns for n in p.notes)]),
         *(_kernel_tables(profile, kernels, width) for profile in columns),
     )
 
@@ -219,10 +219,6 @@ def profile_columns(profiles: Sequence[Profile]) -> list[Column]:
     for profile in profiles[1:]:
         headings += [profile.device.id, f"/ {first}"]
     return labelled(list(_rows(profiles)), headings)
-
-
-def _notes(columns: Sequence[Profile]) -> list[str]:
-    return list(dict.fromkeys(note for profile in columns for note in profile.notes))
 
 
 def _unpredicted(columns: Sequence[Profile]) -> list[str]:
@@ -615,7 +611,8 @@ def script_run(
         parts.append(line(_WEAKER, "yellow"))
     if run.loading is not None:
         loading = run.loading if cores is None else run.loading.on_cores(cores)
-        parts.append(line(_loading(loading, fastest), _style(loading, fastest)))
+        style = "yellow" if _is_slow(loading, fastest) else ""
+        parts.append(line(_loading(loading, fastest), style))
     if run.own_time is not None:
         is_slow = fastest is not None and run.own_time.seconds > fastest.seconds
         parts.append(line(_own_time(run.own_time, is_slow), "yellow" if is_slow else ""))
@@ -662,10 +659,6 @@ def _length(length: ScriptLength) -> str:
 
 def _is_slow(loading: Loading, fastest: Prediction | None) -> bool:
     return fastest is not None and loading.step_s > fastest.seconds
-
-
-def _style(loading: Loading, fastest: Prediction | None) -> str:
-    return "yellow" if _is_slow(loading, fastest) else ""
 
 
 def _loading(loading: Loading, fastest: Prediction | None) -> str:
