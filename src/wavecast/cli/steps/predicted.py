@@ -100,15 +100,7 @@ def print_predictions(
     heading: str | None = None,
     before: RenderableType | None = None,
 ) -> dict[str, Any]:
-    """Print predictions as tables, or return them as data for JSON; and write their files.
-
-    Args:
-        title: the name of the step.
-        rows: the predictions.
-        shown: what is printed.
-        heading: the title of the table, if it is another.
-        before: what is printed before the table.
-    """
+    """Print predictions as tables, or return them as data for JSON; and write their files."""
     costs = [_cost(row, shown) for row in rows]
     whole = None
     if shown.plan is not None:
@@ -167,14 +159,7 @@ def _cost(row: Prediction, shown: PredictionOutput) -> TrainingCost | None:
 def counting_uneven(
     shown: PredictionOutput, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
 ) -> PredictionOutput:
-    """What is shown, whose whole training also counts what only some steps of a script do.
-
-    Args:
-        shown: what is shown.
-        source: the step.
-        rows: its predictions.
-        how: how they were predicted.
-    """
+    """What is shown, whose whole training also counts what only some steps of a script do."""
     if shown.plan is None or not isinstance(source, ScriptSource):
         return shown
     from wavecast.report.results.profiles import in_total

@@ -218,15 +218,7 @@ def _check(
     batch: int | None,
     out: Path | None,
 ) -> None:
-    """Refuse options that do not go together, before the script runs.
-
-    Args:
-        shown: what is printed of predictions.
-        issuing: how ops are issued, which only a prediction uses.
-        asked: whether memory is asked for, and whether GPUs are named.
-        batch: the samples of a step.
-        out: the file of the trace.
-    """
+    """Refuse options that do not go together, before the script runs."""
     memory, on_gpus = asked
     shown.files.refuse_bad_places()
     if shown.files.html is not None and not (memory or on_gpus):

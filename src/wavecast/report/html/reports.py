@@ -220,13 +220,7 @@ def _stages(steps: Sequence[Prediction]) -> Section:
 
 
 def layouts_report(title: str, layouts: Sequence[Layout], changes: Sequence[str] = ()) -> Report:
-    """The strategies of a search, with details of the best ones; and why others cannot be used.
-
-    Args:
-        title: what was searched.
-        layouts: the strategies.
-        changes: what to change where nothing fits.
-    """
+    """The strategies of a search, with details of the best ones; and why others cannot be used."""
     working = [
         (candidate, candidate.prediction)
         for candidate in layouts

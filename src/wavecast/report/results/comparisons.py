@@ -141,14 +141,7 @@ COMPARED = output(
 def comparisons(
     before: str, after: str, rows: Sequence[StepComparison], width: int
 ) -> RenderableType:
-    """The comparisons of two steps on several GPUs, with tables of what changed.
-
-    Args:
-        before: the name of the step as it was.
-        after: the name of the step as it is.
-        rows: one comparison for each GPU.
-        width: columns of the terminal.
-    """
+    """The comparisons of two steps on several GPUs, with tables of what changed."""
     parts: list[RenderableType] = [line(f"A: {before}"), line(f"B: {after}")]
     for row in rows:
         parts += ["", titled(row.after.gpu, figures(row, ("A", "B"))), *changes(row, width)]
@@ -245,13 +238,7 @@ _FIRST = 12
 
 
 def difference_report(before: str, after: str, rows: Sequence[StepComparison]) -> Report:
-    """The verdict, and for each GPU the figures and the parts that changed.
-
-    Args:
-        before: the name of the step as it was.
-        after: the name of the step as it is.
-        rows: one comparison for each GPU.
-    """
+    """The verdict, and for each GPU the figures and the parts that changed."""
     sections = [
         Section(f"gpu-{number}", f"On {row.after.gpu}", _content(row), short=row.after.gpu)
         for number, row in enumerate(rows)

@@ -582,14 +582,7 @@ def outcome_bars(simulation: Simulation) -> list[GanttBar]:
 
 
 def simulation_view(title: str, rows: Sequence[Simulation], width: int, chart: bool) -> View:
-    """The policies side by side, and a Gantt chart of each; a terminal shows that of the last one.
-
-    Args:
-        title: the name of the jobs.
-        rows: what each policy makes of them.
-        width: columns of the terminal.
-        chart: whether a terminal shows a chart.
-    """
+    """The policies side by side, and a Gantt chart of each; a terminal shows that of the last one."""
     policies = ViewPart(
         "The policies", "", columns=_POLICIES.columns(rows), identity="policies", sorts=True
     )

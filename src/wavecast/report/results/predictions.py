@@ -153,12 +153,7 @@ def _footnotes(
 
 
 def gains(title: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> RenderableType:
-    """One row for each GPU, the greatest gain first.
-
-    Args:
-        title: what was predicted.
-        pairs: the predictions of the step as written and compiled, on the same GPU.
-    """
+    """One row for each GPU, the greatest gain first."""
     rows = sorted(pairs, key=lambda pair: -gain(*pair))
     cells = [
         (

@@ -183,14 +183,7 @@ def profile_record(profile: Profile, kernels: int | None = None) -> dict[str, An
 def profiles(
     title: str, columns: Sequence[Profile], width: int, kernels: int = KERNELS
 ) -> RenderableType:
-    """One column for each GPU; later columns are compared with the first.
-
-    Args:
-        title: what the step is.
-        columns: the profiles of one step, each on another GPU.
-        width: columns of the terminal.
-        kernels: how many kernels to list.
-    """
+    """One column for each GPU; later columns are compared with the first."""
     return titled(
         title,
         *_found(columns),

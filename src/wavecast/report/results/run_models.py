@@ -136,12 +136,7 @@ def forecast_record(estimate: Estimate, model: RunModel | ScalingModel) -> dict[
 
 
 def run_model(title: str, models: Sequence[RunModel]) -> RenderableType:
-    """The coefficients of fits with their ranges, and the errors of each, side by side.
-
-    Args:
-        title: the title.
-        models: the same model, fitted on the same runs by several methods.
-    """
+    """The coefficients of fits with their ranges, and the errors of each, side by side."""
     coefficients = [model.coefficients for model in models]
     columns = [Column("seconds per", [c.feature for c in coefficients[0]], left=True)]
     for model, values in zip(models, coefficients, strict=True):
