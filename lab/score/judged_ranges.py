@@ -19,7 +19,7 @@ BEFORE = {
     "host": {"known": (0.295, 0.324), "unknown": (0.403, 0.457)},
 }
 """The ranges before: exponents of the range of the ops for GPUs, logarithms of factors for hosts
-(docs/adr/0024)."""
+(lab/notes)."""
 KINDS = ("matmul", "convolution", "recurrent", "memory")
 """The parts of a makeup, in the order of its shares."""
 HELD = 0.92
