@@ -31,7 +31,7 @@ Steps with torch before 1.10 have a width of their own on top, which no predicti
 
 The command prints, by class and by set, the share of steps in their ranges, the ratio of high and
 low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
-the exponents of class (lab/notes), and after. It writes data/models/ranges.toml. `--traced` leaves out
+one exponent for each class, and after. It writes data/models/ranges.toml. `--traced` leaves out
 steps whose traces are not in the cache, and `--gpu-only` those that wait for the host, which also
 need torchvision. `--save` keeps the predicted steps, and `--steps` reads
 them; a class that they lack stays as it ships. `--write` puts the tables into
