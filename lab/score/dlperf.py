@@ -3,9 +3,9 @@
     python -m lab score dlperf --data FOLDER [--cache FOLDER]
 
 Needs the public table dlperf (docs/sources.md), and transformers; takes two minutes. Prints all
-rows, and writes those of PyTorch into docs/parallel.md. The error is |predicted / measured - 1| of the speed on 4, 8 and 16 GPUs
-relative to one. Nothing was fitted to these rows. The steps are those of NVIDIA's examples for
-PyTorch; the rows of other frameworks are compared with the same steps.
+rows, and writes those of PyTorch into docs/parallel.md. The error is |predicted / measured - 1| of
+the speed on 4, 8 and 16 GPUs relative to one. Nothing was fitted to these rows. The steps are those
+of NVIDIA's examples for PyTorch; the rows of other frameworks are compared with the same steps.
 """
 
 from __future__ import annotations
