@@ -4,10 +4,10 @@
 
 Needs torch and the public set cluster (docs/sources.md). Prints the times of each step, and writes
 a table of docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the
-chosen GPU than on the one with the least measured cost, both at measured speeds. A GPU is chosen by the least
-predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU of a
-generation on which nothing was measured; and with a factor for each machine, the median of measured
-to predicted times of the other job types there.
+chosen GPU than on the one with the least measured cost, both at measured speeds. A GPU is chosen by
+the least predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU
+of a generation on which nothing was measured; and with a factor for each machine, the median of
+measured to predicted times of the other job types there.
 """
 
 from __future__ import annotations
