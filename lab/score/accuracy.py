@@ -82,7 +82,7 @@ def report(
     names = [contender.name for contender in CONTENDERS]
     shown = [row for row in rows if row.contender == names[-1]]
     return {
-        "accuracy-steps.md": step_tables.by_set(rows, names),
+        "accuracy-steps.md": step_tables.by_set(rows, names, whole=whole),
         "accuracy-sets.md": step_tables.in_detail(shown, untraced, whole=whole),
         "accuracy-predictors.md": step_tables.by_predictor(rows, names, whole=whole),
     }

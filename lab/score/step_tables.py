@@ -24,7 +24,7 @@ LEAST_SHARE = 0.04
 """Kinds of op with a smaller share of the time are not listed."""
 MOST_GROUPS = 40
 """A breakdown with more lines than this is left out."""
-ON_THE_PAGE = ("GPU", "precision")
+ON_THE_PAGE = ("GPU",)
 """The breakdowns of a set that its page has."""
 
 Key = Callable[[Scored], str]
@@ -45,12 +45,13 @@ def breakdowns(rows: Sequence[Scored]) -> list[tuple[str, Key]]:
     ]
 
 
-def by_set(rows: Sequence[Scored], names: Sequence[str]) -> str:
+def by_set(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = False) -> str:
     """Errors by set, then tables that show where they come from.
 
     Args:
         rows: every case, predicted by every contender.
         names: the contenders to compare. The last is the one whose figures are shown.
+        whole: whether to add which ops the errors come from, which the page leaves out.
     """
     shown = [row for row in rows if row.contender == names[-1]]
     tables = [
@@ -58,13 +59,13 @@ def by_set(rows: Sequence[Scored], names: Sequence[str]) -> str:
         _by_bound(shown),
         _gpu_times([row for row in rows if row.contender in names]),
         _ranks(rows, names),
-        _kinds(shown),
+        _kinds(shown) if whole else "",
     ]
     return "\n\n".join(table for table in tables if table)
 
 
 def in_detail(rows: Sequence[Scored], untraced: Sequence[str] = (), *, whole: bool = False) -> str:
-    """Each set by GPU and precision; the whole is by family and software, with worst steps, too.
+    """Each set by GPU; the whole is by precision, family and software, with worst steps, too.
 
     Args:
         rows: every case, predicted by the contender that is shown.
