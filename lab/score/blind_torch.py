@@ -204,13 +204,13 @@ def in_words(every: Sequence[BlindStep]) -> Iterator[str]:
         apart.append(f"{len(sizes)} {mode} ones {mean(sizes):.1%}")
     memory = mean(abs(one.memory_error) for one in every if one.memory_error is not None)
     yield (
-        f"{len(every)} steps are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%}; "
-        f"{', '.join(apart)}), {mean(whole):.1%} in iterations (median {median(whole):.1%}) and "
-        f"{memory:.1%} in memory; {sum(one.within for one in every)} are in range."
+        f"GPU time of {len(every)} steps is {mean(gpu):.1%} off (median {median(gpu):.1%}; "
+        f"{', '.join(apart)}), the iteration {mean(whole):.1%} (median {median(whole):.1%}), "
+        f"memory {memory:.1%}. {sum(one.within for one in every)} iterations are in their range."
     )
     off = [f"{one.name} {one.gpu_error:+.0%}" for one in every if abs(one.gpu_error) > OFF]
     if off:
-        yield f"More than {OFF:.0%} off in GPU time: {', '.join(off)}."
+        yield f"Steps whose GPU time is more than {OFF:.0%} off: {', '.join(off)}."
 
 
 def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
@@ -220,9 +220,8 @@ def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
         gpu, whole = (mean(abs(getattr(o, f)) for o in rest) for f in ("gpu_error", "error"))
         memory = mean(abs(one.memory_error) for one in rest if one.memory_error is not None)
         yield (
-            f"Without those more than {FAR_OFF:.0%} off in GPU time, {len(rest)} of {len(every)} "
-            f"steps are {gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in "
-            "memory."
+            f"Without steps whose GPU time is more than {FAR_OFF:.0%} off, {len(rest)} remain: "
+            f"{gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in memory."
         )
 
 
@@ -273,7 +272,7 @@ def tables(test: TorchTest) -> str:
     for folder in test.folders:
         if (folder / TRACED).exists():
             lines += [with_its_host(folder, predicted(folder)), _today(folder)]
-    return "\n".join(lines)
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def main(given: Sequence[str] = ()) -> None:

@@ -146,11 +146,9 @@ def by_origin(rows: Iterable[str]) -> Iterator[str]:
             f"| {origin} | {len(group)} | {answered} | {statistics.median(seconds):.0f} "
             f"| {max(seconds):.0f} |"
         )
-    yield ""
-    for group in groups.values():
-        for cells in group:
-            if cells[1] != "answered":
-                yield f"- {cells[0]}: {cells[2]}"
+    unanswered = [c[0] for group in groups.values() for c in group if c[1] != "answered"]
+    if unanswered:
+        yield f"\nNot answered: {'; '.join(unanswered)}."
 
 
 _ORIGINS = (("tests/", "this repository"), ("PyPI/", "packages of PyPI"))

@@ -30,7 +30,8 @@ def today() -> dict[str, Any]:
 def tables() -> str:
     """The errors with today's models."""
     said = today()
-    return "\n".join([*in_words(compared(FOLDER, said)), with_its_host(FOLDER, said)])
+    lines = [*in_words(compared(FOLDER, said)), with_its_host(FOLDER, said)]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def main(given: Sequence[str] = ()) -> None:
