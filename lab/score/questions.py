@@ -30,7 +30,6 @@ _GPUS = " ".join(
 _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h --show 3"
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
-    "lora": f"choose hf:llama-3.1-8b --weights bf16 --lora r=16 {_LIMITS} --allow qlora {_GPUS}",
     "qlora": f"choose hf:llama-3.1-8b --qlora {_LIMITS}",
     "resnet": "choose resnet50 --epochs 90 --dataset-samples 1281167 --budget 100 --deadline 24h "
     "--allow precision --show 3",
