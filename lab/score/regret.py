@@ -2,12 +2,12 @@
 
     python -m lab score regret --data FOLDER [--write]
 
-Needs torch and the public set cluster (docs/sources.md). Writes two tables of
-docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the chosen GPU
-than on the one with the least measured cost, both at measured speeds. A GPU is chosen by the least
-predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU of a
-generation on which nothing was measured; and with a factor for each machine, the median of measured
-to predicted times of the other job types there.
+Needs torch and the public set cluster (docs/sources.md). Prints the times of each step, and writes
+a table of docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the
+chosen GPU than on the one with the least measured cost, both at measured speeds. A GPU is chosen by
+the least predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU
+of a generation on which nothing was measured; and with a factor for each machine, the median of
+measured to predicted times of the other job types there.
 """
 
 from __future__ import annotations
@@ -268,8 +268,7 @@ def main(given: Sequence[str] = ()) -> None:
             known[step] = predict(job, sorted({gpu for one in own for gpu in one.measured_s}))
             print(*step, flush=True)
     regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
-    for name, text in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
-        lines = "\n".join(text)
-        print(lines, flush=True)
-        if options.write:
-            pages.write(PAGE, f"begin: python -m lab score {name}", lines)
+    shown = "\n".join(table(regrets))
+    print(*ratios(regrets), "", shown, sep="\n", flush=True)
+    if options.write:
+        pages.write(PAGE, "begin: python -m lab score regret", shown)

@@ -25,6 +25,8 @@ ORIGIN = "h200-sxm"
 HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
 NAMES = (WAVES, SHIPPED, LEFT_OUT)
+BESIDE = ("roofline", "attainable", "networks")
+"""Contenders that the page compares on all steps, and leaves out here."""
 SAME = 0.9
 """A recording must have at least this share of the trace's launches, and the other way round."""
 
@@ -78,8 +80,8 @@ def _launches(trace: Trace) -> int:
     return sum(ops.launches(call.op) for call in trace)
 
 
-def table(rows: Sequence[Scored]) -> str:
-    """The errors of all contenders on the steps that were recorded, by set."""
+def table(rows: Sequence[Scored], *, whole: bool = False) -> str:
+    """The errors on the recorded steps by set; the whole has all contenders."""
     cases = {row.case for row in rows if row.contender == SHIPPED}
     if not cases:
         return ""
@@ -98,7 +100,11 @@ def table(rows: Sequence[Scored]) -> str:
         *heading("set, predictor | steps | mean | median | bias | worst | in range"),
     ]
     same = [row for row in rows if row.case in cases]
-    order = list(dict.fromkeys(row.contender for row in same))
+    order = [
+        contender
+        for contender in dict.fromkeys(row.contender for row in same)
+        if whole or contender not in BESIDE
+    ]
     for name, group in groups(same, lambda row: row.case.set):
         for contender in order:
             scores = summary([row for row in group if row.contender == contender])

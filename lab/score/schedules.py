@@ -167,19 +167,25 @@ def muri(data: Path) -> Iterator[str]:
 def elasticflow(data: Path) -> Iterator[str]:
     """ElasticFlow's deadlines on A100s, with any number of GPUs whose speed was measured."""
     speeds = ClusterSpeeds(data, "elasticflow")
+    policies = {"earliest deadline first": ("deadline", False), "in time": ("in-time", False)}
+    policies["in time, stops"] = ("in-time", True)
+    counts = []
+    yield from heading(f"GPUs | {' | '.join(policies)}", "r")
     for gpus in (16, 24, 32, 64, 128):
         fleet, jobs, lost = elastic_jobs(data / "jobs_elasticflow_deadline_first.csv", speeds, gpus)
         hopeless = sum(
             job.submit_s + job.fastest.seconds.value > (job.deadline_s or 0) for job in jobs
         )
-        yield (
-            f"\n{gpus} GPUs: {len(jobs)} jobs, {lost} of types without speeds left out; {hopeless} "
-            "cannot meet their deadlines even alone.\n"
-        )
-        yield from heading(_ROW)
-        for name, stops in (("deadline", False), ("in-time", False), ("in-time", True)):
-            found = simulate(fleet, jobs, policy_of(name, fleet, Aims(cost=1), stops=stops))
-            yield _row(found, f"{found.policy}, stops" if stops else found.policy)
+        counts.append(f"{hopeless} with {gpus} GPUs")
+        runs = [
+            simulate(fleet, jobs, policy_of(name, fleet, Aims(cost=1), stops=stops))
+            for name, stops in policies.values()
+        ]
+        yield f"| {gpus} | {' | '.join(f'{run.deadlines_met or 0:.1%}' for run in runs)} |"
+    yield (
+        f"\n{lost} jobs of types without speeds are left out. Of the others, "
+        f"{', '.join(counts)} cannot meet their deadlines even alone."
+    )
 
 
 def philly(data: Path) -> Iterator[str]:
