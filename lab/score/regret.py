@@ -173,20 +173,19 @@ def _is_odd(times: Seconds) -> bool:
 
 
 def table(regrets: Sequence[Regret]) -> Iterator[str]:
-    """A row for each table and job type, and the means."""
+    """A row for each table of speeds and job type, and the means."""
     yield from heading(
-        "job type | batches | settled | best chosen | mean regret, all GPUs | as choose "
-        "| known GPUs | with factors | sure | best among alike",
-        "ll",
+        "job type | steps | settled | best chosen | mean regret, all GPUs | as choose "
+        "| known GPUs | with factors | sure | best among alike"
     )
-    for source, name in dict.fromkeys((one.job.source, one.job.name) for one in regrets):
-        own = [one for one in regrets if (one.job.source, one.job.name) == (source, name)]
-        batches = ", ".join(str(one.job.batch) for one in own)
-        yield f"| {source} {name} | {batches} | {_figures(own)} |"
-    settled = [one for one in regrets if one.is_settled]
-    yield f"| all | | {_figures(regrets)} |"
-    if settled:
-        yield f"| all that are settled | | {_figures(settled)} |"
+    groups: dict[str, list[Regret]] = {}
+    for one in regrets:
+        groups.setdefault(f"{one.job.source} {one.job.name}", []).append(one)
+    groups["all"] = [*regrets]
+    settled = groups["all that are settled"] = [one for one in regrets if one.is_settled]
+    for name, own in groups.items():
+        if own:
+            yield f"| {name} | {len(own)} | {_figures(own)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
         left = [one.plain for one in settled if one.is_sure is sure]

@@ -306,7 +306,7 @@ TABLES: dict[str, Callable[[], str]] = {
 SUMMED = ("per layer", "per layer in fp32", "networks of today", "networks of today in bf16")
 """The tables of which runs-layers.md has the sums alone."""
 ON_PAGES = {
-    **dict.fromkeys((*SUMMED, "rates", "features"), "runs-layers.md"),
+    **dict.fromkeys((*SUMMED, "rates"), "runs-layers.md"),
     **dict.fromkeys(("variants", "variants by predicted work"), "runs-whole.md"),
 }
 """The page of each table; the others are printed only."""

@@ -25,8 +25,8 @@ ORIGIN = "h200-sxm"
 HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
 NAMES = (WAVES, SHIPPED, LEFT_OUT)
-BESIDE = ("roofline", "attainable", "networks")
-"""Contenders that the page compares on all steps, and leaves out here."""
+ON_THE_PAGE = ("learned", WAVES, SHIPPED)
+"""The contenders that the page has; the whole has all."""
 SAME = 0.9
 """A recording must have at least this share of the trace's launches, and the other way round."""
 
@@ -93,8 +93,7 @@ def table(rows: Sequence[Scored], *, whole: bool = False) -> str:
         "measurement of the step. The H200 itself is never a target. All use the reference host. "
         "`scaled` is what `wavecast.predict` does with a measured trace: it scales products, "
         "convolutions and similar ops by ratios of `learned`'s predictions, and other ops by "
-        f"waves. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
-        f"`{WAVES}` uses wave scaling and no model. These three do not account for old libraries, "
+        f"waves. `{WAVES}` uses wave scaling and no model. Neither accounts for old libraries, "
         "which were slower; `learned` does.",
         "",
         *heading("set, predictor | steps | mean | median | bias | worst | in range"),
@@ -103,7 +102,7 @@ def table(rows: Sequence[Scored], *, whole: bool = False) -> str:
     order = [
         contender
         for contender in dict.fromkeys(row.contender for row in same)
-        if whole or contender not in BESIDE
+        if whole or contender in ON_THE_PAGE
     ]
     for name, group in groups(same, lambda row: row.case.set):
         for contender in order:

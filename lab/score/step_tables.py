@@ -51,13 +51,13 @@ def by_set(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = False)
     Args:
         rows: every case, predicted by every contender.
         names: the contenders to compare. The last is the one whose figures are shown.
-        whole: whether to add which ops the errors come from, which the page leaves out.
+        whole: whether to add GPU times alone and the ops that errors come from.
     """
     shown = [row for row in rows if row.contender == names[-1]]
     tables = [
         f"## By set\n\n{figures_table('set', shown, lambda row: row.case.set)}",
         _by_bound(shown),
-        _gpu_times([row for row in rows if row.contender in names]),
+        _gpu_times([row for row in rows if row.contender in names]) if whole else "",
         _ranks(rows, names),
         _kinds(shown) if whole else "",
     ]
@@ -90,7 +90,7 @@ def by_predictor(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = 
     chosen = [row for row in rows if row.contender in names]
     tables = [
         f"## By set\n\n{compared('set', chosen, names, lambda row: row.case.set)}",
-        _networks(rows),
+        _networks(rows) if whole else "",
         scaled_steps.table(rows, whole=whole),
     ]
     for name, group in groups(chosen, lambda row: row.case.set) if whole else ():

@@ -62,7 +62,7 @@ def test_predicted_work_in_the_place_of_the_batch_helps_where_the_batch_bends() 
 
 @pytest.mark.slow
 def test_the_page_has_the_tables_that_are_computed() -> None:
-    for name in ("variants", "rates", "features"):
+    for name in ("variants", "rates"):
         assert run_models.on_the_page(name) in WHOLE + LAYERS
 
 
