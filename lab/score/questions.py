@@ -31,8 +31,6 @@ _LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h --show 3"
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
     "qlora": f"choose hf:llama-3.1-8b --qlora {_LIMITS}",
-    "resnet": "choose resnet50 --epochs 90 --dataset-samples 1281167 --budget 100 --deadline 24h "
-    "--allow precision --show 3",
     "pretraining": "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 "
     "--ffn 11008 --seq 4096 --precision bf16 --weights bf16 --gpu h100-sxm-80gb "
     "--micro-batch 1 --micro-batch 2 --global-batch 2048 --tokens 1e12 --show 3 --gpus 2048",
