@@ -195,22 +195,21 @@ def step_table(every: Sequence[BlindStep]) -> Iterator[str]:
     yield ""
 
 
-def table(every: Sequence[BlindStep]) -> Iterator[str]:
+def in_words(every: Sequence[BlindStep]) -> Iterator[str]:
     """The means of the errors, and the steps that are far off."""
-    yield from heading("steps | number | GPU time, mean / median | iteration | memory | in range")
-    for mode in ("eager", "compiled", ""):
-        chosen = [one for one in every if mode in ("", one.mode)]
-        gpu, whole = ([abs(getattr(o, f)) for o in chosen] for f in ("gpu_error", "error"))
-        sizes = [abs(one.memory_error) for one in chosen if one.memory_error is not None]
-        memory = f"{mean(sizes):.1%} ({len(sizes)} steps)" if sizes else ""
-        held = sum(one.within for one in chosen)
-        yield (
-            f"| {mode or 'all'} | {len(chosen)} | {mean(gpu):.1%} / {median(gpu):.1%} | "
-            f"{mean(whole):.1%} / {median(whole):.1%} | {memory} | {held} |"
-        )
+    gpu, whole = ([abs(getattr(one, name)) for one in every] for name in ("gpu_error", "error"))
+    apart = []
+    for mode in ("eager", "compiled"):
+        sizes = [abs(one.gpu_error) for one in every if one.mode == mode]
+        apart.append(f"{len(sizes)} {mode} ones {mean(sizes):.1%}")
+    memory = mean(abs(one.memory_error) for one in every if one.memory_error is not None)
+    yield (
+        f"{len(every)} steps are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%}; "
+        f"{', '.join(apart)}), {mean(whole):.1%} in iterations (median {median(whole):.1%}) and "
+        f"{memory:.1%} in memory; {sum(one.within for one in every)} are in range."
+    )
     off = [f"{one.name} {one.gpu_error:+.0%}" for one in every if abs(one.gpu_error) > OFF]
     if off:
-        yield ""
         yield f"More than {OFF:.0%} off in GPU time: {', '.join(off)}."
 
 
@@ -220,7 +219,6 @@ def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
     if len(rest) < len(every):
         gpu, whole = (mean(abs(getattr(o, f)) for o in rest) for f in ("gpu_error", "error"))
         memory = mean(abs(one.memory_error) for one in rest if one.memory_error is not None)
-        yield ""
         yield (
             f"Without those more than {FAR_OFF:.0%} off in GPU time, {len(rest)} of {len(every)} "
             f"steps are {gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in "
@@ -271,10 +269,10 @@ def _today(folder: Path) -> str:
 def tables(test: TorchTest) -> str:
     """The errors as predicted before; where traces were kept, what else they tell."""
     every = steps(test)
-    lines = [*table(every), *without_worst(every)]
+    lines = [*in_words(every), *without_worst(every)]
     for folder in test.folders:
         if (folder / TRACED).exists():
-            lines += ["", with_its_host(folder, predicted(folder)), _today(folder)]
+            lines += [with_its_host(folder, predicted(folder)), _today(folder)]
     return "\n".join(lines)
 
 

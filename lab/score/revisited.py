@@ -16,7 +16,7 @@ from typing import Any
 from lab import needs
 from lab.places import H200
 from lab.score import pages
-from lab.score.blind_torch import TRACED, all_told, compared, step_table, table, with_its_host
+from lab.score.blind_torch import TRACED, all_told, compared, in_words, step_table, with_its_host
 
 FOLDER = H200 / "revisited"
 
@@ -30,7 +30,7 @@ def today() -> dict[str, Any]:
 def tables() -> str:
     """The errors with today's models."""
     said = today()
-    return "\n".join([*table(compared(FOLDER, said)), "", with_its_host(FOLDER, said)])
+    return "\n".join([*in_words(compared(FOLDER, said)), with_its_host(FOLDER, said)])
 
 
 def main(given: Sequence[str] = ()) -> None:

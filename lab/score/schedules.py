@@ -110,15 +110,14 @@ def solving(data: Path) -> Iterator[str]:
         yield f"| {count} | {' | '.join(f'{seconds:.2f} s' for seconds in times)} |"
 
 
-_ROW = "policy | jobs | mean completion | p99 | makespan | in use | deadlines met"
+_ROW = "policy | mean completion | p99 | makespan | in use"
 
 
-def _row(found: Simulation, name: str = "") -> str:
-    met = "" if found.deadlines_met is None else f"{found.deadlines_met:.1%}"
+def _row(found: Simulation, name: str) -> str:
     return (
-        f"| {name or found.policy} | {len(found.outcomes)} | "
-        f"{found.mean_completion_s / HOUR_S:.2f} h | {found.p99_completion_s / HOUR_S:.1f} h | "
-        f"{found.makespan_s / HOUR_S:.2f} h | {found.utilisation:.0%} | {met} |"
+        f"| {name} | {found.mean_completion_s / HOUR_S:.2f} h "
+        f"| {found.p99_completion_s / HOUR_S:.1f} h | {found.makespan_s / HOUR_S:.2f} h "
+        f"| {found.utilisation:.0%} |"
     )
 
 
@@ -147,8 +146,7 @@ def _traced(
     mean, last = recorded(data, trace, "average JCT"), recorded(data, trace, "makespan")
     for name in published:
         yield (
-            f"| published: {name} | | {mean[name] / HOUR_S:.2f} h | | "
-            f"{last[name] / HOUR_S:.2f} h | | |"
+            f"| published: {name} | {mean[name] / HOUR_S:.2f} h | | {last[name] / HOUR_S:.2f} h | |"
         )
 
 
