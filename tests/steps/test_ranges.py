@@ -24,7 +24,6 @@ from lab.score.judged_ranges import (
     PARTS,
     JudgedRange,
     WidthTree,
-    before,
     judged,
     needed,
     share,
@@ -197,14 +196,6 @@ def test_the_needed_width_holds_nine_in_ten() -> None:
     assert needed(every) == pytest.approx(math.exp(0.2), rel=0.02)
 
 
-def test_the_ranges_before_were_powers_of_the_ops_range() -> None:
-    [gpu] = before(steps([0.1], "unseen"))
-    assert (gpu.below, gpu.above) == pytest.approx((1.639, 0.911))
-    [host] = before(steps([0.1], "known", part="host"))
-    assert (host.below, host.above) == (0.295, 0.324)
-    assert before(steps([0.1], "foreign")) == []
-
-
 def every_class() -> list[OffStep]:
     return [
         step
@@ -228,11 +219,10 @@ def test_the_file_has_the_widths_and_what_they_held() -> None:
     assert f"| {unseen['steps']} | {unseen['held']:.0%} |" in widths_table(made)
 
 
-def test_the_tables_show_before_and_after() -> None:
-    every = every_class()
-    shown = report(before(every), Ranges.of(every).judged)
+def test_the_tables_have_every_class_and_set() -> None:
+    shown = report(Ranges.of(every_class()).judged)
     lines = [line for line in shown.splitlines() if line.startswith("| unseen | a | 26 | 100%")]
-    assert lines[0].count("|") == 10
+    assert lines[0].count("|") == 7
     assert any(line.startswith("| foreign | **all** | 78 |") for line in shown.splitlines())
 
 

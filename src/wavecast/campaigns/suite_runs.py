@@ -214,7 +214,7 @@ def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
     """Run a function in a new process, and return its result.
 
     Once a profiler has run in a process, every later launch in that process takes longer; steps
-    that wait for the host become a quarter slower (docs/adr/0018). So each step gets a process
+    that wait for the host become a quarter slower (lab/notes). So each step gets a process
     in which no profiler has run yet.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
