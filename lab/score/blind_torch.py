@@ -201,7 +201,7 @@ def in_words(every: Sequence[BlindStep]) -> Iterator[str]:
     apart = []
     for mode in ("eager", "compiled"):
         sizes = [abs(one.gpu_error) for one in every if one.mode == mode]
-        apart.append(f"{len(sizes)} {mode} ones {mean(sizes):.1%}")
+        apart.append(f"{len(sizes)} {mode} {mean(sizes):.1%}")
     memory = mean(abs(one.memory_error) for one in every if one.memory_error is not None)
     yield (
         f"GPU time of {len(every)} steps is {mean(gpu):.1%} off (median {median(gpu):.1%}; "

@@ -202,15 +202,12 @@ def _has_test(node: str) -> bool:
 def rendered() -> str:
     """The page."""
     parts = [INTRODUCTION]
-    parts += [*heading("status | meaning | requirements", "ll")]
-    statuses = [requirement.status for requirement in requirements()]
+    parts += [*heading("status | meaning | number | requirements", "llrl")]
     for status, meaning in STATUSES.items():
-        parts.append(f"| {status} | {meaning} | {statuses.count(status)} |")
+        links = [f"[{o.id}](#{_anchor(o)})" for o in requirements() if o.status == status]
+        parts.append(f"| {status} | {meaning} | {len(links)} | {', '.join(links)} |")
     for chapter in chapters():
-        parts += ["", f"## {chapter.title}", "", chapter.about, ""]
-        parts += [*heading("requirement | status", "ll")]
-        for one in chapter.requirements:
-            parts.append(f"| [{one.id}](#{_anchor(one)}): {one.title} | {one.status} |")
+        parts += ["", f"## {chapter.title}", "", chapter.about]
         for one in chapter.requirements:
             parts += ["", *_section(one)]
     parts += ["", *_mutations()]
@@ -225,7 +222,7 @@ def _anchor(one: Requirement) -> str:
 
 def _section(one: Requirement) -> Iterator[str]:
     yield from (f"### {one.id}: {one.title}", "")
-    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast.** {one.ours}")
+    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast** ({one.status}). {one.ours}")
     if one.differs:
         yield from ("", f"**What differs.** {one.differs}")
     for check in one.checks:

@@ -51,12 +51,12 @@ def by_set(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = False)
     Args:
         rows: every case, predicted by every contender.
         names: the contenders to compare. The last is the one whose figures are shown.
-        whole: whether to add GPU times alone and the ops that errors come from.
+        whole: whether to add what the page leaves out.
     """
     shown = [row for row in rows if row.contender == names[-1]]
     tables = [
         f"## By set\n\n{figures_table('set', shown, lambda row: row.case.set)}",
-        _by_bound(shown),
+        _by_bound(shown) if whole else "",
         _gpu_times([row for row in rows if row.contender in names]) if whole else "",
         _ranks(rows, names),
         _kinds(shown) if whole else "",

@@ -188,8 +188,8 @@ def main(given: Sequence[str] = ()) -> None:
         (PAGE, "observations", observations(ordered)),
         (PAGE, "summary", summary(steps)),
         (STEPS, "by model", by_model(largest(steps))),
-        (STEPS, "utilisation", utilisation(H200 / "utilisation.csv")),
     )
-    print(per_model(largest(steps)), memory_by_kind(largest(steps)), sep="\n\n")
+    whole = (per_model(largest(steps)), memory_by_kind(largest(steps)))
+    print(*whole, utilisation(H200 / "utilisation.csv"), sep="\n\n")
     for page, name, shown in tables:
         pages.write(page, f"{MARK}, {name}", shown)
