@@ -8,8 +8,8 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.targets.sources import trace
 from wavecast.targets.targets import resolve
-from wavecast.targets.tracing import trace
 from wavecast.traces.step import Role, Trace
 
 

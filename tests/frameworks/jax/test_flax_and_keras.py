@@ -16,8 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.jax.assembly import module_of
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.tracing import named_modules
-from wavecast.frameworks.keras_models import backend_of, choose_backend
-from wavecast.frameworks.target_files import imports_of
+from wavecast.frameworks.target_files import backend_of, choose_backend, imports_of
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")

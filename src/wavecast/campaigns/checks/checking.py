@@ -40,8 +40,7 @@ from wavecast.planning.prices import price
 from wavecast.results import Shown
 from wavecast.steps.request import predict
 from wavecast.targets.sources import Tracing, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import Trait, resolve, strategy_of
 
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "torchvision")
 """The libraries whose versions shape the ops of a step. They are named if a step imported them."""
@@ -128,7 +127,9 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
     with naming_all_lines():
         source = target_source(step, tracing)
         traces = source.families(gpus)
-    issued_by = None if wanted.is_measured else host  # a measured step keeps its own host
+    issued_by = (
+        None if Trait.MEASURED in wanted.traits else host
+    )  # a measured step keeps its own host
     spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
     strategy = strategy_of(spread, target.target, wanted.options) if spread else None
     rows = [predict(traces, gpu, host=issued_by, parallel=strategy) for gpu in gpus]

@@ -23,6 +23,7 @@ from wavecast.report import outputs
 from wavecast.report.outputs import schema_names, schema_text
 from wavecast.report.tables import line
 from wavecast.steps.request import origin_of
+from wavecast.targets.targets import Trait
 
 if TYPE_CHECKING:
     from wavecast.analysis.learning import Learning
@@ -232,7 +233,7 @@ def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
 
     targets = [resolve(file) for file in files]
     for target in targets:
-        if not target.is_measured:
+        if Trait.MEASURED not in target.traits:
             raise InvalidInput(
                 f"{target.name} was not measured, so nothing can be learned from it; give traces "
                 "from wavecast measure, or torch.profiler files"

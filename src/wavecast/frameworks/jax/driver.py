@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wavecast.errors import CaptureError, InvalidInput, MissingExtra
-from wavecast.frameworks.jax.compile_worker import ANSWER, HLO, JOB, MODULE
-from wavecast.frameworks.jax.releases import PLUGINS, takes_versions, version_of
+from wavecast.frameworks.jax.releases import PLUGINS, compile_module, takes_versions, version_of
 from wavecast.hardware.devices import Device
 
 OPTIONS: Mapping[str, int | bool] = {
@@ -126,7 +125,7 @@ def _run(folder: Path) -> subprocess.CompletedProcess[str]:
         "PATH": os.pathsep.join([f"{cuda}/bin", os.environ.get("PATH", "")]),
         "PYTHONPATH": os.pathsep.join(paths),
     }
-    command = [sys.executable, "-m", "wavecast.frameworks.jax.compile_worker", str(folder)]
+    command = [sys.executable, "-m", "wavecast.frameworks.jax.driver", str(folder)]
     try:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
@@ -296,3 +295,24 @@ def make_stand_ins(folder: Path) -> Path:
             file.write(_TOOL.replace("@NAME@", name))
     (library / "libdevice.10.bc").write_bytes(zlib.decompress(base64.b85decode(_EMPTY_LIBRARY)))
     return folder
+
+
+# The process that compiles a lowered step with XLA, for one GPU.
+#
+# The folder has the module, the GPU's config and the options; the answer is written into it.
+
+
+MODULE, JOB, HLO, ANSWER = "module.mlirbc", "job.json", "scheduled.hlo", "answer.json"
+
+
+def main(folder: Path) -> None:
+    """Compile what a folder asks for."""
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    module = (folder / MODULE).read_bytes()
+    text, sizes = compile_module(module, job["config"], job["devices"], job["options"])
+    (folder / HLO).write_text(text, encoding="utf-8")
+    (folder / ANSWER).write_text(json.dumps(sizes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

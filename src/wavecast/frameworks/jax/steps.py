@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks import keras_models
+from wavecast.frameworks import target_files
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
-from wavecast.frameworks.keras_models import model_and_batch
+from wavecast.frameworks.target_files import model_and_batch
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.retargeting.family_traces import FamilyTraces
 from wavecast.traces.step import Trace
@@ -180,7 +180,7 @@ def step_of(made: Any) -> JaxStep:
     """The step and its arguments that a function returned: a pair, a Keras model, or our own."""
     if hasattr(made, "step") and hasattr(made, "shapes"):
         return JaxStep(made.step, tuple(made.shapes()))
-    if keras_models.is_step(made):
+    if target_files.is_keras_step(made):
         step, arguments = train_step(made)
         return JaxStep(step, arguments)
     if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):

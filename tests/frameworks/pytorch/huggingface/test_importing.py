@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.huggingface.importing import naming_torchvision, torchvision_fault
+from wavecast.frameworks.pytorch.huggingface.configs import naming_torchvision, torchvision_fault
 
 
 def broken(name: str, *_: Any) -> Any:

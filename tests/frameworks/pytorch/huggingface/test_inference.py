@@ -15,8 +15,7 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.inference import make_step
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE, recipe_of
-from wavecast.targets.generation import generations
-from wavecast.targets.sources import target_source
+from wavecast.targets.sources import generations, target_source
 from wavecast.targets.targets import resolve
 from wavecast.traces.step import Op, Phase, Trace
 

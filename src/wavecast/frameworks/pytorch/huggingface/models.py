@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
-from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig
-from wavecast.frameworks.pytorch.huggingface.importing import naming_torchvision
+from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig, naming_torchvision
 from wavecast.frameworks.pytorch.huggingface.recipes import Task
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
