@@ -29,7 +29,7 @@ from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.files import remove_folder
-from wavecast.frameworks import stages
+from wavecast.frameworks import children, stages
 from wavecast.frameworks.confinement import kernel
 from wavecast.frameworks.pytorch.compiled import plans as plan_store
 from wavecast.frameworks.script_results import (
@@ -462,9 +462,7 @@ class ScriptPass:
             # torch aborts where code that may not raise is interrupted.
             return Failure(CaptureError.__name__, self._late)
         if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-            memory = "; perhaps memory ran out" if -code == signal.SIGKILL else ""
-            reason = f"was ended by signal {name}{memory}"
+            reason = f"was ended by {children.signal_named(code)}"
         else:
             reason = f"ended itself with exit code {code}, without Python's sys.exit"
         message = f"the process of {script} {reason}{at}{self._printed.shown()}"
@@ -698,18 +696,13 @@ class _Worker:
         self._output = output
         is_typed = sys.__stdin__ is not None and _is_terminal(0)
         self._process = subprocess.Popen(
-            # Python's own switches, such as -W and -X, hold for the script as well. With -P, no
-            # file of the current folder is imported: the worker is not confined.
-            [
-                *(sys.executable, *subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]
-                *("-P", "-m", _WORKER, str(theirs.fileno())),
-            ],
+            children.command(_WORKER, theirs.fileno(), switches=True),
             stdin=subprocess.DEVNULL if is_typed else None,
             stdout=their_output,
             stderr=their_output,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # Ctrl-C is ours to handle
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=children.environment(),
         )
         theirs.close()
         os.close(their_output)
@@ -778,13 +771,13 @@ class _Worker:
             "environment": dict(os.environ),
             "path": sys.path,
         }
-        body = json.dumps(message, default=float).encode()
+        body = children.packed(message, default=float)
         theirs = run.open_reports()
         try:
             socket.send_fds(self._control, [REQUEST], [theirs])
         finally:
             os.close(theirs)
-        self._control.sendall(len(body).to_bytes(8) + body)
+        self._control.sendall(body)
 
 
 def _is_terminal(descriptor: int) -> bool:

@@ -33,6 +33,7 @@ from wavecast.campaigns.checks.verdicts import (
     overall,
 )
 from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks import children
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
 from wavecast.hardware.devices import device
@@ -362,15 +363,11 @@ def baseline_at(commit: str, config: CheckConfig) -> Baseline:
 
 def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
     """Whether steps could be traced into the baseline of a folder."""
-    own = [str(folder), str(folder / "src"), *sys.path]
     chosen = [part for name in names for part in ("--target", name)]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "wavecast", "check", "--update"),
-            *("--config", config.name, *chosen),
-        ],
+        children.command("wavecast", "check", "--update", "--config", config.name, *chosen),
         cwd=config.parent,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, own))},
+        env=children.environment([str(folder), str(folder / "src")]),
         capture_output=True,
         check=False,
     )

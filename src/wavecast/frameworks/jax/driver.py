@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wavecast.errors import CaptureError, InvalidInput, MissingExtra
+from wavecast.frameworks import children
 from wavecast.frameworks.jax.releases import PLUGINS, compile_module, takes_versions, version_of
 from wavecast.hardware.devices import Device
 
@@ -35,6 +36,7 @@ tiles that nobody chose, so matmuls stay with cuBLAS. The code of kernels is not
 optimized; the scheduled HLO stays the same."""
 CUDA_FOLDER = "WAVECAST_CUDA"
 """The environment variable that names a CUDA installation to use instead of stand-ins."""
+_WORKER = "wavecast.frameworks.jax.driver"
 _MOST_PROCESSES = 4
 _LIMIT_S = 900.0
 
@@ -115,17 +117,16 @@ def _compiled(module: bytes, gpu: Device, devices: int) -> CompiledModule:
 
 def _run(folder: Path) -> subprocess.CompletedProcess[str]:
     cuda = os.environ.get(CUDA_FOLDER) or str(make_stand_ins(folder / "cuda"))
-    paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100
+    own = children.environment().items()
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))},
+        **{name: value for name, value in own if not name.startswith(("JAX_", "XLA_"))},
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={cuda}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "PATH": os.pathsep.join([f"{cuda}/bin", os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(paths),
     }
-    command = [sys.executable, "-m", "wavecast.frameworks.jax.driver", str(folder)]
+    command = children.command(_WORKER, folder)
     try:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False

@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 from wavecast.errors import CaptureError, WavecastError, needing_extra
 from wavecast.files import remove_folder
+from wavecast.frameworks import children
 from wavecast.frameworks.confinement import (
     confine,
     end_children,
@@ -69,8 +70,7 @@ def main(descriptor: int) -> None:
         command, reports, *_ = socket.recv_fds(control, 1, 1)
         while command:
             if command == REQUEST:  # others are for a script that has ended meanwhile
-                length = int.from_bytes(control.recv(8, socket.MSG_WAITALL))
-                request = json.loads(control.recv(length, socket.MSG_WAITALL))
+                request = children.received(lambda n: control.recv(n, socket.MSG_WAITALL))
                 top = Path(request["top"])
                 _run(control, request, reports[0])
             command, reports, *_ = socket.recv_fds(control, 1, 1)
