@@ -24,8 +24,6 @@ def command(module: str, *arguments: object, switches: bool = False) -> list[str
     With -P, no file of the current folder is imported in the place of a module.
 
     Args:
-        module: the module.
-        arguments: its arguments.
         switches: whether Python's own switches, such as -W and -X, hold there as well.
     """
     own = subprocess._args_from_interpreter_flags() if switches else []  # type: ignore[attr-defined]
@@ -37,7 +35,6 @@ def environment(first: Iterable[str] = (), **variables: str) -> dict[str, str]:
 
     Args:
         first: folders in which it looks for modules before all others.
-        variables: what else differs there.
     """
     paths = [os.path.abspath(path) for path in (*first, *sys.path) if path]  # noqa: PTH100
     return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
@@ -56,11 +53,7 @@ def received(read: Callable[[int], bytes]) -> Any:
 
 
 def spawned(variables: Mapping[str, str] | None = None) -> ProcessPoolExecutor:
-    """A process that runs functions, one after the other; it starts with the first.
-
-    Args:
-        variables: what differs in its environment.
-    """
+    """A process that runs functions, one after the other; it starts with the first."""
     given = (dict(variables or {}),)
     return ProcessPoolExecutor(1, get_context("spawn"), initializer=_set, initargs=given)
 

@@ -146,28 +146,28 @@ def choose_backend(backend: str) -> None:
     os.environ[BACKEND] = backend
 
 
-def is_keras_model(made: Any) -> bool:
+def is_keras_model(value: Any) -> bool:
     """Whether something is a Keras model."""
     keras = sys.modules.get("keras")
-    return keras is not None and isinstance(made, keras.Model)
+    return keras is not None and isinstance(value, keras.Model)
 
 
-def is_keras_step(made: Any) -> bool:
+def is_keras_step(value: Any) -> bool:
     """Whether something is a Keras model, or a tuple of one and its batch."""
-    return is_keras_model(made) or (
-        isinstance(made, tuple) and bool(made) and is_keras_model(made[0])
+    return is_keras_model(value) or (
+        isinstance(value, tuple) and bool(value) and is_keras_model(value[0])
     )
 
 
-def model_and_batch(made: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
+def model_and_batch(step: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
     """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`.
 
     Args:
-        made: the model alone, whose batch follows from its inputs and its loss, or a tuple
+        step: the model alone, whose batch follows from its inputs and its loss, or a tuple
             `(model, (x, y))` with arrays or shapes.
         batch: the number of samples, for a model alone.
     """
-    model, *rest = made if isinstance(made, tuple) else (made,)
+    model, *rest = step if isinstance(step, tuple) else (step,)
     if not model.compiled:
         raise InvalidInput("the Keras model is not compiled; call model.compile(...) first")
     if not rest:
@@ -244,10 +244,6 @@ def made_step(
 
     Args:
         place: its file, or its module.
-        name: its name there.
-        text: the target as the user wrote it.
-        batch: the batch that it is given, if any.
-        precision: the precision that it is given, if any.
         keras: the framework that Keras shall run on, if the file imports Keras.
     """
     if keras is not None:
@@ -272,14 +268,14 @@ def _keras_step(
         set_precision(precision)
         precision = None
     given = batch if "batch" in parameters else None
-    made = make(**arguments_for(make, text, given, precision))
-    if not is_keras_step(made):
-        return made
-    if batch is not None and given is None and isinstance(made, tuple):
+    step = make(**arguments_for(make, text, given, precision))
+    if not is_keras_step(step):
+        return step
+    if batch is not None and given is None and isinstance(step, tuple):
         raise InvalidInput(f"{text} has no parameter 'batch'; add one, or leave out --batch")
-    if is_keras_model(made):
-        made = model_and_batch(made, batch)
-    return made
+    if is_keras_model(step):
+        step = model_and_batch(step, batch)
+    return step
 
 
 def _import(place: str) -> Any:

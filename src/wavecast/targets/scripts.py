@@ -239,9 +239,9 @@ class Script:
         known = list(dict.fromkeys(given)) or list(self._declared())
         if len(known) == 1:
             return known[0]
-        found = f"{len(known)} of its options may be: {', '.join(known)}" if known else "none is"
+        count = f"{len(known)} of its options may be: {', '.join(known)}" if known else "none is"
         raise InvalidInput(
-            f"which option of {self.path} sets its batch is not known ({found}); name it, as in "
+            f"which option of {self.path} sets its batch is not known ({count}); name it, as in "
             "--batch-option --batch-size, or --batch-option train.batch= where the value follows "
             "an equals sign"
         )

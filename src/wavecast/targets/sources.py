@@ -52,7 +52,6 @@ class StepSource:
     """The traces of one step, each made when it is first needed.
 
     Args:
-        trace_at: traces the step.
         batch: the step's own batch. None if it is not known.
         follows: whether traces at larger batches may follow from those at smaller ones.
     """
@@ -90,8 +89,8 @@ class StepSource:
             )
         named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
         at = self._other(batch)
-        found = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
-        return FamilyTraces(tuple(found.values()))
+        traces = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
+        return FamilyTraces(tuple(traces.values()))
 
     def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
         """Another step of the same loop that needs more memory; None if there is none."""
@@ -124,9 +123,9 @@ class StepSource:
             known = [next((t for t in self._traced[at] if _fits(t, gpu)), None) for at in pair]
             sizes = tuple(at or self._batch or 0 for at in pair)
             if known[0] is not None and known[1] is not None:
-                found = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
-                if found is not None:
-                    return found
+                trace = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
+                if trace is not None:
+                    return trace
         return None
 
 
@@ -135,12 +134,7 @@ def _fits(trace: Trace, gpu: Device | None) -> bool:
 
 
 def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
-    """The source of a target's traces.
-
-    Args:
-        target: the step, a script, or a saved trace, which has one batch only.
-        tracing: what surrounds the tracing.
-    """
+    """The source of a target's traces."""
     if target.script is not None:
         return ScriptSource(target, tracing)
 
@@ -209,13 +203,13 @@ class ScriptSource(StepSource):
             if old.samples is None and new.samples is None:
                 if old.allocations != new.allocations:
                     continue
-                found = "has the same memory"
+                difference = "has the same memory"
             elif old.samples and new.samples and old.samples * target.batch == new.samples * batch:
                 continue
             else:
-                found = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
+                difference = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
             raise InvalidInput(
-                f"a step of {target.name} {found}; name the option that sets the batch with "
+                f"a step of {target.name} {difference}; name the option that sets the batch with "
                 "--batch-option, or give the script data for as many samples"
             )
 
@@ -393,7 +387,7 @@ def trace(
     named: dict[str, Any] = {"assume": assume, "ranks": ranks, "rank": rank}
     traced = partial(captured, make_step, compiled=compiled, **named, **counted)
     if gpus is not None:
-        return StepSource(lambda wanted, _: traced(gpu=wanted)).families(gpus)
+        return StepSource(lambda family_gpu, _: traced(gpu=family_gpu)).families(gpus)
     return traced(gpu=None if gpu is None else _device(gpu), capability=capability)
 
 
@@ -488,13 +482,7 @@ It is not looked for where compiling makes traces slow.
 def generations(
     target: Target, source: StepSource, rows: Sequence[Prediction]
 ) -> tuple[TextGeneration, ...]:
-    """The steps of a target that generates text, with what fits on their GPUs.
-
-    Args:
-        target: the target, with the task prefill or decode.
-        source: its traces.
-        rows: its predictions on some GPUs.
-    """
+    """The steps of a target that generates text, with what fits on their GPUs."""
     from wavecast.frameworks.pytorch.huggingface.inference import cache_bytes
 
     name = hugging_face_name(target.text) or ""

@@ -144,7 +144,6 @@ def resolve(
     """The target that a text names.
 
     Args:
-        text: the target, in one of the `FORMS`.
         batch: the number of samples in a batch. None for the target's default.
         precision: one of `wavecast.suite.PRECISIONS`. None for float32.
         options: how an `hf:` target is trained. Other targets take none.
@@ -586,8 +585,6 @@ def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> P
     """The strategy that the option names, with the tensor plan of a Hugging Face model.
 
     Args:
-        text: the option.
-        target: the target of the command.
         options: how an `hf:` target is trained. Adapters wrap its layers, so its plan is not used.
 
     Raises:

@@ -48,7 +48,7 @@ class Confinement:
     def unpromised(self) -> tuple[str, ...]:
         """What the kernel does not refuse, in words."""
         others_memory = f"changing what other programs put into {kernel.SHARED_MEMORY}"
-        possible = {
+        dangers = {
             "writing files through programs and libraries in C": not self.files,
             "changing permissions and times of files": not self.metadata,
             "signalling other processes": not self.signals,
@@ -56,7 +56,7 @@ class Confinement:
             "reading all files and having services that obey root, such as those of containers, "
             "write some (you are root; run it as another user)": self.is_root,
         }
-        return tuple(what for what, is_possible in possible.items() if is_possible)
+        return tuple(what for what, is_possible in dangers.items() if is_possible)
 
 
 def confine(
@@ -67,8 +67,6 @@ def confine(
     Call it while the process has one thread: others would keep their rights.
 
     Args:
-        folders: the folders.
-        offline: whether to refuse the network.
         known: the version of Landlock. None to ask the kernel; 0 for a kernel that has none.
 
     Raises:
@@ -121,8 +119,8 @@ def _is_done(restrict: Callable[[], None]) -> bool:
 
 
 def _devices() -> tuple[str, ...]:
-    found = [path for name in _DEVICES for path in Path("/dev").glob(name)]
-    return tuple(str(path) for path in found if path.is_char_device())
+    paths = [path for name in _DEVICES for path in Path("/dev").glob(name)]
+    return tuple(str(path) for path in paths if path.is_char_device())
 
 
 def _shared_memory(is_own: bool) -> tuple[str, ...]:

@@ -28,9 +28,7 @@ def run_guarded(
     SIGTERM ends that process. So does the end of this process's parent.
 
     Args:
-        body: the function. Its process ends with it.
         passed_on: another signal, which is passed on to that process.
-        parent: the parent, which may have ended by now.
         all_are_ours: whether this process can signal only what the function's process has started:
             Landlock refuses all else (`Confinement.signals`).
     """

@@ -150,10 +150,6 @@ def version() -> int:
 def restrict(writable: Writable, known: int) -> None:
     """Forbid this thread, and all that it starts, to write anything else.
 
-    Args:
-        writable: what may be written.
-        known: the version of Landlock.
-
     Raises:
         OSError: the kernel refuses.
     """

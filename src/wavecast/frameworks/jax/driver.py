@@ -61,7 +61,6 @@ def compiled_for(
 
     Args:
         module: the lowered step (`releases.bytecode`).
-        gpus: the GPUs.
         devices: over how many GPUs the step is spread.
         done: called with the number of GPUs that are done.
 
@@ -74,11 +73,11 @@ def compiled_for(
 
     def compile_one(gpu: Device) -> CompiledModule:
         nonlocal finished
-        made = _compiled(module, gpu, devices)
+        compiled = _compiled(module, gpu, devices)
         finished += 1
         if done is not None:
             done(finished)
-        return made
+        return compiled
 
     processes = max(min(len(gpus), os.cpu_count() or 1, _MOST_PROCESSES), 1)
     with ThreadPoolExecutor(processes) as pool:

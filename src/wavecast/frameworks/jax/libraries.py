@@ -66,7 +66,9 @@ def matmul(instruction: Instruction, inputs: Sequence[Shape], padded: int = 0) -
 
 def nested_matmul(body: Computation, fusion: Instruction) -> Op | None:
     """The matmul that XLA writes in Triton; None if the fusion has none."""
-    dot = next((one for one in body.instructions if one.opcode == "dot"), None)
+    dot = next(
+        (instruction for instruction in body.instructions if instruction.opcode == "dot"), None
+    )
     if dot is None:
         return None
     left, right = (body.by_name[name].shape for name in dot.operands[:2])
@@ -79,8 +81,8 @@ def nested_matmul(body: Computation, fusion: Instruction) -> Op | None:
     a = _matrix(left, numbers, "lhs", rows_first=True)
     b = _matrix(right, numbers, "rhs", rows_first=False)
     out = TensorSpec((*a.shape[:-1], b.shape[-1]), _dtype(fusion.shape))
-    found = re.search(r"operand_precision=\{([^}]*)\}", dot.attributes)
-    precision = {"operand_precision": found[1].upper().split(",") if found else []}
+    match = re.search(r"operand_precision=\{([^}]*)\}", dot.attributes)
+    precision = {"operand_precision": match[1].upper().split(",") if match else []}
     name = "aten.bmm" if len(a.shape) > 2 else "aten.mm"
     return Op(name, (a, b), (out,), (*_precision(left, precision), (CHOSEN, True)))
 
@@ -168,14 +170,14 @@ def _laid_out(shape: Shape, labels: str) -> TensorSpec:
     """A tensor with its dimensions as torch orders them: batch or outputs, channels, space."""
     outer, inner = ("b", "f") if "b" in labels else ("o", "i")
     space = sorted(label for label in labels if label.isdigit())
-    wanted = [labels.index(label) for label in (outer, inner, *space)]
+    order_in_torch = [labels.index(label) for label in (outer, inner, *space)]
     order = shape.minor_to_major or tuple(reversed(range(len(shape.dims))))
     steps, step = [0] * len(shape.dims), 1
     for dim in order:
         steps[dim] = step
         step *= shape.dims[dim]
-    dims = tuple(shape.dims[dim] for dim in wanted)
-    strides = tuple(steps[dim] for dim in wanted)
+    dims = tuple(shape.dims[dim] for dim in order_in_torch)
+    strides = tuple(steps[dim] for dim in order_in_torch)
     plain = tuple(math.prod(dims[at + 1 :]) for at in range(len(dims)))
     return TensorSpec(dims, _dtype(shape), None if strides == plain else strides)
 
@@ -228,5 +230,5 @@ def fourier(instruction: Instruction, inputs: Sequence[Shape]) -> Op:
     first = len(instruction.shape.dims) - len(length)
     dims = tuple(range(first, len(instruction.shape.dims)))
     tensors = [shape.spec for shape in (inputs[0], instruction.shape)]
-    given, made = ((spec,) if spec is not None else () for spec in tensors)
-    return Op(f"aten._fft_{kind}", given, made, (("dim", dims),))
+    given, written = ((spec,) if spec is not None else () for spec in tensors)
+    return Op(f"aten._fft_{kind}", given, written, (("dim", dims),))

@@ -65,11 +65,7 @@ class JittedCall:
 
 @dataclass
 class JittedCalls:
-    """The calls that a script made, in order.
-
-    Args:
-        line: says which line of the script is running.
-    """
+    """The calls that a script made, in order."""
 
     line: Callable[[], str]
     calls: list[JittedCall] = field(default_factory=list)
@@ -142,7 +138,7 @@ class JittedCalls:
             on_results = any(id(array) in self._of_results for array in arrays)
             self.calls[-1].outside.append(OutsideOp(name, size, on_results))
             if on_results:
-                self._of_results |= {id(one): one for one in results}
+                self._of_results |= {id(result): result for result in results}
 
     def note(self, call: JittedCall) -> None:
         """Note a call, and stop the script where its step has repeated itself."""
@@ -166,17 +162,17 @@ class JittedCalls:
         before, step = self._periods(call)
         if [(c.function, c.shapes) for c in before] != [(c.function, c.shapes) for c in step]:
             return False
-        made = {id(leaf) for one in before for leaf in one.returned}
+        returned = {id(leaf) for earlier in before for leaf in earlier.returned}
         return len(step) == 1 or any(
-            id(leaf) in made
-            for one in step[:-1]
-            for leaf in releases.leaves((one.arguments, one.named))
+            id(leaf) in returned
+            for earlier in step[:-1]
+            for leaf in releases.leaves((earlier.arguments, earlier.named))
         )
 
     def _periods(self, call: JittedCall) -> tuple[list[JittedCall], list[JittedCall]]:
         """The calls up to the last but one call like this, from the one before, and up to this."""
         key = call.function, call.shapes
-        ends = [at for at, one in enumerate(self.calls) if (one.function, one.shapes) == key]
+        ends = [at for at, other in enumerate(self.calls) if (other.function, other.shapes) == key]
         first, second, last = (at + 1 for at in ends[-3:])
         return self.calls[first:second], self.calls[second:last]
 
@@ -289,7 +285,7 @@ class JoinedCalls:
     """How many arrays each call is given."""
 
     def __post_init__(self) -> None:
-        made: set[int] = set()
+        returned: set[int] = set()
         places: dict[int, int] = {}
         for call in self.calls:
             rows = releases.named_leaves(call.function.jitted, *_inputs(call))
@@ -298,7 +294,7 @@ class JoinedCalls:
             taken = releases.donated_leaves(call.function.jitted, call.arguments, call.named)
             self.counts.append(len(arrays))
             for leaf in arrays:
-                if id(leaf) in made:
+                if id(leaf) in returned:
                     continue
                 if id(leaf) not in places:
                     places[id(leaf)] = len(self.given)
@@ -306,7 +302,7 @@ class JoinedCalls:
                     self.names.append(f"{names[id(leaf)]}#{len(self.names)}")
                     self.donated.append(False)
                 self.donated[places[id(leaf)]] |= id(leaf) in taken
-            made |= {id(leaf) for leaf in call.returned}
+            returned |= {id(leaf) for leaf in call.returned}
 
     def step(self) -> Any:
         """The function, jitted; it takes the arrays that are donated, and the others."""

@@ -65,7 +65,6 @@ def calls_of(
     """The calls of a step, in the order in which the host issued them.
 
     Args:
-        recording: the recorded step.
         window: when the host worked on the step. None if the file has no events of the host.
         waits: when the host waited: intervals in order that do not overlap.
     """
@@ -263,13 +262,7 @@ _DTYPES = {
 
 
 def describe(name: str, recorded: Mapping[str, Any], kernels: Sequence[str]) -> Op:
-    """The op of a profiler event.
-
-    Args:
-        name: its name, such as `aten.mm`.
-        recorded: the `args` of its event.
-        kernels: the names of the kernels that it ran.
-    """
+    """The op of a profiler event."""
     arguments = arguments_in(recorded, kernels)
     op = Op(name, (), ()) if arguments is None else _whole(_with_indices(op_of(name, arguments)))
     return _with_precision(_placed(op, kernels), kernels)
@@ -328,12 +321,7 @@ def _with_precision(op: Op, kernels: Sequence[str]) -> Op:
 
 
 def collective(name: str, recorded: Mapping[str, Any]) -> Op:
-    """The op of a communication between GPUs.
-
-    Args:
-        name: its name, such as `nccl.all_reduce`.
-        recorded: its record in the file: numbers of elements, data type, number of GPUs.
-    """
+    """The op of a communication between GPUs."""
     attrs: tuple[tuple[str, Scalar], ...] = ()
     group = recorded.get("Group size")
     if isinstance(group, int) and group > 0:
@@ -361,10 +349,6 @@ _KINDS = {"poi": _POINTWISE, "red": _LOOPED, "per": _PERSISTENT, "for": _LISTS}
 
 def fused_op(name: str, recorded: Mapping[str, Any]) -> Op:
     """The op of a Triton kernel.
-
-    Args:
-        name: the name of the kernel, as "triton_poi_fused_add_gelu_3".
-        recorded: the `args` of the event that launched it.
 
     Without shapes, or for a kernel that is not Inductor's, the op has only a name.
     """

@@ -98,21 +98,21 @@ def _overload(name: str, arguments: tuple[Argument, ...]) -> Any:
         raise _Unknown from None
     overloads.sort(key=lambda overload: any(a.is_out for a in overload._schema.arguments))
     for overload in overloads:
-        wanted = overload._schema.arguments
-        if len(wanted) == len(arguments) and all(map(_fits, wanted, arguments)):
+        parameters = overload._schema.arguments
+        if len(parameters) == len(arguments) and all(map(_fits, parameters, arguments)):
             return overload
     raise _Unknown
 
 
-def _type_of(wanted: Any) -> tuple[str, bool]:
+def _type_of(parameter: Any) -> tuple[str, bool]:
     """The type of an argument in a schema, and whether it may be None."""
-    text = str(wanted.real_type)
+    text = str(parameter.real_type)
     match = re.fullmatch(r"Optional\[(.*)\]", text)
     return (match[1], True) if match else (text, False)
 
 
-def _fits(wanted: Any, argument: Argument) -> bool:
-    base, optional = _type_of(wanted)
+def _fits(parameter: Any, argument: Argument) -> bool:
+    base, optional = _type_of(parameter)
     if argument.type in DTYPES or argument.type == NUMBER:
         return base == "Tensor"
     if argument.type in LISTS:
@@ -132,31 +132,31 @@ def _attributes(given: list[tuple[Any, Argument]]) -> tuple[tuple[str, Scalar], 
     """The arguments that are not tensors. Defaults are left out, as the dispatcher does."""
     attributes: list[tuple[str, Scalar]] = []
     positional_default = True
-    for wanted, argument in reversed(given):
-        value = None if argument.tensors is not None else _plain(wanted, argument)
-        is_default = argument.tensors is None and _is_default(wanted, argument, value)
-        if not wanted.kwarg_only:
+    for parameter, argument in reversed(given):
+        value = None if argument.tensors is not None else _plain(parameter, argument)
+        is_default = argument.tensors is None and _is_default(parameter, argument, value)
+        if not parameter.kwarg_only:
             positional_default = positional_default and is_default
             is_default = positional_default
         if value is not None and not is_default:
-            attributes.append((wanted.name, value))
+            attributes.append((parameter.name, value))
     return tuple(reversed(attributes))
 
 
-def _is_default(wanted: Any, argument: Argument, value: Scalar | None) -> bool:
-    if not wanted.has_default_value():
+def _is_default(parameter: Any, argument: Argument, value: Scalar | None) -> bool:
+    if not parameter.has_default_value():
         return False
     if argument.is_absent:
         return True
-    default = wanted.default_value
+    default = parameter.default_value
     if isinstance(value, float) != isinstance(default, float):
         return False  # the dispatcher distinguishes 2.0 from 2
     return bool(value == (tuple(default) if isinstance(default, list) else default))
 
 
-def _plain(wanted: Any, argument: Argument) -> Scalar | None:
+def _plain(parameter: Any, argument: Argument) -> Scalar | None:
     """The value of an argument as traces write it. None if it is unknown."""
-    base, _ = _type_of(wanted)
+    base, _ = _type_of(parameter)
     if not argument.value or base in ("Layout", "Device"):
         return None
     try:
@@ -200,20 +200,25 @@ def _outputs(overload: Any, given: list[tuple[Any, Argument]]) -> tuple[TensorSp
     import torch
 
     written = tuple(
-        spec for wanted, argument in given if _is_written(wanted) for spec in argument.tensors or ()
+        spec
+        for parameter, argument in given
+        if _is_written(parameter)
+        for spec in argument.tensors or ()
     )
     if not _is_quick(overload, given):
         return written
     try:
-        values = [(wanted, _stand_in(wanted, argument)) for wanted, argument in given]
-        positional = [value for wanted, value in values if not wanted.kwarg_only]
-        named = {wanted.name: value for wanted, value in values if wanted.kwarg_only}
+        values = [(parameter, _stand_in(parameter, argument)) for parameter, argument in given]
+        positional = [value for parameter, value in values if not parameter.kwarg_only]
+        named = {parameter.name: value for parameter, value in values if parameter.kwarg_only}
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = overload(*positional, **named)
     except Exception:  # the op refuses meta tensors, so what it returns is unknown
         return written
-    taken = {id(t) for wanted, value in values if _is_written(wanted) for t in _tensors_of(value)}
+    taken = {
+        id(t) for parameter, value in values if _is_written(parameter) for t in _tensors_of(value)
+    }
     return (*written, *(_spec(t) for t in _tensors_of(result) if id(t) not in taken))
 
 
@@ -243,29 +248,29 @@ def _most_returned(given: list[tuple[Any, Argument]]) -> float:
         return sum(len(argument.tensors or ()) for _, argument in given)
     shapes = [tensor.shape for _, argument in given for tensor in argument.tensors or ()]
     largest = max((size for shape in shapes for size in shape), default=0)
-    for wanted, argument in given:
+    for parameter, argument in given:
         try:
-            value = _value(_type_of(wanted)[0], argument.value or "")
+            value = _value(_type_of(parameter)[0], argument.value or "")
         except _Unknown:
             continue
         if isinstance(value, list):
             return len(value) + 1
-        if wanted.name in ("chunks", "sections"):
+        if parameter.name in ("chunks", "sections"):
             return float(min(value, 1 << 62))
-        if wanted.name == "split_size":
+        if parameter.name == "split_size":
             return float(largest / max(value, 1))
     return largest
 
 
-def _is_written(wanted: Any) -> bool:
-    return wanted.alias_info is not None and bool(wanted.alias_info.is_write)
+def _is_written(parameter: Any) -> bool:
+    return parameter.alias_info is not None and bool(parameter.alias_info.is_write)
 
 
-def _stand_in(wanted: Any, argument: Argument) -> Any:
+def _stand_in(parameter: Any, argument: Argument) -> Any:
     """The value to pass for an argument: a meta tensor, or the value in the file."""
     import torch
 
-    base, _ = _type_of(wanted)
+    base, _ = _type_of(parameter)
     if argument.type == NUMBER:
         return _meta(TensorSpec((), argument.value or "float32"))
     if argument.tensors is not None:
@@ -273,24 +278,24 @@ def _stand_in(wanted: Any, argument: Argument) -> Any:
         return tensors if argument.type in LISTS else tensors[0]
     if base == "Device":
         return torch.device("meta")
-    if base == "Layout" or wanted.name in _IRRELEVANT:
-        return _IRRELEVANT.get(wanted.name)
+    if base == "Layout" or parameter.name in _IRRELEVANT:
+        return _IRRELEVANT.get(parameter.name)
     if argument.value:
         value = _value(base, argument.value)
         return getattr(torch, value) if base in ("ScalarType", "MemoryFormat") else value
     if argument.is_absent:
-        return _default(wanted, argument)
+        return _default(parameter, argument)
     if base in ("number", "float"):  # a factor: no shape depends on it
         return 1.0
     raise _Unknown
 
 
-def _default(wanted: Any, argument: Argument) -> Any:
-    base, optional = _type_of(wanted)
+def _default(parameter: Any, argument: Argument) -> Any:
+    base, optional = _type_of(parameter)
     if argument.value is None and base.startswith("List["):
         raise _Unknown  # old files have no lists at all
-    if wanted.has_default_value():
-        return wanted.default_value
+    if parameter.has_default_value():
+        return parameter.default_value
     if optional:
         return None
     raise _Unknown

@@ -143,15 +143,15 @@ class _FusingMode(LearningMode):
             return None
         if name in ("softmax", "_softmax"):
             return replace(scores, is_probability=True)
-        others = [each for each in tensors_in((args, kwargs)) if each is not tensor]
+        others = [value for value in tensors_in((args, kwargs)) if value is not tensor]
         if name in _SCALES:
-            number = next((each for each in args if isinstance(each, int | float)), None)
+            number = next((value for value in args if isinstance(value, int | float)), None)
             divides = "div" in name
             if number is None or not number:
-                return scores if all(each.numel() == 1 for each in others) else None
+                return scores if all(value.numel() == 1 for value in others) else None
             return replace(scores, scale=scores.scale * (1 / number if divides else number))
         if name in _MASKS:
-            masks = [each for each in others if each.dim() > 1]
+            masks = [value for value in others if value.dim() > 1]
             if len(masks) != 1:
                 return scores if not masks else None
             is_causal = masks[0] in self._fusion.triangles and scores.mask is None

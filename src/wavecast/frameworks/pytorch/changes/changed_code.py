@@ -96,16 +96,16 @@ class _ChunkingMode(LearningMode):
 
 def _loss(logits: _Logits, target: Any) -> Any:
     """The mean of the losses of all tokens, summed over chunks."""
-    wanted = target.flatten()
-    hidden = logits.hidden.flatten(0, -2)[: wanted.numel()]
+    classes = target.flatten()
+    hidden = logits.hidden.flatten(0, -2)[: classes.numel()]
 
     def part(rows: Any, classes: Any) -> Any:
-        found = F.linear(rows, logits.weight, logits.bias)
-        return F.cross_entropy(found, classes, reduction="sum")
+        logits_of_rows = F.linear(rows, logits.weight, logits.bias)
+        return F.cross_entropy(logits_of_rows, classes, reduction="sum")
 
-    pairs = zip(hidden.chunk(CHUNKS), wanted.chunk(CHUNKS), strict=True)
+    pairs = zip(hidden.chunk(CHUNKS), classes.chunk(CHUNKS), strict=True)
     sums = [checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
-    return torch.stack(sums).sum() / wanted.numel()
+    return torch.stack(sums).sum() / classes.numel()
 
 
 # Changes of data loaders: larger batches, and batches of a few samples that are repeated.
@@ -143,7 +143,7 @@ def few_samples() -> Iterator[None]:
         if not self.auto_collation or len(index) <= _LOADED:
             return fetch(self, index)
         first, many = index[:_LOADED], getattr(self.dataset, "__getitems__", None)
-        samples = many(first) if many else [self.dataset[each] for each in first]
+        samples = many(first) if many else [self.dataset[position] for position in first]
         return self.collate_fn(list(islice(cycle(samples), len(index))))
 
     def drawn(self: Any) -> Iterator[Any]:
@@ -277,7 +277,7 @@ def channels_last() -> Iterator[None]:
     converted: set[int] = set()
 
     def call(original: Call, module: Any, args: Any, kwargs: Any) -> Any:
-        if not any(isinstance(each, nn.Conv2d) for each in module.modules()):
+        if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
             return original(module, *args, **kwargs)
         if id(module) not in converted:
             converted.add(id(module))
@@ -346,7 +346,7 @@ def checkpointed(every: int) -> Iterator[None]:
 
 def _repeated(root: Any) -> list[Any]:
     """The outermost blocks of one class that a list of a model has, at least two of them."""
-    found: list[Any] = []
+    blocks: list[Any] = []
     waiting = [root]
     while waiting:
         module = waiting.pop(0)
@@ -355,10 +355,10 @@ def _repeated(root: Any) -> list[Any]:
         inner = any(True for child in children for _ in child.children())
         is_list = isinstance(module, nn.ModuleList | nn.Sequential)
         if is_list and inner and len(children) > 1 and len(alike) == 1:
-            found += children
+            blocks += children
             continue
         waiting += children
-    return found
+    return blocks
 
 
 @contextmanager
@@ -447,6 +447,6 @@ def changed(
 @contextmanager
 def _all(active: Iterable[Active]) -> Iterator[None]:
     with ExitStack() as stack:
-        for each in active:
-            stack.enter_context(each())
+        for change in active:
+            stack.enter_context(change())
         yield

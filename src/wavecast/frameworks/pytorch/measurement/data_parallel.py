@@ -84,9 +84,6 @@ def sample_spread(
     """Run a step on several GPUs by torchrun, and return its times.
 
     Args:
-        model: a model of the suite.
-        batch: the batch of each GPU.
-        precision: one of `suite.PRECISIONS`.
         machines: where it runs. The same call must run on each of several machines.
         device: "cuda", or "cpu" for ranks that share this CPU.
         limit_s: run for this many seconds.
@@ -121,8 +118,8 @@ def sample_spread(
 
 
 def _torchrun(machines: Machines) -> list[str]:
-    each = machines.gpus // machines.nodes
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(each)]
+    ranks = machines.gpus // machines.nodes
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     if machines.nodes == 1:
         return [*command, "--standalone"]
     host, _, port = machines.rendezvous.rpartition(":")

@@ -321,8 +321,8 @@ def with_memory(trace: Trace, seen: Recording) -> Trace:
     """
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         calls = tuple(
-            replace(call, reads=one.reads, writes=one.writes)
-            for call, one in zip(trace, seen.calls, strict=False)
+            replace(call, reads=counted.reads, writes=counted.writes)
+            for call, counted in zip(trace, seen.calls, strict=False)
         )
         calls = (*calls, *trace.calls[len(calls) :])
         return replace(trace, calls=calls, allocations=seen.allocations, values=seen.values)
@@ -340,7 +340,9 @@ def _median_recording(step: Callable[[], Any], recordings: int) -> RecordedItera
             step()  # to learn the names of the modules
         iterations = [_record(recorder, step) for _ in range(recordings)]
     recorder.structure.forget()
-    iterations.sort(key=lambda one: sum(kernel.seconds for kernel in one.profile.all_kernels))
+    iterations.sort(
+        key=lambda iteration: sum(kernel.seconds for kernel in iteration.profile.all_kernels)
+    )
     return iterations[(len(iterations) - 1) // 2]
 
 
@@ -477,7 +479,9 @@ def with_times_alone(trace: Trace, alone: tuple[Call, ...]) -> Trace:
     if [call.op.name for call in alone] != [c.op.name for c in trace.calls][: len(alone)]:
         note = "iterations differ in their ops, so the times are not those of each op alone"
         return replace(trace, notes=(*trace.notes, note))
-    timed = tuple(_as_alone(c, one) for c, one in zip(trace.calls, alone, strict=False))
+    timed = tuple(
+        _as_alone(c, timed_call) for c, timed_call in zip(trace.calls, alone, strict=False)
+    )
     return replace(trace, calls=(*timed, *trace.calls[len(alone) :]))
 
 
@@ -514,7 +518,6 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
     """Run a step on this machine's GPU and measure its memory.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function that runs one step.
         warm_up: how many steps to run first. The first one creates the optimizer's state.
     """
     if not torch.cuda.is_available():

@@ -39,9 +39,7 @@ def time_layer(
     host issues the passes; otherwise a small layer's time would be the host's.
 
     Args:
-        layer: the layer to measure.
         device: "cuda", or "cpu" for a trial.
-        dtype: the data type of weights and inputs.
         warmup: the fewest passes to run first, which are not counted. A layer slower than
             `SLOW_S` gets two.
         repeats: how many passes to time. A layer slower than `SLOW_S` gets one.
@@ -175,10 +173,10 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             left.requires_grad_(), right.requires_grad_()
             return _Runnable(lambda: torch.bmm(left, right), (left, right))
         case Linear():
-            made = nn.Linear(layer.in_features, layer.out_features, layer.bias, **place)
+            module = nn.Linear(layer.in_features, layer.out_features, layer.bias, **place)
             shape: tuple[int, ...] = (layer.batch, layer.in_features)
         case Conv2d():
-            made = nn.Conv2d(
+            module = nn.Conv2d(
                 layer.in_channels,
                 layer.out_channels,
                 layer.kernel,
@@ -189,7 +187,7 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             )
             shape = (layer.batch, layer.in_channels, layer.image, layer.image)
         case Lstm():
-            made = nn.LSTM(
+            module = nn.LSTM(
                 layer.inputs,
                 layer.hidden,
                 layer.layers,
@@ -199,10 +197,10 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             )
             shape = (layer.sequence, layer.batch, layer.inputs)
     data = torch.randn(shape, **place).requires_grad_()
-    leaves = (data, *made.parameters())
+    leaves = (data, *module.parameters())
     if isinstance(layer, Lstm):
-        return _Runnable(lambda: made(data)[0], leaves)
-    return _Runnable(lambda: made(data), leaves)
+        return _Runnable(lambda: module(data)[0], leaves)
+    return _Runnable(lambda: module(data), leaves)
 
 
 @contextmanager

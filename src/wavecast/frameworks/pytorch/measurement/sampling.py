@@ -63,14 +63,10 @@ def sample(
     """Time a step's iterations from the first on, then record one of them.
 
     Args:
-        make_step: builds the step.
         enough: says whether the sample may end, given the seconds of the iterations so far.
         limit_s: run for this many seconds; for longer if that is not `enough` yet, but for no
             more than `MOST` iterations.
         least: run at least this many iterations, however long they take.
-        record: whether to record one iteration.
-        samples: how many samples (or other `unit`) one iteration consumes.
-        unit: what `samples` counts.
 
     Raises:
         OutOfMemory: the step does not fit into the GPU's memory.

@@ -62,7 +62,6 @@ def sweep(seconds: float, report: Callable[[int], object] | None = None) -> list
     """Recorded chunks of layers, each a trace, as many as begin within some seconds.
 
     Args:
-        seconds: how long to measure.
         report: called with the number of ops after each chunk.
 
     Raises:
@@ -97,9 +96,6 @@ def recorded_chunk(
     """The measured trace of layers that run one after another.
 
     Args:
-        kinds: which layers to draw.
-        pick: draws them and their sizes.
-        precision: "fp32", "tf32", "fp16" or "bf16".
         searching: whether cuDNN searches for the fastest algorithms.
         channels_last: the share of images in channels-last.
     """
@@ -122,8 +118,8 @@ def drawn(
 ) -> Iterator[Layer]:
     """The layers of a chunk, each of which has run once."""
     makers, weights = zip(*kinds, strict=True)
-    made = 0
-    while made < CHUNK and not _is_full(device):
+    count = 0
+    while count < CHUNK and not _is_full(device):
         make = pick.choices(makers, weights)[0]
         layout = "nhwc" if pick.random() < channels_last else "nchw"
         try:
@@ -132,9 +128,9 @@ def drawn(
         except TooLarge:
             continue
         except (RuntimeError, ValueError):  # it does not accept these sizes, or memory is short
-            made += 1
+            count += 1
             continue
-        made += 1
+        count += 1
         yield layer
 
 

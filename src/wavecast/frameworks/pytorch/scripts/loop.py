@@ -358,8 +358,8 @@ def length_at(frame: FrameType | None) -> ScriptLength | None:
     The innermost frame counts that has such a name: a number of steps, or else of epochs.
     """
     while frame is not None:
-        if not is_ours(frame.f_code.co_filename) and (found := _in(frame)) is not None:
-            return found
+        if not is_ours(frame.f_code.co_filename) and (length := _in(frame)) is not None:
+            return length
         frame = frame.f_back
     return None
 
@@ -444,7 +444,7 @@ class OwnWork:
         """The time between two positions of the recording; None if it is too short to tell."""
         stretches: defaultdict[int, float] = defaultdict(float)
         lines: defaultdict[str, float] = defaultdict(float)
-        within = [one for one in self._spent_s.items() if begin <= one[0][0] < end]
+        within = [spent for spent in self._spent_s.items() if begin <= spent[0][0] < end]
         for (position, _), seconds in within:
             stretches[position] += seconds
         for (position, line), seconds in within:
@@ -472,7 +472,6 @@ class BackwardPasses:
     """Notices each backward pass.
 
     Args:
-        recorder: the recording, for their positions.
         notify: called before each.
         finds_leaves: whether to find the tensors that get gradients.
     """
@@ -523,24 +522,23 @@ def _leaves(tensors: Any) -> set[int]:
     """The memory of the leaves of a graph: the tensors that a backward pass gives gradients."""
     roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
     waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
-    seen, found = set(waiting), set()
+    seen, leaves = set(waiting), set()
     while waiting:
         node = waiting.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.add(key_of(local_part(variable)))
+            leaves.add(key_of(local_part(variable)))
         for following, _ in () if node is None else node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return found
+    return leaves
 
 
 class WeightUpdates:
     """Notices ops that write to weights after a backward pass.
 
     Args:
-        recorder: the recording.
         notify: called with the line of each such op.
         weights: the memory of the weights; empty while nobody wants to know.
     """

@@ -66,7 +66,6 @@ def periods_of(boundaries: Sequence[Boundary], length: int) -> list[Period]:
     """The complete steps of the loop after the first one, in order.
 
     Args:
-        boundaries: the ends of all optimizer steps so far.
         length: the number of optimizer steps of one step of the loop.
     """
     ends = [boundary.position for boundary in boundaries]
@@ -100,7 +99,6 @@ class Candidates:
     """The steps to choose from, at least one.
 
     Args:
-        periods: the steps.
         ops_of: the ops of a step, as `outline` returns them.
         is_whole: whether all ops of a step were run.
         updates_of: how many calls of a step are in its backward passes and optimizers.
@@ -262,7 +260,7 @@ def _apart(
 def _rare(ops: tuple[Op, ...], seen: list[int], chosen: tuple[Op, ...], last: int) -> str | None:
     """What some steps do that the chosen one does not, and how often they come."""
     work, usual = _work(ops)[0], _work(chosen)[0]
-    names, usual_names = (Counter(op.name for op in each) for each in (ops, chosen))
+    names, usual_names = (Counter(op.name for op in step_ops) for step_ops in (ops, chosen))
     more = (names - usual_names).total()
     if not more and (names != usual_names or work == usual):
         return None

@@ -278,17 +278,17 @@ def _keep_notes(loop: Loop, period: Period) -> None:
 
 def _length(loop: Loop, period: Period) -> ScriptLength | None:
     """How long the script trains: its steps, or its epochs of as many batches as its loader has."""
-    found, loader = loop.training, loop.batches.loader(period.begin, period.end)
+    length, loader = loop.training, loop.batches.loader(period.begin, period.end)
     loading = loop.batches.loading(period.begin, period.end)
-    if found is None or loader is None or loading is None:
-        return found
+    if length is None or loader is None or loading is None:
+        return length
     try:
         batches = len(loader)
     except (TypeError, NotImplementedError):  # a stream
-        return found
-    if found.epochs is None:
-        return replace(found, batches=batches)
-    return replace(found, batches=batches, steps=found.epochs * (batches // loading.batches or 1))
+        return length
+    if length.epochs is None:
+        return replace(length, batches=batches)
+    return replace(length, batches=batches, steps=length.epochs * (batches // loading.batches or 1))
 
 
 def _loading(loop: Loop, period: Period, *, apart: bool) -> Loading | None:
@@ -401,12 +401,7 @@ def _flops(ops: Counter[Op]) -> float:
 
 
 def contents(trace: Trace, passes: int) -> str:
-    """What a step has, in words: "4 micro-batches, 64 samples, bfloat16 matmuls, compiled".
-
-    Args:
-        trace: the step.
-        passes: how many backward passes it has.
-    """
+    """What a step has, in words: "4 micro-batches, 64 samples, bfloat16 matmuls, compiled"."""
     parts = [
         f"{passes} backward passes" if passes != 1 else "1 backward pass",
         "" if trace.samples is None else f"{trace.samples} {trace.unit}",
@@ -450,8 +445,6 @@ def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) 
     """The same error, with what to do about it if an assumption may be the reason.
 
     Args:
-        error: why the script gave no step.
-        assumptions: what was assumed while it ran.
         ranks: how many ranks it ran as the first of. None for a script on one GPU.
     """
     text, cause = str(error), error.__cause__
