@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
@@ -44,6 +44,7 @@ from wavecast.frameworks.script_results import (
     Failure,
     Late,
     Report,
+    RunOptions,
     read_report,
     read_result,
 )
@@ -52,9 +53,6 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
-_OPTIONS = (
-    *("capability", "steps", "until", "samples", "assume", "ranks", "changes", "lines", "loader"),
-)
 
 
 def run_script(
@@ -112,15 +110,21 @@ def run_script(
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
     _check(arguments, patience)
-    given = assume and dict(assume)
-    values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
-    options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
-    how = (module, dict(options), _device(gpu), patience, offline, quiet)
-    return run_in_process(ScriptRequest(program, *how), progress)
-
-
-def _device(gpu: Device | str | None) -> Device | None:
-    return device(gpu) if isinstance(gpu, str) else gpu
+    options = RunOptions(
+        capability,
+        steps,
+        until,
+        samples,
+        assume and dict(assume),
+        ranks,
+        tuple(changes),
+        lines,
+        loader,
+    )
+    program = (fspath(script), *map(str, arguments))
+    target = device(gpu) if isinstance(gpu, str) else gpu
+    request = ScriptRequest(program, module, options, target, patience, offline, quiet)
+    return run_in_process(request, progress)
 
 
 def _check(arguments: Sequence[str], patience: float | None) -> None:
@@ -379,9 +383,8 @@ class ScriptRequest:
 
     program: tuple[str, ...]
     """The script and its arguments."""
-    module: bool
-    options: dict[str, Any]
-    """Further arguments of `frameworks.pytorch.scripts.runner.run`, as plain data."""
+    module: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
     gpu: Device | None = None
     patience_s: float | None = None
     offline: bool = False
@@ -629,8 +632,8 @@ def run_in_process(
                 break
             # In a new process: libraries register their ops once, or crash.
             uncompiled = result.message if result.kind == UNCOMPILED else ""
-            change = {"compiles": True, "uncompiled": uncompiled}
-            request = replace(request, options=request.options | change)
+            options = replace(request.options, compiles=True, uncompiled=uncompiled)
+            request = replace(request, options=options)
             result = _present_worker().run(request, progress)
     if isinstance(result, Failure):
         raise result.raised()
@@ -756,7 +759,7 @@ class _Worker:
         message = {
             "program": request.program,
             "module": request.module,
-            "options": request.options,
+            "options": asdict(request.options),
             "gpu": gpu,
             "patience_s": request.patience_s,
             "offline": request.offline,

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.frameworks.jax import libraries
-from wavecast.frameworks.jax.fusions import FREE, fusion_op
+from wavecast.frameworks.jax.fusions import FREE, behind, fusion_op
 from wavecast.frameworks.jax.hlo import (
     DTYPES,
     NO_DATA,
@@ -28,7 +28,9 @@ from wavecast.frameworks.jax.hlo import (
     HloModule,
     Instruction,
     Shape,
+    specs_of,
 )
+from wavecast.frameworks.jax.libraries import LibraryCall
 from wavecast.traces.graphs import GRAPH_LAUNCH, XLA_CALL
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
@@ -76,7 +78,7 @@ class Schedule:
     notes: Counter[str] = field(default_factory=Counter)
     sources: list[str] = field(default_factory=list)
     """The instruction of each call; empty for the launch."""
-    _plans: dict[tuple[str, str], PlannedCall | None] = field(default_factory=dict)
+    _plans: dict[tuple[str, str], LibraryCall | None] = field(default_factory=dict)
     _views: dict[tuple[int, TensorSpec], int] = field(default_factory=dict)
     _gradients: set[int] = field(default_factory=set)
     """The values that the backward pass and the optimizer made."""
@@ -168,7 +170,8 @@ class Schedule:
             return operands
         count = loop.backend.get("known_trip_count", {}).get("n")
         if count is None:
-            self._call(Op(_UNKNOWN_TURNS, self._specs(operands[:1]), ()), loop, operands[:1], [])
+            shapes = [self.tensors[value].shape for value in operands[:1]]
+            self._call(Op(_UNKNOWN_TURNS, specs_of(shapes), ()), loop, operands[:1], [])
         turns = 1 if count is None else int(count)
         for turn in range(turns):
             operands = self._walk(body, [operands])
@@ -230,7 +233,9 @@ class Schedule:
         ]
         if len(reads) != len(plan.op.inputs):
             reads = []
-        written = [v for v in results if self.tensors[v].shape.spec is not None][: plan.writes]
+        written = [v for v in results if self.tensors[v].shape.spec is not None][
+            : len(plan.op.outputs)
+        ]
         writes = [self._as(v, spec) for v, spec in zip(written, plan.op.outputs, strict=False)]
         self._call(plan.op, instruction, reads, writes, self._updates(instruction, operands))
         if self._phase in (Phase.BACKWARD, Phase.OPTIMIZER):
@@ -252,7 +257,7 @@ class Schedule:
 
     def _plan(
         self, instruction: Instruction, shapes: Sequence[Shape], operands: Sequence[int]
-    ) -> PlannedCall | None:
+    ) -> LibraryCall | None:
         key = instruction.name, instruction.attributes[:80]
         if key not in self._plans:
             padded = sum(self._is_padded(value) for value in operands[:2])
@@ -311,21 +316,13 @@ class Schedule:
         names = root.operands if root.opcode == "tuple" else (root.name,)
         overwritten = {}
         for position, name in enumerate(names):
-            source = body.by_name[name]
-            while source.opcode in ("bitcast", "copy", "reshape") and source.operands:
-                source = body.by_name[source.operands[0]]
+            source = behind(body.by_name[name], body)
             if source.opcode not in ("dynamic-update-slice", "scatter"):
                 continue
-            target = body.by_name[source.operands[0]]
-            while target.opcode in ("bitcast", "copy", "reshape") and target.operands:
-                target = body.by_name[target.operands[0]]
+            target = behind(body.by_name[source.operands[0]], body)
             if target.opcode == "parameter":
                 overwritten[position] = int(target.inside)
         return overwritten
-
-    def _specs(self, values: Sequence[int]) -> tuple[TensorSpec, ...]:
-        specs = (self.tensors[value].shape.spec for value in values)
-        return tuple(spec for spec in specs if spec is not None)
 
     def _as(self, value: int, spec: TensorSpec) -> int:
         """The value as a tensor of that shape: itself, or a view of it."""
@@ -413,15 +410,11 @@ def collective(module: HloModule, instruction: Instruction, inputs: Sequence[Sha
     group = first_group(instruction.attributes, module.partitions)
     stride = abs(group[1] - group[0]) if len(group) > 1 else 1
     attrs: tuple[tuple[str, Scalar], ...] = (("ranks", len(group)), ("stride", max(stride, 1)))
-    outputs = _specs(instruction.shapes)
+    outputs = specs_of(instruction.shapes)
     if instruction.opcode.endswith("-start") and len(outputs) > len(inputs):
         outputs = outputs[len(inputs) :] if len(outputs) >= 2 * len(inputs) else outputs
     name = NAMES[instruction.opcode.removesuffix("-start")]
-    return Op(f"nccl.{name}", _specs(inputs), outputs[: len(inputs)], attrs)
-
-
-def _specs(shapes: Sequence[Shape]) -> tuple[TensorSpec, ...]:
-    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+    return Op(f"nccl.{name}", specs_of(inputs), outputs[: len(inputs)], attrs)
 
 
 def first_group(text: str, partitions: int) -> list[int]:
@@ -532,19 +525,9 @@ _CALLBACK = re.compile(r"python_\w*callback")
 _LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
 
 
-@dataclass(frozen=True)
-class PlannedCall:
-    """An op, and which operands of its instruction it reads; None is the result itself."""
-
-    op: Op
-    reads: tuple[int | None, ...]
-    writes: int
-    """How many of the instruction's results it writes, the first ones."""
-
-
 def planned_call(
     module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
-) -> PlannedCall | None:
+) -> LibraryCall | None:
     """The op of an instruction; None if it runs no kernel.
 
     `padded` says how many of its operands were only padded for it.
@@ -564,7 +547,7 @@ def _of_known_types(
     inputs: Sequence[Shape],
     padded: int,
     body: Computation | None,
-) -> PlannedCall | None:
+) -> LibraryCall | None:
     opcode = instruction.opcode.removesuffix("-start")
     if is_collective(instruction):
         return _all(collective(module, instruction, inputs), inputs)
@@ -574,14 +557,16 @@ def _of_known_types(
         return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
     if opcode in _SINGLE:
         return _SINGLE[opcode](instruction, inputs)
-    if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
-        return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
+    if opcode in ("copy", "copy-start") and inputs and inputs[0].host != instruction.shape.host:
+        return _all(
+            Op("aten._to_copy", specs_of(inputs[:1]), specs_of(instruction.shapes[:1])), inputs
+        )
     if body is not None and is_padding(body):
         return None
     if body is not None and instruction.attribute("kind") == "kCustom":
         inner = libraries.nested_matmul(body, instruction)
-        if inner is not None:
-            return _nested(inner, instruction, inputs)
+        if inner is not None:  # its matrices come first, and what is fused is not counted
+            return LibraryCall(inner, (0, min(1, len(inputs) - 1)))
     return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
 
 
@@ -604,20 +589,14 @@ def is_padding(body: Computation) -> bool:
     )
 
 
-def _all(op: Op, inputs: Sequence[Shape]) -> PlannedCall:
+def _all(op: Op, inputs: Sequence[Shape]) -> LibraryCall:
     known = tuple(position for position, shape in enumerate(inputs) if shape.spec is not None)
-    return PlannedCall(op, known[: len(op.inputs)], len(op.outputs))
+    return LibraryCall(op, known[: len(op.inputs)])
 
 
-def _nested(op: Op, instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
-    """A matmul in Triton: its matrices are the first operands, and what is fused is not counted."""
-    reads = (0, min(1, len(inputs) - 1))
-    return PlannedCall(op, reads, 1)
-
-
-def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> PlannedCall:
+def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> LibraryCall:
     target = instruction.target
-    library_call: libraries.LibraryCall | None = None
+    library_call: LibraryCall | None = None
     if target.startswith(libraries.MATMULS) and len(inputs) > 1:
         library_call = libraries.matmul(instruction, inputs, padded)
     elif target in libraries.CONVOLUTIONS:
@@ -625,7 +604,7 @@ def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int)
     elif target.startswith(libraries.ATTENTION) and all(len(s.dims) == 4 for s in inputs[:3]):
         library_call = libraries.attention(instruction, inputs)
     if library_call is not None:
-        return PlannedCall(library_call.op, library_call.reads, len(library_call.op.outputs))
+        return library_call
     if "TopK" in target or "Sort" in target:
         return _sort(instruction, inputs)
     return _unread(instruction, inputs, f"xla.{_unread_name(instruction)}")
@@ -646,30 +625,21 @@ def _word(text: str) -> str:
     return re.sub(r"\W+", "_", text).strip("_") or "unnamed"
 
 
-def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> PlannedCall:
+def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> LibraryCall:
     """An op that has no formula, so that a prediction names it as unpredicted."""
-    return _all(Op(name, _specs(inputs), _specs(instruction.shapes)), inputs)
+    return _all(Op(name, specs_of(inputs), specs_of(instruction.shapes)), inputs)
 
 
-def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
+def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
     dimension = re.search(r"\d+", instruction.attribute("dimensions"))
     dim = int(dimension[0]) if dimension else len(inputs[0].dims) - 1
     attrs: tuple[tuple[str, Scalar], ...] = (("dim", dim),)
-    op = Op("aten.sort", _specs(inputs[:1]), _specs(instruction.shapes[:2]), attrs)
-    return PlannedCall(op, (0,), len(op.outputs))
+    op = Op("aten.sort", specs_of(inputs[:1]), specs_of(instruction.shapes[:2]), attrs)
+    return LibraryCall(op, (0,))
 
 
-def _fourier(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
-    return _all(libraries.fourier(instruction, inputs), inputs)
-
-
-_SINGLE = {"topk": _sort, "fft": _fourier}
+_SINGLE = {"topk": _sort, "fft": libraries.fourier}
 """Instructions that run as one op of a library."""
-
-
-def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:
-    """Whether a copy goes from the GPU to the host, or back."""
-    return bool(inputs) and inputs[0].host != instruction.shape.host
 
 
 # Where an HLO instruction comes from: its phase, its module and its argument, from JAX's names.

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape, specs_of
 from wavecast.ops.fused import XLA_LOOP, XLA_REDUCTION, XLA_ROWS, XLA_SCATTER, XLA_TRANSPOSE
-from wavecast.traces.step import Op, Scalar, TensorSpec
+from wavecast.traces.step import Op, Scalar
 
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast bitcast-convert convert copy broadcast "
@@ -46,10 +46,9 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Access:
-    nbytes: int = 0
-    strided: int = 0
-    indirect: int = 0
-    atomic: int = 0
+    nbytes: int
+    strided: int
+    indirect: int
 
 
 def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...]) -> Op:
@@ -94,11 +93,7 @@ def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...])
     }
     if reduction > 1:
         attrs["inner"] = inner
-    return Op(name, _specs(inputs), _specs(fusion.shapes), tuple(attrs.items()))
-
-
-def _specs(shapes: tuple[Shape, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+    return Op(name, specs_of(inputs), specs_of(fusion.shapes), tuple(attrs.items()))
 
 
 def _alone(instruction: Instruction, inputs: tuple[Shape, ...]) -> Computation:
@@ -159,10 +154,8 @@ def _terms(reduction: Instruction, body: Computation) -> int:
 
 def _is_inner(reduction: Instruction, whole: Shape) -> bool:
     """Whether the terms of a sum are neighbours in memory."""
-    dims = {int(dim) for dim in reduction.attribute("dimensions").strip("{}").split(",") if dim}
-    order = whole.minor_to_major or tuple(reversed(range(len(whole.dims))))
-    longer = [dim for dim in order if whole.dims[dim] > 1]
-    return bool(longer) and longer[0] in dims
+    longer = [dim for dim in whole.order if whole.dims[dim] > 1]
+    return bool(longer) and longer[0] in reduction.numbers("dimensions")
 
 
 @dataclass(frozen=True)
@@ -179,7 +172,7 @@ def _written(body: Computation) -> Iterator[_Output]:
     root = body.root
     results = [body.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     for result in results:
-        source = _behind(result, body)
+        source = behind(result, body)
         if source.opcode == "dynamic-update-slice":
             update = body.by_name[source.operands[1]].shape
             yield _Output(update.nbytes, update.numel)
@@ -193,7 +186,8 @@ def _written(body: Computation) -> Iterator[_Output]:
                 yield _Output(shape.nbytes, shape.numel)
 
 
-def _behind(instruction: Instruction, body: Computation) -> Instruction:
+def behind(instruction: Instruction, body: Computation) -> Instruction:
+    """The instruction whose result another one only copies or sees in another shape."""
     while instruction.opcode in ("bitcast", "copy", "reshape") and instruction.operands:
         instruction = body.by_name[instruction.operands[0]]
     return instruction
@@ -290,5 +284,4 @@ def _exchanges(sort: Instruction) -> int:
 
 def _contracted(dot: Instruction, body: Computation) -> int:
     left = body.by_name[dot.operands[0]].shape
-    dims = dot.attribute("lhs_contracting_dims").strip("{}").split(",")
-    return math.prod(left.dims[int(dim)] for dim in dims if dim)
+    return math.prod(left.dims[dim] for dim in dot.numbers("lhs_contracting_dims"))

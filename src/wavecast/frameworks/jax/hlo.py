@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,15 +73,28 @@ class Shape:
         dtype = DTYPES.get(self.element)
         if dtype is None:
             return None
-        order = self.minor_to_major
-        strides = None
-        if order and order != tuple(reversed(range(len(self.dims)))):
-            steps, step = [0] * len(self.dims), 1
-            for dim in order:
-                steps[dim] = step
-                step *= self.dims[dim]
-            strides = tuple(steps)
+        is_usual = self.order == tuple(reversed(range(len(self.dims))))
+        strides = None if is_usual else self.strides
         return TensorSpec(self.dims, dtype, strides, "cpu" if self.host else "cuda")
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions from the fastest to the slowest in memory."""
+        return self.minor_to_major or tuple(reversed(range(len(self.dims))))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart the neighbours of each dimension lie."""
+        steps, step = [0] * len(self.dims), 1
+        for dim in self.order:
+            steps[dim] = step
+            step *= self.dims[dim]
+        return tuple(steps)
+
+
+def specs_of(shapes: Iterable[Shape]) -> tuple[TensorSpec, ...]:
+    """The tensors of shapes, without those that have none."""
+    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,10 @@ class Instruction:
         """The text of an attribute: `kind=kLoop` gives "kLoop"; empty if it is absent."""
         match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
         return match[1] if match else ""
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The numbers of an attribute: `dimensions={0,2}` gives (0, 2); empty if it is absent."""
+        return tuple(int(n) for n in self.attribute(name).strip("{}").split(",") if n)
 
     def computation(self, name: str) -> str:
         """The computation that an attribute names: `calls`, `body`, `condition`, `to_apply`."""

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto.calls import calls_of
+from wavecast.frameworks.kineto.calls import ProfileRecording, calls_of, record
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES, is_communication, text_of, waits
-from wavecast.frameworks.kineto.recorded_step import ProfileRecording, record
 from wavecast.frameworks.kineto.schema import has_torch
 from wavecast.frameworks.kineto.survey import Survey, choose, named, steady_s, survey_of
 from wavecast.traces.file import Interval

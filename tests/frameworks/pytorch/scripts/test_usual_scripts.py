@@ -12,8 +12,6 @@ import torch
 import wavecast
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.scripts import batches
-from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.frameworks.pytorch.scripts.runner import run as run_here
 from wavecast.traces.graphs import eager_code
 
 MakeScript = Callable[..., Path]
@@ -272,7 +270,9 @@ def test_kernels_that_are_built_at_run_time_are_refused_with_the_reason(script: 
 
 
 def test_slow_batches_are_not_loaded_for_ever(
-    script: MakeScript, monkeypatch: pytest.MonkeyPatch
+    script: MakeScript,
+    run_here: Callable[[Path], wavecast.ScriptRun],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batches, "LONGEST_LOADING_S", 0.0)
     body = """
@@ -293,7 +293,7 @@ while True:
         model(x.cuda()).sum().backward()
         optimizer.step()
 """
-    run = run_here(Program(str(script(body))))  # in this process
+    run = run_here(script(body))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)
     assert run.loading is not None

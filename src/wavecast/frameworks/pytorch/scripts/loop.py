@@ -32,20 +32,18 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     user_line,
 )
 from wavecast.frameworks.pytorch.scripts.batches import Batches
-from wavecast.frameworks.pytorch.scripts.boundaries import (
-    Boundary,
-    EnoughSteps,
-    LineOfCode,
-    OptimizerSteps,
-    line_watched,
-)
 from wavecast.frameworks.pytorch.scripts.checkpoints import ModuleCalls
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
     SPREAD_OVER,
+    Boundary,
     Candidates,
+    EnoughSteps,
+    LineOfCode,
+    OptimizerSteps,
     Period,
     held_bytes,
+    line_watched,
     outline,
     pattern_length,
     periods_of,

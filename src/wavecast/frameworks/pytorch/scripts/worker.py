@@ -49,10 +49,11 @@ from wavecast.frameworks.script_results import (
     Failure,
     Late,
     Report,
+    RunOptions,
     report_line,
     write_result,
 )
-from wavecast.hardware.devices import read_device
+from wavecast.hardware.devices import Device, read_device
 from wavecast.traces.script import ScriptRun
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -159,11 +160,8 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
     tempfile.tempdir = request["temporary"]
     sys.path[:] = request["path"]
     plans.keep_apart(Path(request["plans"]))
-    options = request["options"]
-    if request["gpu"] is not None:
-        options["gpu"] = read_device(request["gpu"])
-    if options["capability"] is not None:
-        options["capability"] = tuple(options["capability"])
+    gpu = None if request["gpu"] is None else read_device(request["gpu"])
+    options = RunOptions.read(request["options"])
     name, *arguments = request["program"]
     program = Program(name, tuple(arguments), request["module"])
 
@@ -180,7 +178,7 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
         give_up,
     )
     try:
-        return _followed(program, watcher, options)
+        return _followed(program, watcher, gpu, options)
     except KeyboardInterrupt as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except Exception as error:
@@ -188,13 +186,15 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
 
 
-def _followed(program: Program, watcher: Watcher, options: dict[str, Any]) -> ScriptRun | Failure:
+def _followed(
+    program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions
+) -> ScriptRun | Failure:
     if _HAS_TORCH and not program.is_jax():
         from wavecast.frameworks.pytorch.scripts.runner import follow  # imported by `main` before
 
-        return follow(program, watcher, options)
+        return follow(program, watcher, gpu, options)
     try:
-        return run_jax(program, watcher=watcher, **options)
+        return run_jax(program, watcher, gpu, options)
     except CaptureError as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
