@@ -129,12 +129,10 @@ def _devices() -> tuple[str, ...]:
 def _shared_memory(is_own: bool) -> tuple[str, ...]:
     """The folder of shared memory, if nothing in it could be changed that is there already."""
     folder = Path(kernel.SHARED_MEMORY)
-    is_used = not is_own and folder.is_dir() and any(map(_is_writable, folder.iterdir()))
-    return () if is_used or not folder.is_dir() else (str(folder),)
-
-
-def _is_writable(path: Path) -> bool:
-    return os.access(path, os.W_OK)
+    if not folder.is_dir():
+        return ()
+    is_used = not is_own and any(os.access(path, os.W_OK) for path in folder.iterdir())
+    return () if is_used else (str(folder),)
 
 
 # The guard: a confined process that starts the script's, and ends all that the script leaves.

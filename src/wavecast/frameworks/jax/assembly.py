@@ -16,7 +16,6 @@ from itertools import groupby
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wavecast.frameworks.jax import libraries
 from wavecast.frameworks.jax.fusions import FREE, behind, fusion_op
@@ -429,7 +428,8 @@ def first_group(text: str, partitions: int) -> list[int]:
     if match := _LISTED.search(text):
         return [int(rank) for rank in match[1].split(",")]
     if match := _TILED.search(text):
-        ranks = _ranks(_integers(match[3]))
+        sizes = _integers(match[3])
+        ranks = np.arange(prod(sizes)).reshape(sizes)
         if match[4]:
             ranks = ranks.transpose(_integers(match[4]))
         return [int(rank) for rank in ranks.reshape(int(match[1]), int(match[2]))[0]]
@@ -440,10 +440,6 @@ def first_group(text: str, partitions: int) -> list[int]:
 
 def _integers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
-
-
-def _ranks(sizes: Sequence[int]) -> NDArray[np.int64]:
-    return np.arange(int(np.prod(sizes))).reshape(sizes)
 
 
 def _along(mesh: str, axes: str) -> list[int]:

@@ -170,6 +170,7 @@ def target_config(gpu: Device) -> str:
             f"XLA's CUDA compiler is for NVIDIA GPUs from compute capability 7.0 on; {gpu.name} is "
             "not one of them, so a JAX step cannot be compiled for it; choose another GPU"
         )
+    usable = gpu.measured.get("memory_bytes")
     facts = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
@@ -184,7 +185,7 @@ def target_config(gpu: Device) -> str:
         "memory_bandwidth": int(gpu.memory_bytes_per_s),
         "l2_cache_size": gpu.l2_bytes,
         "clock_rate_ghz": None if gpu.boost_clock_hz is None else gpu.boost_clock_hz / 1e9,
-        "device_memory_size": _usable_bytes(gpu),
+        "device_memory_size": gpu.memory_bytes if usable is None else int(usable.value),
         "shared_memory_per_block_optin": gpu.shared_bytes_per_block_optin,
         "registers_per_core_limit": gpu.registers_per_sm,
         "registers_per_block_limit": gpu.registers_per_sm,
@@ -225,11 +226,6 @@ def in_old_form(config: str) -> str:
     """The config without the fields that releases before 0.10 do not know."""
     lines = config.splitlines()
     return "\n".join(line for line in lines if not any(name in line for name in _NEWER))
-
-
-def _usable_bytes(gpu: Device) -> int:
-    measured = gpu.measured.get("memory_bytes")
-    return int(measured.value) if measured is not None else gpu.memory_bytes
 
 
 # Stand-ins for CUDA's tools, made when a module is compiled where CUDA is not installed.

@@ -54,12 +54,12 @@ class _Access:
 def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...]) -> Op:
     """The op of a fusion, or of an instruction that runs as a kernel of its own."""
     body = module.called(fusion) or _alone(fusion, inputs)
-    heroes = [
-        instruction
-        for instruction in body.instructions
-        if instruction.opcode in ("reduce", "reduce-window")
-    ]
-    longest = max(heroes, key=lambda instruction: _terms(instruction, body), default=None)
+
+    def terms(hero: Instruction) -> int:
+        return _reduced(hero, body).numel if hero.opcode == "reduce" else 0
+
+    heroes = [hero for hero in body.instructions if hero.opcode in ("reduce", "reduce-window")]
+    longest = max(heroes, key=terms, default=None)
     kind = fusion.attribute("kind")
     backend = fusion.backend.get("fusion_backend_config", {}).get("kind", "")
     name = _name(kind, str(backend), body, longest)
@@ -146,10 +146,6 @@ def _turns(instruction: Instruction, body: Computation) -> bool:
 def _reduced(reduction: Instruction, body: Computation) -> Shape:
     source = body.by_name.get(reduction.operands[0]) if reduction.operands else None
     return reduction.shape if source is None else source.shape
-
-
-def _terms(reduction: Instruction, body: Computation) -> int:
-    return _reduced(reduction, body).numel if reduction.opcode == "reduce" else 0
 
 
 def _is_inner(reduction: Instruction, whole: Shape) -> bool:
@@ -261,7 +257,9 @@ def _summed(body: Computation, shares: dict[str, float]) -> _Sums:
         elif instruction.opcode in ("reduce-window", "select-and-scatter"):
             count *= _window(instruction)
         elif instruction.opcode == "dot":
-            count *= 2 * _contracted(instruction, body)
+            left = body.by_name[instruction.operands[0]].shape
+            contracted = instruction.numbers("lhs_contracting_dims")
+            count *= 2 * math.prod(left.dims[dim] for dim in contracted)
         elif instruction.opcode == "sort":
             count *= _SORT_OPERATIONS * len(instruction.shapes) * _exchanges(instruction)
         sums.operations += weight * count
@@ -280,8 +278,3 @@ def _exchanges(sort: Instruction) -> int:
     dim = int(sort.attribute("dimensions").strip("{}") or 0)
     turns = math.ceil(math.log2(max(sort.shape.dims[dim], 2)))
     return turns * (turns + 1) // 2
-
-
-def _contracted(dot: Instruction, body: Computation) -> int:
-    left = body.by_name[dot.operands[0]].shape
-    return math.prod(left.dims[dim] for dim in dot.numbers("lhs_contracting_dims"))

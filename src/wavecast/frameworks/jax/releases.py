@@ -34,11 +34,9 @@ def version_of(package: str) -> str | None:
 def expect_no_extension() -> None:
     """Keep the plugin from warning that its extension is missing: only kernels on a GPU need it."""
     for plugin in ("xla_cuda13", "xla_cuda12"):
-        logging.getLogger(f"jax_plugins.{plugin}").addFilter(_is_other_news)
-
-
-def _is_other_news(record: logging.LogRecord) -> bool:
-    return "cuda_plugin_extension is not found" not in record.getMessage()
+        logging.getLogger(f"jax_plugins.{plugin}").addFilter(
+            lambda record: "cuda_plugin_extension is not found" not in record.getMessage()
+        )
 
 
 def versions() -> str:

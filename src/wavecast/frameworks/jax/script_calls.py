@@ -114,7 +114,14 @@ class JittedCalls:
             return WatchedFunction(own(function, **options), self)
 
         def pmap(*_: Any, **__: Any) -> Any:
-            return self._refuse_pmap
+            return refuse_pmap
+
+        def refuse_pmap(*_: Any, **__: Any) -> Any:
+            raise CaptureError(
+                f"the script calls a function of jax.pmap at {self.line()}, and such steps are not "
+                "followed; write it with jax.jit and arrays that are spread over a mesh, and say "
+                "--ranks (docs: Predict a JAX step, Several devices)"
+            )
 
         jax.jit, jax.pmap = jit, pmap
         self.running = True
@@ -124,13 +131,6 @@ class JittedCalls:
         finally:
             self.running = False
             jax.jit, jax.pmap = own, own_pmap
-
-    def _refuse_pmap(self, *_: Any, **__: Any) -> Any:
-        raise CaptureError(
-            f"the script calls a function of jax.pmap at {self.line()}, and such steps are not "
-            "followed; write it with jax.jit and arrays that are spread over a mesh, and say "
-            "--ranks (docs: Predict a JAX step, Several devices)"
-        )
 
     def _note_outside(self, name: str, arrays: Sequence[Any], results: Sequence[Any]) -> None:
         if self.calls and self.running:

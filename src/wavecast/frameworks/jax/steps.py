@@ -113,7 +113,8 @@ def trace_jax(
         raise InvalidInput("trace_jax takes only one of gpu and gpus; leave out the other")
     if isinstance(gpus, str) or (gpus is not None and not gpus):
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    devices = [_device(named_gpu) for named_gpu in (gpus or [gpu or DEFAULT_GPU])]
+    named_gpus = gpus or [gpu or DEFAULT_GPU]
+    devices = [device(gpu) if isinstance(gpu, str) else gpu for gpu in named_gpus]
     jit = {
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
@@ -122,10 +123,6 @@ def trace_jax(
     lowered = lowered_step(step, arguments, named, devices[0], jit)
     traces = traces_for(lowered, devices, samples=samples, unit=unit, done=progress)
     return FamilyTraces(tuple(traces)) if gpus is not None else traces[0]
-
-
-def _device(gpu: Device | str) -> Device:
-    return device(gpu) if isinstance(gpu, str) else gpu
 
 
 def captured_jax(

@@ -258,7 +258,9 @@ def _roles(schedule: Schedule) -> list[Role]:
     """
     updated = set(schedule.module.aliases.values())
     readers: dict[int, set[Phase]] = {}
-    roots = _roots(schedule)
+    roots: list[int] = []
+    for number, tensor in enumerate(schedule.tensors):
+        roots.append(number if tensor.view_of is None else roots[tensor.view_of])
     copied: dict[int, int] = {}
     for call in schedule.calls:
         reads, writes = ([roots[value] for value in used] for used in (call.reads, call.writes))
@@ -283,13 +285,6 @@ def _is_copy(op: Op) -> bool:
     """Whether an op only writes the tensor that it reads in another layout or type."""
     alike = [tensor.numel for tensor in op.inputs] == [tensor.numel for tensor in op.outputs]
     return alike and len(op.inputs) == 1 and op.attr("arithmetic") == 0
-
-
-def _roots(schedule: Schedule) -> list[int]:
-    roots: list[int] = []
-    for number, tensor in enumerate(schedule.tensors):
-        roots.append(number if tensor.view_of is None else roots[tensor.view_of])
-    return roots
 
 
 def _fitted(

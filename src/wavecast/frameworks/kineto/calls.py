@@ -158,7 +158,8 @@ def _add_silent(
         if events.is_split(events.op_name(node), always=node not in splitting):
             continue
         outermost = communications.of(node)
-        if outermost is not None and not (node is outermost and _is_annotated(node, exchanges)):
+        exchange = exchanges.get(node) if node is outermost else None
+        if outermost is not None and (exchange is None or not exchange.annotated):
             continue
         if not has_call.of(node.parent):
             drafts[node] = _Draft()
@@ -168,10 +169,6 @@ def _is_known(node: Node) -> bool:
     if events.is_communication_node(node):
         return True
     return node.span.category == "cpu_op" and events.kind_of(events.op_name(node)) is not None
-
-
-def _is_annotated(node: Node, exchanges: Mapping[Node, _Exchange]) -> bool:
-    return node in exchanges and exchanges[node].annotated
 
 
 def _mark_synchronizations(nodes: Iterable[Node], drafts: dict[Node, _Draft]) -> None:

@@ -232,13 +232,10 @@ def _is_quick(overload: Any, given: list[tuple[Any, Argument]]) -> bool:
         return False  # lists of numbers: with them, aten::mul makes a list of any length
     # An op that is split into others may loop over a dimension, as aten::lstm does.
     name = overload._schema.name.replace("::", ".", 1)
-    if overload.has_kernel_for_dispatch_key("CompositeImplicitAutograd") and not _is_known(name):
+    is_known = ops.kind(Op(name, (), ())) is not None
+    if overload.has_kernel_for_dispatch_key("CompositeImplicitAutograd") and not is_known:
         return False
     return not any("List[" in kind for kind in returned) or _most_returned(given) <= _MOST_OUTPUTS
-
-
-def _is_known(name: str) -> bool:
-    return ops.kind(Op(name, (), ())) is not None
 
 
 def _most_returned(given: list[tuple[Any, Argument]]) -> float:

@@ -191,7 +191,12 @@ class _Columns:
         is_possible = has_possible_time(event)
         if category in GPU_CATEGORIES:
             self.gpu_possible.append(is_possible)
-            self._add_gpu(arguments_of(event), category, begin, end)
+            arguments = arguments_of(event)
+            self.gpu_begin.append(begin)
+            self.gpu_end.append(end)
+            self.correlation.append(correlation_of(arguments))
+            self.device.append(device_of(arguments))
+            self.is_kernel.append(category == "kernel")
             return
         if not is_possible:
             return
@@ -202,23 +207,13 @@ class _Columns:
             return
         else:
             self.host_events += 1
-            self._add_step(name_of(event), begin, end)
+            if match := _STEP.fullmatch(name_of(event)):
+                which = int(match[1])
+                self.steps.setdefault(which, ProfiledStep(which, begin, end))
             if category == "user_annotation":  # it may be longer than the work it encloses
                 return
         self.host_begin.append(begin)
         self.host_end.append(end)
-
-    def _add_gpu(self, arguments: dict[str, Any], category: str, begin: float, end: float) -> None:
-        self.gpu_begin.append(begin)
-        self.gpu_end.append(end)
-        self.correlation.append(correlation_of(arguments))
-        self.device.append(device_of(arguments))
-        self.is_kernel.append(category == "kernel")
-
-    def _add_step(self, name: str, begin: float, end: float) -> None:
-        if match := _STEP.fullmatch(name):
-            which = int(match[1])
-            self.steps.setdefault(which, ProfiledStep(which, begin, end))
 
 
 def device_of(arguments: Mapping[str, Any]) -> int:

@@ -211,7 +211,8 @@ def notes_of(
     exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]
     if exchanged:
         yield f"{_counted(exchanged, 'communication kernel')} between GPUs"
-    recorded = any(_has_shapes(node.span.arguments) for node in recording.nodes)
+    shapes = {"Input Dims", "Input dims"}
+    recorded = any(shapes & node.span.arguments.keys() for node in recording.nodes)
     if recorded and not has_torch():
         yield from _without_torch(calls)
     elif not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
@@ -225,10 +226,6 @@ def notes_of(
     if recording.orphans:
         unlaunched = [run.kernel.seconds for run in recording.orphans]
         yield f"{_counted(unlaunched, 'kernel')} whose launch is not in the file"
-
-
-def _has_shapes(recorded: Mapping[str, Any]) -> bool:
-    return "Input Dims" in recorded or "Input dims" in recorded
 
 
 def _without_torch(calls: Sequence[Call]) -> Iterator[str]:

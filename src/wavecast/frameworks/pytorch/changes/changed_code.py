@@ -65,7 +65,8 @@ def few_samples() -> Iterator[None]:
         if count(self) > _LEAST_BATCHES:
             yield from draw(self)
             return
-        indices = cycle(list(chain.from_iterable(draw(_kept(self)))))
+        whole = BatchSampler(self.sampler, self.batch_size, drop_last=False)
+        indices = cycle(list(chain.from_iterable(draw(whole))))
         for _ in range(_LEAST_BATCHES):
             yield list(islice(indices, self.batch_size))
 
@@ -76,11 +77,6 @@ def few_samples() -> Iterator[None]:
         replacing(stack)(_MapDatasetFetcher, fetch=fetched)
         replacing(stack)(BatchSampler, __iter__=drawn, __len__=counted)
         yield
-
-
-def _kept(sampler: BatchSampler) -> BatchSampler:
-    """The sampler with its last batch, however small it is."""
-    return BatchSampler(sampler.sampler, sampler.batch_size, drop_last=False)
 
 
 # Changes of the optimizer: its form, and how it clears gradients.

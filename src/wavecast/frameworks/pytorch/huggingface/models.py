@@ -78,13 +78,9 @@ def settings_of(config: ModelConfig) -> Any:
     if config.model_type not in known:
         raise UnknownName(_unknown_type(config, known, transformers.__version__))
     with naming_torchvision(f"hf:{config.name}"):
-        return transformers.CONFIG_MAPPING[config.model_type].from_dict(_plain(config))
-
-
-def _plain(config: ModelConfig) -> dict[str, Any]:
-    """The values of a config, without the fields that name foreign code or a dtype of weights."""
-    leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")
-    return {name: value for name, value in config.values.items() if name not in leave}
+        leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")  # foreign code, dtypes
+        values = {name: value for name, value in config.values.items() if name not in leave}
+        return transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
 
 
 def _unknown_type(config: ModelConfig, known: list[str], version: str) -> str:

@@ -223,12 +223,13 @@ def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedI
 
     Yields a function that returns the recorded iteration. Call it after the block.
     """
+
+    def recorded() -> RecordedIteration:
+        profile = finished_profile()
+        return RecordedIteration(recorder.recording(profile.kernels, profile.host_s), profile)
+
     with profiling.profiling_ops() as finished_profile, recorder.step():
-        yield lambda: _recorded(recorder, finished_profile())
-
-
-def _recorded(recorder: OpRecorder, profile: IterationProfile) -> RecordedIteration:
-    return RecordedIteration(recorder.recording(profile.kernels, profile.host_s), profile)
+        yield recorded
 
 
 def trace_of(
@@ -248,7 +249,11 @@ def trace_of(
             f"{len(strays)} kernels ({share:.0%} of the GPU's time) were launched outside "
             "PyTorch's ops (by compiled code, CUDA graphs or extensions)",
         )
-    calls = (*recorded.recording.calls, *map(_stray, strays))
+    stray_calls = (
+        Call(Op(f"kernel.{kernel.name}", (), ()), Phase.OTHER, kernels=(kernel,))
+        for kernel in strays
+    )
+    calls = (*recorded.recording.calls, *stray_calls)
     if not any(call.kernels for call in calls):
         raise CaptureError(
             "the step ran nothing on the GPU; move the model and its inputs there (model.cuda(), "
@@ -338,18 +343,16 @@ def _median_recording(step: Callable[[], Any], recordings: int) -> RecordedItera
     with RecordingMode(recorder):
         with recorder.structure.watch():
             step()  # to learn the names of the modules
-        iterations = [_record(recorder, step) for _ in range(recordings)]
+        iterations = []
+        for _ in range(recordings):
+            with recording_iteration(recorder) as recorded:
+                step()
+            iterations.append(recorded())
     recorder.structure.forget()
     iterations.sort(
         key=lambda iteration: sum(kernel.seconds for kernel in iteration.profile.all_kernels)
     )
     return iterations[(len(iterations) - 1) // 2]
-
-
-def _record(recorder: OpRecorder, step: Callable[[], Any]) -> RecordedIteration:
-    with recording_iteration(recorder) as recorded:
-        step()
-    return recorded()
 
 
 def _ran_the_same(recorded: RecordedIteration, activity: GpuActivity) -> bool:
@@ -361,10 +364,6 @@ def _ran_the_same(recorded: RecordedIteration, activity: GpuActivity) -> bool:
 
 def _framework() -> str:
     return f"torch {torch.__version__.split('+')[0]}"
-
-
-def _stray(kernel: Kernel) -> Call:
-    return Call(Op(f"kernel.{kernel.name}", (), ()), Phase.OTHER, kernels=(kernel,))
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
@@ -406,7 +405,8 @@ class RerunMode(RecordingMode):
         # A collective waits for other processes, which do not run it again.
         if "c10d" not in func.namespace and tensors_of((args, tuple(kwargs.values()))):
             run = repeatable(func, args, kwargs)
-            with _same_random_numbers():
+            gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            with torch.random.fork_rng(devices=gpus):  # the step draws the same numbers
                 self.alone_s[len(self.recorder)] = self.timed(run)
         return func(*args, **kwargs)
 
@@ -426,14 +426,6 @@ def repeatable(func: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[], An
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Give back the state of the random numbers, so that the step draws the same ones."""
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=gpus):
-        yield
 
 
 def timer(warm_up: int, repeats: int, device: str = "cuda") -> Timer:
@@ -549,7 +541,7 @@ def traced_memory(step: Callable[[], Any]) -> Trace:
     major, minor = torch.cuda.get_device_capability()
     return Trace(
         **vars(seen),
-        framework=f"torch {torch.__version__.split('+')[0]}",
+        framework=_framework(),
         capability=(major, minor),
         measurement=Measurement(torch.cuda.get_device_name()),
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +47,10 @@ def time_layer(
     Returns:
         The times; without times and with the status "oom" or "failed" if the layer cannot run.
     """
-    with _true_float32(benchmark):
+    cudnn = torch.backends.cudnn.flags(
+        enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
+    )
+    with true_float32(), cudnn:
         for retry in (True, False):
             try:
                 return _measured(layer, torch.device(device), dtype, warmup, repeats)
@@ -201,16 +203,6 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
     if isinstance(layer, Lstm):
         return _Runnable(lambda: module(data)[0], leaves)
     return _Runnable(lambda: module(data), leaves)
-
-
-@contextmanager
-def _true_float32(benchmark: bool) -> Iterator[None]:
-    """Turn TF32 off, both in matmuls (torch's default) and in cuDNN (not the default)."""
-    cudnn = torch.backends.cudnn.flags(
-        enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
-    )
-    with true_float32(), cudnn:
-        yield
 
 
 def _synchronize(device: str) -> None:

@@ -119,7 +119,8 @@ def drawn(
     """The layers of a chunk, each of which has run once."""
     makers, weights = zip(*kinds, strict=True)
     count = 0
-    while count < CHUNK and not _is_full(device):
+    most = torch.cuda.mem_get_info()[1] * _FULL if device == "cuda" else 0.0
+    while count < CHUNK and (device != "cuda" or torch.cuda.memory_allocated() <= most):
         make = pick.choices(makers, weights)[0]
         layout = "nhwc" if pick.random() < channels_last else "nchw"
         try:
@@ -132,13 +133,6 @@ def drawn(
             continue
         count += 1
         yield layer
-
-
-def _is_full(device: str) -> bool:
-    if device != "cuda":
-        return False
-    _, total = torch.cuda.mem_get_info()
-    return bool(torch.cuda.memory_allocated() > _FULL * total)
 
 
 def record(layers: Sequence[Layer]) -> Trace:

@@ -297,14 +297,11 @@ class Loop:
                 return False
             self.known, self._ops_known = len(self.boundaries), len(self.recorder)
             self._length_known = self.length() or 1
-        is_done = self._until or self._steps is not None or not self._is_equal()
+        last = self.early(self.periods())[-2:]
+        are_equal = len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
+        is_done = self._until or self._steps is not None or not are_equal
         ops = len(self.recorder) - self._ops_known
         return is_done or len(self.boundaries) >= _MOST_AHEAD or ops >= _MOST_OPS_AHEAD
-
-    def _is_equal(self) -> bool:
-        """Whether the last steps until the loop was known were equal."""
-        last = self.early(self.periods())[-2:]
-        return len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
 
     def periods(self) -> list[Period]:
         """The steps that ran. Those after the loop was known are cut as those before."""

@@ -173,7 +173,8 @@ def choose(steps: Candidates) -> Choice:
         equal.setdefault(steps.ops_of(period), []).append(period)
     times = max(map(len, equal.values()))
     work = {ops: _work(ops) for ops in equal}
-    varies = _varied(work)
+    flops = [flops for flops, _ in work.values()]
+    varies = max(flops) > _VARIED * min(flops)
     works = {p: work[ops] for ops, ps in equal.items() for p in ps}
     are_many = steps.is_spread or (len(candidates) >= SPREAD_OVER and not steps.asked)
     if are_many and varies and vary_in_size(tuple(equal)):
@@ -201,7 +202,8 @@ def choose(steps: Candidates) -> Choice:
         f"; {others} of {len(candidates)} differ" if others else ""
     )
     left_out = tuple(
-        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, "
+        f"{len(ops) - len(chosen)} more ops of {'steps' if equal[ops][1:] else 'step'} "
+        f"{listed([period.number for period in equal[ops]])}, "
         "such as logging, evaluation or a rollout"
         for ops in equal
         if adds_to(ops, chosen)
@@ -297,16 +299,6 @@ _MORE = "; to see more of them, add --steps 100"
 def _computing(ops: Sequence[Op]) -> list[str]:
     """The names of the ops that compute. Loaders that work ahead copy in another step."""
     return [op.name for op in ops if (cost := cost_of(op)) is not None and cost.flops]
-
-
-def _steps(periods: Sequence[Period]) -> str:
-    word = "step" if len(periods) == 1 else "steps"
-    return f"{word} {listed(tuple(period.number for period in periods))}"
-
-
-def _varied(work: Mapping[tuple[Op, ...], tuple[float, float]]) -> bool:
-    flops = [flops for flops, _ in work.values()]
-    return max(flops) > _VARIED * min(flops)
 
 
 def _median(

@@ -201,7 +201,10 @@ def _result(
             "move the model and its inputs there, as for training on a GPU"
         )
     loop.assumptions.given.check_used()
-    _keep_notes(loop, period)
+    loop.assumptions.notes.clear()  # of what ran after it
+    for note in loop.notes(period):
+        loop.assumptions.note(note)
+    loop.assumptions.note_machine()
     left_out = choice.left_out
     if not loop.is_whole(period):
         left_out += ("evaluation inside of the step, as in all of its steps",)
@@ -246,14 +249,6 @@ def _choice(loop: Loop, periods: list[Period]) -> Choice:
 def _complete(loop: Loop, periods: list[Period]) -> list[Period]:
     """The steps without the last one of a script that ended, which may have more at its end."""
     return periods[:-1] if loop.ended_by_itself else periods
-
-
-def _keep_notes(loop: Loop, period: Period) -> None:
-    """Keep the notes about a step, and none about what ran after it."""
-    loop.assumptions.notes.clear()
-    for note in loop.notes(period):
-        loop.assumptions.note(note)
-    loop.assumptions.note_machine()
 
 
 def _length(loop: Loop, period: Period) -> ScriptLength | None:
@@ -432,23 +427,16 @@ def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) 
         line = failing_line(cause)
         if line in assumptions.read:
             value = assumptions.read[line]
+            other = int(not value) if isinstance(value, bool) else 0
             return CaptureError(
                 f"{text}; the value read from the GPU at {line} is not known, and {value} was "
-                f"assumed: give the right one, as in --assume {line}={_other(value)}"
+                f"assumed: give the right one, as in --assume {line}={other}"
             )
     asked = assumptions.asks_count and (cause is None or isinstance(cause, SystemExit))
-    if ranks is None and "--ranks" not in text and (asked or _mentions_gpus(cause)):
+    mentioned = isinstance(cause, Exception) and _SEVERAL_GPUS.search(f"{cause}") is not None
+    if ranks is None and "--ranks" not in text and (asked or mentioned):
         return CaptureError(
             f"{text}; the script ran as on a machine with one GPU: if it is written for several, "
             "say how many, as in --ranks 8"
         )
     return error
-
-
-def _mentions_gpus(cause: BaseException | None) -> bool:
-    return isinstance(cause, Exception) and bool(_SEVERAL_GPUS.search(f"{cause}"))
-
-
-def _other(value: object) -> str:
-    """Another value than the assumed one."""
-    return str(int(not value)) if isinstance(value, bool) else "0"

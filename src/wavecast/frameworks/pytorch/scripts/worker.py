@@ -167,7 +167,8 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
 
     def give_up(message: str) -> None:
         """End this process although the script does not: it catches whatever would stop it."""
-        reports.tell(Failure(_kind_of(watcher), message))
+        kind = INTERRUPTED if watcher.interrupted else CaptureError.__name__
+        reports.tell(Failure(kind, message))
         end_at_once(0)
 
     watcher = Watcher(
@@ -201,10 +202,6 @@ def _followed(
             with needing_extra(f"running {program.shown}"):
                 raise cause from error
         raise
-
-
-def _kind_of(watcher: Watcher) -> str:
-    return INTERRUPTED if watcher.interrupted else CaptureError.__name__
 
 
 def _failure(error: BaseException) -> Failure:
