@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +179,9 @@ def test_the_recording_with_the_median_kernel_time_is_kept(monkeypatch: pytest.M
 
     def median(recordings: int) -> float:
         given_ = iter(iterations)
-        monkeypatch.setattr(iteration, "_record", lambda recorder, step: next(given_))
+        monkeypatch.setattr(
+            iteration, "recording_iteration", lambda _: nullcontext(lambda: next(given_))
+        )
         return iteration._median_recording(lambda: None, recordings).profile.kernels[0][0].seconds
 
     assert [median(recordings) for recordings in (1, 2, 3, 4)] == [5, 1, 5, 4]

@@ -11,20 +11,10 @@ torch = pytest.importorskip("torch")
 from wavecast.frameworks.pytorch.measurement import sampling  # noqa: E402
 
 
-class Now:
-    """An event of a GPU on which every iteration takes a second."""
-
-    def __init__(self, second: int) -> None:
-        self.second = second
-
-    def elapsed_time(self, other: Now) -> float:
-        return 1e3 * (other.second - self.second)
-
-
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     done: list[int] = []
-    monkeypatch.setattr(sampling, "_now", lambda: Now(len(done)))
+    monkeypatch.setattr(sampling, "mark", lambda _: float(len(done)))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     clock = "wavecast.frameworks.pytorch.measurement.sampling.time.perf_counter"
     monkeypatch.setattr(clock, lambda: float(len(done)))

@@ -41,14 +41,14 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeScript:
 
 
 @pytest.fixture
-def run_here() -> Callable[[Path], ScriptRun]:
-    """Runs a script in this process, where its parts can be replaced and looked at."""
+def run_here() -> Callable[..., ScriptRun]:
+    """Runs a script or module in this process, where its parts can be replaced and looked at."""
 
     def nothing(*_: object) -> None:
         pass
 
-    def run_script(path: Path) -> ScriptRun:
-        watcher = Watcher(str(path), None, nothing, nothing, nothing)
-        return run(Program(str(path)), watcher, None, RunOptions())
+    def run_script(name: Path | str, *, is_module: bool = False) -> ScriptRun:
+        watcher = Watcher(str(name), None, nothing, nothing, nothing)
+        return run(Program(str(name), is_module=is_module), watcher, None, RunOptions())
 
     return run_script

@@ -15,11 +15,10 @@ import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.compiled import plans
 from wavecast.frameworks.pytorch.recording import user_lines
-from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.frameworks.pytorch.scripts.runner import run as run_here
 from wavecast.traces.step import Role
 
 MakeScript = Callable[..., Path]
+RunHere = Callable[..., wavecast.ScriptRun]
 
 
 def names(run: wavecast.ScriptRun) -> list[str]:
@@ -299,7 +298,7 @@ finally:
     assert [path.name for path in Path.cwd().iterdir()] == ["train.py"]
 
 
-def test_everything_is_as_before_afterwards(script: MakeScript) -> None:
+def test_everything_is_as_before_afterwards(script: MakeScript, run_here: RunHere) -> None:
     body = """
 import builtins, logging, os
 os.environ["MINE"] = "1"
@@ -321,7 +320,7 @@ while True:
     try:
         script(body.replace("update()", "update(4)\n    sys.stdout.flush()"))
         with pytest.raises(CaptureError):  # the weights are float32, the new inputs float64
-            run_here(Program("train.py"))
+            run_here("train.py")
     finally:
         del os.environ["KEPT"]
     assert (sys.argv, sys.path, open, os.stat, torch.save, torch.nn.Module.__call__) == kept
@@ -537,19 +536,19 @@ def test_a_script_that_cannot_start_is_told_why(script: MakeScript) -> None:
 
 
 def test_lines_of_an_installed_module_are_named(
-    script: MakeScript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: MakeScript, run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script("while True:\n    update()\n    model.bias.sum().item()\n", name="installed_train.py")
     monkeypatch.setattr(user_lines, "_LIBRARIES", (*user_lines._LIBRARIES, str(tmp_path)))
     for run in (
-        run_here(Program("installed_train", is_module=True)),
-        run_here(Program("installed_train.py")),
+        run_here("installed_train", is_module=True),
+        run_here("installed_train.py"),
     ):
         assert run.line == "installed_train.py:10"
         assert "installed_train.py:13" in run.trace.notes[0]
     script("\nassert False\n", name="installed_train.py")
     with pytest.raises(CaptureError, match=r"AssertionError at installed_train\.py:12"):
-        run_here(Program("installed_train", is_module=True))
+        run_here("installed_train", is_module=True)
     assert not user_lines.is_users(str(tmp_path / "installed_train.py"))
 
 

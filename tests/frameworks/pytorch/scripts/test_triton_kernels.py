@@ -33,7 +33,7 @@ without_triton = pytest.mark.skipif(
 
 @without_triton
 def test_a_script_may_define_kernels_where_there_is_no_triton(
-    script: Callable[..., Path], run_here: Callable[[Path], ScriptRun]
+    script: Callable[..., Path], run_here: Callable[..., ScriptRun]
 ) -> None:
     run_here(script(KERNEL + UPDATES))
     assert "triton" not in sys.modules

@@ -271,7 +271,7 @@ def test_kernels_that_are_built_at_run_time_are_refused_with_the_reason(script: 
 
 def test_slow_batches_are_not_loaded_for_ever(
     script: MakeScript,
-    run_here: Callable[[Path], wavecast.ScriptRun],
+    run_here: Callable[..., wavecast.ScriptRun],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batches, "LONGEST_LOADING_S", 0.0)
