@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.files import remove_folder
@@ -257,7 +257,7 @@ class Script:
         except (SyntaxError, ValueError, OSError):
             return  # running it will say what is wrong
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _called(node) == "add_argument":
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
                 names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
                 options = [str(name) for name in names if _is_batch(str(name), "")]
                 if options:
@@ -323,11 +323,6 @@ def _is_batch(name: str, sign: str) -> bool:
         return False
     last = name.lstrip("-").rpartition(".")[2]
     return _BATCH.fullmatch(last.replace("-", "_").lower()) is not None
-
-
-def _called(node: ast.Call) -> str:
-    function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else ""
 
 
 def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script | None:
@@ -421,6 +416,11 @@ class ScriptPass:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._printed = Printed()
 
+    def close_reports(self) -> None:
+        """Hear no reports any more."""
+        if self._reports >= 0:
+            os.close(self._reports)
+
     def open_reports(self) -> int:
         """The end of a new pipe on which the script's process says what it does."""
         self._reports, theirs = os.pipe()
@@ -442,11 +442,6 @@ class ScriptPass:
             for _ in range(_MOST_CHUNKS):
                 if not rest():
                     break
-
-    def close(self) -> None:
-        """Hear nothing any more."""
-        if self._reports >= 0:
-            os.close(self._reports)
 
     def stop(self) -> None:
         """Ask for the script to be stopped, so that what is known so far comes back."""
@@ -640,44 +635,29 @@ def run_in_process(
     return result
 
 
-@dataclass(frozen=True)
-class _Folders:
-    """The folders of one pass of a script."""
+class _Folders(NamedTuple):
+    """The folders of one pass of a script: the script can write to all but the first."""
 
     top: Path
-    """The folder of the others. The script cannot write to it, so it cannot replace them."""
-
-    @property
-    def temporary(self) -> Path:
-        """The folder of the script's own files."""
-        return self.top / "temporary"
-
-    @property
-    def result(self) -> Path:
-        """The folder of the result."""
-        return self.top / "result"
-
-    @property
-    def plans(self) -> Path:
-        """The folder of new plans of compiled graphs."""
-        return self.top / "plans"
-
-    @property
-    def writable(self) -> tuple[Path, ...]:
-        """Those that the script may write to."""
-        return self.temporary, self.result, self.plans
+    """The folder of the others, which the script cannot replace."""
+    temporary: Path
+    """The folder of the script's own files."""
+    result: Path
+    plans: Path
+    """The folder of new plans of compiled graphs."""
 
 
 @contextmanager
 def _new_folders() -> Iterator[_Folders]:
     """Folders that are removed at the end."""
-    folders = _Folders(Path(tempfile.mkdtemp(prefix="wavecast-")).resolve())
+    top = Path(tempfile.mkdtemp(prefix="wavecast-")).resolve()
+    folders = _Folders(top, top / "temporary", top / "result", top / "plans")
     try:
-        for folder in folders.writable:
+        for folder in folders[1:]:
             folder.mkdir()
         yield folders
     finally:
-        remove_folder(folders.top)
+        remove_folder(top)
 
 
 def _present_worker() -> _Worker:
@@ -697,7 +677,9 @@ class _Worker:
         output, their_output = os.pipe()
         os.set_blocking(output, False)
         self._output = output
-        is_typed = sys.__stdin__ is not None and _is_terminal(0)
+        is_typed = False
+        with suppress(OSError):
+            is_typed = sys.__stdin__ is not None and os.isatty(0)
         self._process = subprocess.Popen(
             children.command(_WORKER, theirs.fileno(), switches=True),
             stdin=subprocess.DEVNULL if is_typed else None,
@@ -735,7 +717,7 @@ class _Worker:
                 raise
             finally:
                 self._run = None
-                run.close()
+                run.close_reports()
             plan_store.adopt(folders.plans, plan_store.script_folder(request.program[0]))
         if isinstance(result, Failure):
             return run.explained(result)
@@ -765,7 +747,7 @@ class _Worker:
             "offline": request.offline,
             "landlock": request.landlock,
             "top": str(folders.top),
-            "writable": [str(folder) for folder in folders.writable],
+            "writable": [str(folder) for folder in folders[1:]],
             "temporary": str(folders.temporary),
             "result": str(folders.result),
             "new_plans": str(folders.plans),
@@ -781,10 +763,3 @@ class _Worker:
         finally:
             os.close(theirs)
         self._control.sendall(body)
-
-
-def _is_terminal(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False

@@ -155,7 +155,7 @@ def test_joined_calls_hand_on_what_they_return_and_are_given_each_array_once() -
     calls = JittedCalls(lambda: "train.py:1")
     with calls.watched():
         halved = jax.jit(lambda x, scale: {"y": x / 2 * scale})
-        added = jax.jit(lambda made, x: made["y"] + x, donate_argnums=1)
+        added = jax.jit(lambda parts, x: parts["y"] + x, donate_argnums=1)
         x, scale = jax.numpy.arange(8.0), np.full(8, 3.0)
         added(halved(x, scale), x)
     joined = JoinedCalls(calls.calls)
@@ -170,9 +170,9 @@ def test_a_step_of_two_functions_needs_the_memory_of_one_state(tmp_path: Path) -
     done = _run(tmp_path, TWO)
     weights = 512 * 512 * 4
     assert "params.w" in [value.parameter for value in done.trace.values]
-    large = [one for one in done.trace.allocations if one.nbytes == weights]
+    large = [memory for memory in done.trace.allocations if memory.nbytes == weights]
     assert len(large) == 3  # parameters, gradients, new parameters
-    assert [one.born is None for one in large].count(True) == 1
+    assert [memory.born is None for memory in large].count(True) == 1
     assert [c.phase for c in done.trace if c.op.name != XLA_CALL][-1] is Phase.OPTIMIZER
 
 

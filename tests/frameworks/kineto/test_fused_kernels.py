@@ -56,5 +56,5 @@ def test_a_large_kernel_scales_with_the_bandwidth() -> None:
     h200, a100 = device("h200-sxm"), device("a100-sxm-80gb")
     scaled = Habitat.shipped().scale_call(call, h200, a100)
     assert scaled is not None
-    wanted = h200.memory_bytes_per_s / a100.memory_bytes_per_s
-    assert scaled.seconds / 200e-6 == pytest.approx(wanted, rel=0.15)
+    bandwidths = h200.memory_bytes_per_s / a100.memory_bytes_per_s
+    assert scaled.seconds / 200e-6 == pytest.approx(bandwidths, rel=0.15)

@@ -85,8 +85,8 @@ def test_the_cache_comes_before_a_preset(cache: Path) -> None:
     ],
 )
 def test_presets_have_several_names(name: str, preset: str) -> None:
-    wanted = next(known for known in presets() if known.name == preset)
-    assert config_of(name).values == wanted.config
+    expected = next(known for known in presets() if known.name == preset)
+    assert config_of(name).values == expected.config
 
 
 def test_no_name_means_two_presets() -> None:

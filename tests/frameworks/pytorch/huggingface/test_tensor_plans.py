@@ -28,9 +28,9 @@ def test_a_model_without_a_plan_has_none(tmp_path: Path, transformers: Any) -> N
 
 def test_the_plan_fits_the_trace(tmp_path: Path, transformers: Any) -> None:
     plan = tensor_plan_of(tiny_configs.written(tmp_path, tiny_configs.LLAMA))
-    made, notes = with_layers_sharded(traced("LLAMA"), Parallel(tensor=2, tensor_plan=plan))
+    sharded, notes = with_layers_sharded(traced("LLAMA"), Parallel(tensor=2, tensor_plan=plan))
     assert notes == ("tensor parallel as in the given plan: 15 matmuls are sharded",)
-    logits = [c for c in collectives(made) if c.module.endswith("lm_head")]
+    logits = [c for c in collectives(sharded) if c.module.endswith("lm_head")]
     assert [(c.op.name, c.phase) for c in logits] == [
         ("nccl.all_gather", Phase.FORWARD),
         ("nccl.all_reduce", Phase.BACKWARD),

@@ -238,10 +238,10 @@ def test_a_script_that_ends_early_gives_what_there_is(script: MakeScript) -> Non
     two = wavecast.run_script(script("update()\nupdate()\n"))
     assert (two.step, two.steps) == (2, 2)
     assert "only one that ran after the first" in two.choice
-    one = wavecast.run_script(script("update()\n"))
-    assert (one.step, one.steps) == (1, 1)
-    assert "creates the optimizer's state" in one.choice
-    assert "aten.addmm" in names(one)
+    single = wavecast.run_script(script("update()\n"))
+    assert (single.step, single.steps) == (1, 1)
+    assert "creates the optimizer's state" in single.choice
+    assert "aten.addmm" in names(single)
 
 
 def test_a_script_without_a_step_is_told_what_to_do(script: MakeScript) -> None:
@@ -487,8 +487,8 @@ if __name__ == "__main__":
     SPAWN(worker, args=(16,), nprocs=COUNT)
 """
     for function in ("mp.spawn", "spawn", "mp.start_processes"):
-        one = body.replace("SPAWN", function).replace("COUNT", "torch.cuda.device_count()")
-        run = wavecast.run_script(script(one))
+        alone = body.replace("SPAWN", function).replace("COUNT", "torch.cuda.device_count()")
+        run = wavecast.run_script(script(alone))
         assert (run.step, run.line) == (3, "train.py:10")
     two = body.replace("SPAWN", "mp.spawn").replace("COUNT", "2")
     with pytest.raises(CaptureError, match=r"starts 2 processes at train\.py:19.*--ranks 2"):

@@ -457,7 +457,7 @@ main()
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_a_graph_network_with_a_sparse_matrix_is_answered(layout: str, script: MakeScript) -> None:
-    found = wavecast.run_script(
+    run = wavecast.run_script(
         script(
             f"""
 import torch
@@ -478,7 +478,7 @@ for _ in range(4):
 """
         )
     )
-    matmuls = [call.op for call in found.trace.calls if call.op.base == "wavecast.sparse_mm"]
+    matmuls = [call.op for call in run.trace.calls if call.op.base == "wavecast.sparse_mm"]
     assert [op.attr("layout") for op in matmuls] == [layout, {"coo": "coo", "csr": "csc"}[layout]]
 
 
