@@ -518,7 +518,6 @@ _UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call".s
 _KERNELS = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu", "mosaic_gpu_v2")
 _KERNEL_NAME = re.compile(r', name = "([^"]*)"')
 _CALLBACK = re.compile(r"python_\w*callback")
-_LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
 
 
 def planned_call(

@@ -116,11 +116,6 @@ class Instruction:
         """The shape of its (first) result."""
         return self.shapes[0] if self.shapes else Shape("token", ())
 
-    @property
-    def is_tuple(self) -> bool:
-        """Whether the result is a tuple."""
-        return len(self.shapes) != 1
-
     def attribute(self, name: str) -> str:
         """The text of an attribute: `kind=kLoop` gives "kLoop"; empty if it is absent."""
         match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
