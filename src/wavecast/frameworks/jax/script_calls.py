@@ -14,11 +14,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.jax import releases
+from wavecast.frameworks.stages import Watched
 from wavecast.traces.graphs import XLA_CALL
 from wavecast.traces.step import Call, Op, Phase, Trace
 
@@ -64,37 +64,22 @@ class JittedCall:
 
 
 @dataclass
-class JittedCalls:
+class JittedCalls(Watched):
     """The calls that a script made, in order."""
 
     line: Callable[[], str]
-    calls: list[JittedCall] = field(default_factory=list)
+    boundaries: list[JittedCall] = field(default_factory=list)
+    """The calls; to who watches a script, they are the ends of its steps."""
     step: JittedCall | None = None
     """The call at which the step had repeated itself."""
-    running: bool = False
     cut_short: str = ""
-    modules: Any = field(default_factory=lambda: SimpleNamespace(first_trained=None))
     _of_results: dict[int, Any] = field(default_factory=dict)
     """What jitted functions returned, and what was made of it."""
 
     @property
-    def boundaries(self) -> list[JittedCall]:
-        """The calls, as who watches a script asks for them."""
-        return self.calls
-
-    @property
-    def recorder(self) -> list[JittedCall]:
-        """The same."""
-        return self.calls
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether it goes on after its step is known, which a script of JAX never does."""
-        return False
-
-    def why_endless(self) -> str:
-        """Why it may not come to an end: nothing is known of that."""
-        return ""
+    def calls(self) -> list[JittedCall]:
+        """All calls so far."""
+        return self.boundaries
 
     def cut(self, why: str) -> None:
         """Stop the script."""

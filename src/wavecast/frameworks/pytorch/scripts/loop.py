@@ -52,6 +52,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.watching import PatienceClock
+from wavecast.frameworks.stages import Watched
 from wavecast.traces.script import OwnTime, ScriptLength
 from wavecast.traces.step import Op, Phase
 
@@ -76,7 +77,7 @@ def _reason_of(ended: SystemExit) -> str:
     return f", after {type(error).__name__} at {failing_line(error)}: {message}"
 
 
-class Loop:
+class Loop(Watched):
     """The training loop of a script while it runs."""
 
     def __init__(self, recorder: OpRecorder, assumptions: Assumptions, steps: int | None) -> None:
@@ -92,8 +93,6 @@ class Loop:
         self.training: ScriptLength | None = None
         """How long the script trains, as far as the code around its loop says so."""
         self.stopped = False
-        self.running = False
-        """Whether the script's own code is running."""
         self.known: int | None = None
         """How many steps ran until two were equal. More may run, to look for rare work."""
         self._ops_known, self._length_known = 0, 1
@@ -151,6 +150,16 @@ class Loop:
     def why_endless(self) -> str:
         """Why the script may not come to an end; empty if nothing is known of that."""
         return self.assumptions.given.why_endless()
+
+    @property
+    def ops_recorded(self) -> int:
+        """How many ops were recorded."""
+        return len(self.recorder)
+
+    @property
+    def first_trained(self) -> int | None:
+        """The ops before its first forward pass with gradients; None before that."""
+        return self.modules.first_trained
 
     @property
     def looks_ahead(self) -> bool:

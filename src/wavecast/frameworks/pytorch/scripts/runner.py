@@ -190,7 +190,7 @@ def _result(
     if periods:
         choice = _choice(loop, periods)
     else:
-        first = loop.modules.first_trained or 0
+        first = loop.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"
         choice = Choice(Period(1, first, loop.boundaries[-1].position), (1,), reason)
     period = choice.period
