@@ -1,4 +1,4 @@
-"""Files of Python that a target names, imported as modules."""
+"""Files of Python that a target names: what they import, and the steps that they build."""
 
 from __future__ import annotations
 

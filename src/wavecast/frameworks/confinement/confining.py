@@ -1,4 +1,4 @@
-"""The function that confines a process: it may write to its own folders, and nowhere else."""
+"""A confined process may write to its own folders only; a guard ends what it leaves running."""
 
 from __future__ import annotations
 

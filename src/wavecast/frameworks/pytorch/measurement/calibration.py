@@ -1,4 +1,4 @@
-"""Measured speed of this machine's GPU: memory bandwidth, and rates of large matmuls."""
+"""Measured speed of this machine: its GPU's memory and large matmuls, its host on tiny ops."""
 
 from __future__ import annotations
 
