@@ -30,14 +30,15 @@ def command(module: str, *arguments: object, switches: bool = False) -> list[str
     return [sys.executable, *own, "-P", "-m", module, *map(str, arguments)]
 
 
-def environment(first: Iterable[str] = (), **variables: str) -> dict[str, str]:
-    """The environment of another process, which finds the modules that this one finds.
+def environment(paths: Iterable[str] | None = None, **variables: str) -> dict[str, str]:
+    """The environment of another process.
 
     Args:
-        first: folders in which it looks for modules before all others.
+        paths: where it looks for modules first. None for where this process does.
     """
-    paths = [os.path.abspath(path) for path in (*first, *sys.path) if path]  # noqa: PTH100
-    return os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | variables
+    chosen = sys.path if paths is None else paths
+    absolute = [os.path.abspath(path) for path in chosen if path]  # noqa: PTH100
+    return os.environ | {"PYTHONPATH": os.pathsep.join(absolute)} | variables
 
 
 def packed(message: object, **encoding: Any) -> bytes:

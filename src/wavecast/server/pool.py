@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import wavecast
 from wavecast.errors import DoubtfulInput, InvalidInput, WavecastError
 from wavecast.frameworks import children
 from wavecast.server.guard import ServerLimits
@@ -224,7 +225,9 @@ class WorkerPool:
         self._dispatch()
 
     async def _process(self) -> asyncio.subprocess.Process:
+        source = str(Path(wavecast.__file__).parents[1])
         environment = children.environment(
+            [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)],
             OMP_NUM_THREADS="1",  # one question on one core; there are as many workers as cores
             MKL_NUM_THREADS="1",
             TMPDIR=tempfile.gettempdir(),

@@ -255,17 +255,12 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
             ranks=target.ranks,
             changes=target.changes,
         )
-    return captured(
-        target.make_step,
-        gpu=gpu,
-        samples=target.samples,
-        unit=target.unit,
-        progress=progress,
-        assume=target.assume,
-        ranks=target.ranks,
-        compiled=target.compiled,
-        changes=target.changes,
-    )
+    counted: dict[str, Any] = {
+        "samples": target.samples,
+        "unit": target.unit,
+        "progress": progress,
+    }
+    return captured(target.make_step, gpu=gpu, **counted, **target.tracing)
 
 
 def units_of(target: Target) -> int:

@@ -367,7 +367,7 @@ def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
     done = subprocess.run(
         children.command("wavecast", "check", "--update", "--config", config.name, *chosen),
         cwd=config.parent,
-        env=children.environment([str(folder), str(folder / "src")]),
+        env=children.environment([str(folder), str(folder / "src"), *sys.path]),
         capture_output=True,
         check=False,
     )
