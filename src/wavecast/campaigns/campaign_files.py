@@ -67,7 +67,7 @@ from wavecast.runs.regression import design as designs
 from wavecast.runs.run import PHASES
 from wavecast.runs.suite_results import SuiteStep
 from wavecast.suite import PRECISIONS
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 
 ALL = "all"
 MOST_TASKS = 1_000_000

@@ -21,8 +21,7 @@ from wavecast.planning.schedule.job_files import JobSpec
 from wavecast.planning.selection import Candidate
 from wavecast.steps.request import on_cluster
 from wavecast.targets.sources import StepSource, target_source, units_of
-from wavecast.targets.strategies import plan_of_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import Target, plan_of_target, resolve
 
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Shows how many GPUs are done, under a name."""

@@ -6,7 +6,6 @@ with the tasks that have no result.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections import Counter, deque
@@ -14,7 +13,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from typing import Protocol
 
 from wavecast.campaigns.campaign_files import Campaign
@@ -29,6 +27,7 @@ from wavecast.campaigns.work import (
     runs_of,
     together,
 )
+from wavecast.frameworks import children
 from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
 
 _MOST_LOSSES = 10
@@ -315,9 +314,7 @@ class _Slot:
     def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
         """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1, get_context("spawn"), initializer=_see_only, initargs=(self._visible,)
-            )
+            self._pool = children.spawned({"CUDA_VISIBLE_DEVICES": self._visible})
         return self._pool.submit(perform_all, bundle, platform.node())
 
     def close(self) -> None:
@@ -325,8 +322,3 @@ class _Slot:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
-
-
-def _see_only(gpu: str) -> None:
-    """Let this process see one GPU, or none."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu

@@ -22,8 +22,8 @@ from wavecast.planning.layouts import Layout, Search, ranked, shortened
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.steps.request import on_cluster
-from wavecast.targets.sources import recomputing, target_source
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import Target, recomputing, resolve
 
 Spread = Callable[..., Iterator[Any]]
 """A function like `map` that calls on other machines, from `spread_over_ray`."""
@@ -48,8 +48,7 @@ class NamedStep:
         """
         if target.script is not None:
             raise InvalidInput(f"{target.name} is a script, which runs here only; leave out --ray")
-        kept = ("assume", "ranks", "compiled", "changes")
-        rest = tuple((name, getattr(target, name)) for name in kept)
+        rest = tuple(target.tracing.items())
         return cls(target.text, target.batch, target.precision, target.options, rest)
 
     def target(self) -> Target:

@@ -24,8 +24,7 @@ from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict
 from wavecast.targets.sources import StepSource, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import resolve, strategy_of
 
 # Tasks: the pieces of a campaign, each of which has one result.
 #

@@ -34,11 +34,9 @@ def version_of(package: str) -> str | None:
 def expect_no_extension() -> None:
     """Keep the plugin from warning that its extension is missing: only kernels on a GPU need it."""
     for plugin in ("xla_cuda13", "xla_cuda12"):
-        logging.getLogger(f"jax_plugins.{plugin}").addFilter(_is_other_news)
-
-
-def _is_other_news(record: logging.LogRecord) -> bool:
-    return "cuda_plugin_extension is not found" not in record.getMessage()
+        logging.getLogger(f"jax_plugins.{plugin}").addFilter(
+            lambda record: "cuda_plugin_extension is not found" not in record.getMessage()
+        )
 
 
 def versions() -> str:
@@ -122,11 +120,11 @@ def _cudnn_as_on(gpu: Device) -> Iterator[None]:
         return
     have = gpu.compute_capability or (9, 0)
 
-    def at_least(wanted: str) -> bool:
-        return have >= _capability(wanted)
+    def at_least(capability: str) -> bool:
+        return have >= _capability(capability)
 
-    def equal(wanted: str) -> bool:
-        return have == _capability(wanted)
+    def equal(capability: str) -> bool:
+        return have == _capability(capability)
 
     answers = {
         "check_cudnn_version": lambda: _CUDNN,
@@ -154,9 +152,7 @@ def compile_module(
 
     Args:
         module: what `bytecode` gave.
-        config: XLA's target config of the GPU.
         devices: over how many of them the step is spread.
-        options: further options of XLA.
     """
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -174,13 +170,13 @@ def compile_module(
         given.executable_build_options.use_shardy_partitioner = True
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
-        made = compiler.backend_compile_and_load(
+        compiled = compiler.backend_compile_and_load(
             chosen[0].client, parsed, xla_client.DeviceList(tuple(chosen)), given, []
         )
-    stats = made.get_compiled_memory_stats()
+    stats = compiled.get_compiled_memory_stats()
     names = ("argument", "output", "alias", "temp")
     sizes = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
-    return made.hlo_modules()[0].to_string(), sizes
+    return compiled.hlo_modules()[0].to_string(), sizes
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -219,13 +215,13 @@ def donated_leaves(jitted: Any, arguments: Sequence[Any], named: Mapping[str, An
     """The ids of the arguments' leaves whose memory a jitted function takes over."""
     import jax
 
-    told = jax.tree.leaves(jitted.trace(*arguments, **named).args_info)
+    infos = jax.tree.leaves(jitted.trace(*arguments, **named).args_info)
     given = jax.tree.leaves((tuple(arguments), dict(named)))
-    if len(told) != len(given):  # some arguments are static
+    if len(infos) != len(given):  # some arguments are static
         given = [leaf for leaf in given if is_array(leaf)]
-    if len(told) != len(given):
+    if len(infos) != len(given):
         return set()
-    return {id(leaf) for leaf, info in zip(given, told, strict=True) if info.donated}
+    return {id(leaf) for leaf, info in zip(given, infos, strict=True) if info.donated}
 
 
 def is_array(leaf: Any) -> bool:
@@ -240,8 +236,8 @@ def shapes_of(tree: Any) -> str:
     def shown(leaf: Any) -> str:
         return f"{leaf.dtype}{leaf.shape}" if is_array(leaf) else type(leaf).__name__
 
-    found, structure = jax.tree.flatten(tree)
-    return f"{[shown(leaf) for leaf in found]} {structure}"
+    leaves, structure = jax.tree.flatten(tree)
+    return f"{[shown(leaf) for leaf in leaves]} {structure}"
 
 
 def is_tracing(tree: Any) -> bool:
@@ -279,9 +275,9 @@ def zeros(shape: Any) -> Any:
 
     if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jax.numpy.broadcast_to(jax.random.key(0), shape.shape)
-    made = jax.numpy.zeros(shape.shape, shape.dtype)
-    wanted = getattr(shape, "sharding", None)
-    return made if wanted is None else jax.device_put(made, wanted)
+    array = jax.numpy.zeros(shape.shape, shape.dtype)
+    sharding = getattr(shape, "sharding", None)
+    return array if sharding is None else jax.device_put(array, sharding)
 
 
 def forget_compiled() -> None:

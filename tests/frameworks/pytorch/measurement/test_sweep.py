@@ -95,10 +95,10 @@ def test_chunks_follow_until_the_time_is_up(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(sweeping, "recorded_chunk", fake)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    told: list[int] = []
-    traces = sweeping.sweep(15.0, told.append)
+    reported: list[int] = []
+    traces = sweeping.sweep(15.0, reported.append)
     assert len(traces) == len(chunks) == 15
-    assert told[:3] == [2, 4, 6]
+    assert reported[:3] == [2, 4, 6]
     assert newest in {precision for precision, _ in chunks}
     assert ("bf16" in {precision for precision, _ in chunks}) == (capability >= (8, 0))
     assert sum(searching for _, searching in chunks) == 2

@@ -153,15 +153,7 @@ def load_on_host(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OpenedFile:
-    """`safetensors.safe_open`, whose tensors are read on the host and then moved.
-
-    Args:
-        open_file: the function of safetensors.
-        filename: the file.
-        framework: the framework of the tensors.
-        device: where they are wanted.
-        options: what else safetensors takes.
-    """
+    """`safetensors.safe_open`, whose tensors are read on the host and then moved."""
 
     def __init__(
         self,
@@ -323,13 +315,13 @@ class ModuleCalls:
 
     def _made_again(self, leaves: list[Any], spec: Any) -> Any:
         with self._recorder.silence():
-            made = [
+            values = [
                 torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="cuda")
                 if isinstance(leaf, _Blank)
                 else leaf
                 for leaf in leaves
             ]
-        return pytree.tree_unflatten(made, spec)
+        return pytree.tree_unflatten(values, spec)
 
 
 def _signature(module: Any, args: Any, kwargs: Any) -> Any:
@@ -350,12 +342,12 @@ def _signature(module: Any, args: Any, kwargs: Any) -> Any:
 def _blanks_of(result: Any) -> tuple[list[Any], Any] | None:
     """How to make a result again; None if a tensor in it is on the host, where values count."""
     leaves, spec = pytree.tree_flatten(result)
-    made: list[Any] = []
+    blanks: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            made.append(leaf)
+            blanks.append(leaf)
         elif leaf.device.type == "cuda":
-            made.append(_Blank(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype))
+            blanks.append(_Blank(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype))
         else:
             return None
-    return made, spec
+    return blanks, spec

@@ -35,13 +35,7 @@ _UNITS = {"memory": "MiB", "utilization": "%", "power": "W"}
 
 @contextmanager
 def nvidia_smi_on_path(facts: Mapping[str, str], count: int, folder: Path) -> Iterator[None]:
-    """Put the program into a new folder, and the folder on the PATH of the block.
-
-    Args:
-        facts: what is known of the GPU (`facts_of`).
-        count: how many such GPUs the machine has.
-        folder: where nothing is yet.
-    """
+    """Put the program into a new folder, and the folder on the PATH of the block."""
     folder.mkdir()
     program = folder / "nvidia-smi"
     text = _PROGRAM.format(sys.executable, [str(path) for path in sys.path], facts, count)
@@ -66,13 +60,7 @@ main(sys.argv[1:], {2!r}, {3})
 
 
 def facts_of(properties: Any, watts: float | None, cuda: str) -> dict[str, str]:
-    """What is known of a GPU, by the names of nvidia-smi's queries, without units.
-
-    Args:
-        properties: what `torch.cuda.get_device_properties` says.
-        watts: its power limit.
-        cuda: the version of CUDA.
-    """
+    """What is known of a GPU, by the names of nvidia-smi's queries, without units."""
     total = str(properties.total_memory >> 20)
     return {
         "name": properties.name,

@@ -87,7 +87,7 @@ class Program:
         except (OSError, InvalidInput, SyntaxError, ValueError):
             return False
         uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-        return any(node.attr == name and not _is_named(node.value, "re") for node in uses)
+        return any(node.attr == name and ast.unparse(node.value) != "re" for node in uses)
 
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
@@ -125,10 +125,6 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         raise  # a package that it lies in imports something that is missing
 
 
-def _is_named(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
 @contextmanager
 def _surroundings(program: Program) -> Iterator[None]:
     """The arguments, paths and environment of a script, restored after the block."""
@@ -138,13 +134,11 @@ def _surroundings(program: Program) -> Iterator[None]:
             (sys, "argv", [program.name, *program.arguments]),
             (sys, "path", [first, *sys.path]),
             (sys, "dont_write_bytecode", True),
+            # How processes start: a script may say it once; another run of it says it again.
+            (multiprocessing.context._default_context, "_actual_context", None),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
-        # A script may set these once; another run of it sets them again.
-        owner, name, method = _start_method()
-        stack.callback(setattr, owner, name, method)
-        setattr(owner, name, None)
         if sys.modules.get("torch"):
             from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
 
@@ -155,12 +149,6 @@ def _surroundings(program: Program) -> Iterator[None]:
         # A user's module may hold fake tensors or the answers of the pretended machine.
         stack.callback(_forget_user_modules, set(sys.modules))
         yield
-
-
-def _start_method() -> tuple[Any, str, Any]:
-    """Where multiprocessing keeps how processes are started, and its present value."""
-    owner: Any = multiprocessing.context._default_context
-    return owner, "_actual_context", owner._actual_context
 
 
 def _restore_environment(before: dict[str, str]) -> None:
