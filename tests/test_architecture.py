@@ -33,7 +33,15 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("corrected", "wave", "habitat", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
+        *(
+            "",
+            "replacements",
+            "confinement",
+            "stages",
+            "script_results",
+            "keras_models",
+            "target_files",
+        ),
         *("jax", "kineto", "ncu", "pytorch"),
     ),
     "wavecast/targets": (

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from wavecast.suite.demonstrations import DEMONSTRATIONS
-from wavecast.suite.quality import EVERY, train_to_quality
+from wavecast.suite.demonstrations import DEMONSTRATIONS, EVERY, train_to_quality
 
 A3C = next(one for one in DEMONSTRATIONS if one.model == "a3c")
 

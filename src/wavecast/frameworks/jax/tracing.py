@@ -15,6 +15,7 @@ from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import Schedule, argument_of, scheduled
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 from wavecast.ops.registry import integer
 from wavecast.traces.editing import compacted
@@ -124,15 +125,12 @@ _CALL = "__call__"
 def named_modules(arguments: Iterable[Any]) -> Iterator[None]:
     """Within it, calls of the NNX modules among the arguments are scopes."""
     classes = _classes(arguments)
-    kept = {one: vars(one)[_CALL] for one in classes if _CALL in vars(one)}
     stack: list[Any] = []
-    try:
-        for one, call in kept.items():
-            setattr(one, _CALL, _scoped(call, stack))
+    with replacing() as replace:
+        for module in classes:
+            if _CALL in vars(module):
+                replace(module, **{_CALL: _scoped(vars(module)[_CALL], stack)})
         yield
-    finally:
-        for one, call in kept.items():
-            setattr(one, _CALL, call)
 
 
 def _classes(arguments: Iterable[Any]) -> set[type]:

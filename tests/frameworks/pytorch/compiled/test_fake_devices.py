@@ -6,7 +6,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
-from wavecast.frameworks.pytorch.compiled.fake_devices import share_memory
+from wavecast.frameworks.pytorch.compiled.dynamo import share_memory
 
 
 def test_views_stay_views_of_each_other_and_memory_keeps_its_size() -> None:

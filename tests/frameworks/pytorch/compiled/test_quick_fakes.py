@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def stand_in(name: str) -> StandIn:
-    made: StandIn | None = getattr(shortcuts, name).made()
+    made: StandIn | None = getattr(shortcuts, name).stand_in()
     assert made is not None
     return made
 
@@ -62,8 +62,6 @@ def test_what_torch_refuses_is_refused() -> None:
 
 
 def test_results_are_made_again_as_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from wavecast.frameworks.pytorch.compiled.shortcuts import FAKE_TENSORS
-
     def run() -> list[tuple[Any, ...]]:
         with FakeTensorMode() as mode:
             x = torch.empty(4, 6)
@@ -80,6 +78,6 @@ def test_results_are_made_again_as_torch_makes_them(monkeypatch: pytest.MonkeyPa
     FakeTensorMode.cache_clear()
     expected = run()
     FakeTensorMode.cache_clear()
-    with taken(FAKE_TENSORS):
+    with taken((shortcuts.describe, shortcuts.make_again)):
         assert run() == expected
     assert FakeTensorMode.cache_info().hits > 0

@@ -35,9 +35,9 @@ _TRIED = torch.__version__.startswith("2.13.")
 @pytest.fixture
 def shortcuts() -> tuple[Shortcut, ...]:
     """All shortcuts. Importing them loads torch's compiler, which warns of parts of its own."""
-    from wavecast.frameworks.pytorch.compiled.compiling import SHORTCUTS
+    from wavecast.frameworks.pytorch.compiled.shortcuts import SHORTCUTS
 
-    return SHORTCUTS
+    return tuple(SHORTCUTS)
 
 
 class Block(nn.Module):
@@ -102,7 +102,7 @@ def test_traces_are_equal_without_shortcuts(
     make_step: Callable[[], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = traced(make_step, tmp_path / "quick", monkeypatch)
-    monkeypatch.setattr("wavecast.frameworks.pytorch.compiled.compiling.SHORTCUTS", ())
+    monkeypatch.setattr("wavecast.frameworks.pytorch.compiled.shortcuts.SHORTCUTS", [])
     assert traced(make_step, tmp_path / "slow", monkeypatch) == quick
     assert any(call.op.name.startswith("inductor.") for call in quick)
 
@@ -113,7 +113,7 @@ def test_torch_refuses_each_pair_that_is_left_out(
 ) -> None:
     from wavecast.frameworks.pytorch.compiled import shortcuts
 
-    stand_in, are_apart = shortcuts.screen_pairs.made(), shortcuts._are_apart
+    stand_in, are_apart = shortcuts.screen_pairs.stand_in(), shortcuts._are_apart
     assert stand_in is not None
     answers = []
 
@@ -139,11 +139,11 @@ def test_other_functions_are_left_alone(shortcuts: tuple[Shortcut, ...]) -> None
     shortcut = shortcuts[0]
     absent = replace(shortcut, name="no_such_function"), replace(shortcut, owner="torch.no_such")
     assert allowed((replace(shortcut, digest="another"), *absent)) == ()
-    assert replace(shortcut, make=lambda _original: torch.no_such).made() is None
+    assert replace(shortcut, make=lambda _original: torch.no_such).stand_in() is None
     helper = "torch.utils._pytree:tree_map"
-    assert replace(shortcut, relies=((helper, "another"),)).made() is None
+    assert replace(shortcut, relies=((helper, "another"),)).stand_in() is None
     known = (helper, digest_of(_pytree.tree_map))
-    assert (replace(shortcut, relies=(known,)).made() is None) is not _TRIED
+    assert (replace(shortcut, relies=(known,)).stand_in() is None) is not _TRIED
 
 
 def test_functions_are_put_back_also_where_they_were_imported(

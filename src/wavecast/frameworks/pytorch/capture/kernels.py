@@ -8,7 +8,8 @@ torch's dispatcher are replaced by ones that choose as on CUDA.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
@@ -19,9 +20,13 @@ import torch
 from torch.nn.modules.adaptive import _ASMoutput
 from torch.optim import optimizer as optimizer_hooks
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels
+from wavecast.frameworks.pytorch.capture.fake_ops import (
+    CUDNN_MODES,
+    RecurrentLayer,
+    gru_cell,
+    lstm_cell,
+)
 from wavecast.frameworks.pytorch.capture.pretended.threads import only_when_traced
-from wavecast.frameworks.pytorch.capture.rnn import CUDNN_MODES, RecurrentLayer, gru_cell, lstm_cell
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 from wavecast.frameworks.pytorch.capture.values.places import suggested
@@ -42,6 +47,39 @@ _aten = torch.ops.aten
 # (aten/native/Normalization.cpp).
 _CUDNN_BATCH_NORM_LARGEST = {True: 880_801, False: 65_535}
 _CUDNN_BATCH_NORM_EPSILON = 1e-5
+
+
+Kernel = Callable[..., Any]
+
+_active: dict[tuple[str, str], list[Kernel]] = {}
+"""The replacements of the traces under way, the innermost last, by op and dispatch key."""
+
+
+@contextmanager
+def aten_kernels(key: str, kernels: Iterable[tuple[str, Kernel]]) -> Iterator[None]:
+    """Replace the kernels of these aten ops for a dispatch key, inside the block."""
+    library = torch.library.Library("aten", "IMPL")
+    with ExitStack() as stack:
+        stack.callback(library._destroy)
+        for name, kernel in kernels:
+            replacements = _active.setdefault((name, key), [])
+            if not replacements:
+                _register(library, name, key, kernel)
+            replacements.append(kernel)
+            stack.callback(replacements.pop)
+        yield
+
+
+def _register(library: Any, name: str, key: str, kernel: Kernel) -> None:
+    replacements = _active[name, key]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacements[-1](*args, **kwargs)
+
+    is_fallthrough = kernel is torch.library.fallthrough_kernel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
+        library.impl(name, kernel if is_fallthrough else call, key)
 
 
 @contextmanager
@@ -107,7 +145,8 @@ def batch_norm(
         and source.dim() >= 3
         and source.shape[0] <= _CUDNN_BATCH_NORM_LARGEST[training]
         and eps >= _CUDNN_BATCH_NORM_EPSILON
-        and _cudnn_normalizes(source.dtype, weight.dtype)
+        and torch.bfloat16 not in (source.dtype, weight.dtype)
+        and (source.dtype is not torch.float16 or weight.dtype is torch.float32)
     )
     if use_cudnn:
         return _aten.cudnn_batch_norm(
@@ -124,12 +163,6 @@ def batch_norm(
     return _aten.native_batch_norm(
         source, weight, bias, running_mean, running_var, training, momentum, eps
     )[0]
-
-
-def _cudnn_normalizes(dtype: Any, weight_dtype: Any) -> bool:
-    if torch.bfloat16 in (dtype, weight_dtype):
-        return False
-    return dtype is not torch.float16 or weight_dtype is torch.float32
 
 
 def group_norm(
@@ -482,10 +515,8 @@ def all_iterations(assumptions: Assumptions) -> Iterator[None]:
         if isinstance(optimizer, torch.optim.LBFGS):
             optimizer.param_groups[0].update(given.pop())
 
-    with ExitStack() as stack:
-        for handle in (
-            optimizer_hooks.register_optimizer_step_pre_hook(enter),
-            optimizer_hooks.register_optimizer_step_post_hook(leave),
-        ):
-            stack.callback(handle.remove)
+    with (
+        optimizer_hooks.register_optimizer_step_pre_hook(enter),
+        optimizer_hooks.register_optimizer_step_post_hook(leave),
+    ):
         yield

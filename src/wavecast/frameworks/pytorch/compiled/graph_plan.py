@@ -20,11 +20,12 @@ from torch._inductor.codegen import wrapper as wrappers
 from torch._inductor.codegen.common import Kernel
 from torch._inductor.virtualized import V
 
-from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.node_accesses import (
+from wavecast.frameworks.pytorch.compiled.fused_ops import (
     BufferView,
     PlannedOp,
+    hint_of,
     kept_inside,
+    kernels_of,
     operand_of,
     spec_of,
 )
@@ -47,11 +48,7 @@ def plan_of(
 ) -> GraphPlan:
     """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once.
 
-    Args:
-        graph: the graph.
-        sm_count: the SMs of the GPU.
-        is_inference: whether it has no backward pass.
-        roots: the paths of modules, by the names that Dynamo has for them.
+    `roots` are the paths of modules, by the names that Dynamo has for them.
     """
     return _Planner(graph, sm_count, roots).plan(is_inference)
 
@@ -283,12 +280,7 @@ _PATH = (
 
 
 def library_op(kernel: Any, hint: Hint) -> PlannedOp:
-    """The op of a library call.
-
-    Args:
-        kernel: a node of Inductor's representation that is no generated kernel.
-        hint: gives the number behind a size.
-    """
+    """The op of a library call."""
     func = _overload(kernel)
     results = list(_results(kernel))
     outputs = tuple(spec_of(buffer, hint) for buffer in results)

@@ -20,7 +20,7 @@ from typing import Any, Union
 
 from wavecast.errors import InvalidInput
 from wavecast.files import cache_folder, replacing
-from wavecast.frameworks.pytorch.compiled.node_accesses import PlannedOp
+from wavecast.frameworks.pytorch.compiled.fused_ops import PlannedOp
 from wavecast.reading import MissingFile, parse_json, read_bytes
 from wavecast.traces.step import TensorSpec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -16,6 +16,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 
 
 class EnoughSteps(BaseException):
@@ -68,14 +69,12 @@ class OptimizerSteps:
             build(optimizer, *args, **kwargs)
             self._built.add(optimizer)
 
-        with ExitStack() as stack:
-            for handle in (
-                optimizer_hooks.register_optimizer_step_pre_hook(self._enter),
-                optimizer_hooks.register_optimizer_step_post_hook(self._leave),
-            ):
-                stack.callback(handle.remove)
-            stack.callback(setattr, torch.optim.Optimizer, "__init__", build)
-            torch.optim.Optimizer.__init__ = counted_init
+        with (
+            optimizer_hooks.register_optimizer_step_pre_hook(self._enter),
+            optimizer_hooks.register_optimizer_step_post_hook(self._leave),
+            replacing() as replace,
+        ):
+            replace(torch.optim.Optimizer, __init__=counted_init)
             yield
             self._stepped.clear()
 

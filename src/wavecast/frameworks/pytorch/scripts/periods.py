@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 
-from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import Recording
 from wavecast.frameworks.pytorch.scripts.boundaries import Boundary
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind

@@ -26,6 +26,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     is_ours,
     is_users,
 )
+from wavecast.frameworks.replacements import replacing
 from wavecast.frameworks.target_files import imports_of
 
 _DISPATCH = str(Path(__file__).parents[1] / "capture" / "placement.py")
@@ -134,17 +135,11 @@ def _surroundings(program: Program) -> Iterator[None]:
     """The arguments, paths and environment of a script, restored after the block."""
     first = str(Path.cwd() if program.is_module else Path(program.name).resolve().parent)
     with ExitStack() as stack:
-        for owner, name, value in (
-            (sys, "argv", [program.name, *program.arguments]),
-            (sys, "path", [first, *sys.path]),
-            (sys, "dont_write_bytecode", True),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        # A script may set these once; another run of it sets them again.
-        owner, name, method = _start_method()
-        stack.callback(setattr, owner, name, method)
-        setattr(owner, name, None)
+        replace = stack.enter_context(replacing())
+        replace(sys, argv=[program.name, *program.arguments], path=[first, *sys.path])
+        replace(sys, dont_write_bytecode=True)
+        # A script may set once how processes are started; another run of it sets it again.
+        replace(multiprocessing.context._default_context, _actual_context=None)
         if sys.modules.get("torch"):
             from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
 
@@ -155,12 +150,6 @@ def _surroundings(program: Program) -> Iterator[None]:
         # A user's module may hold fake tensors or the answers of the pretended machine.
         stack.callback(_forget_user_modules, set(sys.modules))
         yield
-
-
-def _start_method() -> tuple[Any, str, Any]:
-    """Where multiprocessing keeps how processes are started, and its present value."""
-    owner: Any = multiprocessing.context._default_context
-    return owner, "_actual_context", owner._actual_context
 
 
 def _restore_environment(before: dict[str, str]) -> None:

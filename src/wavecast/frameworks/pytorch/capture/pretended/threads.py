@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
+from wavecast.frameworks.replacements import replacing
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""
@@ -138,13 +139,10 @@ class TracedThreads:
         self._here.traced = True
         with ExitStack() as stack:
             stack.callback(self._close)
-            for owner, name, value in (
-                (threading.Thread, "start", self._starting(threading.Thread.start)),
-                (futures.ThreadPoolExecutor, "submit", self._submitting()),
-                (FakeTensor, "__torch_dispatch__", self._dispatching()),
-            ):
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
+            replace = stack.enter_context(replacing())
+            replace(threading.Thread, start=self._starting(threading.Thread.start))
+            replace(futures.ThreadPoolExecutor, submit=self._submitting())
+            replace(FakeTensor, __torch_dispatch__=self._dispatching())
             try:
                 yield
             except KeyboardInterrupt:
