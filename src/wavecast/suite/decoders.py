@@ -120,16 +120,16 @@ class MasterWeights(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         """Clip the gradients, update the copies, and round them to the weights."""
         with torch.no_grad():
-            self._update()
+            self._apply_gradients()
 
-    def _update(self) -> None:
-        made: list[Any]
+    def _apply_gradients(self) -> None:
+        own: list[Any]
         if self.scale == 1:
-            made = gradients = [weight.main_grad for weight in self.weights]
+            own = gradients = [weight.main_grad for weight in self.weights]
         else:
-            made, gradients = [w.grad for w in self.weights], self._listed("gradient")
-            torch._foreach_copy_(gradients, made)
-        norm = nn.utils.get_total_norm(made) / self.scale
+            own, gradients = [w.grad for w in self.weights], self._listed("gradient")
+            torch._foreach_copy_(gradients, own)
+        norm = nn.utils.get_total_norm(own) / self.scale
         torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0) / self.scale)
         steps = self._listed("step")
         torch._foreach_add_(steps, 1)

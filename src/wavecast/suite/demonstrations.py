@@ -178,14 +178,14 @@ def _translator(rate: float | None, device: str) -> Learner:
     def refill() -> Inputs:
         words = torch.randint(1, 7, source.shape) * source
         translation = words.gather(1, backwards) * following
-        begun = torch.cat([torch.ones(32, 1), translation[:, :-1]], dim=1) * following
-        return words, begun, translation
+        said_before = torch.cat([torch.ones(32, 1), translation[:, :-1]], dim=1) * following
+        return words, said_before, translation
 
     def quality() -> float:
         right = total = 0.0
         for _ in range(8):
-            words, begun, translation = refill()
-            guessed = _evaluated(step, words, lengths.squeeze(1).tolist(), begun.long())
+            words, said_before, translation = refill()
+            guessed = _evaluated(step, words, lengths.squeeze(1).tolist(), said_before.long())
             right += float(((guessed.argmax(dim=-1) == translation) & following).sum())
             total += float(following.sum())
         return right / total
@@ -256,11 +256,11 @@ def _listener(rate: float | None, device: str) -> Learner:
         sound, spelled = refill()
         wrong = total = 0
         with torch.no_grad():
-            for one, letters_of_one in zip(sound, spelled, strict=True):
-                count = int((letters_of_one > 0).sum())
+            for heard, letters in zip(sound, spelled, strict=True):
+                count = int((letters > 0).sum())
                 long = min(7 * count + 7, sound.shape[-1])
-                logits = _evaluated(step, one[None, ..., :long], [long], part=0)
-                wrong += _distance(_best_path(logits[:, 0]), letters_of_one[:count].tolist())
+                logits = _evaluated(step, heard[None, ..., :long], [long], part=0)
+                wrong += _distance(_best_path(logits[:, 0]), letters[:count].tolist())
                 total += count
         return 1 - wrong / total
 
@@ -276,8 +276,8 @@ def _painter(rate: float | None, device: str) -> Learner:
 
     def quality() -> float:
         with torch.no_grad():
-            made = step.model["generator"](torch.randn(64, 8))
-        return 1 - float((made - 0.6).abs().mean())
+            images = step.model["generator"](torch.randn(64, 8))
+        return 1 - float((images - 0.6).abs().mean())
 
     return Learner(step, refill, quality)
 
@@ -521,7 +521,7 @@ def demonstration(model: str) -> Demonstration:
     Raises:
         InvalidInput: there is none.
     """
-    known = {one.model: one for one in DEMONSTRATIONS}
+    known = {each.model: each for each in DEMONSTRATIONS}
     if model not in known:
         raise InvalidInput(f"there is no small training of {model}; known: {', '.join(known)}")
     return known[model]

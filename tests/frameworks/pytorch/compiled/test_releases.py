@@ -18,8 +18,6 @@ from wavecast.frameworks.pytorch.compiled import tracing
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.traces.step import Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 IGNORED = "torch.compile was ignored; the step was traced as eager PyTorch"
 TRIED = "torch 2.9 to 2.13 and 2.15"
 

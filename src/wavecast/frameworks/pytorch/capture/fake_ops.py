@@ -210,13 +210,13 @@ def flat_weights(weights: list[Any], stride: int) -> Any:
     `flatten_parameters` makes it. None if there is none, as in a copy of the layer.
     """
     first, storage = weights[0], weights[0].untyped_storage()
-    as_wanted = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
+    in_one_buffer = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
         key_of(weight) == key_of(first)
         and weight.is_contiguous()
         and weight.storage_offset() == offset
         for weight, offset in zip(weights, _offsets(weights), strict=True)
     )
-    if not as_wanted:
+    if not in_one_buffer:
         return None
     with torch.no_grad():
         return torch.empty(0, dtype=first.dtype, device=first.device).set_(storage)
@@ -265,12 +265,12 @@ def _batch_norm_stats(source: Any, *_: Any) -> Any:
 
 
 def _batch_norm_backward_reduce(
-    gradient: Any, source: Any, mean: Any, _: Any, weight: Any, *wanted: bool
+    gradient: Any, source: Any, mean: Any, _: Any, weight: Any, *needed: bool
 ) -> Any:
     """The sums of one rank for the backward pass of SyncBatchNorm."""
-    sums = [torch.empty_like(mean) if is_wanted else None for is_wanted in (wanted[0],) * 2]
+    sums = [torch.empty_like(mean) if is_needed else None for is_needed in (needed[0],) * 2]
     like = mean if weight is None else weight
-    return (*sums, *(torch.empty_like(like) if is_wanted else None for is_wanted in wanted[1:]))
+    return (*sums, *(torch.empty_like(like) if is_needed else None for is_needed in needed[1:]))
 
 
 def _ctc_loss(log_probs: Any, targets: Any, _lengths: Any, target_lengths: Any, *_: Any) -> Any:

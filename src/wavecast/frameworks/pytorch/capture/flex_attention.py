@@ -49,7 +49,8 @@ def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> dict[str, 
         **__: Any,
     ) -> Any:
         attributes = _attended(block_mask, query, key, assumptions)
-        learned = list(_learned_tensors(score_mod))
+        # Such as a learned bias of the scores.
+        learned = [tensor for tensor in _tensors_of(score_mod) if tensor.requires_grad]
         return _FlexAttention.apply(recorder, attributes, query, key, value, *learned)
 
     @contextmanager
@@ -117,7 +118,9 @@ def _attended(
     listed = fewest = _listed_blocks(block_mask)
     if listed is None or fewest is None:
         most, fewest = _open_blocks(block_mask, queries, keys)
-        listed = min(most, _listed_at_most(block_mask))
+        indices = (part for part in (block_mask[3], block_mask[5]) if part is not None)
+        room = sum(math.prod(part.shape[-2:]) for part in indices)
+        listed = min(most, room)
         if fewest < listed:
             assumptions.note(
                 f"the mask of flex_attention at {user_line()} depends on data: between "
@@ -127,8 +130,10 @@ def _attended(
     most_pairs, least_pairs = (
         int(min(blocks * q_block * k_block, queries * keys)) for blocks in (listed, fewest)
     )
-    possible = [(LEAST_ATTENDED, least_pairs)] if least_pairs < most_pairs else []
-    return [(ATTENDED, most_pairs), *possible]
+    attributes: Attributes = [(ATTENDED, most_pairs)]
+    if least_pairs < most_pairs:
+        attributes.append((LEAST_ATTENDED, least_pairs))
+    return attributes
 
 
 def _open_blocks(block_mask: tuple[Any, ...], queries: int, keys: int) -> OpenBlocks:
@@ -151,17 +156,6 @@ def _listed_blocks(block_mask: tuple[Any, ...]) -> int | None:
     if any(counts is None for counts in lists):
         return None
     return sum(math.ceil(int(n.sum()) / int(math.prod(n.shape[:-1]))) for n in lists)
-
-
-def _listed_at_most(block_mask: tuple[Any, ...]) -> int:
-    """How many blocks of keys a mask has room for."""
-    indices = [listed for listed in (block_mask[3], block_mask[5]) if listed is not None]
-    return sum(math.prod(listed.shape[-2:]) for listed in indices)
-
-
-def _learned_tensors(function: Any) -> Iterator[Any]:
-    """The tensors inside a function that get gradients, such as a learned bias of the scores."""
-    return (tensor for tensor in _tensors_of(function) if tensor.requires_grad)
 
 
 def _tensors_of(function: Any, depth: int = 4) -> Iterator[Any]:

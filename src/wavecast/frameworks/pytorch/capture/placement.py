@@ -495,7 +495,8 @@ class ResultCache:
             _, index, shape, stride, offset, dtype = recipe
             base = inputs[index]
             # A view is an inference tensor only if the tensor that it shows is one.
-            with nullcontext() if _may_view(base) else torch.inference_mode(False):
+            is_plain = torch.is_inference_mode_enabled() and not base.is_inference()
+            with torch.inference_mode(False) if is_plain else nullcontext():
                 elem = torch.empty(0, dtype=dtype, device="meta")
                 elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
                 return self._fake(elem, place)
@@ -538,11 +539,6 @@ class ResultCache:
 @functools.cache
 def _depends_on_shapes(func: Any) -> bool:
     return func.namespace in _BY_SHAPE or _NORMS.search(str(func)) is not None
-
-
-def _may_view(base: Any) -> bool:
-    """Whether a view made now is of the right kind: in inference mode, of an inference tensor."""
-    return not torch.is_inference_mode_enabled() or bool(base.is_inference())
 
 
 class _UnrepeatableError(Exception):

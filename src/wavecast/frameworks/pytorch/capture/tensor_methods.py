@@ -287,8 +287,8 @@ def _reduced(tensor: Any, _protocol: Any) -> Any:
 def _made_again(
     is_parameter: bool, shape: Any, strides: Any, dtype: Any, device: Any, grad: bool
 ) -> Any:
-    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return torch.nn.Parameter(made, grad) if is_parameter else made.requires_grad_(grad)
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.nn.Parameter(tensor, grad) if is_parameter else tensor.requires_grad_(grad)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
@@ -430,12 +430,12 @@ def _taking_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
     """A function that makes tensors, with `device` as a number, too."""
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def make_there(*args: Any, **kwargs: Any) -> Any:
         if _is_number(kwargs.get("device")):
             kwargs["device"] = _numbered(kwargs["device"])
         return make(*args, **kwargs)
 
-    return made
+    return make_there
 
 
 def _parsing(parse: Callable[..., Any]) -> Callable[..., Any]:
@@ -465,9 +465,9 @@ def fake_subclasses() -> Iterator[None]:
     def make_subclass(cls: Any, data: Any, require_grad: bool = False, **options: Any) -> Any:
         if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
             return make_real(cls, data, require_grad, **options)
-        made = data.detach()
-        made.__class__ = _fake_class(cls)
-        return made.requires_grad_(require_grad)
+        tensor = data.detach()
+        tensor.__class__ = _fake_class(cls)
+        return tensor.requires_grad_(require_grad)
 
     new = FakeTensor.__new__
 

@@ -62,9 +62,9 @@ class NodeKernels(NamedTuple):
 def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
     """The kernels that Inductor generates for a node."""
     if node.is_template():
-        return NodeKernels((_template(node, graph),))
+        return NodeKernels((_template_kernel(node, graph),))
     if hasattr(node, "get_subkernel_nodes"):
-        return NodeKernels(tuple(_lists(node, graph)))
+        return NodeKernels(tuple(_list_kernels(node, graph)))
     if hasattr(node, "node1") and hasattr(node, "node2") and not hasattr(node, "group_size"):
         return _in_two_orders(node, graph, sm_count)
     points, reduction = node.group[1]
@@ -87,7 +87,7 @@ def list_kernel(nodes: Sequence[Any], graph: Any) -> PlannedOp:
     return _op(FOREACH, attrs, accesses, operations, members)
 
 
-def _lists(node: Any, graph: Any) -> Iterable[PlannedOp]:
+def _list_kernels(node: Any, graph: Any) -> Iterable[PlannedOp]:
     """A kernel over a list, or several if it has too many arguments for one."""
     part: list[Any] = []
     count = 0
@@ -312,7 +312,7 @@ def _sum_of_parts(
 # Templates, which Inductor's search may choose instead of a library.
 
 
-def _template(node: Any, graph: Any) -> PlannedOp:
+def _template_kernel(node: Any, graph: Any) -> PlannedOp:
     hint = hint_of(graph)
     template = node.get_template_node()
     members = node.get_nodes()

@@ -265,9 +265,11 @@ def _typed(kind: Any, value: Any) -> Any:
         return {_typed(inner[0], key): _typed(inner[1], item) for key, item in value}
     if origin is tuple:
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(one, item) for one, item in zip(kinds, value, strict=True))
+        return tuple(
+            _typed(inner_kind, item) for inner_kind, item in zip(kinds, value, strict=True)
+        )
     kinds = _fields(kind)
-    return kind(*(_typed(one, item) for one, item in zip(kinds, value, strict=True)))
+    return kind(*(_typed(item_kind, item) for item_kind, item in zip(kinds, value, strict=True)))
 
 
 def _scalar(value: Any) -> Any:

@@ -292,10 +292,10 @@ def _may_be_inverted(node: Any) -> bool:
 def _is_between(scheduler: Any, node1: Any, node2: Any) -> bool:
     """Whether another node that reads what the first writes must run before the second."""
     names, renamed = node1.get_operation_names()._dict.keys(), scheduler.mutation_renames
-    made = {renamed.get(dep.name, dep.name) for dep in node1.read_writes.writes}
-    made.update(node1.get_buffer_names())
+    written = {renamed.get(dep.name, dep.name) for dep in node1.read_writes.writes}
+    written.update(node1.get_buffer_names())
     for dep in node2.unmet_dependencies:
-        if dep.name in made or renamed.get(dep.name, dep.name) in made:
+        if dep.name in written or renamed.get(dep.name, dep.name) in written:
             continue
         op = scheduler.name_to_buf[dep.name].defining_op_name()
         between = scheduler.name_to_fused_node[op]
@@ -674,12 +674,12 @@ def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
     if not fx_utils._is_fake_tensor_same(value, before, storages, check_storage=False):
         return False
     storage = fx_utils.get_storage(before)
-    views, found = [node], {node}
+    views, known = [node], {node}
     for view in views:  # which grows meanwhile
-        new = [n for n in view.users if n not in found and fx_utils.get_node_storage(n) == storage]
+        new = [n for n in view.users if n not in known and fx_utils.get_node_storage(n) == storage]
         views.extend(new)
-        found.update(new)
-    return len(found) == storages[storage]
+        known.update(new)
+    return len(known) == storages[storage]
 
 
 @in_place_of("torch._inductor.utils", "gather_origins", "0bc69e87e146")

@@ -49,10 +49,10 @@ class ShapeDraw:
         """A random tensor in the drawn dtype and layout."""
         if not 0 < torch.Size(shape).numel() <= LARGEST:
             raise TooLarge
-        made = torch.randn(shape, device=self.device, dtype=self.dtype)
+        tensor = torch.randn(shape, device=self.device, dtype=self.dtype)
         if self.layout == "nhwc" and len(shape) == 4:
-            made = made.contiguous(memory_format=torch.channels_last)
-        return made.requires_grad_(grad)
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor.requires_grad_(grad)
 
 
 class TooLarge(Exception):
@@ -128,12 +128,12 @@ def _filters(draw: ShapeDraw, form: str, side: int) -> tuple[Filters, int]:
         case "stem":
             channels, filters = pick.choice((1, 3, 3, 3, 4)), pick.choice((16, 24, 32, 48, 64, 96))
             kernel, stride = pick.choice(((3, 2), (3, 1), (7, 2), (11, 4), (5, 1)))
-            made = Filters(channels, filters, kernel, stride, first=True)
-            return made, pick.choice((128, 160, 224, 299, 384))
+            stem = Filters(channels, filters, kernel, stride, first=True)
+            return stem, pick.choice((128, 160, 224, 299, 384))
         case "patch":
             kernel, channels = pick.choice((2, 4, 8, 14, 16)), pick.choice((3, 3, 64, 128, 256))
-            made = Filters(channels, filters, kernel, kernel, first=channels == 3)
-            return made, kernel * pick.choice((7, 14, 16, 28))
+            patch = Filters(channels, filters, kernel, kernel, first=channels == 3)
+            return patch, kernel * pick.choice((7, 14, 16, 28))
         case "up":
             kernel, stride = pick.choice(((4, 2), (2, 2), (3, 2)))
             return replace(plain, kernel=kernel, stride=stride, up=True), side

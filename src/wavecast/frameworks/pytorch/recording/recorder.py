@@ -313,7 +313,7 @@ class OpRecorder:
         returned = tensors_of(out) or []
         for tensor in returned:
             if tensor.device.type == "cuda":
-                self._remember(tensor)
+                self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
             self.on_op(func, args, returned)
         if not self._records():
@@ -337,12 +337,8 @@ class OpRecorder:
         """Follow the memory of tensors that an op will read. Some were made before recording."""
         for tensor in tensors:
             if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
-                self._remember(tensor)
+                self.follow(tensor)
                 self._live[key_of(tensor)][0].born = -1
-
-    def follow(self, tensor: Any) -> None:
-        """Follow the memory of a GPU tensor that was made just now, and not by a recorded op."""
-        self._remember(tensor)
 
     def adopt(self, written: Any, tensor: Any) -> None:
         """Give a tensor the values that calls wrote to another one, which had no memory."""
@@ -391,7 +387,7 @@ class OpRecorder:
     ) -> None:
         """Record an op on the GPU that does not come through torch's dispatcher."""
         for tensor in outputs:
-            self._remember(tensor)
+            self.follow(tensor)
         if self._recording:
             op = with_switches(self._ops.op(name, inputs, outputs, attrs))
             self._append(op, inputs, outputs)
@@ -405,16 +401,16 @@ class OpRecorder:
         finally:
             self._here.graph = None
 
-    def emit(self, run: EmittedKernel, made: list[Any], renewed: Sequence[Any] = ()) -> None:
+    def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
         """Record a kernel of compiled code.
 
-        The tensors in `made` are allocated for it; those in `renewed` take the memory of others,
+        The tensors in `allocated` are made for it; those in `renewed` take the memory of others,
         which are not needed any more.
         """
-        for tensor in made:
-            self._remember(tensor)
+        for tensor in allocated:
+            self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
-            self.on_op(None, (), made)
+            self.on_op(None, (), allocated)
         if self._records():
             self._append(self._ops.known(run.op))
             entry = self._entries[-1]
@@ -450,7 +446,7 @@ class OpRecorder:
         C++ code below autograd makes tensors on the device of its input, which for fake tensors is
         the host. A later op that uses the tensor with GPU tensors shows where it really is.
         """
-        self._remember(tensor)
+        self.follow(tensor)
         self._promote(self._writers_of([tensor]))
         for value in self._values.of_storage(key_of(tensor)):
             value.memory = self._live[key_of(tensor)][0]
@@ -554,7 +550,8 @@ class OpRecorder:
                 entry.syncs = waits(entry.op)
                 self._promote(entry.reads)
 
-    def _remember(self, tensor: Any) -> None:
+    def follow(self, tensor: Any) -> None:
+        """Follow the memory of a GPU tensor from now on."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:

@@ -267,13 +267,13 @@ def _from_data(make: Any, outside: OutsideTensors) -> Any:
     """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
     def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
-        made = make(data, device="cpu", **options)
-        wanted = torch.device(device if device is not None else _default_device())
-        if wanted.type == "meta":
-            return made.to(wanted)
-        if wanted.type != "cuda":
-            return pin(made) if pin_memory else made
-        on_the_gpu = outside.copy_of(made)
+        on_host = make(data, device="cpu", **options)
+        place = torch.device(device if device is not None else _default_device())
+        if place.type == "meta":
+            return on_host.to(place)
+        if place.type != "cuda":
+            return pin(on_host) if pin_memory else on_host
+        on_the_gpu = outside.copy_of(on_host)
         put_on_gpu(on_the_gpu)
         return torch.ops.aten.lift_fresh.default(on_the_gpu)
 

@@ -604,8 +604,8 @@ def _is_at(place: str, file: str, line: int) -> bool:
     place_file, _, place_line = place.rpartition(":")
     if place_line != str(line):
         return False
-    wanted = Path(file).parts
-    return Path.cwd().joinpath(place_file).parts[-len(wanted) :] == wanted
+    last_parts = Path(file).parts
+    return Path.cwd().joinpath(place_file).parts[-len(last_parts) :] == last_parts
 
 
 # Which truth value lets a loop go on, where code reads one to decide whether the loop ends.
