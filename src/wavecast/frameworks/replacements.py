@@ -1,7 +1,8 @@
-"""Attributes of other libraries' modules, classes and objects, replaced for a while."""
+"""What is replaced for a while: attributes of modules, classes and objects; the environment."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,3 +26,15 @@ def replacing() -> Iterator[Callable[..., None]]:
                 setattr(owner, name, value)
 
         yield replace
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """Whatever the block does to the environment is undone at its end."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in os.environ.keys() - before.keys():
+            del os.environ[name]
+        os.environ |= before

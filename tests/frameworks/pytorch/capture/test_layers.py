@@ -396,7 +396,7 @@ def test_packed_sequences_of_unknown_lengths_are_an_upper_bound() -> None:
     (note,) = trace.notes
     assert note.startswith("the lengths of packed sequences at ")
     assert note.endswith("depend on data; their upper bound, 7, was assumed")
-    assert "test_rnn.py" in note
+    assert "test_layers.py" in note
 
 
 def test_a_list_of_sequences_can_be_packed() -> None:

@@ -54,13 +54,6 @@ WIDEST = """
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
 """.split()
 
-# CUDA casts these ops, too. `_cudnn_rnn` is cast in `rnn`. It is not known how torch 2.15 casts
-# `linalg_matrix_sqrth`, so it is left alone. The rest are forms of the above for named tensors.
-LEFT_OUT = """
-    _cudnn_rnn linalg_matrix_sqrth softmax.Dimname log_softmax.Dimname norm.names_ScalarOpt_dim
-    cumsum.dimname cumprod.dimname sum.dim_DimnameList prod.dim_Dimname
-""".split()
-
 BANNED = ["binary_cross_entropy"]
 
 Policy = Callable[[str, Any, "Casts"], Callable[..., Any]]

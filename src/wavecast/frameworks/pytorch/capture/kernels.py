@@ -11,7 +11,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -102,12 +102,16 @@ def _implementations(
     yield "batch_norm", batch_norm
     yield "group_norm", group_norm
     yield "rms_norm", rms_norm
-    yield "scaled_dot_product_attention", AttentionCall(capability)
-    yield "softmax.int", Softmax(_aten._softmax)
-    yield "log_softmax.int", Softmax(_aten._log_softmax)
+    yield "scaled_dot_product_attention", partial(attention, capability)
+    yield "softmax.int", partial(softmax, _aten._softmax)
+    yield "log_softmax.int", partial(softmax, _aten._log_softmax)
     yield "lstm_cell", lstm_cell
     yield "gru_cell", gru_cell
-    yield from sequence_kernels(assumptions)
+    yield "ctc_loss.IntList", partial(ctc_loss, assumptions)
+    yield "ctc_loss.Tensor", partial(ctc_loss, assumptions)
+    yield "pad_sequence", pad_sequence
+    yield "_pad_packed_sequence", pad_packed_sequence
+    yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)
         yield f"{name}.input", layer.run_padded
@@ -148,21 +152,12 @@ def batch_norm(
         and torch.bfloat16 not in (source.dtype, weight.dtype)
         and (source.dtype is not torch.float16 or weight.dtype is torch.float32)
     )
+    settings = (weight, bias, running_mean, running_var, training, momentum, eps)
     if use_cudnn:
-        return _aten.cudnn_batch_norm(
-            source.contiguous(memory_format=suggested(source)),
-            weight,
-            bias,
-            running_mean,
-            running_var,
-            training,
-            momentum,
-            eps,
-        )[0]
+        ordered = source.contiguous(memory_format=suggested(source))
+        return _aten.cudnn_batch_norm(ordered, *settings)[0]
     torch.empty(0, dtype=torch.uint8, device=source.device)  # torch makes it for cuDNN's reserve
-    return _aten.native_batch_norm(
-        source, weight, bias, running_mean, running_var, training, momentum, eps
-    )[0]
+    return _aten.native_batch_norm(source, *settings)[0]
 
 
 def group_norm(
@@ -174,18 +169,9 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """Group norm. CUDA's kernel needs contiguous input; the CPU's takes channels_last, too."""
-    batch, channels = source.shape[:2]
-    spatial = math.prod(source.shape[2:])
-    return _aten.native_group_norm(
-        source.contiguous(),
-        None if weight is None else weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        batch,
-        channels,
-        spatial,
-        num_groups,
-        eps,
-    )[0]
+    weight, bias = (t if t is None else t.contiguous() for t in (weight, bias))
+    sizes = (*source.shape[:2], math.prod(source.shape[2:]), num_groups)
+    return _aten.native_group_norm(source.contiguous(), weight, bias, *sizes, eps)[0]
 
 
 def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
@@ -218,17 +204,14 @@ class _FusedRmsNorm(torch.autograd.Function):
         return d_source, None, d_weight, None
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp)."""
+def softmax(kernel: Any, source: Any, dim: int, dtype: Any = None) -> Any:
+    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp) by a kernel.
 
-    kernel: Any
-
-    def __call__(self, source: Any, dim: int, dtype: Any = None) -> Any:
-        """Call the kernel. CUDA's can cast float16 to float32; other types are cast before."""
-        if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
-            return self.kernel(source, dim, True)
-        return self.kernel(source if dtype is None else source.to(dtype), dim, False)
+    CUDA's can cast float16 to float32; other types are cast before.
+    """
+    if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
+        return kernel(source, dim, True)
+    return kernel(source if dtype is None else source.to(dtype), dim, False)
 
 
 # Attention while a step is traced: the call of the kernel that a GPU would run.
@@ -238,47 +221,39 @@ _MASK_ALIGNMENT = 8
 """The efficient kernel reads rows of a mask from multiples of this many elements."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """`scaled_dot_product_attention` on a GPU of one compute capability."""
-
-    capability: tuple[int, int]
-
-    def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        """Call the chosen kernel, as in `aten/native/transformers/attention.cpp`."""
-        facts = _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = choose(facts, self.capability, _enabled())
-        if backend == FLASH:
-            return _run_flash(query, key, value, dropout_p, is_causal, scale)
-        if backend == MATH:
-            options = {"scale": scale, "enable_gqa": enable_gqa}
-            return _aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, None, **options
-            )[0]
-        mask = _additive_mask(query, attn_mask)
-        needs_logsumexp = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (query, key, value)
-        )
-        if backend == EFFICIENT:
-            if mask is not None:
-                mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
-            return _aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
-            )[0]
-        return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, needs_logsumexp, dropout_p, is_causal, False, scale=scale
+def attention(
+    capability: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` by the chosen kernel (native/transformers/attention.cpp)."""
+    facts = _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = choose(facts, capability, _enabled())
+    if backend == FLASH:
+        return _run_flash(query, key, value, dropout_p, is_causal, scale)
+    if backend == MATH:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, **options
         )[0]
+    mask = _additive_mask(query, attn_mask)
+    needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if backend == EFFICIENT:
+        if mask is not None:
+            mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        return _aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, needs_logsumexp, dropout_p, is_causal, False, scale=scale
+    )[0]
 
 
 def _enabled() -> frozenset[str]:
@@ -347,58 +322,42 @@ def _additive_mask(query: Any, mask: Any) -> Any:
 # CTC loss and packed sequences, whose lengths the host must know.
 
 
-def sequence_kernels(assumptions: Assumptions) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The implementations, with the names of the operators."""
-    yield "ctc_loss.IntList", CtcLoss(assumptions)
-    yield "ctc_loss.Tensor", CtcLoss(assumptions)
-    yield "pad_sequence", pad_sequence
-    yield "_pad_packed_sequence", pad_packed_sequence
-    yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
-
-
-@dataclass(frozen=True)
-class CtcLoss:
+def ctc_loss(
+    assumptions: Assumptions,
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
     """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
 
-    Torch chooses cuDNN's kernel by values: for int32 targets on the host, if all inputs are as long
-    as the longest. That is not modelled, and a note says so.
+    Torch copies lengths to the host and targets to the GPU. It chooses cuDNN's kernel by values:
+    for int32 targets on the host, if all inputs are as long as the longest. That is not modelled,
+    and a note says so.
     """
-
-    assumptions: Assumptions
-
-    def __call__(
-        self,
-        log_probs: Any,
-        targets: Any,
-        input_lengths: Any,
-        target_lengths: Any,
-        blank: int = 0,
-        reduction: int = 1,
-        zero_infinity: bool = False,
-    ) -> Any:
-        """Call it as torch does, which copies lengths to the host and targets to the GPU."""
-        if targets.dtype is torch.int32 and blank == 0:
-            self.assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
-        if isinstance(input_lengths, torch.Tensor):
-            longest = targets.shape[-1]
-            input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
-            target_lengths = self._to_list(target_lengths, longest, "CTC targets")
-        targets = targets.to(log_probs.device)
-        targets.to(torch.int32)  # torch makes this copy to ask whether MIOpen can run it
-        targets = targets.to(torch.int64)
-        loss = _aten._ctc_loss(
-            log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
-        )[0]
-        if zero_infinity:
-            zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
-            loss = torch.where(loss == math.inf, zero, loss)
-        if reduction == 1:
-            lengths = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device)
-            return (loss / lengths.clamp_min(1)).mean()
-        return loss.sum() if reduction == 2 else loss
-
-    def _to_list(self, lengths: Any, bound: int, what: str) -> list[int]:
-        return self.assumptions.lengths(lengths.to("cpu", torch.int64), bound, what)
+    if targets.dtype is torch.int32 and blank == 0:
+        assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
+    if isinstance(input_lengths, torch.Tensor):
+        longest = log_probs.shape[0], targets.shape[-1]
+        on_host = input_lengths.to("cpu", torch.int64)
+        input_lengths = assumptions.lengths(on_host, longest[0], "CTC inputs")
+        on_host = target_lengths.to("cpu", torch.int64)
+        target_lengths = assumptions.lengths(on_host, longest[1], "CTC targets")
+    targets = targets.to(log_probs.device)
+    targets.to(torch.int32)  # torch makes this copy to ask whether MIOpen can run it
+    targets = targets.to(torch.int64)
+    lengths = (input_lengths, target_lengths)
+    loss = _aten._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+        loss = torch.where(loss == math.inf, zero, loss)
+    if reduction == 1:
+        divisors = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device)
+        return (loss / divisors.clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss
 
 
 def pad_sequence(

@@ -21,7 +21,7 @@ from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.values.places import gpu_numbers
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
-from wavecast.frameworks.replacements import replacing
+from wavecast.frameworks.replacements import environment_kept, replacing
 
 
 def forget_shardings() -> None:
@@ -282,7 +282,8 @@ def fake_process_groups(place: RankPlace) -> Iterator[None]:
 
     setattr(new_group, _OWN, make)
     with ExitStack() as stack:
-        stack.enter_context(_environment(place.environment()))
+        stack.enter_context(environment_kept())
+        os.environ |= place.environment()
         # Torch adds the rank to errors.
         stack.enter_context(replacing())(sys, excepthook=sys.excepthook)
         stack.enter_context(_groups_set_aside())
@@ -297,17 +298,6 @@ def _shown(backend: Any) -> str:
     """The name of the backend that code sees: NCCL's wherever it serves GPUs."""
     name = str(backend)
     return "nccl" if name in ("undefined", "fake") or "nccl" in name else name
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 _TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")

@@ -170,40 +170,6 @@ def convolution(draw: ShapeDraw) -> Layer:
     return through(run, *leaves)
 
 
-_WIDTHS = (16, 24, 32, 48, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 672,
-           768, 960, 1024, 1024, 1152, 1536, 2048)  # fmt: skip
-"""The channels of common networks."""
-
-
-def network_convolution(draw: ShapeDraw) -> Layer:
-    """A convolution as networks have it: common widths, the finer the image the fewer; no bias."""
-    pick = draw.random
-    side = pick.choice((224, 112, 112, 56, 56, 28, 28, 14, 14, 7, 7, 128, 64, 32, 16, 8))
-    batch = pick.choice((8, 16, 16, 32, 32, 64, 64, 128))
-    channels = pick.choice([width for width in _WIDTHS if width * side <= 15_000])
-    filters = max(round(channels * pick.choice((0.25, 0.5, 1, 1, 1, 1, 2, 4)) / 8) * 8, 8)
-    stride, groups, first = pick.choices((1, 2), (80, 20))[0], 1, False
-    kernel = pick.choices((3, 5, 7), (80, 12, 8))[0]
-    match pick.choices(("plain", "point", "depthwise", "stem", "grouped"), (42, 26, 20, 6, 6))[0]:
-        case "point":
-            kernel = 1
-        case "depthwise":
-            filters = groups = channels
-        case "stem":
-            channels, filters, first = 3, pick.choice((16, 24, 32, 64, 64, 96)), True
-            side = pick.choice((224, 256, 192))
-            kernel, stride = pick.choice(((3, 2), (3, 1), (7, 2), (11, 4)))
-        case "grouped":
-            filters, groups = channels, max(channels // pick.choice((8, 16, 32)), 1)
-    _need(2.0 * batch * (side / stride) ** 2 * filters * channels / groups * kernel**2, draw)
-    image = draw.tensor(batch, channels, side, side, grad=not first)
-    weight = draw.tensor(filters, channels // groups, kernel, kernel)
-    if not batch * filters * (side // stride) ** 2 <= LARGEST:
-        raise TooLarge
-    run = partial(F.conv2d, image, weight, None, stride, kernel // 2, 1, groups)
-    return through(run, image, weight)
-
-
 def linear(draw: ShapeDraw) -> Layer:
     """A linear layer with or without bias, from few rows to many."""
     rows, inwards, out = draw.usual(8, 32768), draw.usual(16, 8192), draw.usual(16, 8192)

@@ -140,10 +140,11 @@ class ValueTable:
     """Numbers of tensors: equal for tensors that see the same memory in the same way.
 
     So a detached tensor, or one that autograd has saved and unpacked, keeps its number, and a view
-    of another shape, offset or type gets its own.
+    of another shape, offset or type gets its own. `live` has the GPU memory of each storage.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, live: Mapping[int, tuple[LiveMemory, Any]]) -> None:
+        self._live = live
         self.rows: list[LiveValue] = []
         self._storages: dict[int, _Storage] = {}
 
@@ -153,29 +154,18 @@ class ValueTable:
         self._storages.clear()
 
     def numbers(
-        self,
-        tensors: Sequence[Any],
-        specs: Sequence[TensorSpec],
-        live: dict[int, tuple[LiveMemory, Any]],
-        sources: Iterable[int] = (),
+        self, tensors: Sequence[Any], specs: Sequence[TensorSpec], sources: Sequence[int] = ()
     ) -> tuple[int, ...]:
         """The numbers of tensors that a call reads or writes.
 
         A new value is a view of the first of the `sources`, which the call reads, that lies in the
-        same storage. `live` has the GPU memory of each storage.
+        same storage.
         """
-        return tuple(
-            self._number(tensor, spec, live, sources)
-            for tensor, spec in zip(tensors, specs, strict=True)
-        )
+        pairs = zip(tensors, specs, strict=True)
+        return tuple(self._number(tensor, spec, sources) for tensor, spec in pairs)
 
     def _number(
-        self,
-        tensor: Any,
-        spec: TensorSpec,
-        live: dict[int, tuple[LiveMemory, Any]],
-        sources: Iterable[int],
-        offset: int | None = None,
+        self, tensor: Any, spec: TensorSpec, sources: Sequence[int], offset: int | None = None
     ) -> int:
         key, known = self._storage(tensor)
         begin = tensor.storage_offset() if offset is None else offset
@@ -183,26 +173,19 @@ class ValueTable:
         number = known.numbers.get(place)
         if number is None:
             number = known.numbers[place] = len(self.rows)
-            memory = live.get(key)
+            memory = self._live.get(key)
             here = known.numbers.values()
             base = next((source for source in sources if source in here), None)
             self.rows.append(LiveValue(spec, memory and memory[0], base))
         return number
 
-    def part(
-        self,
-        tensor: Any,
-        whole: TensorSpec,
-        offset: int,
-        spec: TensorSpec,
-        live: dict[int, tuple[LiveMemory, Any]],
-    ) -> int:
+    def part(self, tensor: Any, whole: TensorSpec, offset: int, spec: TensorSpec) -> int:
         """The number of what a compiled kernel sees of a tensor, which may be a view of it.
 
         `whole` is the spec of the tensor; the view begins at `offset` of its storage.
         """
-        base = self._number(tensor, whole, live, ())
-        return self._number(tensor, spec, live, (base,), offset)
+        base = self._number(tensor, whole, ())
+        return self._number(tensor, spec, (base,), offset)
 
     def _storage(self, tensor: Any) -> tuple[int, _Storage]:
         storage = tensor.untyped_storage()
@@ -233,14 +216,14 @@ class ValueTable:
         if key in self._storages:
             self._storages[key].numbers.clear()
 
-    def adopt(self, written: Any, tensor: Any, live: dict[int, tuple[LiveMemory, Any]]) -> None:
+    def adopt(self, written: Any, tensor: Any) -> None:
         """Let the values of one tensor be those of another one."""
         known = self._storages.pop(written.untyped_storage()._cdata, None)
         if known is not None:
             key, storage = self._storage(tensor)
             storage.numbers |= known.numbers
             for number in known.numbers.values():
-                self.rows[number].memory = live[key][0] if key in live else None
+                self.rows[number].memory = self._live[key][0] if key in self._live else None
 
     def find(self, tensor: Any, spec: TensorSpec) -> LiveValue | None:
         """The value of a tensor, if a call has read or written it."""
@@ -288,7 +271,7 @@ class OpRecorder:
         self._casts: list[tuple[LiveMemory, LiveMemory]] = []
         """Memory that holds another memory's values in a narrower type: the source and the copy."""
         self._live: dict[int, tuple[LiveMemory, weakref.ref[Any]]] = {}
-        self._values = ValueTable()
+        self._values = ValueTable(self._live)
         self._ops = SeenOps()
 
     def __len__(self) -> int:
@@ -342,7 +325,7 @@ class OpRecorder:
 
     def adopt(self, written: Any, tensor: Any) -> None:
         """Give a tensor the values that calls wrote to another one, which had no memory."""
-        self._values.adopt(written, tensor, self._live)
+        self._values.adopt(written, tensor)
 
     def take_inside(self, nbytes: int) -> None:
         """Record the workspace of the op that will be recorded next."""
@@ -395,11 +378,10 @@ class OpRecorder:
     @contextmanager
     def graph(self) -> Iterator[None]:
         """Record the calls inside the block as those of one compiled graph."""
-        self._here.graph, self._graphs = self._graphs, self._graphs + 1
-        try:
+        number, self._graphs = self._graphs, self._graphs + 1
+        with replacing() as replace:
+            replace(self._here, graph=number)
             yield
-        finally:
-            self._here.graph = None
 
     def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
         """Record a kernel of compiled code.
@@ -424,18 +406,16 @@ class OpRecorder:
         self, tensors: Sequence[tuple[Any, int]], specs: Sequence[TensorSpec]
     ) -> tuple[int, ...]:
         return tuple(
-            self._values.part(tensor, self._ops.spec(tensor), offset, spec, self._live)
+            self._values.part(tensor, self._ops.spec(tensor), offset, spec)
             for (tensor, offset), spec in zip(tensors, specs, strict=True)
         )
 
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Record no ops inside the block: it makes tensors that a real step makes only once."""
-        silent, self._here.silent = self._here.silent, True
-        try:
+        with replacing() as replace:
+            replace(self._here, silent=True)
             yield
-        finally:
-            self._here.silent = silent
 
     def _records(self) -> bool:
         return self._recording and not self._here.silent
@@ -522,8 +502,8 @@ class OpRecorder:
         if host:
             entry.reads = self._writers_of(inputs)
         if inputs or outputs:  # those of a compiled kernel follow
-            entry.inputs = self._values.numbers(inputs, op.inputs, self._live)
-            entry.outputs = self._values.numbers(outputs, op.outputs, self._live, entry.inputs)
+            entry.inputs = self._values.numbers(inputs, op.inputs)
+            entry.outputs = self._values.numbers(outputs, op.outputs, entry.inputs)
         self._entries.append(entry)
         if self.on_call is not None:
             self.on_call(len(self._entries))
@@ -667,64 +647,51 @@ def assemble(
     host_s: Mapping[int, float],
 ) -> Recording:
     """The recorded step, without ops that run on the host only."""
-    kept = [i for i, entry in enumerate(entries) if not entry.host]
     # position[i] is the number of kept calls before entry i.
     position = [0] * (len(entries) + 1)
+    # The values in order of first use, with their specs there.
+    specs: dict[int, TensorSpec] = {}
     for index, entry in enumerate(entries):
         position[index + 1] = position[index] + (not entry.host)
-    specs = _specs_in_order(entries[i] for i in kept)
+        if not entry.host:
+            values_used = zip(entry.inputs, entry.op.inputs, strict=True)
+            values_made = zip(entry.outputs, entry.op.outputs, strict=True)
+            for old, spec in (*values_used, *values_made):
+                specs.setdefault(old, spec)
     number = {old: new for new, old in enumerate(specs)}
-    calls = tuple(_call(entries[i], number, kernels.get(i, ()), host_s.get(i)) for i in kept)
-    allocations = tuple(
-        Allocation(
-            nbytes=memory.nbytes,
-            born=None if memory.born < 0 else position[memory.born],
-            freed=None if memory.freed is None else position[memory.freed],
-            role=memory.role,
-            module=memory.module,
-        )
-        for memory in memories
-    )
     allocation_of = {id(memory): i for i, memory in enumerate(memories)}
     return Recording(
-        calls,
-        allocations,
-        tuple(
+        calls=tuple(
+            Call(
+                op=entry.op,
+                phase=entry.phase,
+                module=entry.module,
+                stream=entry.stream,
+                syncs=entry.syncs,
+                kernels=kernels.get(index, ()),
+                host_s=host_s.get(index),
+                line=entry.line,
+                reads=tuple(number[value] for value in entry.inputs),
+                writes=tuple(number[value] for value in entry.outputs),
+                graph=entry.graph,
+            )
+            for index, entry in enumerate(entries)
+            if not entry.host
+        ),
+        allocations=tuple(
+            Allocation(
+                nbytes=memory.nbytes,
+                born=None if memory.born < 0 else position[memory.born],
+                freed=None if memory.freed is None else position[memory.freed],
+                role=memory.role,
+                module=memory.module,
+            )
+            for memory in memories
+        ),
+        values=tuple(
             _value(values[old], spec, number, allocation_of.get(id(values[old].memory)))
             for old, spec in specs.items()
         ),
-    )
-
-
-def _specs_in_order(entries: Iterable[OpEntry]) -> dict[int, TensorSpec]:
-    """The values of the entries in order of first use, with their specs there."""
-    specs: dict[int, TensorSpec] = {}
-    for entry in entries:
-        for value, spec in zip(entry.inputs, entry.op.inputs, strict=True):
-            specs.setdefault(value, spec)
-        for value, spec in zip(entry.outputs, entry.op.outputs, strict=True):
-            specs.setdefault(value, spec)
-    return specs
-
-
-def _call(
-    entry: OpEntry,
-    number: Mapping[int, int],
-    kernels: tuple[Kernel, ...],
-    host_s: float | None,
-) -> Call:
-    return Call(
-        op=entry.op,
-        phase=entry.phase,
-        module=entry.module,
-        stream=entry.stream,
-        syncs=entry.syncs,
-        kernels=kernels,
-        host_s=host_s,
-        line=entry.line,
-        reads=tuple(number[value] for value in entry.inputs),
-        writes=tuple(number[value] for value in entry.outputs),
-        graph=entry.graph,
     )
 
 

@@ -120,11 +120,9 @@ class Structure:
     @contextmanager
     def in_backward(self) -> Iterator[None]:
         """Count the ops inside the block to the backward pass, though no node of it runs."""
-        before, self._here.in_backward = self._here.in_backward, True
-        try:
+        with replacing() as replace:
+            replace(self._here, in_backward=True)
             yield
-        finally:
-            self._here.in_backward = before
 
     def held(self) -> Iterator[HeldTensor]:
         """The tensors of the modules and optimizers seen so far."""

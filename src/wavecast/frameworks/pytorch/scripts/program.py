@@ -26,7 +26,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     is_ours,
     is_users,
 )
-from wavecast.frameworks.replacements import replacing
+from wavecast.frameworks.replacements import environment_kept, replacing
 from wavecast.frameworks.target_files import imports_of
 
 _DISPATCH = str(Path(__file__).parents[1] / "capture" / "placement.py")
@@ -144,18 +144,12 @@ def _surroundings(program: Program) -> Iterator[None]:
             from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
 
             stack.enter_context(kept_in_this_process())
-        stack.callback(_restore_environment, dict(os.environ))
+        stack.enter_context(environment_kept())
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
         # A user's module may hold fake tensors or the answers of the pretended machine.
         stack.callback(_forget_user_modules, set(sys.modules))
         yield
-
-
-def _restore_environment(before: dict[str, str]) -> None:
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ |= before
 
 
 def _restore_logging(handlers: list[logging.Handler], level: int) -> None:

@@ -31,6 +31,7 @@ from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture.fake_ops import FAKE_OPS, grouped_mm
 from wavecast.frameworks.pytorch.capture.values.host_values import LARGEST_CONSTANT, known_values
 from wavecast.frameworks.pytorch.recording.user_lines import is_ours, user_line
+from wavecast.frameworks.replacements import replacing
 
 _aten = torch.ops.aten
 _TRUE = "_wavecast_true"
@@ -105,11 +106,9 @@ class Assumptions:
     @contextmanager
     def unnoted(self) -> Iterator[None]:
         """Keep no notes about values that are read inside the block: the step does not use them."""
-        quiet, self._quiet = self._quiet, True
-        try:
+        with replacing() as replace:
+            replace(self, _quiet=True)
             yield
-        finally:
-            self._quiet = quiet
 
     def note(self, text: str) -> None:
         """Add a note for the reader of the trace, once."""
