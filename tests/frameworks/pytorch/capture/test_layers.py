@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 from torch.utils.checkpoint import checkpoint
 
 from wavecast import ops
-from wavecast.frameworks.pytorch.capture import capture, placement
+from wavecast.frameworks.pytorch.capture import capture
 from wavecast.traces.step import Phase, Role, Trace
 
 
@@ -268,12 +268,7 @@ def test_inference_has_no_backward_and_keeps_no_activations(context: Any) -> Non
         model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten())
         model = nn.Sequential(model, nn.Linear(288, 4), nn.Softmax(-1)).cuda().eval()
         x = torch.randn(2, 3, 8, 8, device="cuda")
-
-        def step() -> None:
-            with context():
-                model(x)
-
-        return step
+        return lambda: context()(model)(x)
 
     trace = capture(make_step)
     assert {c.phase for c in trace} == {Phase.FORWARD}
@@ -438,26 +433,3 @@ def test_a_cell_is_two_products_and_a_fused_kernel_each_way(cell: str) -> None:
 
 def test_a_plain_cell_is_two_products_with_their_biases() -> None:
     assert names(over_time(nn.RNNCell), Phase.FORWARD)["aten.addmm"] == 14
-
-
-# Which ops torch computes only once, however often a step runs them.
-
-
-def test_norms_of_equal_shapes_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although the values of their running statistics are known, which start as zeros and ones."""
-    learned: list[str] = []
-    learn = placement.ResultCache.learn
-
-    def counted(cache: Any, key: Any, *others: Any) -> Any:
-        learned.append(str(key[0][0]))
-        return learn(cache, key, *others)
-
-    monkeypatch.setattr(placement.ResultCache, "learn", counted)
-
-    def make_model() -> Any:
-        layers = [layer for _ in range(4) for layer in (nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))]
-        return nn.Sequential(*layers)
-
-    trace = capture(training(make_model, (2, 8, 4, 4)))
-    assert len(calls_of(trace, "aten.cudnn_batch_norm_backward")) == 4
-    assert learned.count("aten.cudnn_batch_norm_backward.default") == 1

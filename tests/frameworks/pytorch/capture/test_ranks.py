@@ -368,17 +368,6 @@ def test_unused_parameters_are_reduced_as_zeros_and_told_to_the_others() -> None
     assert sum(each.given for each in made) == 2 * (64 + 8) * 4 + 4 * 4
 
 
-def test_a_wrapped_model_is_still_the_model() -> None:
-    def make_step() -> Step:
-        model = DistributedDataParallel(mlp().cuda())
-        assert list(model.state_dict()) == [f"module.{n}" for n in mlp().state_dict()]
-        assert isinstance(model.module, nn.Sequential)
-        x = torch.randn(4, 8, device="cuda")
-        return minimize(lambda: model(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
-
-    assert len(traced(make_step)) > 0
-
-
 # Memory.
 
 

@@ -31,7 +31,7 @@ from wavecast.frameworks.pytorch.capture.values.places import (
 from wavecast.frameworks.pytorch.compiled import dynamo, inductor, shortcuts
 from wavecast.frameworks.pytorch.compiled.dynamo import CompilerDevices
 from wavecast.frameworks.pytorch.compiled.fused_ops import BufferView, PlannedOp
-from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
+from wavecast.frameworks.pytorch.compiled.graph_plan import Planner
 from wavecast.frameworks.pytorch.compiled.inductor import has_symbols, key_of, sizes_of
 from wavecast.frameworks.pytorch.compiled.plans import (
     GraphPlan,
@@ -326,7 +326,7 @@ class _Session:
         if plan is None:
             graph = inductor.lowered(gm, inputs, *options)
             with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count, is_inference, roots)
+                plan = Planner(graph, self._target.sm_count, roots).plan(is_inference)
             if key is not None:
                 store_plan(key, plan)
         return plan

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -40,21 +39,11 @@ from wavecast.frameworks.pytorch.recording.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 
-def plan_of(
-    graph: Any,
-    sm_count: int,
-    is_inference: bool = False,
-    roots: Mapping[str, str] = MappingProxyType({}),
-) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once.
+class Planner:
+    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
 
     `roots` are the paths of modules, by the names that Dynamo has for them.
     """
-    return _Planner(graph, sm_count, roots).plan(is_inference)
-
-
-class _Planner:
-    """Reads the plan from Inductor's graph and scheduler."""
 
     def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
@@ -66,6 +55,7 @@ class _Planner:
         self._made: set[str] = set()
 
     def plan(self, is_inference: bool) -> GraphPlan:
+        """The plan; `is_inference` says that there is no backward pass."""
         nodes = self._graph.scheduler.nodes
         ops = [self._ops(node) for node in nodes]
         buffers = buffers_of(self._graph, is_inference)

@@ -440,7 +440,7 @@ def _mapped(func: Any, node: Any, is_leaf: Any) -> Any:
 @in_place_of(_SETS, "__or__", "3416defbd389")
 def unite(original: Any) -> Any:
     """The elements of both sets."""
-    kind, make = _set_and_maker()
+    kind, make = OrderedSet, OrderedSet._from_dict
 
     def either(self: Any, other: Any) -> Any:
         if type(self) is kind and type(other) is kind:
@@ -453,7 +453,7 @@ def unite(original: Any) -> Any:
 @in_place_of(_SETS, "__and__", "2d85979cfacb")
 def intersect(original: Any) -> Any:
     """The elements that are in both sets, in the order of the smaller one."""
-    kind, make = _set_and_maker()
+    kind, make = OrderedSet, OrderedSet._from_dict
 
     def both(self: Any, other: Any) -> Any:
         if type(self) is not kind or type(other) is not kind:
@@ -464,12 +464,6 @@ def intersect(original: Any) -> Any:
         return make({element: None for element in smaller if element in larger})
 
     return both
-
-
-def _set_and_maker() -> tuple[Any, Any]:
-    from torch.utils._ordered_set import OrderedSet
-
-    return OrderedSet, OrderedSet._from_dict
 
 
 @in_place_of("torch.utils._config_module:ConfigModule", "__getattr__", "00f80ea149ec")

@@ -574,7 +574,8 @@ def load_real(load: Any) -> Any:
             options["mmap"] = zipfile.is_zipfile(file)  # weights that nobody reads take no memory
         with _disable_current_modes():
             loaded = load(file, "cpu", pickle_module, **options)
-        if _is_cuda(map_location):
+        is_named = isinstance(map_location, str | torch.device)
+        if is_named and torch.device(map_location).type == "cuda":
             return _pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), loaded)
         return loaded
 
@@ -591,11 +592,6 @@ def rebuilt(rebuild: Any) -> Any:
             return rebuild(storage, *args)
 
     return rebuild_plain
-
-
-def _is_cuda(location: Any) -> bool:
-    """Whether `map_location` puts everything on the GPU."""
-    return isinstance(location, str | torch.device) and torch.device(location).type == "cuda"
 
 
 # Steps that call torch.compile, traced as eager code.

@@ -65,12 +65,6 @@ def _notice_questions(future: futures.Future[Any]) -> None:
         setattr(future, name, noticed(getattr(future, name)))
 
 
-def _can_interrupt() -> bool:
-    """Whether SIGINT raises a KeyboardInterrupt in the main thread, even while that waits."""
-    handler = signal.getsignal(signal.SIGINT)
-    return hasattr(signal, "pthread_kill") and handler is signal.default_int_handler
-
-
 def in_traced_thread() -> bool:
     """Whether the present thread belongs to the trace that runs now, if any."""
     return any(trace.traced() for trace in _running)
@@ -281,7 +275,10 @@ class TracedThreads:
                 raise error
             first = self._failure is None
             self._failure = self._failure or error
-        if first and self._tracer is threading.main_thread() and _can_interrupt():
+        # Only then SIGINT raises a KeyboardInterrupt in the main thread, even while that waits.
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        can_interrupt = hasattr(signal, "pthread_kill") and is_default
+        if first and self._tracer is threading.main_thread() and can_interrupt:
             self._wake_tracer()
 
     def _wake_tracer(self) -> None:
