@@ -63,8 +63,8 @@ def _attend(
     def make_step() -> Step:
         make = {"dtype": dtype, "device": "cuda", "requires_grad": True}
         query = torch.randn(2, heads[0], 16, 32, **make)
-        pair = [torch.randn(2, heads[1], 16, 32, **make) for _ in range(2)]
-        attend = partial(F.scaled_dot_product_attention, query, *pair, mask(), **options)
+        key, value = (torch.randn(2, heads[1], 16, 32, **make) for _ in range(2))
+        attend = partial(F.scaled_dot_product_attention, query, key, value, mask(), **options)
         return lambda: attend().sum().backward()
 
     return make_step

@@ -73,7 +73,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
     "a custom op without a fake implementation": (
-        on_gpu(_no_fake),
+        on_gpu(lambda x: _no_fake(x)),
         r"no_fake.*\(at .*test_failures\.py:\d+\), so it cannot be traced without a GPU",
     ),
     "an operator of operators without a fake implementation": (
