@@ -33,7 +33,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("corrected", "wave", "habitat", "published"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "target_files", "children"),
+        *("", "replacements", "confinement", "stages", "script_results", "target_files"),
+        "children",
         *("jax", "kineto", "ncu", "pytorch"),
     ),
     "wavecast/targets": ("", "scripts", "targets", "sources"),

@@ -25,8 +25,13 @@ from lab.markdown import heading
 from lab.places import DOCS, H200, ROOT
 from lab.score import pages
 from wavecast.planning.prices import price_book
-from wavecast.suite.demonstrations import DEMONSTRATIONS, Demonstration
-from wavecast.suite.quality import EVERY, FULL_SIZE, train_to_quality
+from wavecast.suite.demonstrations import (
+    DEMONSTRATIONS,
+    EVERY,
+    FULL_SIZE,
+    Demonstration,
+    train_to_quality,
+)
 from wavecast.suite.training import TrainingStep
 
 GPU = "h200-sxm"

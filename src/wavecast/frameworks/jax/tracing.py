@@ -15,6 +15,7 @@ from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import Schedule, argument_of, scheduled
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 from wavecast.ops.registry import integer
 from wavecast.traces.editing import compacted
@@ -121,15 +122,12 @@ _CALL = "__call__"
 def named_modules(arguments: Iterable[Any]) -> Iterator[None]:
     """Within it, calls of the NNX modules among the arguments are scopes."""
     classes = _classes(arguments)
-    kept = {kind: vars(kind)[_CALL] for kind in classes if _CALL in vars(kind)}
     stack: list[Any] = []
-    try:
-        for kind, call in kept.items():
-            setattr(kind, _CALL, _scoped(call, stack))
+    with replacing() as replace:
+        for module in classes:
+            if _CALL in vars(module):
+                replace(module, **{_CALL: _scoped(vars(module)[_CALL], stack)})
         yield
-    finally:
-        for kind, call in kept.items():
-            setattr(kind, _CALL, call)
 
 
 def _classes(arguments: Iterable[Any]) -> set[type]:

@@ -39,10 +39,10 @@ from wavecast.frameworks.pytorch.measurement import profiling
 from wavecast.frameworks.pytorch.measurement.layers import timer_on
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.measurement.whole_runs import processor_s
-from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import (
     MemoryMode,
     OpRecorder,
+    Recording,
     RecordingMode,
     held_bytes,
 )

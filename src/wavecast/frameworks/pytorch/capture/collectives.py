@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.values.places import GPU, on_gpu, put_on_gpu, tensors_in
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 from wavecast.traces.step import Scalar
 
 _c10d = torch.ops.c10d
@@ -47,21 +48,21 @@ class TracedCollectives:
 
     def handlers(self) -> dict[Any, Callable[..., Any]]:
         """The function that answers each op."""
-        made: dict[Any, Callable[..., Any]] = {}
+        handlers: dict[Any, Callable[..., Any]] = {}
         for op, (name, sources, targets) in _IN_PLACE.items():
-            made[op] = self._in_place(op, name, sources, targets)
+            handlers[op] = self._in_place(op, name, sources, targets)
         for op, (name, shape) in _MAKING.items():
-            made[op] = self._making(op, name, shape)
-        made[_functional.wait_tensor.default] = self._wait_tensor
+            handlers[op] = self._making(op, name, shape)
+        handlers[_functional.wait_tensor.default] = self._wait_tensor
         if hasattr(_functional, "_wrap_tensor_autograd"):
-            made[_functional._wrap_tensor_autograd.default] = self._wrap
-        made[_c10d.barrier.default] = self._barrier
+            handlers[_functional._wrap_tensor_autograd.default] = AsyncCollectiveTensor
+        handlers[_c10d.barrier.default] = self._barrier
         for op in (_c10d.send, _c10d.recv_, _c10d.recv_any_source_):
-            made[op.default] = self._between_two(op.default)
+            handlers[op.default] = self._between_two(op.default)
         if hasattr(torch.ops._dtensor, "shard_dim_alltoall"):
             op = torch.ops._dtensor.shard_dim_alltoall.default
-            made[op] = self._making(op, "all_to_all", _resharded)
-        return made
+            handlers[op] = self._making(op, "all_to_all", _resharded)
+        return handlers
 
     def send(
         self,
@@ -72,15 +73,10 @@ class TracedCollectives:
         own: bool,
         ranks: Sequence[int] = (),
     ) -> Sent | None:
-        """Record a collective. None if its tensors are on the host.
+        """Record a collective, such as "all_reduce". None if its tensors are on the host.
 
-        Args:
-            name: what it does, as in "all_reduce".
-            inputs: the tensors of this rank that it reads.
-            outputs: those that it writes.
-            group: the process group.
-            own: whether it runs on the stream of the group, not on the present one.
-            ranks: the ranks that take part, if not all of the group.
+        With `own`, it runs on the stream of the group, not on the present one. `ranks` are those
+        that take part, if not all of the group do.
         """
         if not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
             return None
@@ -174,16 +170,11 @@ class TracedCollectives:
             with no_dispatch():
                 return tensor.new_zeros(shape)
         with self._placement.torchs_own():
-            made = tensor.new_empty(shape)
+            result = tensor.new_empty(shape)
         if on_gpu(tensor):
-            put_on_gpu(made)
-            self._recorder.follow(made)
-        return made
-
-    @staticmethod
-    def _wrap(tensor: Any) -> Any:
-        """The result of a functional collective, which waits when it is used."""
-        return AsyncCollectiveTensor(tensor)
+            put_on_gpu(result)
+            self._recorder.follow(result)
+        return result
 
     def _wait_tensor(self, tensor: Any) -> Any:
         sent = self._sent.pop(tensor.untyped_storage()._cdata, None)
@@ -377,16 +368,12 @@ class Works:
             "result": result,
             "get_future": get_future,
         }
-        with ExitStack() as stack:
-            for name, method in methods.items():
-                own = vars(FakeWork).get(name)
-                if own is None:
-                    stack.callback(delattr, FakeWork, name)
-                else:
-                    stack.callback(setattr, FakeWork, name, own)
-                setattr(FakeWork, name, method)
-            stack.callback(self._sent.clear)
-            yield
+        with replacing() as replace:
+            replace(FakeWork, **methods)
+            try:
+                yield
+            finally:
+                self._sent.clear()
 
 
 class SentFuture(torch.futures.Future[Any]):
@@ -438,7 +425,7 @@ class _ReachedFuture:
 def object_collectives(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
     """The functions of `torch.distributed` that send or gather objects, by name."""
 
-    def note() -> None:
+    def note(*_: Any, **__: Any) -> None:
         assumptions.note(
             f"the step sends Python objects between ranks at {user_line()}; all ranks were assumed "
             "to have what the traced one has"
@@ -459,17 +446,12 @@ def object_collectives(assumptions: Assumptions) -> dict[str, Callable[..., Any]
         note()
         received[0] = sent[0]
 
-    def broadcast_object_list(object_list: list[Any], *_: Any, **__: Any) -> None:
-        note()
-
-    def send_object_list(object_list: list[Any], *_: Any, **__: Any) -> None:
-        note()
-
     def recv_object_list(*_: Any, **__: Any) -> None:
         _refuse("receives objects from another rank")
 
-    functions = (all_gather_object, gather_object, scatter_object_list, broadcast_object_list)
-    return {f.__name__: f for f in (*functions, send_object_list, recv_object_list)}
+    functions = (all_gather_object, gather_object, scatter_object_list, recv_object_list)
+    unchanged = dict.fromkeys(("broadcast_object_list", "send_object_list"), note)
+    return unchanged | {function.__name__: function for function in functions}
 
 
 def _refuse(action: str) -> None:
@@ -538,16 +520,6 @@ class Bucket:
         return self.last
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of torch's reducer that are used here."""
-
-    expect_sparse: Sequence[bool]
-    limits: Sequence[int]
-    find_unused: bool
-    as_views: bool
-
-
 class TracedReducer:
     """What `torch.distributed.Reducer` does, on fake tensors."""
 
@@ -569,12 +541,10 @@ class TracedReducer:
         self._recorder = recorder
         limits = rest[2] if len(rest) > 2 and rest[2] else None
         self.group = process_group
-        self._options = _Options(
-            expect_sparse_gradient,
-            limits or [first_bucket_bytes_cap, bucket_bytes_cap],
-            find_unused_parameters,
-            gradient_as_bucket_view,
-        )
+        self._expect_sparse = expect_sparse_gradient
+        self._limits = limits or [first_bucket_bytes_cap, bucket_bytes_cap]
+        self._find_unused = find_unused_parameters
+        self._as_views = gradient_as_bucket_view
         self._params = list(params)
         self._hook: Callable[[Any], Any] | None = None
         self._static = False
@@ -621,21 +591,21 @@ class TracedReducer:
             bucket.pending, bucket.future = set(bucket.variables), None
         if self._is_counted:
             self._unused = {n for n in range(len(self._params)) if not self._uses[n]}
-        elif self._options.find_unused and not self._static:
+        elif self._find_unused and not self._static:
             used = _leaves_of(outputs)
             self._unused = {n for n, p in enumerate(self._params) if id(p) not in used}
         for number in sorted(self._unused):
             self._reduce_ready(number)
 
     def _rebuild_buckets(self) -> bool:
-        wanted = self._static or not self._options.find_unused
-        if self._has_rebuilt or not wanted or len(self._ready_order) != len(self._params):
+        is_rebuilt_later = self._find_unused and not self._static
+        if self._has_rebuilt or is_rebuilt_later or len(self._ready_order) != len(self._params):
             return False
         order = self._ready_order
         assignment, _ = dist._compute_bucket_assignment_by_size(
             [self._params[n] for n in order],
-            list(self._options.limits),
-            [self._options.expect_sparse[n] for n in order] if self._options.expect_sparse else [],
+            list(self._limits),
+            [self._expect_sparse[n] for n in order] if self._expect_sparse else [],
             order,
         )
         with self._recorder.silence():  # it is done once in a training
@@ -713,7 +683,7 @@ class TracedReducer:
                 view.copy_(grad)
             else:
                 torch.mul(grad, 1.0 / self.group.size(), out=view)
-            if self._options.as_views and grad is not None:
+            if self._as_views and grad is not None:
                 self._params[number].grad = view
 
     def _reduce(self, bucket: Bucket) -> None:
@@ -726,21 +696,17 @@ class TracedReducer:
     def _finish(self) -> None:
         """Wait for all reductions, and copy the gradients back."""
         self._expects_hooks = False
-        if self._options.find_unused and not self._static:
+        if self._find_unused and not self._static:
             self._reduce_used()
         with torch.no_grad():
             for bucket in self._buckets:
                 reduced = bucket.future.wait()
                 if isinstance(reduced, torch.Tensor) and reduced is not bucket.buffer():
                     bucket.buffer().copy_(reduced.view(-1))
-                for number in bucket.variables:
-                    self._copy_back(bucket, number)
-
-    def _copy_back(self, bucket: Bucket, number: int) -> None:
-        param = self._params[number]
-        if self._options.as_views or number in self._unused or param.grad is None:
-            return
-        param.grad.copy_(bucket.view(number))
+                for number in () if self._as_views else bucket.variables:
+                    grad = self._params[number].grad
+                    if number not in self._unused and grad is not None:
+                        grad.copy_(bucket.view(number))
 
     def _reduce_used(self) -> None:
         """All-reduce the flags that say which parameters were used."""

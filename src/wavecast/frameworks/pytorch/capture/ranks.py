@@ -16,13 +16,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.frameworks.pytorch.capture.distributed.collectives import object_collectives
 from wavecast.frameworks.pytorch.capture.placement import Placement
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.values.places import gpu_numbers
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import environment_kept, replacing
 
 
 def forget_shardings() -> None:
@@ -48,7 +47,10 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
     from torch.distributed.tensor import DTensor, _sharding_prop
     from torch.distributed.tensor import _random as tensor_random
 
-    from wavecast.frameworks.pytorch.capture.distributed.collectives import TracedCollectives
+    from wavecast.frameworks.pytorch.capture.collectives import (
+        TracedCollectives,
+        object_collectives,
+    )
 
     recorder = placement.recorder
     with ExitStack() as stack:
@@ -57,7 +59,7 @@ def one_rank(place: RankPlace, placement: Placement) -> Iterator[None]:
         stack.enter_context(fake_process_groups(place))
         stack.enter_context(gpu_numbers({0, place.gpu}))
 
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(torch.cuda, device_count=lambda: place.machine)
         replace(torch.accelerator, device_count=lambda: place.machine)
         replace(torch.distributed, is_nccl_available=lambda: True)
@@ -144,7 +146,7 @@ def _replace_data_parallel(replace: Callable[..., None], recorder: OpRecorder) -
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from wavecast.frameworks.pytorch.capture.distributed.collectives import (
+    from wavecast.frameworks.pytorch.capture.collectives import (
         TracedLogger,
         TracedReducer,
         broadcast_coalesced,
@@ -280,17 +282,15 @@ def fake_process_groups(place: RankPlace) -> Iterator[None]:
 
     setattr(new_group, _OWN, make)
     with ExitStack() as stack:
-        stack.enter_context(_environment(place.environment()))
-        stack.callback(setattr, sys, "excepthook", sys.excepthook)  # torch adds the rank to errors
+        stack.enter_context(environment_kept())
+        os.environ |= place.environment()
+        # Torch adds the rank to errors.
+        stack.enter_context(replacing())(sys, excepthook=sys.excepthook)
         stack.enter_context(_groups_set_aside())
-        for name, value in (
-            ("rendezvous", rendezvous),
-            ("_new_process_group_helper", new_group),
-            # Without NCCL torch has no such number, and warns.
-            ("default_pg_nccl_timeout", c10d.default_pg_timeout),
-        ):
-            stack.callback(setattr, c10d, name, getattr(c10d, name))
-            setattr(c10d, name, value)
+        replace = stack.enter_context(replacing())
+        replace(c10d, rendezvous=rendezvous, _new_process_group_helper=new_group)
+        # Without NCCL torch has no such number, and warns.
+        replace(c10d, default_pg_nccl_timeout=c10d.default_pg_timeout)
         yield
 
 
@@ -298,17 +298,6 @@ def _shown(backend: Any) -> str:
     """The name of the backend that code sees: NCCL's wherever it serves GPUs."""
     name = str(backend)
     return "nccl" if name in ("undefined", "fake") or "nccl" in name else name
-
-
-@contextmanager
-def _environment(variables: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 _TABLES = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
