@@ -29,7 +29,8 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("integrations", "report", "server", "cli", "__main__"),
     ),
     "wavecast/predictors": (
-        *("", "retargeting", "base", "collectives", "attainable", "mlp", "learned"),
+        *("", "attention_kernels", "retargeting", "base", "collectives", "attainable", "mlp"),
+        *("learned",),
         *("corrected", "wave", "habitat", "published"),
     ),
     "wavecast/frameworks": (

@@ -15,7 +15,7 @@ from shell import run
 from torch import nn
 
 import wavecast
-from wavecast.footprint.accumulation import accumulate_twice
+from wavecast.footprint.largest_batch import accumulate_twice
 from wavecast.traces.editing import without_values
 from wavecast.traces.step import Phase, Role, Trace
 

@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 from lab.measured.recurrent import MeasuredRecurrentLayer, RecurrentMemory, errors, read  # noqa: E402
 from lab.places import DOCS, H200  # noqa: E402
-from wavecast.footprint.workspaces import recurrent  # noqa: E402
-from wavecast.footprint.workspaces.recurrent import FORWARD, workspace_bytes  # noqa: E402
+from wavecast.footprint import reduction_workspaces  # noqa: E402
+from wavecast.footprint.reduction_workspaces import FORWARD, workspace_bytes  # noqa: E402
 from wavecast.frameworks.pytorch.capture.tracing import capture  # noqa: E402
 
 MEASURED = read(H200 / "rnn_workspaces.jsonl")
@@ -89,14 +89,14 @@ def test_nearly_all_are_exact_as_the_page_says() -> None:
 )
 @pytest.mark.parametrize("other", [-1, 1])
 def test_no_other_constant_would_do(name: str, other: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrent, name, getattr(recurrent, name) + other)
+    monkeypatch.setattr(reduction_workspaces, name, getattr(reduction_workspaces, name) + other)
     assert any(any(errors(each)) for each in MEASURED if seen_first(each))
 
 
 def test_gradients_of_gates_are_held_twice_in_small_grus_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recurrent, "_GRU_GATES", 0)
+    monkeypatch.setattr(reduction_workspaces, "_GRU_GATES", 0)
     found = [each.layer for each in LATER if any(errors(each))]
     assert found
     assert {layer.cell for layer in found} == {"GRU"}

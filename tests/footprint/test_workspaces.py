@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 
 from wavecast import Device, device
+from wavecast.footprint.convolution_workspaces import Convolution
 from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.reduction_workspaces import blas_bytes, recurrent_algorithm
 from wavecast.footprint.replay import replay
-from wavecast.footprint.workspaces.convolution import Convolution
-from wavecast.footprint.workspaces.estimate import Constants, with_workspaces, workspaces_of
-from wavecast.footprint.workspaces.recurrent import recurrent_algorithm
-from wavecast.footprint.workspaces.reduction import blas_bytes
+from wavecast.footprint.workspaces import Constants, with_workspaces, workspaces_of
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, Scalar, TensorSpec, Trace
 
 H200 = device("h200-sxm")

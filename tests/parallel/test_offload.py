@@ -11,7 +11,7 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import Cluster, cluster
 from wavecast.hardware.hosts import REFERENCE_HOST, processors, update_rate
-from wavecast.parallel.offload import UPDATE, HostUpdate
+from wavecast.parallel.sharded import UPDATE, HostUpdate
 from wavecast.parallel.spreading import backward_end, spread
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.layouts import RankWork

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made import mm, relu, tensor
 
-from wavecast.analysis.learning import learn_from, learn_from_layers
+from wavecast.analysis.evaluation import learn_from, learn_from_layers
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors import corrected

@@ -17,7 +17,7 @@ from wavecast.hardware.devices import Device
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import exchanging_ranks, spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import retarget
 from wavecast.traces.editing import Edit, without_values
 from wavecast.traces.recomputed import blocks_of
 from wavecast.traces.step import Allocation, Phase, Role, Trace

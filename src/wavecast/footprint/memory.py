@@ -16,15 +16,14 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.footprint.kinds import KINDS, KindFinder, KindTimeline, peak_bytes
 from wavecast.footprint.replay import Replay, replay, replay_within, usable_bytes
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.workspaces import with_workspaces
 from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.devices import Device, device
 from wavecast.ops import Kind
 from wavecast.parallel.ranks import ParallelStep, communicator_bytes, memory_trace
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.retargeting.family_traces import FamilyTraces, trace_on
-from wavecast.predictors.retargeting.rewriting import Retargeted, retarget
+from wavecast.predictors.retargeting import FamilyTraces, Retargeted, retarget, trace_on
 from wavecast.results import Shown, checked
 from wavecast.traces.arrays import StepArrays
 from wavecast.traces.graphs import compiled_gpu

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from wavecast.errors import WavecastError
-from wavecast.footprint.workspaces.recurrent import joined_weights
-from wavecast.footprint.workspaces.reduction import first_uses
+from wavecast.footprint.reduction_workspaces import first_uses, joined_weights
 from wavecast.traces.graphs import compiled_gpu, graphs_of
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 

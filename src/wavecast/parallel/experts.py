@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from wavecast.errors import InvalidInput
 from wavecast.ops.matmul import GROUPED
 from wavecast.parallel.gradients import Gradient
-from wavecast.parallel.plans import fitting
 from wavecast.parallel.sharding.placements import Shard, even
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.rank_trace import ShardedAxis
 from wavecast.parallel.sharding.state import Policy
 from wavecast.parallel.sharding.units import Units
-from wavecast.parallel.strategy import Parallel, RankAxis
+from wavecast.parallel.strategy import Parallel, RankAxis, divisors
 from wavecast.traces.step import Phase, Trace
 
 
@@ -52,7 +51,7 @@ def expert_axis(
         if count % axis.size:
             raise InvalidInput(
                 f"expert={axis.size} does not divide the {count} experts of {name}; possible sizes "
-                f"are {fitting(count)}"
+                f"are {divisors(count)}"
             )
         shards[name] = Shard(source.dim, even(count, axis.size, "features"))
     policy = Policy(axis.size, "expert", reduces=False)
@@ -70,7 +69,7 @@ def _axis(strategy: Parallel) -> RankAxis:
     if not strategy.sequence and tokens % strategy.expert:
         raise InvalidInput(
             f"expert={strategy.expert} must divide data x context = {tokens}, since tensor ranks "
-            f"have the same tokens; possible sizes are {fitting(tokens)}, or set sequence=True"
+            f"have the same tokens; possible sizes are {divisors(tokens)}, or set sequence=True"
         )
     return axis
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.ops.registry import integer
@@ -11,6 +11,7 @@ from wavecast.parallel.exchanges import flat
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import CALL, GUARDS, MARKS, CompiledGraph, graphs_of, has_graphs
+from wavecast.traces.recomputed import block_finder
 from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
@@ -224,12 +225,15 @@ def ends_of_graphs(trace: Trace) -> dict[int, int]:
     }
 
 
-def cuts_at_blocks(trace: Trace, block_of: Callable[[str], str]) -> list[int]:
-    """The positions inside graphs at which another block begins.
+def cut_at_blocks(trace: Trace) -> Trace:
+    """The step with a compiled graph for each repeated block.
 
     Blocks follow each other. A kernel of a block that was there before, such as one that computes
     what all blocks read, belongs to the graph in which it runs.
     """
+    if not has_graphs(trace):
+        return trace
+    block_of = block_finder(trace)
     cuts = []
     for graph in graphs_of(trace):
         seen = {""}
@@ -238,7 +242,7 @@ def cuts_at_blocks(trace: Trace, block_of: Callable[[str], str]) -> list[int]:
             if block not in seen and len(seen) > 1:
                 cuts.append(position)
             seen.add(block)
-    return cuts
+    return cut_graphs(trace, cuts)
 
 
 def cut_graphs(trace: Trace, positions: Iterable[int]) -> Trace:

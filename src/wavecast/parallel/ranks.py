@@ -19,7 +19,7 @@ from wavecast.parallel.gradients import (
     gradients,
     reduced_as,
 )
-from wavecast.parallel.habits.applying import empty_gradients
+from wavecast.parallel.habits import empty_gradients
 from wavecast.parallel.pipeline import in_flight, order_of
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.results import Brief

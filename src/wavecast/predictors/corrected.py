@@ -26,9 +26,9 @@ from wavecast.hardware.devices import Device
 from wavecast.hardware.fact_files import refuse_unknown, text_of, user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import readable_parts
-from wavecast.predictors.learned.features import FEATURES
+from wavecast.predictors.learned.columns import Row, columns_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of
-from wavecast.predictors.learned.physics.columns import Row, columns_of
+from wavecast.predictors.learned.model import FEATURES
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Trace
 
@@ -304,7 +304,7 @@ def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
 # Logarithms of measured over predicted time are taken as a Gaussian process (Rasmussen and
 # Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23). Ops err alike if the
 # op model sees them alike, and more so if they are the same op: the features of its trees
-# (`learned.features`) are the places of the process. Ops without features err alike if they are of
+# (`learned.model`) are the places of the process. Ops without features err alike if they are of
 # one kind and take about as long. The correction of an op is the mean of the process, given what
 # was measured. So an op that is like none that was measured keeps its prediction, and what a
 # single op says is shrunk. `lab.score.corrections` says what this is worth.

@@ -17,7 +17,7 @@ from wavecast.hardware.devices import Device, Fact
 from wavecast.ops import Kind
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.wave import SOURCE as BY_WAVES
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.analysis.larger_batch import LargerBatch
 from wavecast.hardware.devices import Device
 from wavecast.planning.prices import PriceBook, price_book
@@ -44,7 +45,6 @@ from wavecast.report.tables import (
     width_of,
 )
 from wavecast.report.units import UNKNOWN, count, duration, memory, time_range
-from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction
 
 

@@ -16,7 +16,7 @@ from wavecast.hardware.clusters import Cluster, LinkKind
 from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import update_rate
 from wavecast.ops import Kind
-from wavecast.parallel.offload import UPDATE
+from wavecast.parallel.sharded import UPDATE
 from wavecast.predictors.attainable import FIRST, first_flash
 from wavecast.predictors.base import Estimate, Familiarity, Predictor, Scaler
 from wavecast.predictors.collectives import Collectives

@@ -22,7 +22,6 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.results import Shown, checked, refuse_impossible
 from wavecast.steps import ranges
-from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers, StepWork
 from wavecast.steps.optimizer_step import (
     OptimizerStep,
@@ -31,7 +30,7 @@ from wavecast.steps.optimizer_step import (
     on_one_gpu,
     whole_step,
 )
-from wavecast.steps.player import StepTime, Timetable
+from wavecast.steps.player import StepTime, Timetable, chrome_trace
 from wavecast.steps.timed_trace import Coded, Pace, TimedTrace
 from wavecast.traces.arrays import Codes, encode, modules_of
 from wavecast.traces.step import Call, Op, Phase, Trace

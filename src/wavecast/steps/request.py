@@ -26,8 +26,7 @@ from wavecast.parallel.spreading import Spreader, exchanging_ranks, without_coll
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.retargeting.family_traces import FamilyTraces, trace_on
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import FamilyTraces, retarget, trace_on
 from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction, checked_step

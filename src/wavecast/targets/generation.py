@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE, recipe_of
 from wavecast.hardware.devices import Device
-from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.sources import StepSource
 from wavecast.targets.targets import Target

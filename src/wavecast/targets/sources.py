@@ -19,13 +19,12 @@ from wavecast.frameworks.jax.steps import NAMES, captured_jax
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
 from wavecast.hardware.devices import Device, Family, device, family
 from wavecast.parallel.pipeline import cut
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
-from wavecast.predictors.retargeting.rewriting import retarget, serves
+from wavecast.predictors.retargeting import FamilyTraces, retarget, serves
 from wavecast.targets.decoders import is_decoder
 from wavecast.targets.scripts import run_script
 from wavecast.targets.targets import MakeStep, Target, resolve
-from wavecast.traces.batches import FEWEST, at_batch
 from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.joining import FEWEST, at_batch
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 

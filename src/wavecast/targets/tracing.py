@@ -14,7 +14,7 @@ from wavecast.hardware.devices import Device, device
 from wavecast.parallel.ranks import communicator_bytes
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.targets.sources import StepSource, captured
 from wavecast.traces.step import Trace
 

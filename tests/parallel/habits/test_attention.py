@@ -9,7 +9,7 @@ import pytest
 import wavecast
 from wavecast import Parallel, ops
 from wavecast.errors import InvalidInput
-from wavecast.parallel.habits.applying import with_attention
+from wavecast.parallel.habits import with_attention
 from wavecast.predictors.attainable import first_flash
 from wavecast.predictors.base import Estimate
 from wavecast.traces.step import Op, TensorSpec, Trace

@@ -10,8 +10,8 @@ import pytest
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import IN_FUNCTION, REFERENCE_HOST
-from wavecast.parallel.habits.applying import with_norms_in_functions
-from wavecast.parallel.habits.fusion import ROTARY, with_fused
+from wavecast.parallel.fused_kernels import ROTARY, with_fused
+from wavecast.parallel.habits import with_norms_in_functions
 from wavecast.traces.step import Trace
 
 LAYERS = 2

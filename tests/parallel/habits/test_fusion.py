@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.parallel.habits.applying import with_sequence_first
-from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, FusionRule, with_fused
+from wavecast.parallel.fused_kernels import EXPERTS, GATES, ROTARY, FusionRule, with_fused
+from wavecast.parallel.habits import with_sequence_first
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite.decoders import gpt, llama, mixtral

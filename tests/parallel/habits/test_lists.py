@@ -11,7 +11,7 @@ import wavecast
 from wavecast import Parallel, Prediction
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import DIRECTLY, REFERENCE_HOST
-from wavecast.parallel.habits.applying import with_direct_lists
+from wavecast.parallel.habits import with_direct_lists
 from wavecast.traces.step import Phase, Trace
 
 GPU = "a100-sxm-80gb"

@@ -11,8 +11,8 @@ from over_all import over
 from wavecast.hardware.devices import Device, device, devices
 from wavecast.ops import Unit
 from wavecast.predictors.learned.gpus import CODES, LATER_BOOST, gpu_of
-from wavecast.predictors.learned.physics.tiles import sustained
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.tiles import sustained
 from wavecast.traces.step import Op, TensorSpec
 
 FP32 = CODES[Unit.FP32]

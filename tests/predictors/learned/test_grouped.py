@@ -15,14 +15,14 @@ from lab.measured.experts import measured_s, op_of, read
 from wavecast import ops
 from wavecast.hardware.devices import Device, Fact, available, device
 from wavecast.ops import matmul
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import (
     EQUAL,
     OF_K,
     OF_M,
     OF_N,
     ProductRow,
 )
-from wavecast.predictors.learned.physics.parts import parts_of
 from wavecast.predictors.learned.predictor import Learned, Spread
 from wavecast.traces.step import Op, TensorSpec
 

@@ -16,17 +16,16 @@ from wavecast import ops
 from wavecast.hardware.devices import Fact, device
 from wavecast.ops import Unit
 from wavecast.predictors.attainable import Attainable, bound
-from wavecast.predictors.learned.batch import batch_of
-from wavecast.predictors.learned.gpus import CODES, gpu_of, joined
-from wavecast.predictors.learned.model import NOTHING, REACH, Forest
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned.batch import batch_of, parts_of
+from wavecast.predictors.learned.columns import (
     ROW_TYPES,
     ProductRow,
     RecurrentRow,
     columns_of,
 )
-from wavecast.predictors.learned.physics.convolutions import WINOGRAD_GAIN
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.convolutions import WINOGRAD_GAIN
+from wavecast.predictors.learned.gpus import CODES, gpu_of, joined
+from wavecast.predictors.learned.model import NOTHING, REACH, Forest
 from wavecast.predictors.learned.predictor import UNSEEN, Learned, restored, stored
 from wavecast.traces.step import Op, Scalar, TensorSpec
 

@@ -9,11 +9,11 @@ import pytest
 from made import tensor
 
 from wavecast.hardware.devices import device
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import StreamRow, columns_of
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics.columns import StreamRow, columns_of
-from wavecast.predictors.learned.physics.loop_kernels import loop_of
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.predictors.learned.loop_kernels import loop_of
+from wavecast.predictors.learned.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, TensorSpec
 
 

@@ -8,17 +8,17 @@ from made import tensor
 from wavecast.hardware.devices import device
 from wavecast.ops import cost_of
 from wavecast.ops.costs import COUNTED, SORTING, SORTING_FEW
-from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics import passes
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned import passes
+from wavecast.predictors.learned.batch import is_masked, parts_of
+from wavecast.predictors.learned.columns import (
     CASTS,
     STRIDES,
     VECTORS,
     StreamRow,
     columns_of,
 )
-from wavecast.predictors.learned.physics.parts import is_masked, parts_of
-from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
     KINDS,
     Bmm,
     Conv2d,
@@ -104,7 +104,7 @@ def test_a_seed_gives_the_same_layers_everywhere(kind: str, digest: str) -> None
 
 def test_the_sample_does_not_depend_on_the_hash_seed() -> None:
     code = (
-        "from itertools import islice; from wavecast.predictors.mlp.layers import sample;"
+        "from itertools import islice; from wavecast.predictors.mlp import sample;"
         "print([x.features() for x in islice(sample('conv2d', 3), 20)])"
     )
     runs = {

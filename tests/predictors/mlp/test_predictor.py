@@ -19,26 +19,24 @@ from lab.measured.layer_ops import op_of
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.attainable import bound
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
+    DEVICE_FEATURES,
     KINDS,
     Bmm,
     Conv2d,
     Layer,
     Linear,
     Lstm,
-    layer_type,
-    sample,
-)
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
     Mlp,
     MlpModel,
     MlpNetwork,
     device_features,
     features_of,
     layer_of,
+    layer_type,
     read_model,
     rounded,
+    sample,
     write_model,
 )
 from wavecast.traces.step import Op

@@ -200,7 +200,7 @@ def _published_scaler(
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
     from wavecast.predictors.habitat import MixedPrecision
-    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.mlp import Mlp
     from wavecast.predictors.published import published_setup
 
     if name is not None:
@@ -270,7 +270,7 @@ def _named_predictor(
 
             return WaveScaling(whole_waves=equation is Equation.WHOLE_WAVES)
     from wavecast.predictors.habitat import Habitat
-    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.mlp import Mlp
 
     networks = Mlp.read(models) if models else Mlp.shipped()
     return networks if name is PredictorName.MLP else Habitat(networks)

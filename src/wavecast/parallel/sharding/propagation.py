@@ -9,16 +9,8 @@ columns read is reduced when it is complete.
 from __future__ import annotations
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.sharding.indexing import MOVES
-from wavecast.parallel.sharding.outcomes import (
-    GROUPED,
-    JOINS,
-    OpPlacements,
-    Unshardable,
-    is_new,
-    outcome_of,
-)
 from wavecast.parallel.sharding.placements import (
+    MOVES,
     PARTIAL,
     REPLICATE,
     Partial,
@@ -28,7 +20,19 @@ from wavecast.parallel.sharding.placements import (
     even,
 )
 from wavecast.parallel.sharding.rules import dims_of
-from wavecast.parallel.sharding.state import CASTS, SUMS, Exchange, PlacementState, kind_of
+from wavecast.parallel.sharding.state import (
+    CASTS,
+    GROUPED,
+    JOINS,
+    SUMS,
+    Exchange,
+    OpPlacements,
+    PlacementState,
+    Unshardable,
+    is_new,
+    kind_of,
+    outcome_of,
+)
 from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, contradiction
 
 # Partial sums: which ops work on them as they are, and where they are reduced.

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from wavecast import ops
 from wavecast.ops import Kind
-from wavecast.parallel.sharding.indexing import dim_of
+from wavecast.parallel.sharding.placements import dim_of
 from wavecast.traces.step import Op, TensorSpec
 
 # The rules of fused attention and of convolutions.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.sharding.indexing import MOVES, Marks, compressed, dim_of
+from wavecast.parallel.sharding.placements import MOVES, Marks, compressed, dim_of
 from wavecast.parallel.sharding.rules import Dims, Labels, dims_of
 from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, Trace, contradiction
 

@@ -7,8 +7,7 @@ import numpy as np
 from wavecast.hardware.devices import AMPERE_SHARE
 from wavecast.ops.fused import FUSED, XLA_FUSED
 from wavecast.ops.registry import Cost, integer
-from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned.columns import (
     LISTS,
     LOOPS,
     POINTS,
@@ -17,7 +16,8 @@ from wavecast.predictors.learned.physics.columns import (
     Columns,
     FusedRow,
 )
-from wavecast.predictors.learned.physics.tiles import (
+from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.tiles import (
     CLASSES,
     Bounds,
     Theta,

@@ -9,10 +9,10 @@ import numpy as np
 
 from wavecast.ops import Kind
 from wavecast.ops.registry import Cost, integer
+from wavecast.predictors.learned.columns import CASTS, STRIDES, Columns, ConcatenationRow
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, Columns, ConcatenationRow
-from wavecast.predictors.learned.physics.passes import STREAM_KINDS
-from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits, overlapped
+from wavecast.predictors.learned.passes import STREAM_KINDS
+from wavecast.predictors.learned.tiles import Bounds, Theta, TimeLimits, overlapped
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 STREAM_PARAMETERS: dict[str, Bounds] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,8 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import DIRECT, FUNCTION
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS
-from wavecast.parallel.gradients import widened
-from wavecast.parallel.habits.fusion import (
+from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, wait
+from wavecast.parallel.fused_kernels import (
     ACTIVATIONS,
     EXPERTS,
     GATES,
@@ -20,11 +20,11 @@ from wavecast.parallel.habits.fusion import (
     with_fused,
     with_fused_loss,
 )
-from wavecast.parallel.habits.gathers import with_gathers_again
+from wavecast.parallel.gradients import widened
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.attainable import FIRST
-from wavecast.predictors.retargeting.attention_kernels import CUDNN
-from wavecast.predictors.retargeting.rewriting import retarget, with_kernel
+from wavecast.predictors.attention_kernels import CUDNN
+from wavecast.predictors.retargeting import retarget, with_kernel
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import block_finder, recomputed
 from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace, Value
@@ -171,43 +171,48 @@ def with_direct_lists(trace: Trace) -> Trace:
     return edit.trace()
 
 
-_CHANGES: dict[str, Callable[[Trace], Trace]] = {
-    "triton_functions": with_norms_in_functions,
-    "direct_lists": with_direct_lists,
-    "fused_accumulation": with_fused_accumulation,
-    "fused_loss": with_fused_loss,
-    "reduce_in_16_bits": with_narrow_sums,
-}
-"""What options do that need the trace only, in this order."""
+_Change = Callable[[Trace, Parallel, int | None], Trace]
+_HABITS: tuple[tuple[str, _Change], ...] = (
+    ("sequence_first", lambda trace, *_: with_sequence_first(trace)),
+    ("fp8", lambda trace, *_: with_fp8(trace)),
+    (
+        "fused_rotary",
+        lambda trace, strategy, _: with_fused(trace, ROTARY, in_function=strategy.triton_functions),
+    ),
+    ("fused_gates", lambda trace, *_: with_fused(trace, GATES)),
+    ("fused_experts", lambda trace, *_: with_fused(trace, EXPERTS)),
+    ("triton_functions", lambda trace, *_: with_norms_in_functions(trace)),
+    ("direct_lists", lambda trace, *_: with_direct_lists(trace)),
+    ("fused_accumulation", lambda trace, *_: with_fused_accumulation(trace)),
+    ("fused_loss", lambda trace, *_: with_fused_loss(trace)),
+    ("reduce_in_16_bits", lambda trace, *_: with_narrow_sums(trace)),
+    (
+        "dispatch_once",
+        lambda trace, strategy, domain_gpus: with_dispatch_once(
+            trace, strategy.axes["expert"], domain_gpus
+        ),
+    ),
+    ("gathers_again", lambda trace, *_: with_gathers_again(trace)),
+    ("overlap_tensor", lambda trace, *_: with_overlap(trace)),
+)
+"""The options that change a rank's trace once its layers are sharded, in order."""
 
 
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
-    """The step of a rank as the framework runs it.
+    """The step of a rank, whose layers are sharded already, as the framework runs it.
 
     Args:
-        trace: the step of a rank, whose layers are sharded already.
+        trace: the step of a rank.
         strategy: the options.
         domain_gpus: the GPUs of one machine. None if all ranks are in one.
 
     Raises:
         InvalidInput: the step has nothing to which an option applies.
     """
-    if strategy.sequence_first:
-        trace = with_sequence_first(trace)
-    if strategy.fp8:
-        trace = with_fp8(trace)
-    for kernel in (ROTARY, GATES, EXPERTS):
-        if getattr(strategy, kernel.option):
-            in_function = kernel is ROTARY and strategy.triton_functions
-            trace = with_fused(trace, kernel, in_function=in_function)
-    for option, change in _CHANGES.items():
+    for option, change in _HABITS:
         if getattr(strategy, option):
-            trace = change(trace)
-    if strategy.dispatch_once:
-        trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
-    if strategy.gathers_again:
-        trace = with_gathers_again(trace)
-    return with_overlap(trace) if strategy.overlap_tensor else trace
+            trace = change(trace, strategy, domain_gpus)
+    return trace
 
 
 # The attention kernels of a framework that brings its own.
@@ -549,3 +554,83 @@ def _next_matmul(calls: Sequence[Call], places: range, collective: Call) -> int 
         if calls[place].op.name.startswith("nccl."):
             return None
     return None
+
+
+# Activations that are gathered again in the backward pass, as Megatron does it.
+#
+# With sequence parallelism a matmul reads a gathered tensor, of which each rank has a share.
+# Megatron keeps the share only, and gathers the tensor again beside another matmul, for the
+# gradient of the weight (Korthikanti et al. 2022, section 4.2.2).
+
+
+def with_gathers_again(trace: Trace) -> Trace:
+    """A rank's step that keeps no gathered activation from the forward to the backward pass.
+
+    Raises:
+        InvalidInput: the backward pass reads no activation that the forward pass has gathered.
+    """
+    beside = [
+        position
+        for position, call in enumerate(trace)
+        if call.phase is Phase.BACKWARD
+        and ops.kind(call.op) in (ops.Kind.MATMUL, ops.Kind.ATTENTION)
+    ]
+    edit, changed = Edit(trace), False
+    for memory, (gather, earlier, later) in _gathered(trace).items():
+        if later:
+            index = bisect_left(beside, later[0])
+            place = beside[index - 1] if index else later[0]
+            _gather_again(edit, memory, gather, later, place)
+            edit.set_lifetime(memory, trace.allocations[memory].born, earlier[-1] + 1)
+            changed = True
+    if not changed:
+        raise InvalidInput(
+            "gathers_again gathers activations again in the backward pass, and that of this step "
+            "reads none that the forward pass has gathered; leave it out"
+        )
+    return edit.trace()
+
+
+def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
+    """The memory that the forward pass gathers: by what, and its users of either pass."""
+    gathered: dict[int, tuple[Call, list[int], list[int]]] = {}
+    for position, call in enumerate(trace):
+        places = {trace.values[value].allocation for value in (*call.reads, *call.writes)}
+        for memory in places & gathered.keys():
+            assert memory is not None
+            _, earlier, later = gathered[memory]
+            (earlier if call.phase is Phase.FORWARD else later).append(position)
+        gathers = call.op.name == "nccl.all_gather" and call.stream == TRANSFERS
+        if gathers and call.phase is Phase.FORWARD and call.writes:
+            place = trace.values[call.writes[0]].allocation
+            if place is not None:
+                gathered[place] = call, [position], []
+    return gathered
+
+
+def _gather_again(edit: Edit, memory: int, gather: Call, later: Sequence[int], beside: int) -> None:
+    """Gather memory again beside a kernel, for its users in the backward pass."""
+    trace = edit.before
+    module = trace.calls[later[0]].module
+    again = edit.allocate(
+        trace.allocations[memory].nbytes, Role.INTERMEDIATE, beside, later[-1] + 1
+    )
+    renamed: dict[int, int] = {}
+
+    def moved(value: int) -> int:
+        known = trace.values[value]
+        if known.allocation != memory:
+            return value
+        if value not in renamed:
+            base = None if known.view_of is None else moved(known.view_of)
+            renamed[value] = edit.add_value(replace(known, allocation=again, view_of=base))
+        return renamed[value]
+
+    whole = tuple(map(moved, gather.writes))
+    issued = replace(gather, phase=Phase.BACKWARD, module=module, writes=whole)
+    edit.insert(beside, [wait(TRANSFERS, COMPUTE, Phase.BACKWARD, module), issued])
+    edit.insert(later[0], [wait(COMPUTE, TRANSFERS, Phase.BACKWARD, module)])
+    for position in later:
+        call = trace.calls[position]
+        reads, writes = (tuple(map(moved, values)) for values in (call.reads, call.writes))
+        edit.replace_op(position, call.op, reads, writes)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, Family, family, family_of
-from wavecast.ops import reading
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.ops import registry
+from wavecast.predictors.attention_kernels import (
     BACKENDS,
     EFFICIENT,
     FEWER_KERNELS,
@@ -35,8 +36,10 @@ from wavecast.predictors.retargeting.attention_kernels import (
     operands,
     output_of,
 )
+from wavecast.results import Shown
 from wavecast.traces.editing import Edit, compacted, with_op
 from wavecast.traces.graphs import compiled_gpu, has_compiled_kernels
+from wavecast.traces.kept import Same
 from wavecast.traces.step import Call, Op, TensorSpec, Trace, Value
 
 _PADDING_CALLS = 3
@@ -75,7 +78,7 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
         return Retargeted(trace)
     if (compiled := compiled_gpu(trace)) is not None:
         return Retargeted(trace, (_COMPILED.format(compiled),))
-    return _retarget(_Same(trace), family(gpu))
+    return _retarget(Same(trace), family(gpu))
 
 
 def with_kernel(trace: Trace, backend: str) -> Retargeted:
@@ -117,22 +120,9 @@ def depends_on_family(trace: Trace) -> bool:
     return any("attention" in op.name or _is_plain(op) for op in trace.counts)
 
 
-class _Same:
-    """A trace that equals only itself, because hashing all its calls would take long."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.trace is self.trace
-
-    def __hash__(self) -> int:
-        return id(self.trace)
-
-
 @lru_cache(maxsize=32)
-def _retarget(same: _Same, wanted: Family) -> Retargeted:
-    trace = same.trace
+def _retarget(same: Same[Trace], wanted: Family) -> Retargeted:
+    trace = same.value
     traced_for = trace.capability or wanted
     try:
         stays_plain = wanted in FEWER_KERNELS.get(family_of(traced_for), ())
@@ -182,7 +172,7 @@ class _Retarget:
                     backend = self._choice(position, attention)
                     if backend != attention.backend:
                         self._replace(position, attention, backend)
-                except reading.ERRORS as error:  # a hand-made op
+                except registry.ERRORS as error:  # a hand-made op
                     name = self._trace.calls[position].op.name
                     raise _Inexact(f"its {name} is not as torch calls it") from error
         if not self._is_changed:
@@ -370,3 +360,40 @@ def _ends(trace: Trace, attentions: Sequence[AttentionRun | None]) -> list[bool]
                 raise _Inexact("only some of its equal attentions have a gradient")
             ends.append(runs[1] > 0)
     return ends
+
+
+# The traces of one step for several GPU families.
+
+
+@dataclass(frozen=True, repr=False)
+class FamilyTraces(Shown):
+    """The traces of one step for several GPU families; `wavecast.trace` makes them.
+
+    GPU families have different kernels for attention, and code may ask for the compute capability.
+    A trace stands for all families in which its kernels can be chosen again.
+
+    ```python
+    traces = wavecast.trace(make_step, gpus=["h100-sxm-80gb", "t4"])
+    wavecast.predict(traces, "t4").seconds
+    traces.on(wavecast.device("t4")).save("step-t4.json.gz")
+    ```
+    """
+
+    traces: tuple[Trace, ...]
+
+    def __post_init__(self) -> None:
+        if not self.traces:
+            raise InvalidInput("FamilyTraces has no traces; name at least one GPU (gpus=[...])")
+
+    def on(self, gpu: Device | None) -> Trace:
+        """The trace with the kernels of a GPU's family; the first as it is if none is exact."""
+        if gpu is None:
+            return self.traces[0]
+        own = [trace for trace in self.traces if made_for(trace, gpu)]
+        exact = own or [trace for trace in self.traces if serves(trace, gpu)]
+        return retarget((exact or self.traces)[0], gpu).trace
+
+
+def trace_on(trace: Trace | FamilyTraces, gpu: Device | None) -> Trace:
+    """The trace for a GPU: a single one as it is, else that of the GPU's family."""
+    return trace.on(gpu) if isinstance(trace, FamilyTraces) else trace

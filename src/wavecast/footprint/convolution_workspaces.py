@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT
-from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
+from wavecast.predictors.learned.columns import FORWARD, OF_IMAGE, OF_WEIGHT
+from wavecast.predictors.learned.convolutions import has_depthwise_kernel
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 NAMES = ("aten.convolution", "aten.convolution_backward")

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-from wavecast.ops.reading import has_possible_tensors, reading
+from wavecast.ops.registry import has_possible_tensors, reading
 from wavecast.traces.step import Call, Op, Scalar, TensorSpec
 
 FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast.predictors.learned.columns import OF_K, OF_M, OF_N, Columns
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import OF_K, OF_M, OF_N, Columns
 
 if TYPE_CHECKING:
     from wavecast.predictors.learned.model import OpModel
