@@ -386,6 +386,6 @@ def test_what_xla_chose_on_an_h200(
         padding=0,
         groups=image[1] if kind in ("depthwise", "pixels") else 1,
         transposed=False,
-        wanted=(False, True, False),
+        computes=(False, True, False),
     )
     assert convolution.tuned_bytes(132) / MIB == pytest.approx(mib, rel=0.07, abs=2.6)

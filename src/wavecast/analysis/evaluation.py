@@ -251,10 +251,6 @@ def _identity(trace: Trace) -> object:
 def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
     """Every measured step, taken to the GPU of every other one of its model and compared.
 
-    Args:
-        steps: the measured steps (`measured_steps`).
-        scaler: how a measured call is taken to another GPU; the most accurate one by default.
-
     Raises:
         InvalidInput: there are no steps.
     """
@@ -365,7 +361,7 @@ def _corrected_notes(steps: Sequence[StepOnGpu], errors: Sequence[StepError]) ->
 def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
     known = [times for times in pairs if times]
     totals = [math.fsum(measured for _, measured in times.values()) for times in known]
-    found = []
+    op_errors = []
     for name in dict.fromkeys(name for times in known for name in times):
         shares = [
             times.get(name, (None, 0.0))[1] / all_s
@@ -373,8 +369,8 @@ def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
         ]
         both = [times[name] for times in known if name in times]
         errors = [abs(seconds / measured - 1) for seconds, measured in both if seconds is not None]
-        found.append(OpError(name, len(errors), _mean(errors), math.fsum(shares) / len(known)))
-    return tuple(sorted(found, key=lambda one: -one.share))
+        op_errors.append(OpError(name, len(errors), _mean(errors), math.fsum(shares) / len(known)))
+    return tuple(sorted(op_errors, key=lambda error: -error.share))
 
 
 # What measured steps and ops teach about predictions for their GPU, and how much it is worth.
@@ -414,11 +410,6 @@ def learn_from(
 ) -> Learning:
     """The corrections that measured steps of one GPU give, each judged by the others.
 
-    Args:
-        steps: measured traces by name.
-        predictor: what is corrected; the shipped predictor by default.
-        swept: what a sweep of single layers showed on the same GPU, which counts as well.
-
     Raises:
         InvalidInput: the steps were measured on several GPUs, or nothing in one can be compared.
     """
@@ -443,10 +434,6 @@ def learn_from(
 
 def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
     """The corrections that recorded single layers of one GPU give.
-
-    Args:
-        traces: recorded layers (`wavecast.frameworks.pytorch.measurement.sweep`).
-        predictor: what is corrected; the shipped predictor by default.
 
     Raises:
         InvalidInput: nothing in a trace can be compared.

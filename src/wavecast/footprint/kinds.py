@@ -170,5 +170,5 @@ def _casts(op: Op, before: tuple[str, ...], after: tuple[str, ...]) -> bool:
 def _is_flat_copy(op: Op, weights_bytes: set[int]) -> bool:
     if op.base != "aten.zeros" or not op.outputs:
         return False
-    made = op.outputs[0]
-    return len(made.shape) == 1 and made.dtype in _HALF and 2 * made.nbytes in weights_bytes
+    copy = op.outputs[0]
+    return len(copy.shape) == 1 and copy.dtype in _HALF and 2 * copy.nbytes in weights_bytes

@@ -122,7 +122,10 @@ class _Search:
         """The next batch size to try."""
         if len(self._needs) == 1:
             return 2 * low if low else max(1, (high or 2) // 2)
-        guess = self._where_full()
+        # The batch size where the line through the two largest ones tried meets the limit.
+        (first, a), (second, b) = sorted(self._needs.items())[-2:]
+        slope = (b - a) / (second - first)
+        guess = int(second + (usable_bytes(self._limit) - b) / slope) if slope > 0 else 2 * second
         if high is None:
             return max(low + 1, min(guess, 64 * low))
         if low == 0:
@@ -132,12 +135,6 @@ class _Search:
         # Fragmentation is not in the line. Go down from the batch that failed in growing steps.
         nearby = max(1, low // _PRECISION) << self._since_full
         return max(high - nearby, (low + high) // 2)
-
-    def _where_full(self) -> int:
-        """The batch size where the line through the two largest ones tried meets the limit."""
-        (first, a), (second, b) = sorted(self._needs.items())[-2:]
-        slope = (b - a) / (second - first)
-        return int(second + (usable_bytes(self._limit) - b) / slope) if slope > 0 else 2 * second
 
 
 # The trace of a step that accumulates the gradients of two batches, from the trace of one batch.
@@ -323,13 +320,13 @@ def _written_last(trace: Trace, end: int) -> dict[int, tuple[int, int]]:
 
     Empty if no values were recorded.
     """
-    found: dict[int, tuple[int, int]] = {}
+    last: dict[int, tuple[int, int]] = {}
     for position, call in enumerate(trace.calls[:end]):
         for value in call.writes:
             place = trace.values[value].allocation
             if place is not None and trace.allocations[place].role is Role.GRADIENT:
-                found[place] = value, position
-    return found
+                last[place] = value, position
+    return last
 
 
 def _is_copy(trace: Trace, born: int, end: int) -> bool:
@@ -366,7 +363,7 @@ def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
     return last
 
 
-def _last_use(trace: Trace, born: int, end: int, spec: TensorSpec, made: set[int]) -> int:
+def _last_use(trace: Trace, born: int, end: int, spec: TensorSpec, writers: set[int]) -> int:
     """The last call that adds a further part to a gradient in place.
 
     A weight that is used several times has one part from each use; the sum is complete with the
@@ -375,7 +372,7 @@ def _last_use(trace: Trace, born: int, end: int, spec: TensorSpec, made: set[int
     shape = sorted(spec.shape)
     for position in range(end - 1, born, -1):
         call = trace.calls[position]
-        if position in made or call.phase is not Phase.BACKWARD or call.op.base not in _SUMS:
+        if position in writers or call.phase is not Phase.BACKWARD or call.op.base not in _SUMS:
             continue
         output = _written(call.op)
         if output is None:

@@ -280,15 +280,7 @@ def _replayed_within(
 def of_measured(
     trace: Trace, gpu: Device | None, peak_bytes: int, reserved_bytes: int, device_bytes: int
 ) -> Memory:
-    """The memory of a step that ran, with the allocator's real counts.
-
-    Args:
-        trace: the recorded trace, workspaces included.
-        gpu: the GPU on which it ran.
-        peak_bytes: the peak of allocated memory.
-        reserved_bytes: the peak of reserved memory.
-        device_bytes: the GPU memory in use by this process alone.
-    """
+    """The memory of a step that ran, with the allocator's real counts."""
     context = max(0, device_bytes - reserved_bytes)
     return Memory(trace, gpu, peak_bytes, reserved_bytes, context, ran=True)
 

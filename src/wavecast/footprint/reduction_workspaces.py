@@ -87,11 +87,11 @@ def buffer_bytes(reduction: Reduction, device: Device) -> int | None:
         return 0
     values = math.ceil(inputs / (per_input * y))
     grid = math.ceil(outputs // vector / per_output)
-    wanted = device.sm_count * (device.max_threads_per_sm // (x * y))
-    if values < _MOST_VALUES or grid > wanted:
+    blocks_wanted = device.sm_count * (device.max_threads_per_sm // (x * y))
+    if values < _MOST_VALUES or grid > blocks_wanted:
         return 0
     pieces = max(
-        min(math.ceil(wanted / grid), math.ceil(values / _LEAST_VALUES)),
+        min(math.ceil(blocks_wanted / grid), math.ceil(values / _LEAST_VALUES)),
         math.ceil(values / _MOST_VALUES),
     )
     if pieces <= 1:
@@ -284,17 +284,17 @@ def workspaces_of(op: Op) -> tuple[Workspace, ...]:
     flat = flat_bytes(op)
     if rnn_shape(op).biased:
         # The gradients of the weights are views of one tensor.
-        made = flat
+        result = flat
         return _not_empty(
             *states,
-            Workspace(space, True, made),
-            Workspace(copied, before_bytes=made),
+            Workspace(space, True, result),
+            Workspace(copied, before_bytes=result),
             Workspace(space),
         )
     # The gradients of the weights are copied out of one tensor, which has room for biases, too.
-    made = gradients[0]
-    later = (Workspace(n, before_bytes=made) for n in (copied, flat, space))
-    return _not_empty(*states, Workspace(space, True, made), *later)
+    result = gradients[0]
+    later = (Workspace(n, before_bytes=result) for n in (copied, flat, space))
+    return _not_empty(*states, Workspace(space, True, result), *later)
 
 
 def flat_bytes(op: Op) -> int:
@@ -479,11 +479,11 @@ def _missing_gradients_bytes(op: Op) -> tuple[int, ...]:
     """The sizes of the zeros that stand for missing gradients of the output and of each state."""
     first = _weight_count(op) + 2  # after the source, the weights and their flat tensor
     count = 1 + rnn_shape(op).cells
-    wanted = op.inputs[first : first + count + 1]
+    results = op.inputs[first : first + count + 1]
     given = op.inputs[first + count + 1 : -1]  # the last one was kept by the forward pass
-    if len(wanted) <= count:
+    if len(results) <= count:
         return ()
-    *states, output = wanted
+    *states, output = results
     missing = Counter(spec.shape for spec in states)
     output_given = bool(given) and given[0].shape == output.shape
     missing.subtract(spec.shape for spec in given[int(output_given) :])

@@ -85,10 +85,10 @@ def _placed(
     """
     trace = same.value
     kept = [Allocation(n, None, None, Role.WORKSPACE) for n in kept_bytes]
-    made: dict[int, list[int]] = defaultdict(list)
+    workspaces_at: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):
         if allocation.born is not None:
-            made[allocation.born].append(index)
+            workspaces_at[allocation.born].append(index)
     workspaces = dict(zip(trace.counts, of_ops, strict=True))
     before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
@@ -96,7 +96,9 @@ def _placed(
             # An allocation that is freed at the call where it was born is gone before it ends.
             end = position if workspace.released_early else position + 1
             results = (
-                i for i in made[position] if trace.allocations[i].nbytes == workspace.before_bytes
+                i
+                for i in workspaces_at[position]
+                if trace.allocations[i].nbytes == workspace.before_bytes
             )
             place = next(results, len(trace.allocations))
             before[place].append(Allocation(workspace.nbytes, position, end, Role.WORKSPACE))
@@ -142,7 +144,7 @@ def _convolution_bytes(op: Op, device: Device, constants: Constants) -> tuple[in
     shapes = Convolution.of(op, on_tensor_cores(op, device))
     sizes = convolution_workspaces.algorithm_bytes(shapes, constants.trees, device.sm_count)
     *earlier, last = (nbytes + scattered_bytes(shapes) for nbytes in sizes)
-    if shapes.backward and shapes.wanted[-1]:
+    if shapes.backward and shapes.computes[-1]:
         last = max(last, reduction_workspaces.bias_bytes(shapes.output, device) or 0)
     return *earlier, last
 

@@ -107,8 +107,8 @@ def _safe_softmax(op: Op) -> Cost:
 def _allclose(op: Op) -> Cost:
     """The 14 kernels of `isclose` and `all`: six make a tensor as large as an input, and seven
     make booleans."""
-    one, elements = read(op.inputs[:1]), largest(op)
-    return Cost(14 * elements, 13 * one + 7 * elements, 6 * one + 7 * elements)
+    read_once, elements = read(op.inputs[:1]), largest(op)
+    return Cost(14 * elements, 13 * read_once + 7 * elements, 6 * read_once + 7 * elements)
 
 
 # Pointwise losses. Their reduction, if any, is a second kernel that reads the first one's result.
@@ -482,6 +482,6 @@ def _int8_dequant(op: Op) -> Cost:
 
 @cost("bitsandbytes.optimizer_update_32bit", kind=Kind.OPTIMIZER)
 @cost("bitsandbytes.optimizer_update_8bit_blockwise", kind=Kind.OPTIMIZER)
-def _update(op: Op) -> Cost:
+def _updated_parameter(op: Op) -> Cost:
     """The gradient comes first and is only read; parameter and state are read and written."""
     return Cost(16 * op.inputs[0].numel, read(op.inputs), written(op.inputs[1:]))

@@ -58,11 +58,11 @@ def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     the sum in memory that is kept from step to step (Megatron's `main_grad`). Copies that the
     optimizer makes, in float32 for master weights, are not exchanged.
     """
-    made = _written(trace) or _by_module(trace)
+    ready = _written(trace) or _by_module(trace)
     if not inside_graphs and (ends := ends_of_graphs(trace)):
-        made.sort(key=lambda gradient: gradient.ready)
-        made = [replace(g, ready=ends.get(g.ready, g.ready)) for g in made]
-    return sorted(made, key=lambda gradient: gradient.ready)
+        ready.sort(key=lambda gradient: gradient.ready)
+        ready = [replace(g, ready=ends.get(g.ready, g.ready)) for g in ready]
+    return sorted(ready, key=lambda gradient: gradient.ready)
 
 
 def _written(trace: Trace) -> list[Gradient]:
@@ -75,7 +75,7 @@ def _written(trace: Trace) -> list[Gradient]:
                 if known.gradient_of and known.allocation is not None:
                     last[known.allocation] = position, value
     wide = widened(trace)
-    made = []
+    written = []
     for number, memory in enumerate(trace.allocations):
         if memory.role is not Role.GRADIENT:
             continue
@@ -83,13 +83,13 @@ def _written(trace: Trace) -> list[Gradient]:
             ready, value = last[number]
             dtype, name = trace.values[value].spec.dtype, trace.values[value].gradient_of
             module, own = trace.calls[ready].module, _is_kept(memory) and name in wide
-            made.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
+            written.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
         elif memory.born is not None and memory.born < len(trace):
             maker = trace.calls[memory.born]
             if maker.phase is Phase.BACKWARD:  # a compiled kernel, of which no values are known
                 dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
-                made.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
-    return made
+                written.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
+    return written
 
 
 def widened(trace: Trace) -> dict[str, TensorSpec]:
@@ -122,8 +122,8 @@ def _by_module(trace: Trace) -> list[Gradient]:
             last[call.module] = position
     end = max(last.values(), default=len(trace) - 1)
     kept = [a for a in trace.allocations if a.role is Role.GRADIENT and a.module]
-    made = kept or parameters(trace)
-    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in made]
+    memories = kept or parameters(trace)
+    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in memories]
 
 
 def updated_parameters(trace: Trace) -> list[str]:

@@ -57,7 +57,8 @@ def with_fused_accumulation(trace: Trace) -> Trace:
         matmul, added = trace.calls[writer], trace.calls[position]
         if block_of(matmul.module):
             gone.add(trace.values[matmul.writes[0]].allocation)
-        edit.replace(writer, _adding(matmul, added))
+        op = replace(matmul.op, outputs=added.op.outputs)
+        edit.replace(writer, replace(matmul, op=op, writes=added.writes))
     edit.remove(sums)
     edit.keep_memory(n for n in range(len(trace.allocations)) if n not in gone)
     return edit.trace()
@@ -67,9 +68,6 @@ def empty_gradients(traces: Iterable[Trace]) -> int:
     """The bytes of the empty gradients that a rank keeps for layers which add up their own.
 
     Transformer Engine has one of each shape of a weight (`get_dummy_wgrad`).
-
-    Args:
-        traces: the parts of the model that the rank has.
     """
     shapes = set()
     for trace in traces:
@@ -106,12 +104,6 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
         return None
     alone = flow.readers(call.reads[1]) == [position]
     return writer if alone and len(flow.trace.calls[writer].writes) == 1 else None
-
-
-def _adding(matmul: Call, added: Call) -> Call:
-    """The matmul, which writes the sum. It computes in the type of its operands as before."""
-    op = replace(matmul.op, outputs=added.op.outputs)
-    return replace(matmul, op=op, writes=added.writes)
 
 
 # Norms as Triton kernels in autograd functions, which the host takes longer to issue.
@@ -230,19 +222,15 @@ def with_attention(trace: Trace, strategy: Parallel) -> Trace:
             attention.
     """
     if strategy.cudnn_attention:
-        return _with_cudnn(trace)
+        _fused(trace, "cudnn_attention")
+        changed, notes = with_kernel(trace, CUDNN)
+        if notes:
+            raise InvalidInput(f"cudnn_attention cannot be: {notes[0]}; leave it out")
+        return changed
     if not (strategy.flash_attention or strategy.first_flash_attention):
         return trace
     trace = retarget(trace, device(_FLASH_GPU)).trace
     return _with_first_kernels(trace) if strategy.first_flash_attention else trace
-
-
-def _with_cudnn(trace: Trace) -> Trace:
-    _fused(trace, "cudnn_attention")
-    made, notes = with_kernel(trace, CUDNN)
-    if notes:
-        raise InvalidInput(f"cudnn_attention cannot be: {notes[0]}; leave it out")
-    return made
 
 
 def _fused(trace: Trace, option: str) -> list[int]:
@@ -290,11 +278,6 @@ class Routes:
 
 def with_dispatch_once(trace: Trace, axis: RankAxis, domain_gpus: int | None) -> Trace:
     """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it.
-
-    Args:
-        trace: the step of one rank.
-        axis: the ranks that share the experts.
-        domain_gpus: the GPUs of one machine. None if all ranks are in one.
 
     Raises:
         InvalidInput: the step does not say to how many experts a token goes.
@@ -370,11 +353,11 @@ def with_fp8(trace: Trace) -> Trace:
     edit = Edit(trace)
     scale = edit.add_value(Value(_SCALE))
     narrow: set[int] = set()
-    found = False
+    has_matmuls = False
     for position, call in enumerate(trace):
         if call.op.base not in _SCALED or not call.reads or not block_of(call.module):
             continue
-        found = True
+        has_matmuls = True
         first = 0 if call.op.base == GROUPED else len(call.reads) - 2
         for factor in (first, first + 1):
             source, writer = flow.source(call.reads[factor], position)
@@ -384,7 +367,7 @@ def with_fp8(trace: Trace) -> Trace:
             if not _writes_8_bits(flow, writer):
                 _cast(edit, position, call, factor)
         edit.replace(position, _scaled(call, first, scale))
-    if not found:
+    if not has_matmuls:
         raise InvalidInput(
             "fp8 runs the matmuls of repeated blocks in 8 bits, and the step has none in a block "
             "(a numbered module, as in a ModuleList)"

@@ -29,11 +29,7 @@ from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec, Trace
 
 
 class Layers:
-    """The layers of a step, sharded by one strategy after another.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-    """
+    """The layers of a step, sharded by one strategy after another."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -62,10 +58,10 @@ class Layers:
             axes.append(context)
             notes += (NOTE,)
         for shard in (expert_axis, tensor_axis):
-            made = shard(self._trace, self._units, strategy)
-            if made is not None:
-                axes.append(made[0])
-                notes += made[1]
+            placed = shard(self._trace, self._units, strategy)
+            if placed is not None:
+                axes.append(placed[0])
+                notes += placed[1]
         return rank_trace(self._trace, axes), notes
 
 
@@ -111,7 +107,7 @@ def _first_block(trace: Trace) -> dict[int, frozenset[int]]:
     """The hidden state that the first of the repeated blocks reads, by position of its readers."""
     block_of = block_finder(trace)
     written: set[int] = set()
-    found: dict[int, frozenset[int]] = {}
+    begins: dict[int, frozenset[int]] = {}
     block = ""
     for position, call in enumerate(trace):
         if call.phase is not Phase.FORWARD:
@@ -124,11 +120,11 @@ def _first_block(trace: Trace) -> dict[int, frozenset[int]]:
             hidden = {
                 value for value in call.reads if value in written and _is_hidden(trace, value)
             }
-            if hidden and not found:
+            if hidden and not begins:
                 written = hidden
             if hidden:
-                found[position] = frozenset(hidden)
-    return found
+                begins[position] = frozenset(hidden)
+    return begins
 
 
 def _is_hidden(trace: Trace, value: int) -> bool:
@@ -249,16 +245,16 @@ class RingAttention:
 
     def _forward_steps(self, call: Call, op: Op) -> Iterator[Call]:
         phase, module = call.phase, call.module
-        made = op.outputs[0]
-        merged = TensorSpec(made.shape, "float32")
+        result = op.outputs[0]
+        merged = TensorSpec(result.shape, "float32")
         yield wait(COMPUTE, TRANSFERS, phase, module)
-        yield kernel("aten._to_copy", made, merged, phase, module)
+        yield kernel("aten._to_copy", result, merged, phase, module)
         for _ in range(self.axis.size - 1):
             yield Call(_other_step(op, backward=False), phase, module)
-            yield kernel("aten._to_copy", made, merged, phase, module)
+            yield kernel("aten._to_copy", result, merged, phase, module)
             for name in ("aten.sub.Tensor", "aten.mul.Tensor", "aten.sub.Tensor"):
                 yield Call(Op(name, (merged, merged), (merged,)), phase, module)
-        yield kernel("aten._to_copy", merged, made, phase, module)
+        yield kernel("aten._to_copy", merged, result, phase, module)
 
     def _backward_steps(self, call: Call, op: Op) -> Iterator[Call]:
         """Attend to the keys of all ranks; their gradients go around and arrive complete."""
@@ -270,16 +266,16 @@ class RingAttention:
             if step:
                 yield Call(_other_step(op, backward=True), phase, module)
                 yield wait(COMPUTE, TRANSFERS, phase, module)
-            for made, total in zip(op.outputs[:3], sums, strict=True):
+            for gradient, total in zip(op.outputs[:3], sums, strict=True):
                 if not step:
-                    yield kernel("aten._to_copy", made, total, phase, module)
-                yield Call(Op("aten.add_.Tensor", (total, made), (total,)), phase, module)
+                    yield kernel("aten._to_copy", gradient, total, phase, module)
+                yield Call(Op("aten.add_.Tensor", (total, gradient), (total,)), phase, module)
             yield Call(Op("aten.cat", tuple(sums[1:]), (both,)), phase, module)
             yield wait(TRANSFERS, COMPUTE, phase, module)
             yield exchange("send", both, both, self.axis, TRANSFERS, phase, module)
         yield wait(COMPUTE, TRANSFERS, phase, module)
-        for made, total in zip(op.outputs[:3], sums, strict=True):
-            yield kernel("aten._to_copy", total, made, phase, module)
+        for gradient, total in zip(op.outputs[:3], sums, strict=True):
+            yield kernel("aten._to_copy", total, gradient, phase, module)
 
 
 def _other_step(op: Op, backward: bool) -> Op:
@@ -584,10 +580,10 @@ class _Weights:
         """The placement of a parameter by its style; none if it stays whole, as a row's bias."""
         if style in _OF_EXPERTS:
             return self._of_experts(name)
-        wanted = {"in", "lookup"} if style in _ROWS else {"out", "each"}
+        roles = {"in", "lookup"} if style in _ROWS else {"out", "each"}
         tied = any("lookup" in s.roles for s in self.by_name[name])
         for source in self.by_name[name]:
-            if wanted & source.roles and not (tied and style in _ROWS and source.dim):
+            if roles & source.roles and not (tied and style in _ROWS and source.dim):
                 return {name: self._shard(source)}
         return {}
 

@@ -88,8 +88,13 @@ def _allocate_bucket(
     if strategy.shard == 2:
         whole = reduced_as(bucket, strategy)
         edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
-        for one in apart:
-            edit.allocate(one.nbytes, Role.INTERMEDIATE, one.ready, one.ready + 1)
+        for gradient_apart in apart:
+            edit.allocate(
+                gradient_apart.nbytes,
+                Role.INTERMEDIATE,
+                gradient_apart.ready,
+                gradient_apart.ready + 1,
+            )
     elif apart:
         edit.allocate(reduced_as(apart, strategy).nbytes, Role.GRADIENT)
 
@@ -132,13 +137,7 @@ class _Unit:
 
 
 def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
-    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        strategy: how the step is spread.
-        end: the position where the backward pass ends.
-    """
+    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients."""
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
         return trace
@@ -167,7 +166,14 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
     )
     _gather_forward(edit, done, dtype, strategy.reshard)
     if strategy.reshard:
-        _gather_backward(edit, done, dtype)
+        order = sorted(done, key=lambda unit: unit.backward[0])
+        for previous, unit in zip([None, *order], order, strict=False):
+            if unit.name:
+                gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+                nbytes = _in(unit.nbytes, dtype)
+                after = copied._replace(order=copied.order + 1)  # before the next one is gathered
+                edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
+                edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
     if dtype != "float32":  # what is gathered takes the place of autocast's copies
         edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
     _hold_gradients(edit, dict(zip(reduced, reductions, strict=True)), holders, kind, end)
@@ -183,12 +189,6 @@ def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard:
     """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
 
     What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
-
-    Args:
-        edit: the step.
-        done: for each unit where its backward pass has ended.
-        dtype: the data type in which they are gathered.
-        reshard: whether the others are freed after their forward pass.
     """
     units = list(done)
     for previous, unit, following in zip([None, *units], units, [*units[1:], None], strict=False):
@@ -198,18 +198,6 @@ def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard:
         edit.allocate(nbytes, Role.INTERMEDIATE, there, until)
         freed = unit.forward[1] if reshard and unit.name else done[unit]
         edit.allocate(nbytes, Role.PARAMETER, copied, freed)
-
-
-def _gather_backward(edit: Edit, done: Mapping[_Unit, Time], dtype: str) -> None:
-    """Gather units again, each while the one before it computes. The arguments are as above."""
-    order = sorted(done, key=lambda unit: unit.backward[0])
-    for previous, unit in zip([None, *order], order, strict=False):
-        if unit.name:
-            gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
-            nbytes = _in(unit.nbytes, dtype)
-            after = copied._replace(order=copied.order + 1)  # before the next one is gathered
-            edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
-            edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
 
 
 def _gather(
@@ -305,10 +293,6 @@ def gathered_units(trace: Trace, end: int) -> dict[str, tuple[int, int]]:
     """The bytes in float32 of the weights of each FSDP unit, and of those with gradients.
 
     The root's name is "". Experts are not counted: other ranks share them.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        end: the position where the backward pass ends.
     """
     apart = Holders.of(trace, Parallel(data=2, expert=2), "shard")
     return {unit.name: (unit.nbytes, unit.trained_bytes) for unit in _units(trace, end, apart)}
@@ -354,9 +338,9 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
 def _shared(op: Op, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
     """An op on one rank's share of tensors, each of which so many ranks share."""
     taken = tuple(map(_share, op.inputs, _each(inputs, len(op.inputs))))
-    made = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
-    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, made))
-    return Op(op.name, taken, made, shared_attrs(op, own / max(whole, 1)))
+    results = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
+    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, results))
+    return Op(op.name, taken, results, shared_attrs(op, own / max(whole, 1)))
 
 
 def _each(shards: tuple[int, ...], tensors: int) -> tuple[int, ...]:
@@ -441,13 +425,7 @@ class HostUpdate:
 
     @staticmethod
     def of(trace: Trace, strategy: Parallel) -> HostUpdate:
-        """The update of a rank's share.
-
-        Args:
-            trace: one micro-batch of the rank, before anything is sharded among data-parallel
-                ranks.
-            strategy: how the step is spread.
-        """
+        """The update of a rank's share."""
         holders = Holders.of(trace, strategy, "shard")
         dtypes = {value.parameter: value.spec.dtype for value in trace.values if value.parameter}
         elements = down = up = 0
@@ -475,13 +453,7 @@ class HostUpdate:
 
 
 def with_offloaded_optimizer(last: Trace, strategy: Parallel, update: HostUpdate) -> Trace:
-    """The last micro-batch of a rank, whose host updates the weights.
-
-    Args:
-        last: the micro-batch with its reductions and the optimizer of its share.
-        strategy: how the step is spread.
-        update: what the host does.
-    """
+    """The last micro-batch of a rank, whose host updates the weights."""
     edit = Edit(last)
     for position, tensor in _reduced(last):
         ready = wait(OFFLOAD, REDUCTIONS, Phase.BACKWARD)
@@ -521,7 +493,7 @@ def _reduced(trace: Trace) -> Iterator[tuple[int, TensorSpec]]:
 def _never_reduced(trace: Trace, strategy: Parallel) -> list[Gradient]:
     """The gradients that one rank has alone."""
     holders = Holders.of(trace, strategy, "shard")
-    return [one for one in gradients(trace) if holders.axis(one.parameter).size == 1]
+    return [gradient for gradient in gradients(trace) if holders.axis(gradient.parameter).size == 1]
 
 
 def _copy(tensor: TensorSpec, source: str, phase: Phase) -> Call:

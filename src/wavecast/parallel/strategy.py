@@ -267,13 +267,13 @@ class Parallel(Shown):
 
         `data` has all ranks that reduce the same gradients, those of the context axis included.
         `shard` and `replica` split it: the ranks that share one copy, and the ranks that hold the
-        same shard. `expert` has neighbours among the ranks with words of their own, as in Megatron,
-        and `expert_replica` the ranks that hold the same experts.
+        same shard. `expert` has neighbours among the token ranks (with tokens of their own), as
+        in Megatron, and `expert_replica` the ranks that hold the same experts.
         """
         data = self.tensor * self.context
         shards = self.shards * self.context
         apart = self.tensor if self.expert > 1 and not self.sequence else 1
-        words = self.data * self.context * (self.tensor if self.sequence else 1)
+        token_ranks = self.data * self.context * (self.tensor if self.sequence else 1)
         return {
             "tensor": RankAxis(self.tensor, 1),
             "context": RankAxis(self.context, self.tensor),
@@ -281,7 +281,7 @@ class Parallel(Shown):
             "shard": RankAxis(shards, self.tensor),
             "replica": RankAxis(self.data // self.shards, self.tensor * shards),
             "expert": RankAxis(self.expert, apart),
-            "expert_replica": RankAxis(max(words // self.expert, 1), self.expert * apart),
+            "expert_replica": RankAxis(max(token_ranks // self.expert, 1), self.expert * apart),
             "pipeline": RankAxis(self.pipeline, data * self.data),
         }
 

@@ -327,8 +327,8 @@ def expansion(mask: TensorSpec, shape: tuple[int, ...]) -> Op:
     sizes = (*(1,) * missing, *mask.shape)
     steps = (*(0,) * missing, *(mask.strides or _contiguous(mask.shape)))
     strides = tuple(
-        step if size == wanted and index >= missing else 0
-        for index, (size, step, wanted) in enumerate(zip(sizes, steps, shape, strict=True))
+        step if size == length and index >= missing else 0
+        for index, (size, step, length) in enumerate(zip(sizes, steps, shape, strict=True))
     )
     widened = replace(mask, shape=shape, strides=_or_none(shape, strides))
     return Op("aten.expand", (mask,), (widened,), (("size", shape),))

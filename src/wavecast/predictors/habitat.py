@@ -204,7 +204,12 @@ class MixedPrecision(Scaler):
         factor = self._direct_factor(call.op, target)
         source = "its op"
         if factor is None:
-            factor, source = self._kernel_factor(call, target), self._rule
+            total = sum(kernel.seconds for kernel in call.kernels)
+            changed = sum(
+                kernel.seconds * self._share(call.op, kernel.name, target)
+                for kernel in call.kernels
+            )
+            factor, source = (changed / total if total else 1.0), self._rule
         return Estimate(
             full.seconds * factor,
             full.low_s * factor / HALF_SPREAD,
@@ -258,13 +263,6 @@ class MixedPrecision(Scaler):
     def _in_type(self, tensor: TensorSpec) -> TensorSpec:
         before = ("float32",) if self._is_half else _HALVES
         return replace(tensor, dtype=DTYPES[self.precision]) if tensor.dtype in before else tensor
-
-    def _kernel_factor(self, call: Call, target: Device) -> float:
-        total = sum(kernel.seconds for kernel in call.kernels)
-        changed = sum(
-            kernel.seconds * self._share(call.op, kernel.name, target) for kernel in call.kernels
-        )
-        return changed / total if total else 1.0
 
     def _share(self, op: Op, name: str, target: Device) -> float:
         """The time of a kernel in the precision, relative to the measured one."""

@@ -527,11 +527,11 @@ def layer_of(op: Op) -> Layer | None:
 
 def computes_all(op: Op) -> bool:
     """Whether an op computes all that was measured: backward, gradients of input and weights."""
-    wanted = op.attr("output_mask")
-    if "backward" not in op.base or not isinstance(wanted, tuple) or len(wanted) < 2:
+    mask = op.attr("output_mask")
+    if "backward" not in op.base or not isinstance(mask, tuple) or len(mask) < 2:
         return True
-    weights = wanted[1] if "convolution" in op.base else wanted[-1]
-    return bool(wanted[0] and weights)
+    weights = mask[1] if "convolution" in op.base else mask[-1]
+    return bool(mask[0] and weights)
 
 
 def _linear(op: Op, first: int = 0) -> Layer | None:
@@ -728,14 +728,7 @@ def rounded(network: MlpNetwork, bits: int = 16) -> MlpNetwork:
 
 
 def write_model(path: Path, network: MlpNetwork, card: Mapping[str, Any], bits: int = 16) -> None:
-    """Write `path` (.npz) and its card beside it (.toml).
-
-    Args:
-        path: the file of the weights.
-        network: the network.
-        card: what it predicts, and what it was fitted on.
-        bits: 16 for weights in half precision, 8 for whole numbers with one factor for each row.
-    """
+    """Write `path` (.npz) and its card beside it (.toml)."""
     arrays: dict[str, Any] = {"mean": network.mean, "scale": network.scale}
     for number, (matrix, bias) in enumerate(network.weights):
         arrays[f"bias{number}"] = bias.astype(np.float16)

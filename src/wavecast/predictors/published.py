@@ -118,8 +118,10 @@ class PublishedScaler(Scaler):
         """The time of each call on the target; all ratios are predicted at once."""
         scaled = self.base.scale_all(calls, self.setup.gpu(origin), self.setup.gpu(target))
         return [
-            None if found and found.source == BY_WAVES and ops.kind(call.op) in NETWORKED else found
-            for call, found in zip(calls, scaled, strict=True)
+            None
+            if by_rules and by_rules.source == BY_WAVES and ops.kind(call.op) in NETWORKED
+            else by_rules
+            for call, by_rules in zip(calls, scaled, strict=True)
         ]
 
 

@@ -121,16 +121,16 @@ def depends_on_family(trace: Trace) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _retarget(same: Same[Trace], wanted: Family) -> Retargeted:
+def _retarget(same: Same[Trace], target: Family) -> Retargeted:
     trace = same.value
-    traced_for = trace.capability or wanted
+    traced_for = trace.capability or target
     try:
-        stays_plain = wanted in FEWER_KERNELS.get(family_of(traced_for), ())
+        stays_plain = target in FEWER_KERNELS.get(family_of(traced_for), ())
         if any(_is_plain(op) for op in trace.counts) and not stays_plain:
             raise _Inexact("its attention is several ops, where this GPU may run one kernel")
         if any(op.base.startswith(_CHOSEN_BELOW) for op in trace.counts):
             raise _Inexact("it calls kernels below torch's choice, which this GPU may not run")
-        return Retargeted(_Retarget(trace, wanted).trace())
+        return Retargeted(_Retarget(trace, target).trace())
     except _Inexact as reason:
         note = (
             f"the trace was made for compute capability {traced_for[0]}.{traced_for[1]}: {reason}; "
@@ -147,11 +147,11 @@ def _is_plain(op: Op) -> bool:
 class _Retarget:
     """The replacement of the kernels of a trace by those of another GPU family."""
 
-    def __init__(self, trace: Trace, wanted: Family, backend: str | None = None) -> None:
+    def __init__(self, trace: Trace, target: Family, backend: str | None = None) -> None:
         self._trace = trace
-        self._wanted = wanted
+        self._target = target
         self._backend = backend
-        self._made_for = trace.capability or wanted
+        self._made_for = trace.capability or target
         self._attentions = [attention_in(call.op) for call in trace]
         self._ends = _ends(trace, self._attentions)
         self._born: dict[int, list[int]] = defaultdict(list)
@@ -178,19 +178,19 @@ class _Retarget:
         if not self._is_changed:
             return self._trace  # the same object, so that what was computed for it is kept
         self._edit.keep_memory(number for memory in self._memory for number in memory)
-        return replace(compacted(self._edit.trace()), capability=self._wanted)
+        return replace(compacted(self._edit.trace()), capability=self._target)
 
     def _choice(self, position: int, attention: AttentionRun) -> str:
         """The backend that the family chooses for an attention, with the step's own switches."""
         facts = attention.facts
         if self._backend is not None:
-            if not has_own(self._backend, facts, self._wanted):
+            if not has_own(self._backend, facts, self._target):
                 raise _Inexact(
                     f"{self._backend} has no kernel for heads of {facts.head_dim} and "
                     f"{facts.value_dim} in {facts.dtype} on this GPU"
                 )
             return self._backend
-        chosen = choose(facts, self._wanted, _enabled(attention, facts, self._made_for))
+        chosen = choose(facts, self._target, _enabled(attention, facts, self._made_for))
         if chosen == attention.backend:
             return chosen
         if chosen == MATH:
@@ -226,7 +226,11 @@ class _Retarget:
         self._is_changed = True
         reads = operands(call.reads, old, backend, mask_value) if call.reads else None
         if old.is_backward:
-            self._check_gradients(position, old, backend)
+            results = self._memory_of_results(position)
+            unread = any(self._trace.allocations[n].freed == position + 1 for n in results)
+            # The efficient kernel leaves out gradients that nobody reads, the others do not.
+            if EFFICIENT in (backend, old.backend) and (unread or old.is_partial) and results:
+                raise _Inexact("its attention has no gradient for some of query, key and value")
             self._edit.replace_op(position, op, reads)
             return
         kept = call.writes[: len(op.outputs)]
@@ -239,13 +243,6 @@ class _Retarget:
             if call.writes
         ]
         self._edit.replace_op(position, op, reads, (*kept, *added))
-
-    def _check_gradients(self, position: int, old: AttentionRun, backend: str) -> None:
-        results = self._memory_of_results(position)
-        unread = any(self._trace.allocations[n].freed == position + 1 for n in results)
-        # The efficient kernel leaves out gradients that nobody reads, the others do not.
-        if EFFICIENT in (backend, old.backend) and (unread or old.is_partial) and results:
-            raise _Inexact("its attention has no gradient for some of query, key and value")
 
     def _memory_of_results(self, position: int) -> list[int]:
         """The allocations of a call's results. Empty if the step's memory was not recorded."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from wavecast import ops
 from wavecast.hardware.hosts import Seconds
-from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
+from wavecast.traces.step import Call, Op, Phase, Trace
 
 ORDERING = frozenset({"cuda.stream_wait", "cuda.event_record"})
 """The ops that let a stream wait for another one."""
@@ -63,14 +63,7 @@ class StepTime:
 def play_one_stream(
     issue_s: Seconds, gpu_s: Seconds, syncs: Sequence[int], sync_s: float = 0.0
 ) -> StepTime:
-    """The time of one iteration of a step on one stream.
-
-    Args:
-        issue_s: the host's time for each call.
-        gpu_s: the GPU time of each call.
-        syncs: positions of the calls after which the host waits for the GPU.
-        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
-    """
+    """The time of one iteration of a step on one stream."""
     host_total, gpu_total = float(issue_s.sum()), float(gpu_s.sum())
     if not syncs:
         # Two servers in a row, each working in order: the slower one limits the rate.
@@ -280,9 +273,9 @@ class Timetable:
         sums: dict[tuple[Op, Phase, str], list[float]] = {}
         for call, gpu_s in zip(self.calls, self.gpu_s.tolist(), strict=True):
             if gpu_s > 0:
-                one = sums.setdefault((call.op, call.phase, call.module), [0.0, 0.0])
-                one[0] += gpu_s
-                one[1] += 1
+                total = sums.setdefault((call.op, call.phase, call.module), [0.0, 0.0])
+                total[0] += gpu_s
+                total[1] += 1
         return tuple(Work(*key, seconds, int(calls)) for key, (seconds, calls) in sums.items())
 
     @cached_property
@@ -373,11 +366,7 @@ _MOST_SHAPES = 8
 
 
 def chrome_trace(steps: Mapping[str, Timetable]) -> str:
-    """The steps as JSON, one process for each, with a thread for the host and for each stream.
-
-    Args:
-        steps: the timetable of each step, by what it is called: "h100-sxm-80gb".
-    """
+    """The steps as JSON, one process for each, with a thread for the host and for each stream."""
     events: list[dict[str, Any]] = []
     for process, (name, table) in enumerate(steps.items(), start=1):
         events += _names(process, name, table)
@@ -454,10 +443,9 @@ def _arguments(call: Call) -> dict[str, Any]:
         "phase": str(call.phase),
         "module": call.module,
         "kind": str(ops.kind(call.op) or "unknown"),
-        "inputs": [_shape(tensor) for tensor in call.op.inputs[:_MOST_SHAPES]],
+        "inputs": [
+            f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+            for tensor in call.op.inputs[:_MOST_SHAPES]
+        ],
         **({"source": call.line} if call.line else {}),
     }
-
-
-def _shape(tensor: TensorSpec) -> str:
-    return f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"

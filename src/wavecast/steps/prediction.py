@@ -516,13 +516,7 @@ def shares_by_line(runs: Sequence[tuple[TimedTrace, int]]) -> tuple[Share, ...]:
 
 
 def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:
-    """The parts of a step, longest first.
-
-    Args:
-        names: the names of the parts.
-        codes: the part of each call, as a position in `names`.
-        seconds: the GPU time of each call.
-    """
+    """The parts of a step, longest first."""
     calls = np.bincount(codes, minlength=len(names)).tolist()
     times = np.bincount(codes, weights=seconds, minlength=len(names)).tolist()
     shares = map(Share, names, calls, times)

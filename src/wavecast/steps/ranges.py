@@ -259,10 +259,6 @@ def least_modelled(known: Familiarity | ScaledTo = Familiarity.MEASURED) -> floa
 def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Factors | None:
     """The range of the GPU time, relative to it.
 
-    Args:
-        known: how well the op models know the GPU, or how a measured step came to it.
-        makeup: what the GPU time is made of.
-
     Returns:
         None if nothing gave it.
     """
@@ -273,11 +269,7 @@ def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Factors | None
 
 
 def host_factors(*, known: bool) -> Factors | None:
-    """The range of the host's time, relative to it; None if nothing gave it.
-
-    Args:
-        known: whether the host was calibrated.
-    """
+    """The range of the host's time, relative to it; None if nothing gave it."""
     row = _row("host", _host(known))
     return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
 
@@ -401,16 +393,7 @@ class RangeParts:
 def range_on_several_gpus(
     ranks: Ranks, makeup: Makeup, seconds: float, host_s: float, exposed_s: float, idle_s: float
 ) -> tuple[float, float] | None:
-    """Low and high end of a step's time; None where no measured steps gave a range.
-
-    Args:
-        ranks: what the ranks run.
-        makeup: what the GPU time is made of.
-        seconds: the time of the step.
-        host_s: the time that a host needs to issue it.
-        exposed_s: the time in which a rank only communicates.
-        idle_s: the time in which the busiest stage of a pipeline waits for others.
-    """
+    """Low and high end of a step's time; None where no measured steps gave a range."""
     parts = parts_of(ranks, makeup, seconds, host_s, exposed_s, idle_s)
     if parts is None:
         return None

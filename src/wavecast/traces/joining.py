@@ -169,7 +169,7 @@ def at_batch(small: Trace, large: Trace, batches: tuple[int, int], batch: int) -
         small: the trace at the smaller batch.
         large: the trace at the larger batch.
         batches: their batches.
-        batch: the batch that is wanted, larger than both.
+        batch: the batch to predict, larger than both.
     """
     if min(batches) < FEWEST or small.measurement is not None:
         return None
@@ -187,14 +187,14 @@ class _SizeLine:
 
     first: int
     second: int
-    wanted: int
+    batch: int
 
     def __post_init__(self) -> None:
         self._ops: dict[tuple[Op, Op], Op] = {}
         self._specs: dict[tuple[TensorSpec, TensorSpec], TensorSpec] = {}
 
     def trace(self, small: Trace, large: Trace) -> Trace:
-        """The trace at the wanted batch."""
+        """The trace at the batch."""
         alike = ("framework", "capability", "unit", "asks_capability", "notes")
         _same([getattr(small, name) for name in alike], [getattr(large, name) for name in alike])
         samples = None
@@ -213,7 +213,7 @@ class _SizeLine:
             return small
         if large < small or large * self.first > small * self.second:
             raise _Unlike  # no line through a point at or above zero: a product of two batches
-        more, rest = divmod((large - small) * (self.wanted - self.first), self.second - self.first)
+        more, rest = divmod((large - small) * (self.batch - self.first), self.second - self.first)
         if rest:
             raise _Unlike
         return small + more
@@ -284,7 +284,7 @@ class _SizeLine:
 def _pairs(small: Sequence[T], large: Sequence[T], grown: Callable[[T, T], Any]) -> list[Any]:
     if len(small) != len(large):
         raise _Unlike
-    return [grown(one, other) for one, other in zip(small, large, strict=True)]
+    return [grown(low, high) for low, high in zip(small, large, strict=True)]
 
 
 def _same(small: object, large: object) -> None:

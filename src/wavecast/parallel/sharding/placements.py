@@ -79,8 +79,8 @@ def merged(left: ShardLayout, right: ShardLayout) -> ShardLayout | None:
         return None
     if left.kind != "features":  # shifted by a token, as labels are
         return left
-    one, other = left.ranks, right.ranks
-    known = np.where(one == UNKNOWN, other, one)
+    own, other = left.ranks, right.ranks
+    known = np.where(own == UNKNOWN, other, own)
     same = (known == other) | (other == UNKNOWN)
     return layout_of(known, left.kind) if same.all() else None
 
@@ -228,9 +228,9 @@ def _sliced(op: Op, marks: Marks) -> list[Marks]:
     if marks.shape[dim] == 1:
         return [marks]
     start, step = _number(op, "start", 0), _number(op, "step", 1)
-    size, made = op.inputs[0].shape[dim], op.outputs[0].shape[dim]
+    size, length = op.inputs[0].shape[dim], op.outputs[0].shape[dim]
     start = max(start + size if start < 0 else start, 0)
-    return [compressed(marks.take(start + step * np.arange(made), dim))]
+    return [compressed(marks.take(start + step * np.arange(length), dim))]
 
 
 def _selected(op: Op, marks: Marks) -> list[Marks]:
@@ -249,7 +249,7 @@ def _split(op: Op, marks: Marks) -> list[Marks]:
     dim = dim_of(op, marks.ndim)
     if marks.shape[dim] == 1:
         return [marks] * len(op.outputs)
-    ends = np.cumsum([made.shape[dim] for made in op.outputs])[:-1]
+    ends = np.cumsum([result.shape[dim] for result in op.outputs])[:-1]
     return [compressed(piece) for piece in np.split(marks, ends, dim)]
 
 

@@ -175,31 +175,31 @@ def kind_of(placement: Placement) -> str:
 
 def _destinations(trace: Trace) -> dict[int, tuple[str, bool]]:
     """The parameter of whose gradient a value is a term, and whether it is transposed."""
-    found = {
+    parameters = {
         v: (value.gradient_of, False) for v, value in enumerate(trace.values) if value.gradient_of
     }
     for call in reversed(trace.calls):
-        if call.phase is not Phase.BACKWARD or not call.writes or call.writes[0] not in found:
+        if call.phase is not Phase.BACKWARD or not call.writes or call.writes[0] not in parameters:
             continue
         base = call.op.base
         if base in SUMS or base in CASTS or base in MOVES:
-            name, transposed = found[call.writes[0]]
+            name, transposed = parameters[call.writes[0]]
             for value in call.reads:
-                found.setdefault(value, (name, transposed ^ (base == "aten.t")))
-    return found
+                parameters.setdefault(value, (name, transposed ^ (base == "aten.t")))
+    return parameters
 
 
 def _to_experts(trace: Trace) -> set[int]:
     """The values from which a grouped matmul follows, with pointwise ops and views between."""
-    found: set[int] = set()
+    sent: set[int] = set()
     if not any(call.op.base == GROUPED for call in trace):
-        return found
+        return sent
     for call in reversed(trace.calls):
         if call.op.base == GROUPED:
-            found.update(call.reads[:2])
-        elif found.intersection(call.writes) and not _chooses(call.op):
-            found.update(call.reads)
-    return found
+            sent.update(call.reads[:2])
+        elif sent.intersection(call.writes) and not _chooses(call.op):
+            sent.update(call.reads)
+    return sent
 
 
 def _chooses(op: Op) -> bool:
@@ -237,13 +237,13 @@ class OpPlacements:
 
 
 @lru_cache(maxsize=65536)
-def outcome_of(op: Op, given: Placements, wanted: Shard | None = None) -> OpPlacements:
+def outcome_of(op: Op, given: Placements, goal: Shard | None = None) -> OpPlacements:
     """What becomes of an op's tensors.
 
     Args:
         op: the op on whole tensors.
         given: the placements of its inputs. Partial ones are passed on to the outputs.
-        wanted: the placement of the parameter whose gradient the op computes, if known.
+        goal: the placement of the parameter whose gradient the op computes, if known.
 
     Raises:
         Unshardable: no rule covers it.
@@ -253,31 +253,31 @@ def outcome_of(op: Op, given: Placements, wanted: Shard | None = None) -> OpPlac
     if partial is not None:
         kept = tuple(partial if isinstance(p, Shard) else p for p in given)
         return OpPlacements(kept, (REPLICATE if is_new(op) else partial,) * count)
-    if op.base == "aten.embedding_dense_backward" and wanted is not None and wanted.dim == 0:
-        return OpPlacements((REPLICATE,) * len(given), (wanted,))
+    if op.base == "aten.embedding_dense_backward" and goal is not None and goal.dim == 0:
+        return OpPlacements((REPLICATE,) * len(given), (goal,))
     if not any(isinstance(p, Shard) for p in given):
-        return _wanted(op, given, wanted)
+        return _of_replicas(op, given, goal)
     for names, rule in _BY_MARKS:
         if op.base in names:
             return rule(op, given)
     dims = dims_of(op)
     if dims is None:
         raise Unshardable("no rule says how this op is sharded")
-    return _by_labels(op, dims, given, wanted)
+    return _by_labels(op, dims, given, goal)
 
 
-def _wanted(op: Op, given: Placements, wanted: Shard | None) -> OpPlacements:
-    """The outcome of an op on replicas: a shard of a gradient only, if that is wanted."""
-    dims = dims_of(op) if wanted is not None else None
-    if wanted is None or dims is None or not dims.outputs[0][wanted.dim]:
+def _of_replicas(op: Op, given: Placements, goal: Shard | None) -> OpPlacements:
+    """The outcome of an op on replicas: a shard of a gradient only, if that is the goal."""
+    dims = dims_of(op) if goal is not None else None
+    if goal is None or dims is None or not dims.outputs[0][goal.dim]:
         return OpPlacements(given, (REPLICATE,) * len(op.outputs))
-    label = dims.outputs[0][wanted.dim]
-    return _with_label(op, dims, given, list(given), label, wanted.layout)
+    label = dims.outputs[0][goal.dim]
+    return _with_label(op, dims, given, list(given), label, goal.layout)
 
 
-def _by_labels(op: Op, dims: Dims, given: Placements, wanted: Shard | None) -> OpPlacements:
+def _by_labels(op: Op, dims: Dims, given: Placements, goal: Shard | None) -> OpPlacements:
     kinds = {p.layout.kind for p in given if isinstance(p, Shard)}
-    if op.base == GROUPED and (experts := _experts(dims, given, wanted)) is not None:
+    if op.base == GROUPED and (experts := _experts(dims, given, goal)) is not None:
         return _sent_to_experts(op, dims, experts)
     if dims.rows and kinds <= {"tokens", "context"} and _by_rows(dims, given):
         return _rows(op, dims, given)
@@ -286,13 +286,13 @@ def _by_labels(op: Op, dims: Dims, given: Placements, wanted: Shard | None) -> O
     return _labelled(op, dims, given)
 
 
-def _experts(dims: Dims, given: Placements, wanted: Shard | None) -> ShardLayout | None:
+def _experts(dims: Dims, given: Placements, goal: Shard | None) -> ShardLayout | None:
     """The layout of experts that are spread over ranks; None if each rank has all of them."""
     for labels, placement in zip(dims.inputs, given, strict=True):
         if isinstance(placement, Shard) and labels[placement.dim] == "e":
             return placement.layout
     routed = any(isinstance(p, Shard) and p.layout.kind == "routed" for p in given)
-    return wanted.layout if routed and wanted is not None and wanted.dim == 0 else None
+    return goal.layout if routed and goal is not None and goal.dim == 0 else None
 
 
 def _sent_to_experts(op: Op, dims: Dims, experts: ShardLayout) -> OpPlacements:
@@ -371,10 +371,10 @@ def _moved(op: Op, given: Placements) -> OpPlacements:
     if not isinstance(shard, Shard):
         return OpPlacements(given, (REPLICATE,) * len(op.outputs))
     kind = shard.layout.kind
-    made = MOVES[op.base](op, _marks(shard, len(op.inputs[0].shape)))
+    moved = MOVES[op.base](op, _marks(shard, len(op.inputs[0].shape)))
     outputs = [
         _placed(marks, kind) if tensor.numel else REPLICATE
-        for marks, tensor in zip(made, op.outputs, strict=True)
+        for marks, tensor in zip(moved, op.outputs, strict=True)
     ]
     if any(shard is None for shard in outputs):
         return _gathered(given, len(op.outputs))
@@ -383,19 +383,19 @@ def _moved(op: Op, given: Placements) -> OpPlacements:
 
 def _gradient_of_slice(op: Op, given: Placements) -> OpPlacements:
     """The gradient of a slice: zero but for the slice."""
-    shard, made = given[0], op.outputs[0].shape
+    shard, whole = given[0], op.outputs[0].shape
     assert isinstance(shard, Shard)
-    dim = dim_of(op, len(made))
+    dim = dim_of(op, len(whole))
     if op.base == "aten.select_backward":
         return OpPlacements(given, (Shard(shard.dim + (shard.dim >= dim), shard.layout),))
     if shard.dim != dim:
         return OpPlacements(given, (shard,))
     if shard.layout.kind != "features":
-        return OpPlacements(given, (Shard(dim, stretched(shard.layout, made[dim])),))
+        return OpPlacements(given, (Shard(dim, stretched(shard.layout, whole[dim])),))
     start, step = op.attr("start", 0), op.attr("step", 1)
     first = start if isinstance(start, int) else 0
-    first = max(first + made[dim] if first < 0 else first, 0)
-    owners = np.full(made[dim], UNKNOWN, np.uint16)
+    first = max(first + whole[dim] if first < 0 else first, 0)
+    owners = np.full(whole[dim], UNKNOWN, np.uint16)
     pace = step if isinstance(step, int) else 1
     owners[first + pace * np.arange(shard.layout.size)] = shard.layout.ranks
     return OpPlacements(given, (Shard(dim, layout_of(owners, "features")),))
@@ -433,7 +433,7 @@ def _one(left: ShardLayout, right: ShardLayout) -> ShardLayout:
 
 def _labelled(op: Op, dims: Dims, given: Placements) -> OpPlacements:
     needed = list(given)
-    found: dict[str, ShardLayout] = {}
+    layouts: dict[str, ShardLayout] = {}
     for index, placement in enumerate(given):
         if not isinstance(placement, Shard):
             continue
@@ -445,11 +445,16 @@ def _labelled(op: Op, dims: Dims, given: Placements) -> OpPlacements:
             needed[index] = REPLICATE
             continue
         label, layout = _many(dims, label, layout)
-        found[label] = _one(found[label], layout) if label in found else layout
-    label = _winner(found)
+        layouts[label] = _one(layouts[label], layout) if label in layouts else layout
+    # The dimension that is sharded: features of weights come before tokens.
+    features = [label for label, layout in layouts.items() if layout.kind == "features"]
+    if len(features) > 1:
+        raise Unshardable("two of its dimensions are sharded, each by another weight")
+    rest = sorted(layouts, key=lambda label: layouts[label].kind != "routed")
+    label = next(iter([*features, *rest]), "")
     if not label:
         return OpPlacements(tuple(needed), (REPLICATE,) * len(op.outputs))
-    return _with_label(op, dims, given, needed, label, found[label])
+    return _with_label(op, dims, given, needed, label, layouts[label])
 
 
 def _with_label(
@@ -486,15 +491,6 @@ def _needs_all(op: Op, dims: Dims, label: str, layout: ShardLayout) -> bool:
         return True
     local = dims.rows or (layout.kind == "context" and "attention" in op.base)
     return not local
-
-
-def _winner(found: dict[str, ShardLayout]) -> str:
-    """The dimension that is sharded: features of weights come before tokens."""
-    features = [label for label, layout in found.items() if layout.kind == "features"]
-    if len(features) > 1:
-        raise Unshardable("two of its dimensions are sharded, each by another weight")
-    rest = sorted(found, key=lambda label: found[label].kind != "routed")
-    return next(iter([*features, *rest]), "")
 
 
 def _many(dims: Dims, label: str, layout: ShardLayout) -> tuple[str, ShardLayout]:

@@ -121,8 +121,8 @@ def choice_features(op: Op) -> Floats:
 
 @cache
 def _classes() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = shipped_toml("models/xla.toml")["libraries"]
-    return found
+    classes: dict[str, dict[str, float]] = shipped_toml("models/xla.toml")["libraries"]
+    return classes
 
 
 def term_of(op: Op) -> float:

@@ -114,12 +114,7 @@ class Batch:
 
 
 def batch_of(given: Sequence[Op], families: Mapping[str, float]) -> Batch:
-    """The ops by columns.
-
-    Args:
-        given: The ops.
-        families: The terms of op names in the stream model, `OpModel.families`.
-    """
+    """The ops by columns."""
     rows: dict[str, list[Row]] = {}
     owners: dict[str, list[int]] = {}
     added: dict[str, list[float]] = {}

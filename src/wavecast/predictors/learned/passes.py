@@ -95,19 +95,19 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
 
 def _with_loop(row: StreamRow, op: Op) -> StreamRow:
     """The row with the threads and blocks of the kernel, where they loop over values."""
-    found = loop_kernels.loop_of(op)
-    if found is None:
+    thread_loop = loop_kernels.loop_of(op)
+    if thread_loop is None:
         return row
     return row._replace(
-        loop_blocks=found.blocks,
-        loop_threads=found.threads,
-        loop_resident=found.resident,
-        loop_terms=found.terms,
-        loop_loads=found.loads,
-        loop_sharing=found.sharing,
-        loop_ragged=found.ragged,
-        reordered_bytes=stored(op.inputs[0]) if found.strided else row.reordered_bytes,
-        elements=max(row.elements, round(found.offsets * op.inputs[0].numel)),
+        loop_blocks=thread_loop.blocks,
+        loop_threads=thread_loop.threads,
+        loop_resident=thread_loop.resident,
+        loop_terms=thread_loop.terms,
+        loop_loads=thread_loop.loads,
+        loop_sharing=thread_loop.sharing,
+        loop_ragged=thread_loop.ragged,
+        reordered_bytes=stored(op.inputs[0]) if thread_loop.strided else row.reordered_bytes,
+        elements=max(row.elements, round(thread_loop.offsets * op.inputs[0].numel)),
     )
 
 

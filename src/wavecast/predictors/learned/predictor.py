@@ -210,12 +210,12 @@ class Learned(Predictor):
         """The ops by columns, and whether a model answers for each."""
         cached = self._batches.get(given)
         if cached is None:
-            made = batch_of(given, self.models["stream"].families)
-            pairs = zip(made.main, given, strict=True)
+            batch = batch_of(given, self.models["stream"].families)
+            pairs = zip(batch.main, given, strict=True)
             modelled = tuple(main != UNMODELLED and not _crosses(op) for main, op in pairs)
             if len(self._batches) >= _MOST_BATCHES:
                 self._batches.clear()
-            cached = self._batches[given] = made, modelled
+            cached = self._batches[given] = batch, modelled
         return cached
 
 

@@ -155,13 +155,7 @@ class _Rows(NamedTuple):
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
-    """Seconds of each row's fastest choice.
-
-    Args:
-        row: The numbers of each row.
-        on_cores: FLOPs of one step of k for each choice on plain cores, divided by the efficiency.
-        on_tensor: The same on tensor cores.
-    """
+    """Seconds of each row's fastest choice."""
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
     tiles = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT
