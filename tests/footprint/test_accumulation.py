@@ -105,13 +105,6 @@ def test_two_batches_need_what_a_step_of_two_batches_needs(
         assert needed.peak_bytes > wavecast.memory(one, gpu).peak_bytes
 
 
-def test_the_samples_are_those_of_both_batches() -> None:
-    one = wavecast.trace(_step(_Perceptron, (4, 8), 1, None), samples=4)
-    computed = accumulate_twice(one)
-    assert computed is not None
-    assert computed.samples == 8
-
-
 def test_gradients_that_stay_in_place_need_no_more_memory() -> None:
     def make_step() -> Step:
         model = _Perceptron().cuda()

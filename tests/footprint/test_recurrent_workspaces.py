@@ -35,10 +35,6 @@ def wrong(chosen: Callable[[RecurrentMemory], bool]) -> list[MeasuredRecurrentLa
     ]
 
 
-def test_two_cells_of_one_width_and_batch_take_what_was_measured() -> None:
-    assert not wrong(seen_first)
-
-
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -53,16 +53,6 @@ def test_reductions_take_what_was_measured(source: TensorSpec, dim: int, nbytes:
     assert taken(summed(source, dim)) == pytest.approx(nbytes, rel=ROUNDING, abs=1024)
 
 
-def test_a_reduction_of_flags_keeps_flags() -> None:
-    flags = tensor(1, 2000, 2000, dtype="bool")
-    assert taken(summed(flags, 1, "aten.any.dim")) == pytest.approx(8192512, rel=ROUNDING)
-
-
-def test_a_smaller_gpu_needs_fewer_partial_results() -> None:
-    op = summed(tensor(6304, 3072), 0)
-    assert 0 < taken(op, device("l4")) < taken(op)
-
-
 def attention(kind: str, *shape: int, dtype: str) -> Op:
     operand = tensor(*shape, dtype=dtype)
     name = f"aten._scaled_dot_product_{kind}_attention_backward.default"

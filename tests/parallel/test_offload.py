@@ -10,10 +10,10 @@ from parallel_steps import small_gpt2_step
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import Cluster, cluster
-from wavecast.hardware.hosts import REFERENCE_HOST, processors, update_rate
+from wavecast.hardware.hosts import REFERENCE_HOST, update_rate
 from wavecast.parallel.sharded import UPDATE, HostUpdate
 from wavecast.parallel.spreading import backward_end, spread
-from wavecast.parallel.strategy import Parallel, option_of
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import RankWork
 from wavecast.steps.op_times import ClusterPredictor, host_update
 from wavecast.steps.request import ParallelSteps, on_cluster, predict_parallel
@@ -125,15 +125,6 @@ def test_replicas_that_share_nothing_are_refused() -> None:
         Parallel(data=4, offload="optimizer")
     with pytest.raises(InvalidInput, match="offload is 'weights'; what can be offloaded is none"):
         parse_parallel("offload=weights")
-
-
-def test_the_option_can_be_pasted() -> None:
-    text = "data=8,shard=2,offload=optimizer"
-    assert option_of(parse_parallel(text)) == text
-
-
-def test_every_processor_states_its_memory() -> None:
-    assert all(one.memory_bytes_per_s for one in processors().values())
 
 
 def test_the_last_micro_batch_adds_no_negative_time() -> None:

@@ -60,15 +60,6 @@ def test_times_are_positive_in_their_range_and_grow_with_the_message(kind: str, 
         assert seconds == sorted(seconds)
 
 
-@every_kind
-def test_more_ranks_never_make_a_collective_faster_within_a_machine(kind: str) -> None:
-    for gpu in ("a100-sxm-80gb", "l40s"):
-        place = usual_cluster(device(gpu))
-        for size in SIZES:
-            times = [predicted(kind, size, ranks, place, gpu).seconds for ranks in (2, 4, 8)]
-            assert times == sorted(times)
-
-
 def test_faster_links_are_faster_and_a_network_is_slower_than_a_machine() -> None:
     size = 1 << 28
     times = {

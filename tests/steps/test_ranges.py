@@ -8,11 +8,8 @@ import re
 import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from made import call, mm, relu, trace
 
 from lab.measured import campaigns
@@ -24,16 +21,15 @@ from lab.score.judged_ranges import (
     PARTS,
     JudgedRange,
     WidthTree,
-    before,
     judged,
     needed,
     share,
     widening,
 )
 from lab.score.judged_ranges import given as given_width
-from lab.score.range_widths import LEAST_WIDTH, Widths, fit, interval_score
-from lab.score.ranged_steps import OffStep, read_file, write
-from lab.score.ranges import LEAST, Ranges, report, widths_table
+from lab.score.range_widths import Widths, fit
+from lab.score.ranged_steps import OffStep
+from lab.score.ranges import LEAST, Ranges, widths_table
 from wavecast.files import shipped_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
@@ -98,12 +94,6 @@ def test_a_calibrated_host_and_none_at_all_cover_no_others() -> None:
     assert covered_hosts(REFERENCE_HOST.graphed()) is None
 
 
-def test_the_score_is_the_width_and_twenty_times_the_distance_outside() -> None:
-    assert interval_score(0.1, 0.2, 0.3) == pytest.approx(0.5)
-    assert interval_score(-0.25, 0.2, 0.3) == pytest.approx(0.5 + 20 * 0.05)
-    assert interval_score(0.4, 0.2, 0.3) == pytest.approx(0.5 + 20 * 0.1)
-
-
 def test_the_widths_are_the_quantiles_of_either_side() -> None:
     offs = [0.4 * i / 400 if i > 0 else 0.1 * i / 400 for i in range(-400, 401)]
     widths = fit(steps(offs))
@@ -148,14 +138,6 @@ def test_old_software_has_a_width_that_others_do_not_get() -> None:
     assert both == pytest.approx(alone, rel=0.3)
 
 
-@settings(max_examples=20)
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=30))
-def test_widths_are_never_too_narrow_to_be_true(offs: list[float]) -> None:
-    below, above = fit(steps(offs)).reach(steps([0.0])[0])
-    assert LEAST_WIDTH * 0.99 <= below < 6
-    assert LEAST_WIDTH * 0.99 <= above < 6
-
-
 # Ranges made apart, and how they are widened.
 
 
@@ -197,14 +179,6 @@ def test_the_needed_width_holds_nine_in_ten() -> None:
     assert needed(every) == pytest.approx(math.exp(0.2), rel=0.02)
 
 
-def test_the_ranges_before_were_powers_of_the_ops_range() -> None:
-    [gpu] = before(steps([0.1], "unseen"))
-    assert (gpu.below, gpu.above) == pytest.approx((1.639, 0.911))
-    [host] = before(steps([0.1], "known", part="host"))
-    assert (host.below, host.above) == (0.295, 0.324)
-    assert before(steps([0.1], "foreign")) == []
-
-
 def every_class() -> list[OffStep]:
     return [
         step
@@ -228,14 +202,6 @@ def test_the_file_has_the_widths_and_what_they_held() -> None:
     assert f"| {unseen['steps']} | {unseen['held']:.0%} |" in widths_table(made)
 
 
-def test_the_tables_show_before_and_after() -> None:
-    every = every_class()
-    shown = report(before(every), Ranges.of(every).judged)
-    lines = [line for line in shown.splitlines() if line.startswith("| unseen | a | 26 | 100%")]
-    assert lines[0].count("|") == 10
-    assert any(line.startswith("| foreign | **all** | 78 |") for line in shown.splitlines())
-
-
 def test_a_class_needs_enough_steps() -> None:
     enough = [step for step in every_class() if step.known in ("unseen", "known")]
     few = steps(WIDE[: LEAST - 1], "foreign", "d", "y")
@@ -246,12 +212,6 @@ def test_a_class_needs_enough_steps() -> None:
     assert kept["gpu"]["unseen"] != shipped["gpu"]["unseen"]
     alone = steps(WIDE, "known", part="host")  # one source, which nothing can judge
     assert judged(alone) == []
-
-
-def test_steps_are_kept_in_files(tmp_path: Path) -> None:
-    some = [*steps(NARROW[:3]), *steps(WIDE[:2], "known", part="host")]
-    write(some, tmp_path / "steps.jsonl")
-    assert read_file(tmp_path / "steps.jsonl") == some
 
 
 # What ships.

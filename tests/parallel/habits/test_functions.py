@@ -47,19 +47,6 @@ def test_rotary_positions_in_functions_cost_the_host_more_than_as_kernels(decode
     assert _issue_s(functions) - _issue_s(kernels) == pytest.approx(turned * each_s)
 
 
-def test_the_gpu_takes_as_long_as_before(decoder: Trace) -> None:
-    plain, functions = (
-        wavecast.predict(
-            decoder,
-            "h100-sxm-80gb",
-            parallel=wavecast.Parallel(data=8, fused_rotary=True, triton_functions=on),
-        )
-        for on in (False, True)
-    )
-    assert functions.gpu_s == pytest.approx(plain.gpu_s)
-    assert functions.seconds > plain.seconds
-
-
 def test_a_step_without_norms_is_refused() -> None:
     import torch
 

@@ -46,12 +46,6 @@ def test_only_lists_of_the_optimizer_cost_the_host_less(decoder: Trace) -> None:
             assert min(DIRECTLY.values()) * was <= now <= max(DIRECTLY.values()) * was < was
 
 
-def test_the_gpu_takes_as_long_as_with_the_lists_of_torch(decoder: Trace) -> None:
-    plain, direct = (_predicted(decoder, lists=on) for on in (False, True))
-    assert direct.gpu_s == plain.gpu_s
-    assert direct.host_s < plain.host_s
-
-
 def test_a_host_that_waits_shows_what_the_gpu_has_still_to_do(decoder: Trace) -> None:
     ahead, waits = (_predicted(decoder, lists=True, waits=on) for on in (False, True))
     optimizer_s = ahead.by_phase()[Phase.OPTIMIZER]

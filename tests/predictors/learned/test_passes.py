@@ -254,12 +254,6 @@ def test_a_softmax_with_hidden_rows_is_four_kernels() -> None:
     assert moved == pytest.approx(whole.bytes, rel=0.01)
 
 
-def test_all_tensors_of_a_list_count() -> None:
-    weights = tuple(tensor(1000, size) for size in (100, 200, 300))
-    op = Op("aten._foreach_mul_.Scalar", weights, weights)
-    assert stream_row(op).elements == 600_000
-
-
 def test_planes_of_one_point_share_a_line() -> None:
     def enlarged(size: int) -> StreamRow:
         image, out = tensor(16, 384, size, size), tensor(16, 384, 8, 8)

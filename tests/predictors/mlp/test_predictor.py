@@ -11,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from made import mm, relu, tensor, unknown, view
 
 from lab.measured.layer_ops import op_of
 from wavecast.errors import InvalidInput
-from wavecast.hardware.devices import Device, device
-from wavecast.predictors.attainable import bound
+from wavecast.hardware.devices import device
 from wavecast.predictors.mlp import (
     DEVICE_FEATURES,
     KINDS,
     Bmm,
     Conv2d,
-    Layer,
     Linear,
     Lstm,
     Mlp,
@@ -147,19 +144,6 @@ layers = st.builds(
 )
 
 
-@given(layers, gpus, st.floats(-5, 5), st.integers(0, 20))
-def test_no_answer_is_faster_than_physics_whatever_the_network_says(
-    layer: Layer, gpu: Device, ms: float, seed: int
-) -> None:
-    op, kind = op_of(layer), layer.KIND
-    random = dataclasses.replace(model(kind), network=network(kind, seed=seed))
-    for network_model in (model(kind, ms=ms), random):
-        answer, least = Mlp.of([network_model]).predict(op, gpu), bound(op, gpu)
-        assert least is not None
-        if answer is not None:
-            assert least.seconds <= answer.low_s <= answer.seconds <= answer.high_s < math.inf
-
-
 def test_an_answer_shorter_than_all_training_times_does_not_count() -> None:
     op = op_of(Linear(True, 64, 64, 64))
     assert Mlp.of([model("linear", ms=0.03, least_s=2e-5)]).predict(op, V100) is not None
@@ -223,17 +207,6 @@ def test_a_backward_pass_has_a_network_that_answers_for_all_gradients_only() -> 
     assert EVERY.predict(backward, V100) is None
     weights_alone = with_attrs(backward, output_mask=(False, True, False))
     assert both.predict(weights_alone, V100) is None
-
-
-@given(st.lists(layers, min_size=1, max_size=12), gpus)
-def test_many_ops_are_answered_as_single_ops(asked: list[Layer], gpu: Device) -> None:
-    kinds = [dataclasses.replace(model(k), network=network(k, width=32)) for k in KINDS]
-
-    def fresh() -> Mlp:
-        return Mlp.of([dataclasses.replace(network_model, _computed={}) for network_model in kinds])
-
-    ops = [op_of(layer) for layer in asked]
-    assert fresh().predict_all(ops, gpu) == [fresh().predict(op, gpu) for op in ops]
 
 
 def test_a_network_computes_each_answer_once(monkeypatch: pytest.MonkeyPatch) -> None:
