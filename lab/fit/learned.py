@@ -180,7 +180,7 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
         models = restored(dict(kept), FITTED)
     models[CONCATENATION] = Learned.shipped().models[CONCATENATION]
     gpus = tuple(map(device, sorted({row.gpu for row in rows})))
-    return replace(Learned.shipped(), models=models, fitted_on=gpus, _batches={}, _gpus={})
+    return replace(Learned.shipped(), models=models, fitted_on=gpus)
 
 
 # Errors and ranges.

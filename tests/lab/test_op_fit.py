@@ -202,7 +202,7 @@ def test_new_rows_of_a_chip_teach_their_layout_and_leave_the_other() -> None:
         return Op("aten.convolution", (image, weight), (out,), attrs)
 
     def seconds(ops: list[Op], using: dict[str, OpModel]) -> np.ndarray:
-        learned = dataclasses.replace(Learned.shipped(), models=using, _batches={}, _gpus={})
+        learned = dataclasses.replace(Learned.shipped(), models=using)
         answers = learned.predict_all(ops, gpu)
         return np.array([answer.seconds for answer in answers if answer is not None])
 

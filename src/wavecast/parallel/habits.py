@@ -106,59 +106,51 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
     return writer if alone and len(flow.trace.calls[writer].writes) == 1 else None
 
 
-# Norms as Triton kernels in autograd functions, which the host takes longer to issue.
+# Calls that a framework issues in its own way: an attribute of their op says so.
 
 
 def with_norms_in_functions(trace: Trace) -> Trace:
     """A rank's step whose norms are issued by autograd functions in Python, in both passes.
 
-    The kernels themselves are taken to be as fast as PyTorch's own.
+    The host takes longer for them. The kernels, in Triton, are taken to be as fast as PyTorch's.
 
     Raises:
         InvalidInput: the step has no norms.
     """
-    norms = [
-        position
-        for position, call in enumerate(trace)
-        if ops.kind(call.op) is ops.Kind.NORM and ops.launches(call.op)
-    ]
-    if not norms:
-        raise InvalidInput(
-            "triton_functions says how norms are issued, and the step has none; leave it out"
-        )
-    edit = Edit(trace)
-    for position in norms:
-        call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (FUNCTION, True)))
-        edit.replace(position, replace(call, op=op))
-    return edit.trace()
-
-
-# Kernels on lists of tensors that a framework calls itself, as Apex does.
+    return _marked(
+        trace,
+        FUNCTION,
+        lambda call: ops.kind(call.op) is ops.Kind.NORM and ops.launches(call.op),
+        "triton_functions says how norms are issued, and the step has none; leave it out",
+    )
 
 
 def with_direct_lists(trace: Trace) -> Trace:
-    """A rank's step whose optimizer works on lists that the framework keeps.
+    """A rank's step whose optimizer calls kernels on lists that the framework keeps, as Apex does.
 
     The kernels themselves are taken to be those of torch.
 
     Raises:
         InvalidInput: the optimizer works on no lists.
     """
-    lists = [
-        position
-        for position, call in enumerate(trace)
-        if call.phase is Phase.OPTIMIZER and ops.kind(call.op) is ops.Kind.OPTIMIZER
-    ]
-    if not lists:
-        raise InvalidInput(
-            "direct_lists is for optimizers that work on lists of tensors, and that of this step "
-            "works on none; leave it out"
-        )
+    return _marked(
+        trace,
+        DIRECT,
+        lambda call: call.phase is Phase.OPTIMIZER and ops.kind(call.op) is ops.Kind.OPTIMIZER,
+        "direct_lists is for optimizers that work on lists of tensors, and that of this step works "
+        "on none; leave it out",
+    )
+
+
+def _marked(trace: Trace, name: str, has: Callable[[Call], bool], refusal: str) -> Trace:
+    """The trace with an attribute on the ops of some calls; InvalidInput if there are none."""
+    positions = [position for position, call in enumerate(trace) if has(call)]
+    if not positions:
+        raise InvalidInput(refusal)
     edit = Edit(trace)
-    for position in lists:
+    for position in positions:
         call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (DIRECT, True)))
+        op = replace(call.op, attrs=(*call.op.attrs, (name, True)))
         edit.replace(position, replace(call, op=op))
     return edit.trace()
 
@@ -221,8 +213,10 @@ def with_attention(trace: Trace, strategy: Parallel) -> Trace:
         InvalidInput: kernels are asked for that the step's attention cannot run, or it has no fused
             attention.
     """
+    refusal = "{} says which kernels compute fused attention, and the step has none; leave it out"
     if strategy.cudnn_attention:
-        _fused(trace, "cudnn_attention")
+        if not any(map(_is_attention, trace)):
+            raise InvalidInput(refusal.format("cudnn_attention"))
         changed, notes = with_kernel(trace, CUDNN)
         if notes:
             raise InvalidInput(f"cudnn_attention cannot be: {notes[0]}; leave it out")
@@ -230,27 +224,13 @@ def with_attention(trace: Trace, strategy: Parallel) -> Trace:
     if not (strategy.flash_attention or strategy.first_flash_attention):
         return trace
     trace = retarget(trace, device(_FLASH_GPU)).trace
-    return _with_first_kernels(trace) if strategy.first_flash_attention else trace
+    if strategy.flash_attention:
+        return trace
+    return _marked(trace, FIRST, _is_attention, refusal.format("first_flash_attention"))
 
 
-def _fused(trace: Trace, option: str) -> list[int]:
-    """Where fused attention runs."""
-    fused = [p for p, call in enumerate(trace) if ops.kind(call.op) is ops.Kind.ATTENTION]
-    if not fused:
-        raise InvalidInput(
-            f"{option} says which kernels compute fused attention, and the step has none; "
-            "leave it out"
-        )
-    return fused
-
-
-def _with_first_kernels(trace: Trace) -> Trace:
-    edit = Edit(trace)
-    for position in _fused(trace, "first_flash_attention"):
-        call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (FIRST, True)))
-        edit.replace(position, replace(call, op=op))
-    return edit.trace()
+def _is_attention(call: Call) -> bool:
+    return ops.kind(call.op) is ops.Kind.ATTENTION
 
 
 # Dispatch of tokens to experts as DeepEP and HybridEP do it: each token is sent once.

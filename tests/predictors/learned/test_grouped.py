@@ -13,6 +13,7 @@ from lab.measured.experts import measured_s, op_of, read
 from wavecast import ops
 from wavecast.hardware.devices import Device, Fact, device
 from wavecast.ops import matmul
+from wavecast.predictors.base import Spread
 from wavecast.predictors.learned.batch import parts_of
 from wavecast.predictors.learned.columns import (
     EQUAL,
@@ -21,7 +22,7 @@ from wavecast.predictors.learned.columns import (
     OF_N,
     ProductRow,
 )
-from wavecast.predictors.learned.predictor import Learned, Spread
+from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
 
 LEARNED = Learned.shipped()
@@ -95,7 +96,7 @@ def test_groups_of_whole_matrices_are_a_batch() -> None:
 
 def test_without_a_model_of_the_kernel_groups_count_as_a_batch() -> None:
     others = {name: model for name, model in LEARNED.models.items() if name != "grouped"}
-    plain = replace(LEARNED, models=others, _batches={}, _gpus={})
+    plain = replace(LEARNED, models=others)
     op, same = rows_split(8192, 8, 4096, 4096), batched(8, 1024, 4096, 4096)
     assert seconds(op, HOPPER, plain) == pytest.approx(seconds(same, HOPPER, plain), rel=1e-6)
 
