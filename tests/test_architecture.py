@@ -31,7 +31,7 @@ HOUSES: dict[str, tuple[str, ...]] = {
     "wavecast/predictors": (
         *("", "attention_kernels", "retargeting", "base", "collectives", "attainable", "mlp"),
         *("learned",),
-        *("corrected", "wave", "habitat", "published"),
+        *("corrected", "wave", "habitat"),
     ),
     "wavecast/frameworks": (
         *("", "confinement", "stages", "script_results", "keras_models", "target_files"),

@@ -15,8 +15,7 @@ from wavecast.footprint.advice import (
     fuse_optimizer,
     quantize_state,
 )
-from wavecast.footprint.kinds import KindFinder, KindTimeline, peak_bytes
-from wavecast.footprint.memory import of_measured
+from wavecast.footprint.memory import KindFinder, KindTimeline, of_measured, peak_bytes
 from wavecast.footprint.replay import replay
 from wavecast.hardware.contexts import context_bytes, measured
 from wavecast.traces.step import Allocation, Call, Phase, Role, Trace
@@ -139,9 +138,9 @@ def test_what_was_measured_is_shown_as_it_was() -> None:
 def test_replayed_lifetimes_give_what_the_real_allocator_counted(
     name: str, allocated: int, reserved: int
 ) -> None:
-    found = replay(MEASURED[name])
-    assert found.allocated_bytes == pytest.approx(allocated, rel=0.005)
-    assert found.reserved_bytes == pytest.approx(reserved, rel=0.06)
+    replayed = replay(MEASURED[name])
+    assert replayed.allocated_bytes == pytest.approx(allocated, rel=0.005)
+    assert replayed.reserved_bytes == pytest.approx(reserved, rel=0.06)
 
 
 def test_checkpointing_drops_what_blocks_keep_but_their_outputs() -> None:

@@ -23,9 +23,9 @@ TINY = 1e-5
 """A part may begin 32 bytes later than we say."""
 
 
-def seen_first(found: RecurrentMemory) -> bool:
+def seen_first(measured: RecurrentMemory) -> bool:
     """Plain cells and LSTMs of one width and batch: these alone settle all constants."""
-    layer = found.layer
+    layer = measured.layer
     return layer.cell != "GRU" and (layer.hidden, layer.batch) == (256, 16)
 
 
@@ -48,9 +48,9 @@ def wrong(chosen: Callable[[RecurrentMemory], bool]) -> list[MeasuredRecurrentLa
 def test_the_same_constants_hold_for_all_others(
     chosen: Callable[[MeasuredRecurrentLayer], bool],
 ) -> None:
-    found = [each for each in MEASURED if chosen(each.layer) and not seen_first(each)]
-    assert len(found) >= 24
-    assert not wrong(lambda each: each in found)
+    others = [each for each in MEASURED if chosen(each.layer) and not seen_first(each)]
+    assert len(others) >= 24
+    assert not wrong(lambda each: each in others)
 
 
 def test_layers_measured_later_take_what_was_measured() -> None:
@@ -93,16 +93,16 @@ def test_gradients_of_gates_are_held_twice_in_small_grus_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(reduction_workspaces, "_GRU_GATES", 0)
-    found = [each.layer for each in LATER if any(errors(each))]
-    assert found
-    assert {layer.cell for layer in found} == {"GRU"}
-    assert max(layer.hidden for layer in found) == 192
+    layers = [each.layer for each in LATER if any(errors(each))]
+    assert layers
+    assert {layer.cell for layer in layers} == {"GRU"}
+    assert max(layer.hidden for layer in layers) == 192
 
 
 def test_plain_cells_of_middling_width_take_less_on_the_way_back() -> None:
-    found = [each for each in MEASURED if each.backward_workspace_bytes != each.workspace_bytes]
-    assert {(each.layer.cell, each.layer.hidden) for each in found} == {("RNN", 330)}
-    assert all(each.backward_workspace_bytes < each.workspace_bytes for each in found)
+    less = [each for each in MEASURED if each.backward_workspace_bytes != each.workspace_bytes]
+    assert {(each.layer.cell, each.layer.hidden) for each in less} == {("RNN", 330)}
+    assert all(each.backward_workspace_bytes < each.workspace_bytes for each in less)
 
 
 def test_without_training_nothing_is_held_for_the_way_back() -> None:
@@ -139,6 +139,6 @@ def kept(layer: MeasuredRecurrentLayer) -> int:
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_projected_layer_keeps_what_was_measured(both: bool, depth: int) -> None:
-    wanted = MeasuredRecurrentLayer(layers=depth, both=both, projected=64)
-    (found,) = (each for each in MEASURED if each.layer == wanted)
-    assert kept(wanted) == found.kept_bytes
+    layer = MeasuredRecurrentLayer(layers=depth, both=both, projected=64)
+    (measured,) = (each for each in MEASURED if each.layer == layer)
+    assert kept(layer) == measured.kept_bytes

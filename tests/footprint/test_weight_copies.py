@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import wavecast
-from wavecast.footprint.kinds import (
+from wavecast.footprint.memory import (
     KindFinder,
     peak_by_tbd_kind,
     peak_bytes,

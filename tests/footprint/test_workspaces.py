@@ -9,7 +9,7 @@ import pytest
 
 from wavecast import Device, device
 from wavecast.footprint.convolution_workspaces import Convolution
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.footprint.reduction_workspaces import blas_bytes, recurrent_algorithm
 from wavecast.footprint.replay import replay
 from wavecast.footprint.workspaces import Constants, with_workspaces, workspaces_of

@@ -424,17 +424,19 @@ def test_convolution_backward_reads_what_each_wanted_gradient_needs(
         grad.nbytes,
     )
     assert gradients.flops == forward * (mask[0] + mask[1])
-    assert gradients.read_bytes == sum(n for n, wanted in zip(needs, mask, strict=True) if wanted)
+    assert gradients.read_bytes == sum(
+        n for n, computed in zip(needs, mask, strict=True) if computed
+    )
 
 
 def test_groups_are_forgotten_by_torch_but_not_executed() -> None:
     tensors = [f32(1, 64, 8, 8), f32(1, 64, 8, 8), f32(64, 1, 3, 3)]
     depthwise = op("convolution_backward", tensors, output_mask=(True, True, False), groups=64)
-    one = 2 * 64 * 64 * 9
+    per_channel = 2 * 64 * 64 * 9
     costs = cost_of(depthwise)
     assert costs is not None
-    assert costs.flops == one + 64 * one
-    assert executed_flops(depthwise) == 2 * one
+    assert costs.flops == per_channel + 64 * per_channel
+    assert executed_flops(depthwise) == 2 * per_channel
 
 
 # Recurrent networks
@@ -611,18 +613,18 @@ def test_convolutions_equal_torch(
     kernel: int,
     stride: int,
     dilation: int,
-    wanted: tuple[bool, bool],
+    computed: tuple[bool, bool],
 ) -> None:
-    image = meta(2, groups * c_in, *[9] * dims, grad=wanted[0])
+    image = meta(2, groups * c_in, *[9] * dims, grad=computed[0])
     channels = (groups * c_in, c_out) if transposed else (groups * c_out, c_in)
-    weight = meta(*channels, *[kernel] * dims, grad=wanted[1])
+    weight = meta(*channels, *[kernel] * dims, grad=computed[1])
     name = f"conv_transpose{dims}d" if transposed else f"conv{dims}d"
     settings_ = {"stride": stride, "padding": 1, "dilation": dilation, "groups": groups}
     with Counted() as counted:
         out = getattr(F, name)(image, weight, meta(groups * c_out), **settings_)
-        if any(wanted):
+        if any(computed):
             out.sum().backward()
-    names = ["convolution", "convolution_backward"] if any(wanted) else ["convolution"]
+    names = ["convolution", "convolution_backward"] if any(computed) else ["convolution"]
     assert_equal_to_torch(counted, *names)
 
 
@@ -867,12 +869,12 @@ def test_totals_sum_by_phase_and_kind_and_name_what_is_unknown() -> None:
         Call(Op("cuda.synchronize", (), ()), Phase.OTHER),
     )
     totals = ops.totals(Trace(calls))
-    one = Cost(240, 4 * (20 + 30), 4 * 24)
-    assert totals.by_phase[Phase.FORWARD] == one
-    assert totals.by_phase[Phase.BACKWARD] == one * 2
-    assert totals.by_kind[Kind.MATMUL] == one * 3
+    each_cost = Cost(240, 4 * (20 + 30), 4 * 24)
+    assert totals.by_phase[Phase.FORWARD] == each_cost
+    assert totals.by_phase[Phase.BACKWARD] == each_cost * 2
+    assert totals.by_kind[Kind.MATMUL] == each_cost * 3
     assert totals.by_kind[Kind.OPTIMIZER] == Cost(0, 0, 36)
-    assert totals.cost == one * 3 + Cost(0, 0, 36)
+    assert totals.cost == each_cost * 3 + Cost(0, 0, 36)
     assert totals.executed_flops == 720
     assert totals.unknown == {"mylib.spin": 1, "aten._linalg_svd": 1}
     assert totals.kernels == 6

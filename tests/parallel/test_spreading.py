@@ -170,12 +170,12 @@ def test_the_first_bucket_is_small() -> None:
 
 def test_later_micro_batches_add_their_gradients() -> None:
     trace = _step()
-    made = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
+    new_gradients = [a for a in trace.allocations if a.role is Role.GRADIENT and a.born is not None]
     once = spread(trace, Parallel()).groups[0].parts[0].plain
     several = spread(trace, Parallel(microbatches=4)).groups[0].parts[0].plain
     added = [call.op for call in several if call.op.name == "aten.add_.Tensor"]
-    assert len(several) == len(once) + len(made)
-    assert sum(op.outputs[0].nbytes for op in added) >= sum(a.nbytes for a in made)
+    assert len(several) == len(once) + len(new_gradients)
+    assert sum(op.outputs[0].nbytes for op in added) >= sum(a.nbytes for a in new_gradients)
 
 
 def test_weights_in_16_bits_are_gathered_once_and_their_wide_gradients_reduced() -> None:

@@ -11,9 +11,8 @@ import wavecast
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.devices import Device, device
 from wavecast.planning.prices import price, price_book
-from wavecast.predictors.habitat import Habitat, MixedPrecision
+from wavecast.predictors.habitat import Habitat, MixedPrecision, published_setup
 from wavecast.predictors.mlp import Mlp
-from wavecast.predictors.published import published_setup
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Measurement, Phase
 

@@ -52,13 +52,13 @@ def waves(gpu: str) -> Waves:
 
 def gpu(**facts: Any) -> Device:
     """A GPU of round numbers: 4 blocks of 256 threads per SM, 10 SMs, 100 FLOPs per byte."""
-    made: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "id": "round", "name": "Round", "vendor": "NVIDIA", "architecture": "Turing",
         "memory_bytes": 1 << 30, "memory_bytes_per_s": 1e11, "fp32_flops": 1e13,
         "compute_capability": (7, 5), "sm_count": 10, "boost_clock_hz": 1e9,
         "pcie_bytes_per_s": 1e10,
     }  # fmt: skip
-    return Device(**{**made, **facts})
+    return Device(**{**usual, **facts})
 
 
 ORIGIN = gpu()

@@ -95,8 +95,8 @@ def test_playing_equals_a_simulation_of_many_iterations(
 ) -> None:
     issue, gpu = [p[0] for p in program], [p[1] for p in program]
     syncs = [i for i, p in enumerate(program) if p[2]]
-    wanted = simulated(issue, gpu, syncs, sync_s)
-    assert played(issue, gpu, syncs, sync_s).seconds == pytest.approx(wanted, abs=1e-9)
+    expected = simulated(issue, gpu, syncs, sync_s)
+    assert played(issue, gpu, syncs, sync_s).seconds == pytest.approx(expected, abs=1e-9)
 
 
 def conv(groups: int = 1) -> Op:

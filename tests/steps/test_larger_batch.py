@@ -33,10 +33,10 @@ def test_a_line_is_found_exactly(
 ) -> None:
     times = {size: fixed_s + per_sample_s * size for size in known}
     extrapolated = extrapolate_batch(times, batch)
-    wanted = fixed_s + per_sample_s * batch
-    assert extrapolated.seconds == pytest.approx(wanted)
-    assert extrapolated.low_s == pytest.approx(wanted, rel=1e-5)
-    assert extrapolated.high_s == pytest.approx(wanted, rel=1e-5)
+    expected = fixed_s + per_sample_s * batch
+    assert extrapolated.seconds == pytest.approx(expected)
+    assert extrapolated.low_s == pytest.approx(expected, rel=1e-5)
+    assert extrapolated.high_s == pytest.approx(expected, rel=1e-5)
     assert extrapolated.per_sample_s == pytest.approx(per_sample_s)
     assert extrapolated.throughput == batch / extrapolated.seconds
     assert extrapolated.points == times
@@ -73,8 +73,8 @@ class Affine(Predictor):
 
 
 def predicted(batch: int, gpu: str = "l4") -> Prediction:
-    made = trace(call(mm(batch)), samples=batch)
-    return predict(made, device(gpu), predictor=Affine(), host=REFERENCE_HOST.scaled(0))
+    step = trace(call(mm(batch)), samples=batch)
+    return predict(step, device(gpu), predictor=Affine(), host=REFERENCE_HOST.scaled(0))
 
 
 def test_predictions_are_taken_by_their_seconds() -> None:

@@ -181,10 +181,12 @@ def test_a_traced_step_has_no_origin_and_nothing_to_scale() -> None:
 
 
 def test_a_predictor_predicts_a_measured_trace_as_if_it_were_traced() -> None:
-    made = step()
-    plain = trace(*(Call(c.op, c.phase, c.module) for c in made))
-    prediction, wanted = (predict(traced, L4, predictor=Roofline()) for traced in (made, plain))
-    assert prediction.seconds == wanted.seconds
+    measurement = step()
+    plain = trace(*(Call(c.op, c.phase, c.module) for c in measurement))
+    prediction, expected = (
+        predict(traced, L4, predictor=Roofline()) for traced in (measurement, plain)
+    )
+    assert prediction.seconds == expected.seconds
     assert prediction.host == REFERENCE_HOST
 
 

@@ -131,9 +131,9 @@ def test_the_pace_makes_the_measured_time_of_the_parts(
 ) -> None:
     trace = measured(program, first, slower)
     assert trace.measurement is not None
-    wanted = trace.measurement.seconds
-    assert replayed(trace.calls, paced(trace.calls, wanted, sync_s), sync_s) == pytest.approx(
-        wanted
+    expected = trace.measurement.seconds
+    assert replayed(trace.calls, paced(trace.calls, expected, sync_s), sync_s) == pytest.approx(
+        expected
     )
 
 

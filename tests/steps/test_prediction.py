@@ -134,8 +134,8 @@ def test_a_wait_in_the_step_is_played() -> None:
 
 def test_errors_of_one_kind_add_up_and_those_of_several_in_squares() -> None:
     table = Table({"aten.mm": 3.0, "aten.relu": 4.0}, spread=2)
-    one = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
-    assert one.gpu_spread == pytest.approx((0.5, 2))
+    of_one_kind = predicted(trace(call(mm(8)), call(mm(9))), predictor=table)
+    assert of_one_kind.gpu_spread == pytest.approx((0.5, 2))
     two = predicted(trace(call(mm()), call(relu(4))), predictor=table)
     assert two.gpu_spread == pytest.approx((1 - math.hypot(1.5, 2) / 7, 1 + 5 / 7))
 
@@ -145,8 +145,8 @@ def test_host_times_move_by_their_spread() -> None:
     prediction = predicted(trace(call(mm())), host=host)
     factors = host_factors(known=False)
     assert factors is not None
-    wanted = (100 * factors.low, 100 * factors.high)
-    assert (prediction.low_s, prediction.high_s) == pytest.approx(wanted)
+    expected = (100 * factors.low, 100 * factors.high)
+    assert (prediction.low_s, prediction.high_s) == pytest.approx(expected)
 
 
 @given(
@@ -157,9 +157,9 @@ def test_host_times_move_by_their_spread() -> None:
 def test_the_range_holds_the_prediction(
     calls: list[tuple[Op, bool]], spread: float, factor: float
 ) -> None:
-    made = trace(call(copy_to_gpu(4)), *(call(op, syncs=syncs) for op, syncs in calls))
+    drawn = trace(call(copy_to_gpu(4)), *(call(op, syncs=syncs) for op, syncs in calls))
     host = REFERENCE_HOST.scaled(factor)
-    prediction = predicted(made, predictor=Table(TABLE, spread), host=host)
+    prediction = predicted(drawn, predictor=Table(TABLE, spread), host=host)
     assert prediction.low_s is not None
     assert prediction.high_s is not None
     slack = 1 + 1e-9
@@ -168,8 +168,8 @@ def test_the_range_holds_the_prediction(
 
 
 def test_equal_traces_are_kept_apart() -> None:
-    one, other = step(state_bytes=1 << 20), step(state_bytes=2 << 20)
-    small, large = (predict(traced, L4).memory for traced in (one, other))
+    light, heavy = step(state_bytes=1 << 20), step(state_bytes=2 << 20)
+    small, large = (predict(traced, L4).memory for traced in (light, heavy))
     assert small is not None
     assert large is not None
     assert large.peak_bytes > small.peak_bytes
@@ -178,10 +178,10 @@ def test_equal_traces_are_kept_apart() -> None:
 def test_workspace_and_context_count_for_what_fits() -> None:
     most = usable_bytes(L4.memory_bytes - (context_bytes(trace(call(mm())), L4) or 0))
     almost = (Allocation(most - (32 << 20), None, None, Role.PARAMETER),)
-    made = dataclasses.replace(trace(call(mm())), allocations=almost)
+    full = dataclasses.replace(trace(call(mm())), allocations=almost)
     workspace = (Allocation(64 << 20, 0, 1, Role.WORKSPACE),)
-    larger = dataclasses.replace(made, allocations=(*almost, *workspace))
-    assert predicted(made).fits
+    larger = dataclasses.replace(full, allocations=(*almost, *workspace))
+    assert predicted(full).fits
     assert predicted(larger).fits is False
 
 
@@ -238,9 +238,9 @@ def test_an_answer_that_is_no_estimate_is_refused() -> None:
 
 
 def test_a_step_has_a_range_on_every_gpu_whose_class_was_measured() -> None:
-    made = campaigns.traces("steps")["bert-base-bf16"]
+    bert = campaigns.traces("steps")["bert-base-bf16"]
     for gpu in wavecast.devices():
-        prediction = predict(made, gpu)
+        prediction = predict(bert, gpu)
         known = prediction.familiarity
         if known is None or gpu_factors(known, prediction.makeup) is None:
             assert (prediction.low_s, prediction.high_s) == (None, None)
@@ -251,14 +251,14 @@ def test_a_step_has_a_range_on_every_gpu_whose_class_was_measured() -> None:
 
 
 def test_there_is_no_range_where_no_measured_steps_gave_one() -> None:
-    made = trace(call(mm()), call(relu(4)))
+    plain = trace(call(mm()), call(relu(4)))
     for prediction in (
-        predicted(made, predictor=Table(TABLE, known=None)),
-        predicted(made, predictor=Table(TABLE, source="attainable")),
-        predicted(made, predictor=Roofline()),
-        predicted(made, predictor=Says(Estimate(1, 1, 1, "me"))),
-        predicted(made, graphed=True),
-        predicted(made, graphed=True, predictor=default_predictor()),
+        predicted(plain, predictor=Table(TABLE, known=None)),
+        predicted(plain, predictor=Table(TABLE, source="attainable")),
+        predicted(plain, predictor=Roofline()),
+        predicted(plain, predictor=Says(Estimate(1, 1, 1, "me"))),
+        predicted(plain, graphed=True),
+        predicted(plain, graphed=True, predictor=default_predictor()),
     ):
         assert prediction.seconds > 0
         assert (prediction.low_s, prediction.high_s) == (None, None)

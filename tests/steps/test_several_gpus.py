@@ -83,8 +83,8 @@ def test_reductions_cost_time_and_slow_links_more() -> None:
 
 def test_accumulating_gradients_alone_is_no_gain() -> None:
     # One GPU that accumulates as well updates its weights once, too.
-    one, many = _predicted(data=8), _predicted(data=8, microbatches=64)
-    assert one.efficiency < many.efficiency <= 1
+    single, many = _predicted(data=8), _predicted(data=8, microbatches=64)
+    assert single.efficiency < many.efficiency <= 1
     assert _predicted(microbatches=64).efficiency == pytest.approx(1.0, abs=0.05)
 
 

@@ -139,7 +139,7 @@ def check(trace: Trace) -> None:
 
 def covered(trace: Trace) -> set[tuple[int, int]]:
     """The uses of values, by position, at which the memory of the value lives."""
-    found = set()
+    positions = set()
     for position, each in enumerate(trace):
         for value in (*each.reads, *each.writes):
             index = trace.values[value].allocation
@@ -147,8 +147,8 @@ def covered(trace: Trace) -> set[tuple[int, int]]:
                 memory = trace.allocations[index]
                 begins = memory.born is None or memory.born <= position
                 if begins and (memory.freed is None or memory.freed > position):
-                    found.add((position, value))
-    return found
+                    positions.add((position, value))
+    return positions
 
 
 @st.composite

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_by_tbd_kind
+from wavecast.footprint.memory import peak_by_tbd_kind
 from wavecast.footprint.workspaces import with_workspaces
 from wavecast.hardware.devices import Device, available
 from wavecast.ops import Kind, Unit

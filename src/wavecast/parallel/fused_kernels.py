@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import FUNCTION
-from wavecast.parallel.exchanges import flat
+from wavecast.parallel.gradients import flat
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import block_finder, recomputed
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec, Trace

@@ -10,7 +10,6 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import DIRECT, FUNCTION
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, wait
 from wavecast.parallel.fused_kernels import (
     ACTIVATIONS,
     EXPERTS,
@@ -20,7 +19,7 @@ from wavecast.parallel.fused_kernels import (
     with_fused,
     with_fused_loss,
 )
-from wavecast.parallel.gradients import widened
+from wavecast.parallel.gradients import COMPUTE, TRANSFERS, wait, widened
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.attainable import FIRST
 from wavecast.predictors.attention_kernels import CUDNN

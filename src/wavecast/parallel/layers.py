@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, exchange, kernel, wait
 from wavecast.parallel.experts import expert_axis, expert_weights
+from wavecast.parallel.gradients import COMPUTE, TRANSFERS, exchange, kernel, wait
 from wavecast.parallel.sharding.placements import (
     Placement,
     Shard,

@@ -10,14 +10,19 @@ from math import prod
 
 from wavecast.ops.fused import HOST_CALLS
 from wavecast.ops.matmul import GROUPED
-from wavecast.parallel.exchanges import COMPUTE, REDUCTIONS, all_reduce, flat, kernel, wait
 from wavecast.parallel.experts import Holders
 from wavecast.parallel.gradients import (
+    COMPUTE,
+    REDUCTIONS,
     Gradient,
+    all_reduce,
     cut_graphs,
+    flat,
     framework_buckets,
     gradients,
+    kernel,
     reduced_as,
+    wait,
 )
 from wavecast.parallel.habits import empty_gradients
 from wavecast.parallel.pipeline import in_flight, order_of

@@ -17,28 +17,26 @@ from functools import lru_cache
 from itertools import count, zip_longest
 
 from wavecast.ops.fused import shared_attrs
-from wavecast.parallel.exchanges import (
+from wavecast.parallel.experts import Holders
+from wavecast.parallel.gradients import (
     COMPUTE,
     GATHERS,
     OFFLOAD,
     REDUCTIONS,
+    Gradient,
     all_gather,
     all_reduce,
-    flat,
-    kernel,
-    reduce_scatter,
-    shard_of,
-    wait,
-)
-from wavecast.parallel.experts import Holders
-from wavecast.parallel.gradients import (
-    Gradient,
     clips,
+    flat,
     framework_buckets,
     gradients,
+    kernel,
+    reduce_scatter,
     reduced_as,
+    shard_of,
     trained,
     updated_parameters,
+    wait,
 )
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.editing import Edit, Inserted, Time

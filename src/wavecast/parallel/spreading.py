@@ -9,8 +9,7 @@ from typing import NamedTuple
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
-from wavecast.parallel.exchanges import COMPUTE, flat, wait
-from wavecast.parallel.gradients import cut_at_blocks, gradients
+from wavecast.parallel.gradients import COMPUTE, cut_at_blocks, flat, gradients, wait
 from wavecast.parallel.habits import with_attention, with_habits
 from wavecast.parallel.layers import Layers
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank
+from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank, peak_bytes
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device, devices
 from wavecast.hardware.hosts import update_rate

@@ -15,18 +15,18 @@ from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.hosts import HostModel
 from wavecast.ops import Kind
-from wavecast.parallel.exchanges import (
+from wavecast.parallel.experts import expert_weights
+from wavecast.parallel.gradients import (
     COMPUTE,
     GATHERS,
     REDUCTIONS,
     all_gather,
     all_reduce,
     flat,
+    gradients,
     reduce_scatter,
     shard_of,
 )
-from wavecast.parallel.experts import expert_weights
-from wavecast.parallel.gradients import gradients
 from wavecast.parallel.pipeline import (
     Cut,
     PartTimes,

@@ -12,7 +12,7 @@ from wavecast.analysis.generation import TextGeneration
 from wavecast.analysis.larger_batch import LargerBatch
 from wavecast.hardware.devices import Device
 from wavecast.planning.prices import PriceBook, price_book
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import published_setup
 from wavecast.report.caveats import (
     by_predictors,
     cautions,

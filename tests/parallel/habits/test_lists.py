@@ -30,9 +30,9 @@ def decoder() -> Trace:
 
 def _predicted(trace: Trace, *, lists: bool, waits: bool = False) -> Prediction:
     strategy = Parallel(microbatches=2, direct_lists=lists, waits_each_step=waits)
-    made = wavecast.predict(trace, GPU, parallel=strategy)
-    assert isinstance(made, Prediction)
-    return made
+    prediction = wavecast.predict(trace, GPU, parallel=strategy)
+    assert isinstance(prediction, Prediction)
+    return prediction
 
 
 def test_only_lists_of_the_optimizer_cost_the_host_less(decoder: Trace) -> None:

@@ -24,8 +24,8 @@ def test_a_gpu_without_a_number_of_sms_has_no_model() -> None:
 @pytest.mark.parametrize(("later", "earlier"), [("b300-sxm", "b200"), ("gb300", "gb200")])
 def test_blackwell_ultra_multiplies_as_fast_as_blackwell(later: str, earlier: str) -> None:
     # Steps that were published for both take equally long.
-    one, other = TensorSpec((4096, 8192), "bfloat16"), TensorSpec((8192, 28_672), "bfloat16")
-    op = Op("aten.mm", (one, other), (TensorSpec((4096, 28_672), "bfloat16"),))
+    left, right = TensorSpec((4096, 8192), "bfloat16"), TensorSpec((8192, 28_672), "bfloat16")
+    op = Op("aten.mm", (left, right), (TensorSpec((4096, 28_672), "bfloat16"),))
     first, second = (Learned.shipped().predict(op, device(gpu)) for gpu in (later, earlier))
     assert first is not None
     assert second is not None

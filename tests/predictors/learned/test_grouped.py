@@ -77,16 +77,16 @@ def seconds(op: Op, gpu: Device, learned: Learned = LEARNED) -> float:
 
 
 def test_a_gpu_without_a_kernel_for_groups_takes_one_after_the_other() -> None:
-    op, one = rows_split(8192, 128, 2048, 1536), batched(1, 64, 2048, 1536)
-    assert seconds(op, AMPERE) == pytest.approx(128 * seconds(one, AMPERE), rel=1e-6)
-    assert seconds(op, HOPPER) < 0.5 * 128 * seconds(one, HOPPER)
+    op, single = rows_split(8192, 128, 2048, 1536), batched(1, 64, 2048, 1536)
+    assert seconds(op, AMPERE) == pytest.approx(128 * seconds(single, AMPERE), rel=1e-6)
+    assert seconds(op, HOPPER) < 0.5 * 128 * seconds(single, HOPPER)
 
 
 def test_types_without_a_kernel_for_groups_loop_everywhere() -> None:
     op = rows_split(8192, 128, 2048, 1536, "float16")
-    one = batched(1, 64, 2048, 1536, "float16")
+    single = batched(1, 64, 2048, 1536, "float16")
     for gpu in (AMPERE, HOPPER):
-        assert seconds(op, gpu) == pytest.approx(128 * seconds(one, gpu), rel=1e-6)
+        assert seconds(op, gpu) == pytest.approx(128 * seconds(single, gpu), rel=1e-6)
 
 
 def test_groups_of_whole_matrices_are_a_batch() -> None:

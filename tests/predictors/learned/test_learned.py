@@ -240,13 +240,13 @@ def test_a_chip_is_known_if_ops_of_all_kinds_were_measured_on_it() -> None:
 
 
 def test_how_well_a_gpu_is_known_depends_on_the_chips_that_were_measured() -> None:
-    wanted = {
+    expected = {
         **{"h200-sxm": "measured", "h100-sxm-80gb": "measured", "h100-pcie-80gb": "unseen"},
         **{"v100-sxm-16gb": "partly", "a100-sxm-80gb": "partly", "rtx-a6000": "partly"},
         **{"rtx-3090": "unseen", "rtx-4090": "unseen", "rtx-2080-ti": "unseen"},
         **{"k80": "unseen", "mi300x": "foreign", "rx-6800": "foreign"},
     }
-    assert {gpu: LEARNED.familiarity(device(gpu)) for gpu in wanted} == wanted
+    assert {gpu: LEARNED.familiarity(device(gpu)) for gpu in expected} == expected
     nothing = dataclasses.replace(device("rtx-3090"), sm_count=None)
     assert LEARNED.gpu(nothing) is None
     assert LEARNED.familiarity(nothing) is None
@@ -273,7 +273,7 @@ def test_gpus_of_another_vendor_are_said_not_to_be_verified() -> None:
 
 def test_terms_of_a_generation_count_on_chips_without_trees() -> None:
     bare = dataclasses.replace(LEARNED.models["product"], chips={}, steps={})
-    told = dataclasses.replace(
+    fitted = dataclasses.replace(
         bare, chips={"tensor.Turing.40": NOTHING}, steps={"tensor.7": 0.2, "cores.7": -0.1}
     )
     half = batch_of([mm(640, 640, 640, "float16")], {}).parts["product"]
@@ -288,7 +288,7 @@ def test_terms_of_a_generation_count_on_chips_without_trees() -> None:
     ):
         gpu = gpu_of(device(name))
         assert gpu is not None
-        ratio = told.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
+        ratio = fitted.seconds(part.columns, gpu) / bare.seconds(part.columns, gpu)
         assert np.log(ratio) == pytest.approx(offset)
 
 

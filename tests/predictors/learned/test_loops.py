@@ -70,9 +70,9 @@ def seconds(op: Op) -> float:
     ],
 )
 def test_torch_launched_these_blocks(op: Op, blocks: int, threads: int) -> None:
-    found = loop_of(op)
-    assert found is not None
-    assert (found.blocks, found.threads) == (blocks, threads)
+    thread_loop = loop_of(op)
+    assert thread_loop is not None
+    assert (thread_loop.blocks, thread_loop.threads) == (blocks, threads)
 
 
 def test_a_sum_with_idle_threads_is_ragged() -> None:

@@ -125,9 +125,9 @@ def test_the_sample_does_not_depend_on_the_hash_seed() -> None:
     ],
 )
 def test_impossible_layers_are_refused(kind: str, features: tuple[int, ...]) -> None:
-    made: Any = KINDS[kind]
+    layer_class: Any = KINDS[kind]
     with pytest.raises(InvalidInput):
-        made(*features)
+        layer_class(*features)
 
 
 def test_layers_outside_the_sampled_ranges_are_allowed() -> None:

@@ -69,8 +69,8 @@ def ranges(kind: str) -> dict[str, tuple[float, float]]:
 def model(
     kind: str, target: str = "forward", ms: float | None = 1000.0, **changes: Any
 ) -> MlpModel:
-    made = MlpModel(kind, target, network(kind, constant_ms=ms), 0.5, 2.0, ranges(kind))
-    return dataclasses.replace(made, **changes)
+    stored = MlpModel(kind, target, network(kind, constant_ms=ms), 0.5, 2.0, ranges(kind))
+    return dataclasses.replace(stored, **changes)
 
 
 EVERY = Mlp.of([model(kind) for kind in KINDS])
@@ -255,8 +255,8 @@ def card(kind: str = "bmm") -> dict[str, Any]:
 
 
 def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
-    path, made = tmp_path / "mlp-bmm.npz", network("bmm")
-    write_model(path, made, card())
+    path, written = tmp_path / "mlp-bmm.npz", network("bmm")
+    write_model(path, written, card())
     loaded = read_model(path)
     assert (loaded.kind, loaded.target, loaded.least_s) == ("bmm", "forward", 2e-5)
     assert (loaded.low, loaded.high) == (1.0, 3.0)  # the answer itself is within its range
@@ -264,7 +264,7 @@ def test_a_model_is_read_as_it_was_written(tmp_path: Path) -> None:
     numbers = device_features(V100)
     assert numbers is not None
     rows = np.array([features_of(layer, numbers) for layer in islice(sample("bmm", 0), 20)])
-    assert loaded.network.milliseconds(rows) == pytest.approx(made.milliseconds(rows), rel=0.02)
+    assert loaded.network.milliseconds(rows) == pytest.approx(written.milliseconds(rows), rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -358,9 +358,9 @@ def test_a_network_is_read_as_it_was_rounded(tmp_path: Path, bits: int) -> None:
         **{"vendors": ["NVIDIA"], "ranges": {name: [0.0, 1.0] for name in names}},
     }
     write_model(tmp_path / "network.npz", network, card, bits)
-    found = read_model(tmp_path / "network.npz").network
+    restored = read_model(tmp_path / "network.npz").network
     for (matrix, bias), (wanted, wanted_bias), (exact, _) in zip(
-        found.weights, expected.weights, weights, strict=True
+        restored.weights, expected.weights, weights, strict=True
     ):
         assert np.array_equal(matrix, wanted)
         assert np.array_equal(bias, wanted_bias)

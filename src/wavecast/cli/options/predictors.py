@@ -199,9 +199,8 @@ def _published_scaler(
     equation: Equation | None,
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
-    from wavecast.predictors.habitat import MixedPrecision
+    from wavecast.predictors.habitat import MixedPrecision, published_setup
     from wavecast.predictors.mlp import Mlp
-    from wavecast.predictors.published import published_setup
 
     if name is not None:
         raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")

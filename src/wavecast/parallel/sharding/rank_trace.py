@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, exchange, kernel, wait
+from wavecast.parallel.gradients import COMPUTE, TRANSFERS, exchange, kernel, wait
 from wavecast.parallel.sharding.placements import Placements, Shard, local
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.state import Exchange
