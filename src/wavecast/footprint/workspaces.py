@@ -85,10 +85,10 @@ def _placed(
     """
     trace = same.value
     kept = [Allocation(n, None, None, Role.WORKSPACE) for n in kept_bytes]
-    workspaces_at: dict[int, list[int]] = defaultdict(list)
+    born_at: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):
         if allocation.born is not None:
-            workspaces_at[allocation.born].append(index)
+            born_at[allocation.born].append(index)
     workspaces = dict(zip(trace.counts, of_ops, strict=True))
     before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
@@ -97,7 +97,7 @@ def _placed(
             end = position if workspace.released_early else position + 1
             results = (
                 i
-                for i in workspaces_at[position]
+                for i in born_at[position]
                 if trace.allocations[i].nbytes == workspace.before_bytes
             )
             place = next(results, len(trace.allocations))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -158,12 +158,13 @@ def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
         )
 
 
-def _layers_key(strategy: Parallel) -> tuple[object, ...]:
+def _layers_key(strategy: Parallel) -> tuple[Hashable, ...]:
     """What the division of the layers depends on."""
     axes = strategy.axes
     token_ranks = strategy.data * strategy.context if strategy.expert > 1 else 0
     names = ("tensor", "context", "expert")
-    chosen = strategy.sequence, strategy.tensor_plan, token_ranks, strategy.habits
+    plan = tuple((strategy.tensor_plan or {}).items())
+    chosen = strategy.sequence, strategy.tensor_plan is None, plan, token_ranks, strategy.habits
     return (*(axes[name] for name in names), *chosen)
 
 
