@@ -29,8 +29,9 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("integrations", "report", "server", "cli", "__main__"),
     ),
     "wavecast/predictors": (
-        *("", "retargeting", "base", "collectives", "attainable", "mlp", "learned"),
-        *("corrected", "wave", "habitat", "published"),
+        *("", "attention_kernels", "retargeting", "base", "collectives", "attainable", "mlp"),
+        *("learned",),
+        *("corrected", "wave", "habitat"),
     ),
     "wavecast/frameworks": (
         *("", "replacements", "confinement", "stages", "script_results", "target_files"),

@@ -29,7 +29,7 @@ from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.traces.step import Op
 
 

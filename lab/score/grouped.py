@@ -53,7 +53,7 @@ def fitted_without(rows: Sequence[ExpertRow]) -> dict[str, Learned]:
     for model in {row.model for row in rows}:
         kernel = OpModel("grouped", fit([row for row in one_kernel if row.model != model]))
         models = {**shipped.models, "grouped": kernel}
-        fitted[model] = replace(shipped, models=models, _batches={}, _gpus={})
+        fitted[model] = replace(shipped, models=models)
     return fitted
 
 

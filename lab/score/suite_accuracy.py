@@ -20,7 +20,7 @@ from lab.places import DOCS, H200
 from lab.score import pages
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
-from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.footprint.memory import TBD_KINDS
 from wavecast.report.units import memory
 from wavecast.runs.suite_results import (
     Observation,

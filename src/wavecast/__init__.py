@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wavecast.parallel.strategy import Parallel
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.predictors.retargeting.family_traces import FamilyTraces
+    from wavecast.predictors.retargeting import FamilyTraces
     from wavecast.runs.readers import read_runs
     from wavecast.runs.regression.end_to_end import EndToEnd
     from wavecast.runs.regression.extrapolation import Extrapolation
@@ -120,7 +120,7 @@ _LAZY = {
     "EndToEnd": "wavecast.runs.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
     "Extrapolation": "wavecast.runs.regression.extrapolation",
-    "FamilyTraces": "wavecast.predictors.retargeting.family_traces",
+    "FamilyTraces": "wavecast.predictors.retargeting",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.analysis.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",

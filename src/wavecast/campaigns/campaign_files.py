@@ -61,7 +61,7 @@ from wavecast.planning.cost import (
     wholes,
     yes_or_no,
 )
-from wavecast.predictors.mlp import layers
+from wavecast.predictors import mlp
 from wavecast.reading import read_settings
 from wavecast.runs.regression import design as designs
 from wavecast.runs.run import PHASES
@@ -217,7 +217,7 @@ def _layers(given: Values) -> Iterator[CampaignTask]:
     for gpu in given["gpus"]:
         # A CPU would take minutes for most layers of the sample.
         trial = gpu == CPU
-        drawn = layers.small(kind, seed) if trial else layers.sample(kind, seed)
+        drawn = mlp.small(kind, seed) if trial else mlp.sample(kind, seed)
         for index, layer in enumerate(islice(drawn, given["count"])):
             named = f"{seed}, small layers" if trial else str(seed)
             sizes = list(layer.features())

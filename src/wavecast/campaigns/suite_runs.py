@@ -18,8 +18,8 @@ from wavecast import suite
 from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.memory import peak_bytes
+from wavecast.footprint.workspaces import with_workspaces
 from wavecast.frameworks import children
 from wavecast.hardware.devices import Device, family
 from wavecast.runs.run import ENOUGH, is_enough, settled_from, settles

@@ -19,7 +19,7 @@ from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
+from wavecast.predictors.mlp import LayerStatus, PassTimes, layer
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict

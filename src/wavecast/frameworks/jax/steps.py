@@ -17,7 +17,7 @@ from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.frameworks.replacements import replacing
 from wavecast.frameworks.target_files import model_and_batch
 from wavecast.hardware.devices import Device, device
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.traces.step import Trace
 
 DEFAULT_GPU = "h100-sxm-80gb"

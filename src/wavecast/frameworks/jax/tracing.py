@@ -10,7 +10,7 @@ from functools import wraps
 from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.footprint.workspaces import convolution
+from wavecast.footprint import convolution_workspaces
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import Schedule, argument_of, scheduled
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
@@ -93,7 +93,7 @@ def trace_of(
     if samples is not None and samples % devices == 0:
         samples //= devices
     memory = memory_of(schedule, compiled.sizes, gpu.sm_count)
-    tries = any(call.op.base in convolution.NAMES for call in schedule.calls)
+    tries = any(call.op.base in convolution_workspaces.NAMES for call in schedule.calls)
     trace = Trace(
         tuple(schedule.calls),
         memory.allocations,
@@ -307,8 +307,10 @@ def _fitted(
 def _workspaces(schedule: Schedule, sm_count: int | None) -> Iterator[Allocation]:
     """The workspaces of convolutions: without a GPU no algorithm is chosen, so XLA has none."""
     for position, call in enumerate(schedule.calls):
-        if call.op.base in convolution.NAMES:
-            nbytes = convolution.Convolution.of(call.op, tensor=True).tuned_bytes(sm_count)
+        if call.op.base in convolution_workspaces.NAMES:
+            nbytes = convolution_workspaces.Convolution.of(call.op, tensor=True).tuned_bytes(
+                sm_count
+            )
             if nbytes:
                 yield Allocation(nbytes, position, position + 1, Role.WORKSPACE)
 

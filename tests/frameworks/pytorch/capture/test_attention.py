@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.places import H200
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.predictors.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,

@@ -32,7 +32,7 @@ from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 from wavecast.frameworks.pytorch.capture.values.places import suggested
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.predictors.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,

@@ -49,7 +49,7 @@ from wavecast.frameworks.pytorch.recording.recorder import (
 from wavecast.frameworks.pytorch.recording.signature import tensors_of
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.ops import Kind
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from wavecast.errors import InvalidInput
 from wavecast.ops import cost_of
 from wavecast.ops.attention import attended, problem
-from wavecast.ops.reading import ERRORS
+from wavecast.ops.registry import ERRORS
 from wavecast.runs.regression.layers.complexities import (
     LayerCategory,
     Network,

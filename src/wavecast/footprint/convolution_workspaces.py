@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT
-from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
+from wavecast.predictors.learned.columns import FORWARD, OF_IMAGE, OF_WEIGHT
+from wavecast.predictors.learned.convolutions import has_depthwise_kernel
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 NAMES = ("aten.convolution", "aten.convolution_backward")
@@ -56,7 +56,7 @@ class Convolution:
     """The largest padding of all dimensions."""
     groups: int
     transposed: bool
-    wanted: tuple[bool, ...] = (True, True, False)
+    computes: tuple[bool, ...] = (True, True, False)
     """Whether a backward pass computes the gradients of the source, the weight and the bias."""
 
     @classmethod
@@ -75,7 +75,7 @@ class Convolution:
             padding=max(_numbers(op, "padding"), default=0),
             groups=max(_numbers(op, "groups"), default=1),
             transposed=op.attr("transposed") is True,
-            wanted=tuple(map(bool, mask)) if isinstance(mask, tuple) else (True, True, False),
+            computes=tuple(map(bool, mask)) if isinstance(mask, tuple) else (True, True, False),
         )
 
     @cached_property
@@ -90,6 +90,8 @@ class Convolution:
         area = math.prod(self.weight.shape[2:])
         batch, channels = self.source.shape[:2]
         out = self.output.shape[1]
+        transform = self._transforms().get("fourier", 0)
+        tensors = self.source.nbytes + self.weight.nbytes + self.output.nbytes
         return (
             math.log2(max(1, batch)),
             math.log2(max(1, channels)),
@@ -102,12 +104,12 @@ class Convolution:
             float(self.transposed),
             float(pixels % 8 == 0),
             math.log2(max(1, batch * pixels_out * channels * out * area)),
-            float(self.wanted[0]),
-            float(self.wanted[1]),
+            float(self.computes[0]),
+            float(self.computes[1]),
             float(min(self.weight.shape[2:], default=1)),
             _fill(self._extent) if pixels > 1 else 0.0,
             math.log2(max(1, batch * pixels_out)),
-            self._growth,
+            math.log2(1 + transform / max(1, tensors)),
         )
 
     @property
@@ -156,7 +158,7 @@ class Convolution:
         candidates = self.candidates()
         copies = candidates["images" if self.pointwise else "copies"]
         transform = candidates.get("winograd", 0)
-        if not self.backward or not transform or not all(self.wanted[:2]):
+        if not self.backward or not transform or not all(self.computes[:2]):
             return (copies,)
         return copies, copies + transform
 
@@ -170,7 +172,7 @@ class Convolution:
         H200 (`python -m lab score jax`).
         """
         narrow = DTYPE_BYTES[self.source.dtype] < _FLOAT
-        computes_weight = self.backward and self.wanted[1]
+        computes_weight = self.backward and self.computes[1]
         contiguous = not any(map(_has_channels_last, (self.source, self.output)))
         if self.groups > 1:
             return self._tuned_depthwise_bytes(narrow, computes_weight)
@@ -196,13 +198,6 @@ class Convolution:
             return padded * _GRANULE_BYTES // item
         partials = _DEPTHWISE_PARTIALS * self.source.shape[0] * self.weight.numel * _FLOAT
         return partials if computes_weight and narrow else 0
-
-    @property
-    def _growth(self) -> float:
-        """log2 of 1 + the bytes of its Fourier transforms, divided by those of its tensors."""
-        transform = self._transforms().get("fourier", 0)
-        tensors = self.source.nbytes + self.weight.nbytes + self.output.nbytes
-        return math.log2(1 + transform / max(1, tensors))
 
     def _transforms(self) -> dict[str, int]:
         """The workspaces of Fourier and Winograd algorithms, in bytes; empty if none applies."""
@@ -269,7 +264,7 @@ def algorithm_bytes(
         return convolution.transposed_bytes()
     algorithm = trees[tree_name(convolution)](convolution.features)
     nbytes = convolution.candidates().get(algorithm, 0)
-    both = convolution.backward and all(convolution.wanted[:2])
+    both = convolution.backward and all(convolution.computes[:2])
     if not both or algorithm not in _COPYING:
         return (nbytes,)
     return nbytes, nbytes + convolution.slices_bytes(sm_count)

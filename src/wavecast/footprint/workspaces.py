@@ -10,12 +10,12 @@ from functools import cache, lru_cache
 
 from wavecast import ops
 from wavecast.files import shipped_toml
-from wavecast.footprint.workspaces import convolution, recurrent, reduction
-from wavecast.footprint.workspaces.convolution import Convolution, Tree, Workspace
+from wavecast.footprint import convolution_workspaces, reduction_workspaces
+from wavecast.footprint.convolution_workspaces import Convolution, Tree, Workspace
 from wavecast.hardware.devices import Device
 from wavecast.ops.attention import problem
-from wavecast.ops.reading import MOST_BYTES, reading
-from wavecast.ops.registry import integer
+from wavecast.ops.registry import MOST_BYTES, integer, reading
+from wavecast.traces.kept import Same
 from wavecast.traces.step import Allocation, Op, Role, TensorSpec, Trace
 
 
@@ -28,7 +28,7 @@ class Constants:
     capability: tuple[int, int]
     """The compute capability of that GPU."""
     trees: Mapping[str, Tree]
-    """The decision trees that name the algorithm, by `convolution.tree_name`."""
+    """The decision trees that name the algorithm, by `convolution_workspaces.tree_name`."""
 
     @classmethod
     def shipped(cls) -> Constants:
@@ -69,39 +69,26 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
     )
 
 
-class _SameTrace:
-    """A trace by its identity; to compare allocations takes longer than to place them."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _SameTrace) and self.trace is other.trace
-
-    def __hash__(self) -> int:
-        return id(self.trace)
-
-
 def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Allocation, ...]:
     """The allocations of the trace, with buffers that libraries keep and workspaces of calls."""
     of_ops = tuple(workspaces_of(op, device, constants) for op in trace.counts)
-    return _placed(_SameTrace(trace), tuple(reduction.kept_bytes(trace, device)), of_ops)
+    return _placed(Same(trace), tuple(reduction_workspaces.kept_bytes(trace, device)), of_ops)
 
 
 @lru_cache(maxsize=64)
 def _placed(
-    same: _SameTrace, kept_bytes: tuple[int, ...], of_ops: tuple[tuple[Workspace, ...], ...]
+    same: Same[Trace], kept_bytes: tuple[int, ...], of_ops: tuple[tuple[Workspace, ...], ...]
 ) -> tuple[Allocation, ...]:
     """The allocations with workspaces, cached because many GPUs need equal ones.
 
     A workspace that an op allocates before a result comes before that result.
     """
-    trace = same.trace
+    trace = same.value
     kept = [Allocation(n, None, None, Role.WORKSPACE) for n in kept_bytes]
-    made: dict[int, list[int]] = defaultdict(list)
+    born_at: dict[int, list[int]] = defaultdict(list)
     for index, allocation in enumerate(trace.allocations):
         if allocation.born is not None:
-            made[allocation.born].append(index)
+            born_at[allocation.born].append(index)
     workspaces = dict(zip(trace.counts, of_ops, strict=True))
     before: dict[int, list[Allocation]] = defaultdict(list)
     for position, call in enumerate(trace):
@@ -109,7 +96,9 @@ def _placed(
             # An allocation that is freed at the call where it was born is gone before it ends.
             end = position if workspace.released_early else position + 1
             results = (
-                i for i in made[position] if trace.allocations[i].nbytes == workspace.before_bytes
+                i
+                for i in born_at[position]
+                if trace.allocations[i].nbytes == workspace.before_bytes
             )
             place = next(results, len(trace.allocations))
             before[place].append(Allocation(workspace.nbytes, position, end, Role.WORKSPACE))
@@ -132,11 +121,11 @@ def workspaces_of(op: Op, device: Device, constants: Constants) -> tuple[Workspa
 
 
 def _workspaces(op: Op, device: Device, constants: Constants) -> tuple[Workspace, ...]:
-    if op.base in convolution.NAMES:
+    if op.base in convolution_workspaces.NAMES:
         *earlier, last = _convolution_bytes(op, device, constants)
         return (*(Workspace(n, released_early=True) for n in earlier), Workspace(last))
-    if op.base in recurrent.NAMES:
-        return tuple(recurrent.workspaces_of(op))
+    if op.base in reduction_workspaces.NAMES:
+        return tuple(reduction_workspaces.workspaces_of(op))
     if op.base == "aten.embedding_dense_backward":
         return tuple(embedding_workspaces(op))
     return (Workspace(_single_bytes(op, device)),)
@@ -144,8 +133,8 @@ def _workspaces(op: Op, device: Device, constants: Constants) -> tuple[Workspace
 
 def _single_bytes(op: Op, device: Device) -> int:
     """The bytes of the one workspace of an op; 0 if it has none."""
-    if op.base in reduction.OPS:
-        return reduction.reduction_bytes(op, device) or 0
+    if op.base in reduction_workspaces.OPS:
+        return reduction_workspaces.reduction_bytes(op, device) or 0
     rule = _SINGLE.get(op.base)
     return rule(op) if rule else 0
 
@@ -153,10 +142,10 @@ def _single_bytes(op: Op, device: Device) -> int:
 def _convolution_bytes(op: Op, device: Device, constants: Constants) -> tuple[int, ...]:
     """The bytes of a convolution's workspaces; each is freed before the next is allocated."""
     shapes = Convolution.of(op, on_tensor_cores(op, device))
-    sizes = convolution.algorithm_bytes(shapes, constants.trees, device.sm_count)
+    sizes = convolution_workspaces.algorithm_bytes(shapes, constants.trees, device.sm_count)
     *earlier, last = (nbytes + scattered_bytes(shapes) for nbytes in sizes)
-    if shapes.backward and shapes.wanted[-1]:
-        last = max(last, reduction.bias_bytes(shapes.output, device) or 0)
+    if shapes.backward and shapes.computes[-1]:
+        last = max(last, reduction_workspaces.bias_bytes(shapes.output, device) or 0)
     return *earlier, last
 
 
@@ -173,7 +162,10 @@ def on_tensor_cores(op: Op, device: Device) -> bool:
 
 
 def _notes(trace: Trace, device: Device, constants: Constants) -> tuple[str, ...]:
-    in_cudnn = {op.base for op in trace.counts} & {*convolution.NAMES, *recurrent.NAMES}
+    in_cudnn = {op.base for op in trace.counts} & {
+        *convolution_workspaces.NAMES,
+        *reduction_workspaces.NAMES,
+    }
     if not in_cudnn or device.compute_capability == constants.capability:
         return ()
     return (f"workspaces of cuDNN are those of an {constants.gpu}, the only GPU measured",)

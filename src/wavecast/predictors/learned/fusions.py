@@ -7,8 +7,7 @@ import numpy as np
 from wavecast.hardware.devices import AMPERE_SHARE
 from wavecast.ops.fused import FUSED, XLA_FUSED
 from wavecast.ops.registry import Cost, integer
-from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned.columns import (
     LISTS,
     LOOPS,
     POINTS,
@@ -17,7 +16,8 @@ from wavecast.predictors.learned.physics.columns import (
     Columns,
     FusedRow,
 )
-from wavecast.predictors.learned.physics.tiles import (
+from wavecast.predictors.learned.gpus import Floats, GpuFacts
+from wavecast.predictors.learned.tiles import (
     CLASSES,
     Bounds,
     Theta,
@@ -223,7 +223,10 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     rate = rate * np.where(columns["efficient"] > 0, pick("efficient"), 1.0)
     rate = rate * np.where(columns["cudnn"] > 0, pick("cudnn"), 1.0)
     # FlashAttention 2 and the memory-efficient kernels are written with Ampere's instructions.
-    rate = rate * np.where(columns["cudnn"] > 0, 1.0, _ampere_share(gpu))
+    shares = np.ones(np.shape(gpu.generation))
+    for generation, share in AMPERE_SHARE.items():
+        shares = np.where(np.equal(gpu.generation, str(generation)), share, shares)
+    rate = rate * np.where(columns["cudnn"] > 0, 1.0, shares)
     rate = rate * np.minimum(columns["head_width"] / 128.0, 1.0) ** pick("narrow")
     rate = rate / (1.0 + pick("causal") * (columns["attended_share"] < 0.99))
     drawn = (columns["dropout"] > 0) & (columns["backward"] == 0)
@@ -240,13 +243,6 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     memory_s = columns["moved_bytes"] / (gpu.bytes_per_s * pick("dram"))
     seconds: Floats = pick("floor_us") * 1e-6 + overlapped(compute_s, memory_s)
     return seconds
-
-
-def _ampere_share(gpu: GpuFacts) -> Floats:
-    shares = np.ones(np.shape(gpu.generation))
-    for generation, share in AMPERE_SHARE.items():
-        shares = np.where(np.equal(gpu.generation, str(generation)), share, shares)
-    return shares
 
 
 def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:

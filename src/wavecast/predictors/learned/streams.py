@@ -9,10 +9,10 @@ import numpy as np
 
 from wavecast.ops import Kind
 from wavecast.ops.registry import Cost, integer
+from wavecast.predictors.learned.columns import CASTS, STRIDES, Columns, ConcatenationRow
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, Columns, ConcatenationRow
-from wavecast.predictors.learned.physics.passes import STREAM_KINDS
-from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits, overlapped
+from wavecast.predictors.learned.passes import STREAM_KINDS
+from wavecast.predictors.learned.tiles import Bounds, Theta, TimeLimits, overlapped
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 STREAM_PARAMETERS: dict[str, Bounds] = {
@@ -108,8 +108,8 @@ def _sums_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> tuple[Floats, Floa
     blocks, terms = columns["loop_blocks"], columns["loop_terms"]
     target = gpu.sm * np.floor(SM_THREADS / columns["loop_threads"])
     shared = (columns["loop_sharing"] > 0) & (blocks <= target)
-    wanted = np.minimum(np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS))
-    parts = np.where(shared, np.maximum(wanted, np.ceil(terms / MOST_TERMS)), 1.0)
+    pieces = np.minimum(np.ceil(target / np.maximum(blocks, 1.0)), np.ceil(terms / FEWEST_TERMS))
+    parts = np.where(shared, np.maximum(pieces, np.ceil(terms / MOST_TERMS)), 1.0)
     loads = np.ceil(np.ceil(terms / parts) / columns["loop_loads"])
     waves = np.maximum(blocks * parts / (gpu.sm * columns["loop_resident"]), 1.0)
     clocks = waves * (theta["wave_clocks"] + loads * theta["load_clocks"])

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-from wavecast.ops.reading import has_possible_tensors, reading
+from wavecast.ops.registry import has_possible_tensors, reading
 from wavecast.traces.step import Call, Op, Scalar, TensorSpec
 
 FLASH, EFFICIENT, CUDNN, MATH = "flash", "efficient", "cudnn", "math"
@@ -327,8 +327,8 @@ def expansion(mask: TensorSpec, shape: tuple[int, ...]) -> Op:
     sizes = (*(1,) * missing, *mask.shape)
     steps = (*(0,) * missing, *(mask.strides or _contiguous(mask.shape)))
     strides = tuple(
-        step if size == wanted and index >= missing else 0
-        for index, (size, step, wanted) in enumerate(zip(sizes, steps, shape, strict=True))
+        step if size == length and index >= missing else 0
+        for index, (size, step, length) in enumerate(zip(sizes, steps, shape, strict=True))
     )
     widened = replace(mask, shape=shape, strides=_or_none(shape, strides))
     return Op("aten.expand", (mask,), (widened,), (("size", shape),))

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast.predictors.learned.columns import OF_K, OF_M, OF_N, Columns
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import OF_K, OF_M, OF_N, Columns
 
 if TYPE_CHECKING:
     from wavecast.predictors.learned.model import OpModel
@@ -155,13 +155,7 @@ class _Rows(NamedTuple):
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
-    """Seconds of each row's fastest choice.
-
-    Args:
-        row: The numbers of each row.
-        on_cores: FLOPs of one step of k for each choice on plain cores, divided by the efficiency.
-        on_tensor: The same on tensor cores.
-    """
+    """Seconds of each row's fastest choice."""
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
     tiles = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT

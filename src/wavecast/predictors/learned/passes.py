@@ -9,8 +9,8 @@ from wavecast.ops import Kind
 from wavecast.ops.convolution import window
 from wavecast.ops.costs import COUNTED
 from wavecast.ops.registry import Cost, integers, item_bytes, stored
-from wavecast.predictors.learned.physics import lookups, loop_kernels
-from wavecast.predictors.learned.physics.columns import CASTS, STRIDES, VECTORS, StreamRow
+from wavecast.predictors.learned import loop_kernels
+from wavecast.predictors.learned.columns import CASTS, STRIDES, VECTORS, StreamRow
 from wavecast.traces.step import DTYPE_BYTES, Op, TensorSpec
 
 STREAM_KINDS = (
@@ -86,7 +86,7 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
         serial_elements=_serial_elements(op),
         kernels=_kernels(op),
         blocks=_blocks(op, whole),
-        queued_clocks=lookups.queued_clocks(op) + loop_kernels.queued_clocks(op),
+        queued_clocks=loop_kernels.queued_at_lookups(op) + loop_kernels.queued_in_loops(op),
         access_bytes=_access_bytes(op, whole),
         kept_bytes=HELD_BYTES if _is_cudnn_norm(op) and whole.channels_last else 0,
     )
@@ -95,19 +95,19 @@ def row_of(op: Op, cost: Cost) -> StreamRow:
 
 def _with_loop(row: StreamRow, op: Op) -> StreamRow:
     """The row with the threads and blocks of the kernel, where they loop over values."""
-    found = loop_kernels.loop_of(op)
-    if found is None:
+    thread_loop = loop_kernels.loop_of(op)
+    if thread_loop is None:
         return row
     return row._replace(
-        loop_blocks=found.blocks,
-        loop_threads=found.threads,
-        loop_resident=found.resident,
-        loop_terms=found.terms,
-        loop_loads=found.loads,
-        loop_sharing=found.sharing,
-        loop_ragged=found.ragged,
-        reordered_bytes=stored(op.inputs[0]) if found.strided else row.reordered_bytes,
-        elements=max(row.elements, round(found.offsets * op.inputs[0].numel)),
+        loop_blocks=thread_loop.blocks,
+        loop_threads=thread_loop.threads,
+        loop_resident=thread_loop.resident,
+        loop_terms=thread_loop.terms,
+        loop_loads=thread_loop.loads,
+        loop_sharing=thread_loop.sharing,
+        loop_ragged=thread_loop.ragged,
+        reordered_bytes=stored(op.inputs[0]) if thread_loop.strided else row.reordered_bytes,
+        elements=max(row.elements, round(thread_loop.offsets * op.inputs[0].numel)),
     )
 
 
@@ -214,7 +214,7 @@ def _atomic_adds(op: Op) -> float:
         return 0
     place = op.outputs[0].shape if op.outputs else ()
     added = (t.numel for t in op.inputs if t.shape != place and "int" not in t.dtype)
-    return max(added, default=0) * lookups.atomic_operations(op)
+    return max(added, default=0) * loop_kernels.atomic_operations(op)
 
 
 def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
@@ -251,7 +251,7 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
         return elements(op)
     if op.base in _SLICES_IN_PLACE:
         return min(whole.numel, cost.written_bytes // max(item_bytes(whole), 1))
-    looked_up = lookups.elements(op)
+    looked_up = loop_kernels.elements(op)
     if looked_up is not None:
         return looked_up
     if ops.kind(op) is not Kind.POOLING or not integers(op, "kernel_size"):
@@ -369,7 +369,7 @@ def _blocks(op: Op, whole: TensorSpec) -> int:
     """
     norm = "batch_norm" in op.base and "backward" not in op.base and not _trains(op)
     if not norm or whole.channels_last or len(whole.shape) < 3:
-        return lookups.blocks(op)
+        return loop_kernels.blocks(op)
     planes = whole.shape[0] * whole.shape[1]
     return min(planes, _MOST_NORM_BLOCKS) if _is_own_norm(op) else planes
 
@@ -381,7 +381,7 @@ def _serial_elements(op: Op) -> float:
     (LossCTC.cu).
     """
     if op.base == "aten.embedding_dense_backward":
-        return lookups.scanned(op)
+        return loop_kernels.scanned(op)
     if op.base in _SCANS:
         times = max((t.shape[0] for t in op.inputs if len(t.shape) == 3), default=0)
         return times * _SCANS[op.base]

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, Family, family, family_of
-from wavecast.ops import reading
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.ops import registry
+from wavecast.predictors.attention_kernels import (
     BACKENDS,
     EFFICIENT,
     FEWER_KERNELS,
@@ -35,8 +36,10 @@ from wavecast.predictors.retargeting.attention_kernels import (
     operands,
     output_of,
 )
+from wavecast.results import Shown
 from wavecast.traces.editing import Edit, compacted, with_op
 from wavecast.traces.graphs import compiled_gpu, has_compiled_kernels
+from wavecast.traces.kept import Same
 from wavecast.traces.step import Call, Op, TensorSpec, Trace, Value
 
 _PADDING_CALLS = 3
@@ -75,7 +78,7 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
         return Retargeted(trace)
     if (compiled := compiled_gpu(trace)) is not None:
         return Retargeted(trace, (_COMPILED.format(compiled),))
-    return _retarget(_Same(trace), family(gpu))
+    return _retarget(Same(trace), family(gpu))
 
 
 def with_kernel(trace: Trace, backend: str) -> Retargeted:
@@ -117,30 +120,17 @@ def depends_on_family(trace: Trace) -> bool:
     return any("attention" in op.name or _is_plain(op) for op in trace.counts)
 
 
-class _Same:
-    """A trace that equals only itself, because hashing all its calls would take long."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.trace is self.trace
-
-    def __hash__(self) -> int:
-        return id(self.trace)
-
-
 @lru_cache(maxsize=32)
-def _retarget(same: _Same, wanted: Family) -> Retargeted:
-    trace = same.trace
-    traced_for = trace.capability or wanted
+def _retarget(same: Same[Trace], target: Family) -> Retargeted:
+    trace = same.value
+    traced_for = trace.capability or target
     try:
-        stays_plain = wanted in FEWER_KERNELS.get(family_of(traced_for), ())
+        stays_plain = target in FEWER_KERNELS.get(family_of(traced_for), ())
         if any(_is_plain(op) for op in trace.counts) and not stays_plain:
             raise _Inexact("its attention is several ops, where this GPU may run one kernel")
         if any(op.base.startswith(_CHOSEN_BELOW) for op in trace.counts):
             raise _Inexact("it calls kernels below torch's choice, which this GPU may not run")
-        return Retargeted(_Retarget(trace, wanted).trace())
+        return Retargeted(_Retarget(trace, target).trace())
     except _Inexact as reason:
         note = (
             f"the trace was made for compute capability {traced_for[0]}.{traced_for[1]}: {reason}; "
@@ -157,11 +147,11 @@ def _is_plain(op: Op) -> bool:
 class _Retarget:
     """The replacement of the kernels of a trace by those of another GPU family."""
 
-    def __init__(self, trace: Trace, wanted: Family, backend: str | None = None) -> None:
+    def __init__(self, trace: Trace, target: Family, backend: str | None = None) -> None:
         self._trace = trace
-        self._wanted = wanted
+        self._target = target
         self._backend = backend
-        self._made_for = trace.capability or wanted
+        self._made_for = trace.capability or target
         self._attentions = [attention_in(call.op) for call in trace]
         self._ends = _ends(trace, self._attentions)
         self._born: dict[int, list[int]] = defaultdict(list)
@@ -182,25 +172,25 @@ class _Retarget:
                     backend = self._choice(position, attention)
                     if backend != attention.backend:
                         self._replace(position, attention, backend)
-                except reading.ERRORS as error:  # a hand-made op
+                except registry.ERRORS as error:  # a hand-made op
                     name = self._trace.calls[position].op.name
                     raise _Inexact(f"its {name} is not as torch calls it") from error
         if not self._is_changed:
             return self._trace  # the same object, so that what was computed for it is kept
         self._edit.keep_memory(number for memory in self._memory for number in memory)
-        return replace(compacted(self._edit.trace()), capability=self._wanted)
+        return replace(compacted(self._edit.trace()), capability=self._target)
 
     def _choice(self, position: int, attention: AttentionRun) -> str:
         """The backend that the family chooses for an attention, with the step's own switches."""
         facts = attention.facts
         if self._backend is not None:
-            if not has_own(self._backend, facts, self._wanted):
+            if not has_own(self._backend, facts, self._target):
                 raise _Inexact(
                     f"{self._backend} has no kernel for heads of {facts.head_dim} and "
                     f"{facts.value_dim} in {facts.dtype} on this GPU"
                 )
             return self._backend
-        chosen = choose(facts, self._wanted, _enabled(attention, facts, self._made_for))
+        chosen = choose(facts, self._target, _enabled(attention, facts, self._made_for))
         if chosen == attention.backend:
             return chosen
         if chosen == MATH:
@@ -236,7 +226,11 @@ class _Retarget:
         self._is_changed = True
         reads = operands(call.reads, old, backend, mask_value) if call.reads else None
         if old.is_backward:
-            self._check_gradients(position, old, backend)
+            results = self._memory_of_results(position)
+            unread = any(self._trace.allocations[n].freed == position + 1 for n in results)
+            # The efficient kernel leaves out gradients that nobody reads, the others do not.
+            if EFFICIENT in (backend, old.backend) and (unread or old.is_partial) and results:
+                raise _Inexact("its attention has no gradient for some of query, key and value")
             self._edit.replace_op(position, op, reads)
             return
         kept = call.writes[: len(op.outputs)]
@@ -249,13 +243,6 @@ class _Retarget:
             if call.writes
         ]
         self._edit.replace_op(position, op, reads, (*kept, *added))
-
-    def _check_gradients(self, position: int, old: AttentionRun, backend: str) -> None:
-        results = self._memory_of_results(position)
-        unread = any(self._trace.allocations[n].freed == position + 1 for n in results)
-        # The efficient kernel leaves out gradients that nobody reads, the others do not.
-        if EFFICIENT in (backend, old.backend) and (unread or old.is_partial) and results:
-            raise _Inexact("its attention has no gradient for some of query, key and value")
 
     def _memory_of_results(self, position: int) -> list[int]:
         """The allocations of a call's results. Empty if the step's memory was not recorded."""
@@ -370,3 +357,40 @@ def _ends(trace: Trace, attentions: Sequence[AttentionRun | None]) -> list[bool]
                 raise _Inexact("only some of its equal attentions have a gradient")
             ends.append(runs[1] > 0)
     return ends
+
+
+# The traces of one step for several GPU families.
+
+
+@dataclass(frozen=True, repr=False)
+class FamilyTraces(Shown):
+    """The traces of one step for several GPU families; `wavecast.trace` makes them.
+
+    GPU families have different kernels for attention, and code may ask for the compute capability.
+    A trace stands for all families in which its kernels can be chosen again.
+
+    ```python
+    traces = wavecast.trace(make_step, gpus=["h100-sxm-80gb", "t4"])
+    wavecast.predict(traces, "t4").seconds
+    traces.on(wavecast.device("t4")).save("step-t4.json.gz")
+    ```
+    """
+
+    traces: tuple[Trace, ...]
+
+    def __post_init__(self) -> None:
+        if not self.traces:
+            raise InvalidInput("FamilyTraces has no traces; name at least one GPU (gpus=[...])")
+
+    def on(self, gpu: Device | None) -> Trace:
+        """The trace with the kernels of a GPU's family; the first as it is if none is exact."""
+        if gpu is None:
+            return self.traces[0]
+        own = [trace for trace in self.traces if made_for(trace, gpu)]
+        exact = own or [trace for trace in self.traces if serves(trace, gpu)]
+        return retarget((exact or self.traces)[0], gpu).trace
+
+
+def trace_on(trace: Trace | FamilyTraces, gpu: Device | None) -> Trace:
+    """The trace for a GPU: a single one as it is, else that of the GPU's family."""
+    return trace.on(gpu) if isinstance(trace, FamilyTraces) else trace

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from wavecast.ops import Unit
+from wavecast.predictors.learned.columns import FORWARD, OF_IMAGE, OF_WEIGHT, Columns
 from wavecast.predictors.learned.gpus import CODES, Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import FORWARD, OF_IMAGE, OF_WEIGHT, Columns
-from wavecast.predictors.learned.physics.tiles import (
+from wavecast.predictors.learned.tiles import (
     Bounds,
     Theta,
     TimeLimits,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,9 +10,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import DIRECT, FUNCTION
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS
-from wavecast.parallel.gradients import widened
-from wavecast.parallel.habits.fusion import (
+from wavecast.parallel.fused_kernels import (
     ACTIVATIONS,
     EXPERTS,
     GATES,
@@ -20,11 +19,11 @@ from wavecast.parallel.habits.fusion import (
     with_fused,
     with_fused_loss,
 )
-from wavecast.parallel.habits.gathers import with_gathers_again
+from wavecast.parallel.gradients import COMPUTE, TRANSFERS, wait, widened
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.predictors.attainable import FIRST
-from wavecast.predictors.retargeting.attention_kernels import CUDNN
-from wavecast.predictors.retargeting.rewriting import retarget, with_kernel
+from wavecast.predictors.attention_kernels import CUDNN
+from wavecast.predictors.retargeting import retarget, with_kernel
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import block_finder, recomputed
 from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace, Value
@@ -57,7 +56,8 @@ def with_fused_accumulation(trace: Trace) -> Trace:
         matmul, added = trace.calls[writer], trace.calls[position]
         if block_of(matmul.module):
             gone.add(trace.values[matmul.writes[0]].allocation)
-        edit.replace(writer, _adding(matmul, added))
+        op = replace(matmul.op, outputs=added.op.outputs)
+        edit.replace(writer, replace(matmul, op=op, writes=added.writes))
     edit.remove(sums)
     edit.keep_memory(n for n in range(len(trace.allocations)) if n not in gone)
     return edit.trace()
@@ -67,9 +67,6 @@ def empty_gradients(traces: Iterable[Trace]) -> int:
     """The bytes of the empty gradients that a rank keeps for layers which add up their own.
 
     Transformer Engine has one of each shape of a weight (`get_dummy_wgrad`).
-
-    Args:
-        traces: the parts of the model that the rank has.
     """
     shapes = set()
     for trace in traces:
@@ -108,106 +105,97 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
     return writer if alone and len(flow.trace.calls[writer].writes) == 1 else None
 
 
-def _adding(matmul: Call, added: Call) -> Call:
-    """The matmul, which writes the sum. It computes in the type of its operands as before."""
-    op = replace(matmul.op, outputs=added.op.outputs)
-    return replace(matmul, op=op, writes=added.writes)
-
-
-# Norms as Triton kernels in autograd functions, which the host takes longer to issue.
+# Calls that a framework issues in its own way: an attribute of their op says so.
 
 
 def with_norms_in_functions(trace: Trace) -> Trace:
     """A rank's step whose norms are issued by autograd functions in Python, in both passes.
 
-    The kernels themselves are taken to be as fast as PyTorch's own.
+    The host takes longer for them. The kernels, in Triton, are taken to be as fast as PyTorch's.
 
     Raises:
         InvalidInput: the step has no norms.
     """
-    norms = [
-        position
-        for position, call in enumerate(trace)
-        if ops.kind(call.op) is ops.Kind.NORM and ops.launches(call.op)
-    ]
-    if not norms:
-        raise InvalidInput(
-            "triton_functions says how norms are issued, and the step has none; leave it out"
-        )
-    edit = Edit(trace)
-    for position in norms:
-        call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (FUNCTION, True)))
-        edit.replace(position, replace(call, op=op))
-    return edit.trace()
-
-
-# Kernels on lists of tensors that a framework calls itself, as Apex does.
+    return _marked(
+        trace,
+        FUNCTION,
+        lambda call: ops.kind(call.op) is ops.Kind.NORM and ops.launches(call.op),
+        "triton_functions says how norms are issued, and the step has none; leave it out",
+    )
 
 
 def with_direct_lists(trace: Trace) -> Trace:
-    """A rank's step whose optimizer works on lists that the framework keeps.
+    """A rank's step whose optimizer calls kernels on lists that the framework keeps, as Apex does.
 
     The kernels themselves are taken to be those of torch.
 
     Raises:
         InvalidInput: the optimizer works on no lists.
     """
-    lists = [
-        position
-        for position, call in enumerate(trace)
-        if call.phase is Phase.OPTIMIZER and ops.kind(call.op) is ops.Kind.OPTIMIZER
-    ]
-    if not lists:
-        raise InvalidInput(
-            "direct_lists is for optimizers that work on lists of tensors, and that of this step "
-            "works on none; leave it out"
-        )
+    return _marked(
+        trace,
+        DIRECT,
+        lambda call: call.phase is Phase.OPTIMIZER and ops.kind(call.op) is ops.Kind.OPTIMIZER,
+        "direct_lists is for optimizers that work on lists of tensors, and that of this step works "
+        "on none; leave it out",
+    )
+
+
+def _marked(trace: Trace, name: str, has: Callable[[Call], bool], refusal: str) -> Trace:
+    """The trace with an attribute on the ops of some calls; InvalidInput if there are none."""
+    positions = [position for position, call in enumerate(trace) if has(call)]
+    if not positions:
+        raise InvalidInput(refusal)
     edit = Edit(trace)
-    for position in lists:
+    for position in positions:
         call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (DIRECT, True)))
+        op = replace(call.op, attrs=(*call.op.attrs, (name, True)))
         edit.replace(position, replace(call, op=op))
     return edit.trace()
 
 
-_CHANGES: dict[str, Callable[[Trace], Trace]] = {
-    "triton_functions": with_norms_in_functions,
-    "direct_lists": with_direct_lists,
-    "fused_accumulation": with_fused_accumulation,
-    "fused_loss": with_fused_loss,
-    "reduce_in_16_bits": with_narrow_sums,
-}
-"""What options do that need the trace only, in this order."""
+_Change = Callable[[Trace, Parallel, int | None], Trace]
+_HABITS: tuple[tuple[str, _Change], ...] = (
+    ("sequence_first", lambda trace, *_: with_sequence_first(trace)),
+    ("fp8", lambda trace, *_: with_fp8(trace)),
+    (
+        "fused_rotary",
+        lambda trace, strategy, _: with_fused(trace, ROTARY, in_function=strategy.triton_functions),
+    ),
+    ("fused_gates", lambda trace, *_: with_fused(trace, GATES)),
+    ("fused_experts", lambda trace, *_: with_fused(trace, EXPERTS)),
+    ("triton_functions", lambda trace, *_: with_norms_in_functions(trace)),
+    ("direct_lists", lambda trace, *_: with_direct_lists(trace)),
+    ("fused_accumulation", lambda trace, *_: with_fused_accumulation(trace)),
+    ("fused_loss", lambda trace, *_: with_fused_loss(trace)),
+    ("reduce_in_16_bits", lambda trace, *_: with_narrow_sums(trace)),
+    (
+        "dispatch_once",
+        lambda trace, strategy, domain_gpus: with_dispatch_once(
+            trace, strategy.axes["expert"], domain_gpus
+        ),
+    ),
+    ("gathers_again", lambda trace, *_: with_gathers_again(trace)),
+    ("overlap_tensor", lambda trace, *_: with_overlap(trace)),
+)
+"""The options that change a rank's trace once its layers are sharded, in order."""
 
 
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
-    """The step of a rank as the framework runs it.
+    """The step of a rank, whose layers are sharded already, as the framework runs it.
 
     Args:
-        trace: the step of a rank, whose layers are sharded already.
+        trace: the step of a rank.
         strategy: the options.
         domain_gpus: the GPUs of one machine. None if all ranks are in one.
 
     Raises:
         InvalidInput: the step has nothing to which an option applies.
     """
-    if strategy.sequence_first:
-        trace = with_sequence_first(trace)
-    if strategy.fp8:
-        trace = with_fp8(trace)
-    for kernel in (ROTARY, GATES, EXPERTS):
-        if getattr(strategy, kernel.option):
-            in_function = kernel is ROTARY and strategy.triton_functions
-            trace = with_fused(trace, kernel, in_function=in_function)
-    for option, change in _CHANGES.items():
+    for option, change in _HABITS:
         if getattr(strategy, option):
-            trace = change(trace)
-    if strategy.dispatch_once:
-        trace = with_dispatch_once(trace, strategy.axes["expert"], domain_gpus)
-    if strategy.gathers_again:
-        trace = with_gathers_again(trace)
-    return with_overlap(trace) if strategy.overlap_tensor else trace
+            trace = change(trace, strategy, domain_gpus)
+    return trace
 
 
 # The attention kernels of a framework that brings its own.
@@ -224,40 +212,24 @@ def with_attention(trace: Trace, strategy: Parallel) -> Trace:
         InvalidInput: kernels are asked for that the step's attention cannot run, or it has no fused
             attention.
     """
+    refusal = "{} says which kernels compute fused attention, and the step has none; leave it out"
     if strategy.cudnn_attention:
-        return _with_cudnn(trace)
+        if not any(map(_is_attention, trace)):
+            raise InvalidInput(refusal.format("cudnn_attention"))
+        changed, notes = with_kernel(trace, CUDNN)
+        if notes:
+            raise InvalidInput(f"cudnn_attention cannot be: {notes[0]}; leave it out")
+        return changed
     if not (strategy.flash_attention or strategy.first_flash_attention):
         return trace
     trace = retarget(trace, device(_FLASH_GPU)).trace
-    return _with_first_kernels(trace) if strategy.first_flash_attention else trace
+    if strategy.flash_attention:
+        return trace
+    return _marked(trace, FIRST, _is_attention, refusal.format("first_flash_attention"))
 
 
-def _with_cudnn(trace: Trace) -> Trace:
-    _fused(trace, "cudnn_attention")
-    made, notes = with_kernel(trace, CUDNN)
-    if notes:
-        raise InvalidInput(f"cudnn_attention cannot be: {notes[0]}; leave it out")
-    return made
-
-
-def _fused(trace: Trace, option: str) -> list[int]:
-    """Where fused attention runs."""
-    fused = [p for p, call in enumerate(trace) if ops.kind(call.op) is ops.Kind.ATTENTION]
-    if not fused:
-        raise InvalidInput(
-            f"{option} says which kernels compute fused attention, and the step has none; "
-            "leave it out"
-        )
-    return fused
-
-
-def _with_first_kernels(trace: Trace) -> Trace:
-    edit = Edit(trace)
-    for position in _fused(trace, "first_flash_attention"):
-        call = trace.calls[position]
-        op = replace(call.op, attrs=(*call.op.attrs, (FIRST, True)))
-        edit.replace(position, replace(call, op=op))
-    return edit.trace()
+def _is_attention(call: Call) -> bool:
+    return ops.kind(call.op) is ops.Kind.ATTENTION
 
 
 # Dispatch of tokens to experts as DeepEP and HybridEP do it: each token is sent once.
@@ -285,11 +257,6 @@ class Routes:
 
 def with_dispatch_once(trace: Trace, axis: RankAxis, domain_gpus: int | None) -> Trace:
     """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it.
-
-    Args:
-        trace: the step of one rank.
-        axis: the ranks that share the experts.
-        domain_gpus: the GPUs of one machine. None if all ranks are in one.
 
     Raises:
         InvalidInput: the step does not say to how many experts a token goes.
@@ -365,11 +332,11 @@ def with_fp8(trace: Trace) -> Trace:
     edit = Edit(trace)
     scale = edit.add_value(Value(_SCALE))
     narrow: set[int] = set()
-    found = False
+    has_matmuls = False
     for position, call in enumerate(trace):
         if call.op.base not in _SCALED or not call.reads or not block_of(call.module):
             continue
-        found = True
+        has_matmuls = True
         first = 0 if call.op.base == GROUPED else len(call.reads) - 2
         for factor in (first, first + 1):
             source, writer = flow.source(call.reads[factor], position)
@@ -379,7 +346,7 @@ def with_fp8(trace: Trace) -> Trace:
             if not _writes_8_bits(flow, writer):
                 _cast(edit, position, call, factor)
         edit.replace(position, _scaled(call, first, scale))
-    if not found:
+    if not has_matmuls:
         raise InvalidInput(
             "fp8 runs the matmuls of repeated blocks in 8 bits, and the step has none in a block "
             "(a numbered module, as in a ModuleList)"
@@ -549,3 +516,83 @@ def _next_matmul(calls: Sequence[Call], places: range, collective: Call) -> int 
         if calls[place].op.name.startswith("nccl."):
             return None
     return None
+
+
+# Activations that are gathered again in the backward pass, as Megatron does it.
+#
+# With sequence parallelism a matmul reads a gathered tensor, of which each rank has a share.
+# Megatron keeps the share only, and gathers the tensor again beside another matmul, for the
+# gradient of the weight (Korthikanti et al. 2022, section 4.2.2).
+
+
+def with_gathers_again(trace: Trace) -> Trace:
+    """A rank's step that keeps no gathered activation from the forward to the backward pass.
+
+    Raises:
+        InvalidInput: the backward pass reads no activation that the forward pass has gathered.
+    """
+    beside = [
+        position
+        for position, call in enumerate(trace)
+        if call.phase is Phase.BACKWARD
+        and ops.kind(call.op) in (ops.Kind.MATMUL, ops.Kind.ATTENTION)
+    ]
+    edit, changed = Edit(trace), False
+    for memory, (gather, earlier, later) in _gathered(trace).items():
+        if later:
+            index = bisect_left(beside, later[0])
+            place = beside[index - 1] if index else later[0]
+            _gather_again(edit, memory, gather, later, place)
+            edit.set_lifetime(memory, trace.allocations[memory].born, earlier[-1] + 1)
+            changed = True
+    if not changed:
+        raise InvalidInput(
+            "gathers_again gathers activations again in the backward pass, and that of this step "
+            "reads none that the forward pass has gathered; leave it out"
+        )
+    return edit.trace()
+
+
+def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
+    """The memory that the forward pass gathers: by what, and its users of either pass."""
+    gathered: dict[int, tuple[Call, list[int], list[int]]] = {}
+    for position, call in enumerate(trace):
+        places = {trace.values[value].allocation for value in (*call.reads, *call.writes)}
+        for memory in places & gathered.keys():
+            assert memory is not None
+            _, earlier, later = gathered[memory]
+            (earlier if call.phase is Phase.FORWARD else later).append(position)
+        gathers = call.op.name == "nccl.all_gather" and call.stream == TRANSFERS
+        if gathers and call.phase is Phase.FORWARD and call.writes:
+            place = trace.values[call.writes[0]].allocation
+            if place is not None:
+                gathered[place] = call, [position], []
+    return gathered
+
+
+def _gather_again(edit: Edit, memory: int, gather: Call, later: Sequence[int], beside: int) -> None:
+    """Gather memory again beside a kernel, for its users in the backward pass."""
+    trace = edit.before
+    module = trace.calls[later[0]].module
+    again = edit.allocate(
+        trace.allocations[memory].nbytes, Role.INTERMEDIATE, beside, later[-1] + 1
+    )
+    renamed: dict[int, int] = {}
+
+    def moved(value: int) -> int:
+        known = trace.values[value]
+        if known.allocation != memory:
+            return value
+        if value not in renamed:
+            base = None if known.view_of is None else moved(known.view_of)
+            renamed[value] = edit.add_value(replace(known, allocation=again, view_of=base))
+        return renamed[value]
+
+    whole = tuple(map(moved, gather.writes))
+    issued = replace(gather, phase=Phase.BACKWARD, module=module, writes=whole)
+    edit.insert(beside, [wait(TRANSFERS, COMPUTE, Phase.BACKWARD, module), issued])
+    edit.insert(later[0], [wait(COMPUTE, TRANSFERS, Phase.BACKWARD, module)])
+    for position in later:
+        call = trace.calls[position]
+        reads, writes = (tuple(map(moved, values)) for values in (call.reads, call.writes))
+        edit.replace_op(position, call.op, reads, writes)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import FUNCTION
-from wavecast.parallel.exchanges import flat
+from wavecast.parallel.gradients import flat
 from wavecast.traces.editing import Edit
 from wavecast.traces.recomputed import block_finder, recomputed
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec, Trace
@@ -29,10 +29,6 @@ ACTIVATIONS = frozenset({"aten.gelu", "aten.silu", "aten.gelu_backward", "aten.s
 
 class Flow:
     """The kernels that write and read each value. Views count as the value that they show.
-
-    Args:
-        trace: the step of one rank.
-        option: the option that needs it, for the message.
 
     Raises:
         InvalidInput: the trace does not say what its calls read and write.
@@ -295,7 +291,7 @@ class _Fusing:
 
     def _inputs(self, group: Sequence[int]) -> list[int]:
         """The values that a group reads from outside, each once."""
-        found: dict[int, None] = {}
+        outside: dict[int, None] = {}
         for position in group:
             for value in self._flow.trace.calls[position].reads:
                 writer = self._flow.writer(value, position)
@@ -303,11 +299,11 @@ class _Fusing:
                     continue
                 if writer in self._group_of and not self._is_read_outside(value):
                     own = self._groups[self._group_of[writer]]
-                    found |= dict.fromkeys(self._inputs(own))
+                    outside |= dict.fromkeys(self._inputs(own))
                 else:
-                    found[self._outermost(value)] = None
-        whole = set(found)
-        return [value for value in found if not self._is_part(value, whole)]
+                    outside[self._outermost(value)] = None
+        whole = set(outside)
+        return [value for value in outside if not self._is_part(value, whole)]
 
     def _outermost(self, value: int) -> int:
         """The value before the views that go with the group."""
