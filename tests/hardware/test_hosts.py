@@ -156,7 +156,7 @@ def test_a_host_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> Non
         ("forward_s", "forward_s = nan", "is outside 0 to 1"),
         ("forward_s", "forwards_s = 9e-6", "costs.forwards_s is not a cost; known are forward_s"),
         ("name", "", "name is missing"),
-        ("date", 'date = "today"', "date must be a day"),
+        ("date", 'date = "today"', "date must be a date"),
         ("date", "day = 2026-01-01", "day is not a key of a host"),
         ("[costs]", "[cost]", "cost is not a key of a host"),
         ("software", "software = ", "is not TOML"),

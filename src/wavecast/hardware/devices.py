@@ -10,28 +10,16 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from wavecast.errors import InvalidInput, UnknownName, prefixed
 from wavecast.files import config_folder, read_toml, shipped, toml_text, write_checked
-from wavecast.hardware.fact_files import (
-    NumberRange,
-    keys_of,
-    names_of,
-    number_of,
-    refuse_unknown,
-    slug,
-    table_of,
-    text_of,
-    the_one,
-    user_files,
-    value_and_source,
-)
+from wavecast.hardware.fact_files import keys_of, names, slug, the_one, user_files
 from wavecast.ops import Unit, fallbacks
-from wavecast.reading import kind_of
+from wavecast.reading import Quantity, Sources, kind_of, read_fields
 from wavecast.results import Shown
 
 
@@ -197,6 +185,20 @@ _HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
 AWS's p3.2xlarge (section 5.1), which has the SXM2 card."""
 
 
+def _capability(value: object, where: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", value) if isinstance(value, str) else None
+    if match is None:
+        raise InvalidInput(f'{where} must be written like "9.0", not {value!r}')
+    return int(match[1]), int(match[2])
+
+
+_COUNT = Quantity("a count", 1, 1e5, whole=True)
+_CLOCK = Quantity("Hz", 1e8, 1e10)
+_BYTES_PER_S = Quantity("bytes/s", 1e8, 1e15)
+_FLOPS = Quantity("FLOP/s", 1e9, 1e18)
+_SHARED = Quantity("bytes", 1e3, 1e8, whole=True)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Device(Shown, metaclass=_Named):
     """One accelerator as a framework sees it. ``None`` means that a number is unknown.
@@ -214,31 +216,31 @@ class Device(Shown, metaclass=_Named):
     name: str
     vendor: str
     architecture: str
-    memory_bytes: int
-    memory_bytes_per_s: float
-    fp32_flops: float
-    aliases: tuple[str, ...] = ()
-    compute_capability: tuple[int, int] | None = None
-    sm_count: int | None = None
-    base_clock_hz: float | None = None
-    boost_clock_hz: float | None = None
-    l2_bytes: int | None = None
-    fp64_flops: float | None = None
-    fp16_flops: float | None = None
-    fp32_tensor_flops: float | None = None
-    tf32_tensor_flops: float | None = None
-    fp16_tensor_flops: float | None = None
-    bf16_tensor_flops: float | None = None
-    fp8_tensor_flops: float | None = None
-    int8_tensor_flops: float | None = None
-    shared_bytes_per_sm: int | None = None
-    shared_bytes_per_block_optin: int | None = None
-    registers_per_sm: int | None = None
-    max_threads_per_sm: int | None = None
-    max_blocks_per_sm: int | None = None
-    nvlink_bytes_per_s: float | None = None
-    pcie_bytes_per_s: float | None = None
-    tdp_w: float | None = None
+    memory_bytes: Annotated[int, Quantity("bytes", 1e8, 1e14, whole=True)]
+    memory_bytes_per_s: Annotated[float, _BYTES_PER_S]
+    fp32_flops: Annotated[float, _FLOPS]
+    aliases: Annotated[tuple[str, ...], names] = ()
+    compute_capability: Annotated[tuple[int, int] | None, _capability] = None
+    sm_count: Annotated[int | None, _COUNT] = None
+    base_clock_hz: Annotated[float | None, _CLOCK] = None
+    boost_clock_hz: Annotated[float | None, _CLOCK] = None
+    l2_bytes: Annotated[int | None, Quantity("bytes", 1e4, 1e11, whole=True)] = None
+    fp64_flops: Annotated[float | None, _FLOPS] = None
+    fp16_flops: Annotated[float | None, _FLOPS] = None
+    fp32_tensor_flops: Annotated[float | None, _FLOPS] = None
+    tf32_tensor_flops: Annotated[float | None, _FLOPS] = None
+    fp16_tensor_flops: Annotated[float | None, _FLOPS] = None
+    bf16_tensor_flops: Annotated[float | None, _FLOPS] = None
+    fp8_tensor_flops: Annotated[float | None, _FLOPS] = None
+    int8_tensor_flops: Annotated[float | None, _FLOPS] = None
+    shared_bytes_per_sm: Annotated[int | None, _SHARED] = None
+    shared_bytes_per_block_optin: Annotated[int | None, _SHARED] = None
+    registers_per_sm: Annotated[int | None, Quantity("a count", 1e3, 1e8, whole=True)] = None
+    max_threads_per_sm: Annotated[int | None, _COUNT] = None
+    max_blocks_per_sm: Annotated[int | None, _COUNT] = None
+    nvlink_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
+    pcie_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
+    tdp_w: Annotated[float | None, Quantity("W", 1, 1e5)] = None
     # Dictionaries cannot be hashed. Devices that differ only here are unequal all the same.
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     measured: Mapping[str, Fact] = field(default_factory=dict, hash=False, repr=False)
@@ -282,77 +284,41 @@ def read_device(path: str | os.PathLike[str]) -> Device:
     return _read(Path(path), need_sources=False)
 
 
-# The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
-_CLOCK = NumberRange("Hz", 1e8, 1e10)
-_BYTES = NumberRange("bytes", 1e8, 1e14, whole=True)
-_BYTES_PER_S = NumberRange("bytes/s", 1e8, 1e15)
-_FLOPS = NumberRange("FLOP/s", 1e9, 1e18)
-_NUMBERS: Mapping[str, NumberRange] = {
-    "sm_count": NumberRange("a count", 1, 1e5, whole=True),
-    "base_clock_hz": _CLOCK,
-    "boost_clock_hz": _CLOCK,
-    "memory_bytes": _BYTES,
-    "memory_bytes_per_s": _BYTES_PER_S,
-    "l2_bytes": NumberRange("bytes", 1e4, 1e11, whole=True),
-    **{f"{unit}_flops": _FLOPS for unit in RATE_UNITS},
-    "shared_bytes_per_sm": NumberRange("bytes", 1e3, 1e8, whole=True),
-    "shared_bytes_per_block_optin": NumberRange("bytes", 1e3, 1e8, whole=True),
-    "registers_per_sm": NumberRange("a count", 1e3, 1e8, whole=True),
-    "max_threads_per_sm": NumberRange("a count", 1, 1e5, whole=True),
-    "max_blocks_per_sm": NumberRange("a count", 1, 1e5, whole=True),
-    "nvlink_bytes_per_s": _BYTES_PER_S,
-    "pcie_bytes_per_s": _BYTES_PER_S,
-    "tdp_w": NumberRange("W", 1, 1e5),
-}
 _WHAT = "a device"
 _TEXTS = ("name", "vendor", "architecture")
-_REQUIRED = ("memory_bytes", "memory_bytes_per_s", "fp32_flops")
+_APART = ("id", "sources", "measured")
+_NOT_NOMINAL = (*_TEXTS, "aliases", *_APART)
+_NOMINAL = tuple(field.name for field in fields(Device) if field.name not in _NOT_NOMINAL)
 _MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in RATE_UNITS))
+_ONLY_NOMINAL = tuple(field.name for field in fields(Device) if field.name not in _MEASURED)
 
 
 def _read(path: Path, *, need_sources: bool) -> Device:
     with prefixed(f"{path}: "):
         table = read_toml(path)
-        refuse_unknown(table, (*_TEXTS, "aliases", "nominal", "measured"), _WHAT)
-        nominal = table_of(table, "nominal")
-        measured = table_of(table, "measured")
-        refuse_unknown(nominal, ("compute_capability", *_NUMBERS), _WHAT, "nominal.")
-        refuse_unknown(measured, _MEASURED, _WHAT, "measured.")
-        values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS}
-        sources: dict[str, str] = {}
-        for key, raw in nominal.items():
-            value, sources[key] = value_and_source(raw, f"nominal.{key}", _WHAT, need_sources)
-            values[key] = _checked(key, value, "nominal.")
-        for key in _REQUIRED:
-            if key not in values:
-                raise InvalidInput(f"nominal.{key} is missing")
+        nominal, measured = (table.pop(part, {}) for part in ("nominal", "measured"))
+        values = read_fields(
+            Device, table, _WHAT, left_out=(*_NOMINAL, *_APART), besides=("nominal", "measured")
+        )
+        sources, own = Sources(need_sources, {}), Sources(need_sources, {})
+        values |= read_fields(
+            Device, nominal, _WHAT, "nominal.", left_out=_NOT_NOMINAL, facts=sources
+        )
+        facts = read_fields(
+            Device, measured, _WHAT, "measured.", left_out=_ONLY_NOMINAL, facts=own, needed=False
+        )
         return Device(
             id=slug(path.stem),
-            aliases=names_of(table, "aliases"),
-            sources={key: source for key, source in sources.items() if source},
-            measured=dict(_facts(measured, need_sources)),
+            sources={key.removeprefix("nominal."): text for key, text in sources.by_key.items()},
+            measured={
+                key: Fact(value, own.by_key.get(f"measured.{key}", ""))
+                for key, value in facts.items()
+            },
             **values,
         )
 
 
-def _checked(key: str, value: object, where: str) -> float | tuple[int, int]:
-    if key == "compute_capability":
-        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", value) if isinstance(value, str) else None
-        if match is None:
-            raise InvalidInput(f'{where}{key} must be written like "9.0", not {value!r}')
-        return int(match[1]), int(match[2])
-    return number_of(value, _NUMBERS[key], f"{where}{key}")
-
-
-def _facts(measured: Mapping[str, Any], need_sources: bool) -> Iterator[tuple[str, Fact]]:
-    for key, raw in measured.items():
-        value, source = value_and_source(raw, f"measured.{key}", _WHAT, need_sources)
-        yield key, Fact(number_of(value, _NUMBERS[key], f"measured.{key}"), source)
-
-
 # Writing device files.
-
-_NOT_NOMINAL = (*_TEXTS, "id", "aliases", "sources", "measured")
 
 
 def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:

@@ -16,8 +16,8 @@ from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.files import read_toml, shipped_toml, toml_text, write_whole
-from wavecast.planning.prices import Price, PriceBook
-from wavecast.reading import read_text
+from wavecast.planning.prices import Price, PriceBook, is_money
+from wavecast.reading import day, read_record, read_text, refuse_unknown
 
 
 def read_prices(path: str | os.PathLike[str]) -> PriceBook:
@@ -44,50 +44,37 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
 def _read(path: Path, _written: int) -> PriceBook:
     """The offers of a file; cached until the file changes."""
     table = read_toml(path)
-    _refuse_unknown(table, ("source", "snapshot", "currency", "prices", "offers"), "")
+    refuse_unknown(
+        table, ("source", "snapshot", "currency", "prices", "offers"), "a file of prices"
+    )
     currency = table.get("currency", "USD")
     if currency != "USD":
         raise InvalidInput(f'currency must be "USD", not {currency!r}')
     offers = tuple(_offers(table))
     if not offers:
-        raise InvalidInput("has no prices; write one as [prices.<device id>]")
+        raise InvalidInput(_NO_PRICES)
     newest = max(offer.date for offer in offers)
-    date = table.get("snapshot", newest)
-    if not _is_date(date):
-        raise InvalidInput(f"snapshot must be a date such as 2026-08-22, not {date!r}")
-    return PriceBook(offers, date, str(table.get("source", "")))
+    snapshot = day(table.get("snapshot", newest), "snapshot")
+    return PriceBook(offers, snapshot, str(table.get("source", "")))
+
+
+_NO_PRICES = "has no prices; write one as [prices.<device id>]"
 
 
 def _offers(table: Mapping[str, Any]) -> Iterator[Price]:
-    single = table.get("prices", {})
+    single, several = table.get("prices", {}), table.get("offers", [])
     if not isinstance(single, dict):
-        raise InvalidInput("has no prices; write one as [prices.<device id>]")
-    for device_id, offer in single.items():
-        yield _price(device_id, offer, f"prices.{device_id}")
-    several = table.get("offers", [])
+        raise InvalidInput(_NO_PRICES)
+    for gpu, offer in single.items():
+        where = f"prices.{gpu}"
+        yield read_record(Price, offer, "an offer", f"{where}.", device_id=gpu)
     if not isinstance(several, list):
         raise InvalidInput("offers must be a list of tables")
-    for number, offer in enumerate(several, start=1):
-        where = f"offers[{number}]"
+    for position, offer in enumerate(several, start=1):
+        where = f"offers[{position}]"
         if not isinstance(offer, dict) or not isinstance(offer.get("gpu"), str):
             raise InvalidInput(f"{where} must be a table with the key gpu, the id of a device")
-        yield _price(offer["gpu"], {k: v for k, v in offer.items() if k != "gpu"}, where)
-
-
-def _price(device_id: str, offer: object, where: str) -> Price:
-    if not isinstance(offer, dict):
-        raise InvalidInput(f"{where} must be a table, written [{where}], not {offer!r}")
-    _refuse_unknown(offer, (*_CHECKS, *_OPTIONAL), f"{where}.")
-    for key in _CHECKS:
-        if key not in offer:
-            raise InvalidInput(f"{where}.{key} is missing")
-    values: dict[str, Any] = {}
-    for key, value in offer.items():
-        check, expected = (_CHECKS | _OPTIONAL)[key]
-        if not check(value):
-            raise InvalidInput(f"{where}.{key} must be {expected}, not {value!r}")
-        values[_FIELDS.get(str(key), str(key))] = value
-    return Price(device_id=device_id, **values)
+        yield read_record(Price, offer, "an offer", f"{where}.")
 
 
 def write_prices(path: Path, book: PriceBook, comment: Iterable[str] = ()) -> None:
@@ -129,53 +116,6 @@ def _offer(offer: Price) -> dict[str, Any]:
         **({"spot": True} if offer.is_spot else {}),
         **({} if offer.includes_host else {"includes_host": False}),
     }
-
-
-def _refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    allowed = tuple(allowed)
-    for key in table:
-        if key not in allowed:
-            raise InvalidInput(f"unknown key {where}{key}; known: {', '.join(allowed)}")
-
-
-def is_money(value: object) -> bool:
-    """Whether a value can be the price of an hour in USD."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return 1e-6 <= value <= 1e6
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 10**6
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_date(value: object) -> bool:
-    # isinstance would also accept a datetime, which is a TOML date with a time.
-    return type(value) is datetime.date
-
-
-def _is_yes_or_no(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-_CHECKS = {
-    "usd_per_hour": (is_money, "a positive number of USD that can be a price"),
-    "provider": (_is_text, "a text in quotes"),
-    "instance": (_is_text, "a text in quotes"),
-    "date": (_is_date, "a date such as 2026-08-22"),
-}
-_OPTIONAL = {
-    "region": (_is_text, "a text in quotes"),
-    "gpus": (_is_count, "a whole number of GPUs"),
-    "includes_host": (_is_yes_or_no, "true or false"),
-    "spot": (_is_yes_or_no, "true or false"),
-}
-_FIELDS = {"spot": "is_spot"}
-"""The fields of a `Price` whose keys in a file have other names."""
 
 
 # Catalogues of cloud prices, read as offers of GPUs that we know.

@@ -8,14 +8,25 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from wavecast.files import config_folder, shipped
 from wavecast.hardware.devices import Device
 from wavecast.hardware.devices import device as device_of_name
+from wavecast.reading import Key, any_text, expected, is_number
 from wavecast.results import Shown
 
 STALE_DAYS = 180
 """A price that is older than this is marked as old, and is not taken for the cheapest."""
+
+
+def is_money(value: object) -> bool:
+    """Whether a value can be the price of an hour in USD."""
+    return isinstance(value, int | float) and is_number(value) and 1e-6 <= value <= 1e6
+
+
+_money = expected(is_money, "a positive number of USD that can be a price")
+_gpus = expected(lambda count: type(count) is int and 0 < count <= 10**6, "a whole number of GPUs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +38,23 @@ class Price(Shown):
     True
     """
 
-    device_id: str
+    device_id: Annotated[str, Key("gpu")]
     """The id of the GPU."""
-    usd_per_hour: float
+    usd_per_hour: Annotated[float, _money]
     """The price of the machine divided by its number of GPUs."""
-    provider: str
+    provider: Annotated[str, any_text]
     """Who sells it: a cloud, "yours" for a price of your own, "bought"."""
-    instance: str
+    instance: Annotated[str, any_text]
     """The provider's name for the machine; empty if GPUs are rented singly."""
     date: datetime.date
     """The date on which the price was first seen; prices change."""
-    region: str = ""
+    region: Annotated[str, any_text] = ""
     """The provider's region; empty if the price does not depend on it."""
-    gpus: int = 1
+    gpus: Annotated[int, _gpus] = 1
     """The number of GPUs of the machine. Fewer cannot be rented at this price."""
     includes_host: bool = True
     """False if the machine around the GPU costs extra."""
-    is_spot: bool = False
+    is_spot: Annotated[bool, Key("spot")] = False
     """Whether the provider may take the machine away at any time."""
 
     @property

@@ -23,13 +23,14 @@ from wavecast import ops
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
 from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import refuse_unknown, text_of, user_files
+from wavecast.hardware.fact_files import user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import readable_parts
 from wavecast.predictors.learned.features import FEATURES
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of
 from wavecast.predictors.learned.physics.columns import Row, columns_of
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.reading import refuse_unknown, text_of
 from wavecast.traces.step import Op, Trace
 
 VARIABLE = "WAVECAST_CORRECTIONS"

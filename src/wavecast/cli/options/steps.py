@@ -17,8 +17,8 @@ from wavecast.cli.options.groups import grouped, option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.hardware.devices import Device
-from wavecast.planning.cost import seconds_of
 from wavecast.planning.layouts import MEMORY_MARGIN, Search
+from wavecast.reading import seconds_of
 from wavecast.targets.functions import FORMS
 from wavecast.targets.scripts import NO_SCRIPT_OPTIONS, ScriptOptions
 from wavecast.targets.sources import recompute_ways

@@ -22,31 +22,33 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wavecast.errors import InvalidInput, WavecastError, prefixed
 from wavecast.files import read_toml
 from wavecast.hardware.clusters import cluster as cluster_of_name
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.devices import Device, device
-from wavecast.hardware.fact_files import NumberRange, number_of, refuse_unknown, text_of
-from wavecast.planning.cost import (
-    TrainingPlan,
-    number,
-    one_of,
-    table_rows,
-    text,
-    texts,
-    time_s,
-    whole,
-    wholes,
-    yes_or_no,
-)
+from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.schedule.jobs import Fleet, Pool
+from wavecast.reading import (
+    Key,
+    Quantity,
+    number,
+    one_of,
+    read_record,
+    refuse_unknown,
+    table_rows,
+    tables_of,
+    texts,
+    time_s,
+    wholes,
+)
 
 LENGTHS = ("iterations", "samples", "tokens", "epochs")
 """The keys that say how long a training is."""
@@ -54,6 +56,37 @@ LENGTHS = ("iterations", "samples", "tokens", "epochs")
 LAYOUTS = ("data", "all")
 """Replicas, with sharded weights where they need it; or every strategy of `wavecast parallelize`,
 of which the fastest is taken."""
+
+
+def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
+    if not isinstance(value, dict) or not value:
+        raise InvalidInput(f'{where} must be a table such as {{ "l4" = 10, "4 x l4" = 3 }}')
+    for key in value:
+        count, _ = counted_gpus(key)
+        if not 1 <= count <= _MOST_GPUS:
+            raise InvalidInput(f"{where}: {key[:60]!r} must have 1 to {_MOST_GPUS:,} GPUs")
+    return {key: _above_0(amount, f"{where}.{key}") for key, amount in value.items()}
+
+
+_GPUS = re.compile(r"(\d+)\s*x\s*(.+)")
+_MOST_GPUS = 1_000_000
+
+
+def counted_gpus(key: str) -> tuple[int, str]:
+    """The number and the name in a key such as `4 x l4`; 1 where it says none."""
+    parts = _GPUS.fullmatch(key.strip())
+    if parts is None or parts[1] is None:
+        return 1, key.strip()
+    return (int(parts[1]) if len(parts[1]) < 10 else _MOST_GPUS + 1), parts[2].strip()
+
+
+def _options(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput(f"{where} must be a table such as {{ qlora = true, seq = 512 }}")
+    return value
+
+
+_above_0 = number(above=True)
 
 
 @dataclass(frozen=True)
@@ -65,31 +98,31 @@ class JobSpec:
     """The step: a model, a function, a script's function, or a trace. Empty if it was measured."""
     batch: int | None = None
     precision: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Annotated[Mapping[str, Any], _options] = field(default_factory=dict)
     """Further options of the target, by their names on the command line: `seq`, `qlora`."""
     plan: TrainingPlan | None = None
     """How long the training is."""
-    hours: Mapping[str, float] | None = None
+    hours: Annotated[Mapping[str, float] | None, _by_gpus] = None
     """Measured hours of the whole job, by GPUs: `l4`, `4 x l4`, or `*` for any."""
-    samples_per_s: Mapping[str, float] | None = None
+    samples_per_s: Annotated[Mapping[str, float] | None, _by_gpus] = None
     """Measured speeds, by GPUs, for a training of a number of samples."""
-    gpus: tuple[str, ...] = ()
+    gpus: Annotated[tuple[str, ...], texts] = ()
     """The GPUs that it may run on. Empty for all of the cluster."""
-    counts: tuple[int, ...] = (1,)
+    counts: Annotated[tuple[int, ...], wholes] = (1,)
     """The numbers of GPUs that it may run on."""
-    layouts: str = LAYOUTS[0]
+    layouts: Annotated[str, one_of(LAYOUTS)] = LAYOUTS[0]
     """How its step may be spread over several GPUs: one of `LAYOUTS`."""
-    submit_s: float = 0.0
-    deadline_s: float | None = None
+    submit_s: Annotated[float, time_s, Key("submit")] = 0.0
+    deadline_s: Annotated[float | None, time_s, Key("deadline")] = None
     """The deadline, from the start of the plan."""
-    due_in_s: float | None = None
+    due_in_s: Annotated[float | None, time_s, Key("due_in")] = None
     """The deadline, from the submission of each run."""
-    priority: float = 1.0
+    priority: Annotated[float, _above_0] = 1.0
     spot: bool = False
     """Whether it may run on machines that can be taken away."""
     runs: int = 1
     """How many jobs like this there are."""
-    runs_per_week: float | None = None
+    runs_per_week: Annotated[float | None, _above_0] = None
     """How often it is submitted. Capacity is planned for this rate, and a plan is one of a week."""
 
     def in_a_week(self) -> JobSpec:
@@ -118,12 +151,10 @@ def jobs_of(table: Mapping[str, Any]) -> tuple[JobSpec, ...]:
     Raises:
         InvalidInput: a value is wrong; names the key.
     """
-    listed = table.get("jobs", [])
-    if not isinstance(listed, list):
-        raise InvalidInput("jobs must be a list, written [[jobs]]")
-    if not listed:
+    jobs = tables_of(table, "jobs")
+    if not jobs:
         raise InvalidInput("has no jobs; write each as [[jobs]]")
-    return _distinct(_job(one, f"jobs[{n}]") for n, one in enumerate(listed, start=1))
+    return _distinct(_job(job, f"jobs[{n}]") for n, job in enumerate(jobs, start=1))
 
 
 def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
@@ -136,70 +167,14 @@ def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
     return tuple(found.values())
 
 
-def _by_gpus(value: Any, where: str) -> Mapping[str, float]:
-    if not isinstance(value, dict) or not value:
-        raise InvalidInput(f'{where} must be a table such as {{ "l4" = 10, "4 x l4" = 3 }}')
-    for key in value:
-        count, _ = counted_gpus(key)
-        if not 1 <= count <= _MOST_GPUS:
-            raise InvalidInput(f"{where}: {key[:60]!r} must have 1 to {_MOST_GPUS:,} GPUs")
-    return {key: number(above=True)(one, f"{where}.{key}") for key, one in value.items()}
-
-
-def counted_gpus(key: str) -> tuple[int, str]:
-    """The number and the name in a key such as `4 x l4`; 1 where it says none."""
-    parts = _GPUS.fullmatch(key.strip())
-    if parts is None or parts[1] is None:
-        return 1, key.strip()
-    return (int(parts[1]) if len(parts[1]) < 10 else _MOST_GPUS + 1), parts[2].strip()
-
-
-def _options(value: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        raise InvalidInput(f"{where} must be a table such as {{ qlora = true, seq = 512 }}")
-    return value
-
-
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "name": text,
-    "target": text,
-    "batch": whole,
-    "precision": text,
-    "options": _options,
-    "hours": _by_gpus,
-    "samples_per_s": _by_gpus,
-    "gpus": texts,
-    "counts": wholes,
-    "layouts": one_of(LAYOUTS),
-    "submit": time_s,
-    "deadline": time_s,
-    "due_in": time_s,
-    "priority": number(above=True),
-    "spot": yes_or_no,
-    "runs": whole,
-    "runs_per_week": number(above=True),
-}
-_TIMES = {"submit": "submit_s", "deadline": "deadline_s", "due_in": "due_in_s"}
-_PLAN = tuple(one.name for one in fields(TrainingPlan))
-
-
 def _job(table: Any, where: str) -> JobSpec:
-    if not isinstance(table, dict):
-        raise InvalidInput(f"{where} must be a table")
-    refuse_unknown(table, (*_CHECKS, *_PLAN), "a job", f"{where}.")
-    known = {
-        _TIMES.get(key, key): check(table[key], f"{where}.{key}")
-        for key, check in _CHECKS.items()
-        if key in table
-    }
+    length_keys = [field.name for field in fields(TrainingPlan)]
+    spec = read_record(JobSpec, table, "a job", f"{where}.", besides=length_keys, plan=None)
     stated: dict[str, Any] = {
-        key: number()(table[key], f"{where}.{key}") for key in _PLAN if key in table
+        key: number()(table[key], f"{where}.{key}") for key in length_keys if key in table
     }
-    if "name" not in known:
-        raise InvalidInput(f"{where}.name is missing")
-    with prefixed(f"{where} ({known['name']}): "):
-        plan = TrainingPlan(**stated) if stated else None
-        return _checked(JobSpec(plan=plan, **known))
+    with prefixed(f"{where} ({spec.name}): "):
+        return _checked(replace(spec, plan=TrainingPlan(**stated) if stated else None))
 
 
 def _checked(spec: JobSpec) -> JobSpec:
@@ -217,8 +192,6 @@ def _checked(spec: JobSpec) -> JobSpec:
     return spec
 
 
-_GPUS = re.compile(r"(\d+)\s*x\s*(.+)")
-_MOST_GPUS = 1_000_000
 _COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
 """The columns that a table of jobs must have."""
 
@@ -245,7 +218,7 @@ def _csv_jobs(path: Path) -> Iterator[JobSpec]:
 
 def _cell(row: Mapping[str, str], column: str, where: str) -> float:
     try:
-        return number()(float(row[column]), f"{where}{column}")
+        return float(number()(float(row[column]), f"{where}{column}"))
     except (TypeError, ValueError):
         raise InvalidInput(f"{where}{column} must be a number, not {row[column]!r}") from None
 
@@ -257,16 +230,46 @@ def _cell(row: Mapping[str, str], column: str, where: str) -> float:
 # As CSV, each row is a pool, and the columns have the names of the keys.
 
 
-_NUMBERS = {
-    "gpus": NumberRange("GPUs", 1, 1e6, whole=True),
-    "gpus_per_node": NumberRange("GPUs", 1, 1024, whole=True),
-    "usd_per_hour": NumberRange("USD of a GPU and hour", 1e-6, 1e4),
-    "power_w": NumberRange("W", 1, 1e5),
-    "power_limit_kw": NumberRange("kW", 1e-3, 1e7),
-}
 _MOST_MACHINES = 10_000
 """Jobs are seated on each machine of a pool, so that the time of a plan grows with them."""
-_KEYS = ("name", "gpu", "links", *_NUMBERS, "spot", "available")
+_KW = Quantity("kW", 1e-3, 1e7)
+
+
+def _windows(value: Any, where: str) -> tuple[tuple[float, float], ...]:
+    """The times in order, of which those that touch or overlap are one."""
+    if not isinstance(value, list):
+        raise InvalidInput(f'{where} must be a list such as [["0h", "72h"]], not {value!r}')
+    windows = []
+    for times in value:
+        if not isinstance(times, list) or len(times) != 2:
+            raise InvalidInput(f'{where} has {times!r}; write a window as ["0h", "72h"]')
+        begin, end = (time_s(time, where) for time in times)
+        if not begin < end:
+            raise InvalidInput(f"{where} has a window that ends before it begins: {times!r}")
+        windows.append((begin, end))
+    joined: list[tuple[float, float]] = []
+    for begin, end in sorted(windows):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(end, joined[-1][1])
+        else:
+            joined.append((begin, end))
+    return tuple(joined)
+
+
+@dataclass(frozen=True)
+class _PoolSpec:
+    """A pool as its user writes it."""
+
+    gpu: str
+    gpus: Annotated[int, Quantity("GPUs", 1, 1e6, whole=True)]
+    name: str = ""
+    links: str = ""
+    gpus_per_node: Annotated[int | None, Quantity("GPUs", 1, 1024, whole=True)] = None
+    usd_per_hour: Annotated[float | None, Quantity("USD of a GPU and hour", 1e-6, 1e4)] = None
+    power_w: Annotated[float | None, Quantity("W", 1, 1e5)] = None
+    power_limit_kw: Annotated[float | None, _KW] = None
+    spot: bool = False
+    available: Annotated[tuple[tuple[float, float], ...], _windows] = ()
 
 
 def read_fleet(path: Path, book: PriceBook) -> Fleet:
@@ -320,63 +323,46 @@ def fleet_of(table: Mapping[str, Any], book: PriceBook) -> Fleet:
     listed = cluster.get("pools", [])
     if not isinstance(listed, list) or not listed:
         raise InvalidInput("cluster has no pools; write each as [[cluster.pools]]")
-    pools = tuple(_pool(one, f"cluster.pools[{n}]", book) for n, one in enumerate(listed, 1))
+    pools = tuple(_pool(pool, f"cluster.pools[{n}]", book) for n, pool in enumerate(listed, 1))
     names = [pool.name for pool in pools]
     for name in names:
         if names.count(name) > 1:
             raise InvalidInput(f"two pools have the name {name!r}; give each a name of its own")
-    return Fleet(pools, _watts(cluster, "cluster"))
-
-
-def _watts(table: Mapping[str, Any], where: str) -> float | None:
-    if "power_limit_kw" not in table:
-        return None
-    key = f"{where}.power_limit_kw"
-    return 1000 * number_of(table["power_limit_kw"], _NUMBERS["power_limit_kw"], key)
+    limit_kw = cluster.get("power_limit_kw")
+    limited = limit_kw is not None
+    return Fleet(pools, 1000 * _KW(limit_kw, "cluster.power_limit_kw") if limited else None)
 
 
 def _pool(table: Any, where: str, book: PriceBook) -> Pool:
-    if not isinstance(table, dict):
-        raise InvalidInput(f"{where} must be a table, written [[cluster.pools]]")
-    refuse_unknown(table, _KEYS, "a pool", f"{where}.")
-    with prefixed(f"{where}."):
-        gpu = text_of(table, "gpu")
-        if "gpus" not in table:
-            raise InvalidInput("gpus is missing: how many GPUs there are")
-        numbers = {
-            key: number_of(table[key], unit, key) for key, unit in _NUMBERS.items() if key in table
-        }
-        windows = _windows(table.get("available", []))
-        links = text_of(table, "links") if "links" in table else ""
-    known, power_w, found = gpu, numbers.get("power_w"), None
-    try:
-        found = device(gpu)
-        known, power_w = found.id, power_w or found.tdp_w
-    except WavecastError:
-        pass  # a GPU that only measured jobs run on need not be known
+    spec = read_record(_PoolSpec, table, "a pool", f"{where}.")
+    id, power_w, gpu = spec.gpu, spec.power_w, None
+    with suppress(WavecastError):  # a GPU that only measured jobs run on need not be known
+        gpu = device(spec.gpu)
+        id, power_w = gpu.id, power_w or gpu.tdp_w
     with prefixed(f"{where}.links: "):
-        usual_size = _machine_size(found, links)
-    size = int(numbers.get("gpus_per_node", usual_size))
-    if numbers["gpus"] > size * _MOST_MACHINES:
+        usual_size = _machine_size(gpu, spec.links)
+    size = spec.gpus_per_node or usual_size
+    if spec.gpus > size * _MOST_MACHINES:
         raise InvalidInput(
-            f"{where} has {numbers['gpus']:,.0f} GPUs in machines of {size}; at most "
+            f"{where} has {spec.gpus:,} GPUs in machines of {size}; at most "
             f"{_MOST_MACHINES:,} machines of a pool are planned"
         )
-    offer = book.cheapest(known)
-    limit = _watts(table, where)
-    if limit is not None and power_w is None:
-        raise InvalidInput(f"{where}.power_limit_kw needs power_w: the power of {gpu} is not known")
+    offer = book.cheapest(id)
+    if spec.power_limit_kw is not None and power_w is None:
+        raise InvalidInput(
+            f"{where}.power_limit_kw needs power_w: the power of {spec.gpu} is not known"
+        )
     return Pool(
-        name=str(table.get("name", known)),
-        gpu=known,
-        gpus=int(numbers["gpus"]),
+        name=spec.name or id,
+        gpu=id,
+        gpus=spec.gpus,
         gpus_per_node=size,
-        links=links,
-        usd_per_hour=numbers.get("usd_per_hour", None if offer is None else offer.usd_per_hour),
+        links=spec.links,
+        usd_per_hour=spec.usd_per_hour or (None if offer is None else offer.usd_per_hour),
         power_w=power_w,
-        power_limit_w=limit,
-        is_spot=table.get("spot", False) is True,
-        windows=windows,
+        power_limit_w=None if spec.power_limit_kw is None else 1000 * spec.power_limit_kw,
+        is_spot=spec.spot,
+        windows=spec.available,
     )
 
 
@@ -390,31 +376,6 @@ def _machine_size(gpu: Device | None, links: str) -> int:
         return 8
 
 
-def _windows(value: Any) -> tuple[tuple[float, float], ...]:
-    if not isinstance(value, list):
-        raise InvalidInput(f'available must be a list such as [["0h", "72h"]], not {value!r}')
-    windows = []
-    for one in value:
-        if not isinstance(one, list) or len(one) != 2:
-            raise InvalidInput(f'available has {one!r}; write a window as ["0h", "72h"]')
-        begin, end = (time_s(time, "available") for time in one)
-        if not begin < end:
-            raise InvalidInput(f"available has a window that ends before it begins: {one!r}")
-        windows.append((begin, end))
-    return _joined(sorted(windows))
-
-
-def _joined(windows: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The windows in order, of which those that touch or overlap are one."""
-    found: list[tuple[float, float]] = []
-    for begin, end in windows:
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return tuple(found)
-
-
 def _csv_table(path: Path) -> dict[str, Any]:
     rows = [
         {key: _fleet_cell(key, text) for key, text in row.items() if text}
@@ -426,7 +387,7 @@ def _csv_table(path: Path) -> dict[str, Any]:
 def _fleet_cell(key: str, text: str) -> object:
     if key == "spot":
         return text.strip().lower() in ("true", "yes", "1")
-    if key not in _NUMBERS:
+    if key in ("name", "gpu", "links", "available"):
         return text
     try:
         return float(text)
