@@ -21,9 +21,9 @@ from wavecast.files import read_toml
 from wavecast.frameworks.ncu import load
 from wavecast.frameworks.pytorch.huggingface.configs import _read as read_config
 from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.runs.regression.layers.complexities import Network
-from wavecast.runs.regression.layers.layer_times import read_caffe_time
-from wavecast.runs.sources import opened_runs
+from wavecast.runs.regression.complexities import Network
+from wavecast.runs.regression.layer_times import read_caffe_time
+from wavecast.runs.store.store import opened_runs
 from wavecast.runs.suite_results import read_results
 
 

@@ -13,8 +13,16 @@ pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 from wavecast.campaigns import work
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
 from wavecast.campaigns.progress import Progress
-from wavecast.campaigns.running import Bundle, Finished, MachineWorkers, ThisProcess, run_campaign
-from wavecast.campaigns.summary import export_results, kept_campaign, status_of
+from wavecast.campaigns.running import (
+    Bundle,
+    Finished,
+    MachineWorkers,
+    ThisProcess,
+    export_results,
+    kept_campaign,
+    run_campaign,
+    status_of,
+)
 from wavecast.campaigns.work import CampaignTask, TaskOutcome, task
 from wavecast.errors import InvalidInput
 from wavecast.runs.store.campaign_results import CampaignResults, TaskResult

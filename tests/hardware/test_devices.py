@@ -26,8 +26,8 @@ from wavecast.hardware.devices import (
     devices,
     known_device,
     read_device,
+    words_of,
 )
-from wavecast.hardware.fact_files import words_of
 
 SHIPPED = sorted(files.shipped("devices").glob("*.toml"))
 

@@ -13,7 +13,7 @@ import wavecast
 from wavecast.errors import CaptureError
 
 torch = pytest.importorskip("torch")
-copies = pytest.importorskip("wavecast.integrations.step_copies")
+copies = pytest.importorskip("wavecast.integrations.training_watch")
 
 Pair = namedtuple("Pair", "x y")
 

@@ -9,13 +9,13 @@ import pytest
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import devices
-from wavecast.planning.price_files import (
+from wavecast.planning.prices import (
+    Price,
     catalogue_names,
     catalogue_of,
     cheapest_regions,
     read_catalogue,
 )
-from wavecast.planning.prices import Price
 
 DAY = datetime.date(2026, 11, 1)
 HEAD = "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,SpotPrice\n"

@@ -10,15 +10,17 @@ import pytest
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.devices import device, devices
-from wavecast.planning.price_files import prices_toml, read_prices, write_prices
 from wavecast.planning.prices import (
     Price,
     PriceBook,
     PriceFilter,
     price,
     price_book,
+    prices_toml,
+    read_prices,
     today,
     user_prices,
+    write_prices,
 )
 
 SNAPSHOT = price_book()

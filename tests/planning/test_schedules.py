@@ -21,10 +21,8 @@ from wavecast.planning.schedule.jobs import (
     Pool,
     RunOption,
 )
-from wavecast.planning.schedule.planned import cost_against_time, make_plan
-from wavecast.planning.schedule.planner import Effort, improve, make_schedule
-from wavecast.planning.schedule.refusals import with_room
-from wavecast.planning.schedule.seating import NoRoom, seat
+from wavecast.planning.schedule.planned import cost_against_time, make_plan, with_room
+from wavecast.planning.schedule.planner import Effort, NoRoom, improve, make_schedule, seat
 from wavecast.planning.schedule.validation import faults
 
 QUICK = Effort(limit_s=2.0, workers=1)

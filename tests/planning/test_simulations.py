@@ -10,8 +10,8 @@ from wavecast.errors import InvalidInput
 from wavecast.planning.capacity import DAY_S, CapacitySearch, buy_or_rent, from_trace, weekly
 from wavecast.planning.cost import Purchase, Ranged, exactly
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, Pool, RunOption
-from wavecast.planning.simulation.policies import NAMES, policy_of
-from wavecast.planning.simulation.simulator import Simulation, simulate
+from wavecast.planning.schedule.policies import NAMES, policy_of
+from wavecast.planning.schedule.simulator import Simulation, simulate
 
 HOUR = 3600.0
 

@@ -10,7 +10,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.runs.regression.layers.complexities import (
+from wavecast.runs.regression.complexities import (
     Category,
     LayerCategory,
     Network,
@@ -18,15 +18,15 @@ from wavecast.runs.regression.layers.complexities import (
     Pass,
     caffe_net,
 )
-from wavecast.runs.regression.layers.layer_times import read_caffe_time
-from wavecast.runs.regression.layers.per_layer import (
+from wavecast.runs.regression.layer_times import read_caffe_time
+from wavecast.runs.regression.least_squares import Method
+from wavecast.runs.regression.per_layer import (
     LayerTime,
     LayerWork,
     PerLayer,
     published,
     timed_network,
 )
-from wavecast.runs.regression.least_squares import Method
 
 # Predictions with the slides' coefficients: batch, forward and backward in ms.
 PREDICTED = {

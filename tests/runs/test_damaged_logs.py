@@ -15,7 +15,7 @@ from run_samples import LOGS, STEADY_S, TABLE, Sample
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers import FORMATS, lightning
+from wavecast.runs.readers import FORMATS, trackers
 from wavecast.runs.readers.tensorboard import records
 from wavecast.runs.readers.text import Doubts
 from wavecast.runs.run import Run, check
@@ -504,7 +504,7 @@ def test_bytes_at_random_never_confuse_a_reader(
 def test_a_table_of_metrics_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightning, "MOST_LINES", 100)
+    monkeypatch.setattr(trackers, "MOST_LINES", 100)
     file = LOGS["lightning"].write(tmp_path)
     with pytest.raises(InvalidInput, match="has more than 100 lines; log less often"):
         wavecast.read_runs(file, model="net")
@@ -513,7 +513,7 @@ def test_a_table_of_metrics_without_end_is_refused(
 def test_a_table_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_bytes(b"\n" * 1000)
-    assert list(lightning._rows(file, Doubts(file))) == []
+    assert list(trackers._metric_rows(file, Doubts(file))) == []
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])

@@ -6,17 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.proposals import (
-    OtherGpus,
-    Proposal,
-    StepAdvice,
-    Use,
-    loader_advice,
-    other_gpus,
-    proposal,
-)
-from wavecast.advice.variants import (
+from wavecast.advice.catalogue import (
+    CHANGES,
     GRAPHED,
     StepVariants,
     TargetVariants,
@@ -25,6 +16,15 @@ from wavecast.advice.variants import (
     variant,
     waiting_lines,
     why_not,
+)
+from wavecast.advice.proposals import (
+    OtherGpus,
+    Proposal,
+    StepAdvice,
+    Use,
+    loader_advice,
+    other_gpus,
+    proposal,
 )
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import Device, device

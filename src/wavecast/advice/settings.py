@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from wavecast.advice.variants import changed_target, lacks_bf16
+from wavecast.advice.catalogue import changed_target, lacks_bf16
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import StepSetting

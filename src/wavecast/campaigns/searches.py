@@ -6,23 +6,28 @@ there, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 from wavecast.advice.settings import StepSettings
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
-from wavecast.hardware.devices import Device
+from wavecast.hardware.clusters import Cluster
+from wavecast.hardware.devices import Device, device
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.candidates import TrainingQuestion, find_candidates
+from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
+from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.layout_search import search_layouts
 from wavecast.planning.layouts import Layout, Search, ranked, shortened
-from wavecast.planning.prices import PriceBook
+from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.schedule.jobs import JobSpec
 from wavecast.planning.selection import Candidate
 from wavecast.steps.request import on_cluster
-from wavecast.targets.sources import recomputing, target_source
+from wavecast.targets.sources import StepSource, recomputing, target_source, units_of
+from wavecast.targets.strategies import plan_of_target
 from wavecast.targets.targets import Target, resolve
 
 Spread = Callable[..., Iterator[Any]]
@@ -147,3 +152,122 @@ def find_layouts_of(asked: _LayoutPart) -> list[Layout]:
         part=asked.part,
     )
     return shortened(found, asked.search.best)
+
+
+# Jobs of a file predicted on GPUs: each step is traced once, for all jobs that run it.
+
+
+Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
+"""Shows how many GPUs are done, under a name."""
+
+
+class JobPredictor:
+    """Predicts jobs on GPUs.
+
+    Args:
+        host: the host that issues the ops. None for that which fits each GPU.
+        source: makes the traces of a target.
+        progress: what surrounds the prediction of a job.
+    """
+
+    def __init__(
+        self,
+        host: str | None = None,
+        source: Callable[[Target], StepSource] = target_source,
+        progress: Progress = lambda _: nullcontext(),
+    ) -> None:
+        self._host, self._book = host, price_book()
+        self._make_source, self._progress = source, progress
+        self._sources: dict[tuple[object, ...], tuple[Target, StepSource]] = {}
+
+    def __call__(self, spec: JobSpec, gpus: Mapping[str, Cluster | None]) -> Sequence[Candidate]:
+        """What a job takes on each GPU in machines of a kind, for each of its counts."""
+        with prefixed(f"job {spec.name}: "):
+            target, source = self._source(spec)
+            question = TrainingQuestion(
+                plan=_plan(spec, target),
+                counts=spec.counts,
+                batch=target.batch,
+                each=units_of(target),
+                is_batch_fixed=spec.batch is not None,
+                host=self._host,
+                only_priced=False,
+                find_largest=False,
+                clusters={name: found for name, found in gpus.items() if found is not None},
+            )
+            devices = tuple(device(name) for name in gpus)
+            with self._progress(f"predicting {spec.name}") as progress:
+                as_it_is = (StepSetting("", source.on),)
+                found = find_candidates(devices, question, as_it_is, self._book, progress)
+            if spec.layouts == "data":
+                return found
+            return [_best_layout(one, question, target, source) for one in found]
+
+    def _source(self, spec: JobSpec) -> tuple[Target, StepSource]:
+        options = ModelOptions.named(spec.options)
+        key = spec.target, spec.batch, spec.precision, options
+        if key not in self._sources:
+            target = resolve(spec.target, spec.batch, spec.precision, options)
+            self._sources[key] = target, self._make_source(target)
+        return self._sources[key]
+
+
+def _best_layout(
+    found: Candidate, question: TrainingQuestion, target: Target, source: StepSource
+) -> Candidate:
+    """The GPUs of a candidate with the fastest of all strategies for them."""
+    samples, together = found.batch or source.on(found.device).samples, question.plan.global_batch
+    if found.gpus == 1 or not samples:
+        return found
+    machines = question.clusters.get(found.device.id)
+    predictor = on_cluster(found.device, Parallel(), machines=machines)
+    host = find_host(question.host, found.device, predictor.cluster)
+    search = Search(
+        gpus=found.gpus,
+        global_batch=together // question.each if together else samples * found.gpus,
+        micro_batches=_halves(samples) if target.trace is None else (samples,),
+        tensor_plan=plan_of_target(target.text, target.options),
+        best=1,
+    )
+    best, *_ = search_layouts(
+        search, lambda micro, _: source.on(found.device, micro), predictor, host
+    )
+    if best.prediction is None:
+        return found
+    plan = replace(question.plan, global_batch=search.global_batch * question.each)
+    cost = training_cost(best.prediction, plan)
+    if cost.seconds.value >= found.seconds.value:
+        return found
+    return Candidate(
+        found.device, found.gpus, best.micro_batch, best.strategy, memory=best.memory, cost=cost
+    )
+
+
+def _halves(samples: int) -> tuple[int, ...]:
+    """A batch, its half, and so on to one, as far as they are whole: micro-batches to try."""
+    sizes = [samples]
+    while sizes[-1] % 2 == 0:
+        sizes.append(sizes[-1] // 2)
+    return tuple(sizes)
+
+
+def _plan(spec: JobSpec, target: Target) -> TrainingPlan:
+    """The plan in units of the trace: files count samples of the batch, such as sequences."""
+    plan, each = spec.plan, units_of(target)
+    if plan is None:
+        raise InvalidInput("say how long it is, as in iterations = 1000")
+    if target.make_step is not None and target.samples is None and plan.iterations is None:
+        raise InvalidInput(
+            "how many samples a step takes is not known; give batch, or say how long it is with "
+            "iterations"
+        )
+    if each == 1:
+        return plan
+    return replace(
+        plan,
+        samples=None if plan.samples is None else plan.samples * each,
+        dataset_samples=None if plan.dataset_samples is None else plan.dataset_samples * each,
+        global_batch=None if plan.global_batch is None else plan.global_batch * each,
+        validation_samples=plan.validation_samples * each,
+        sample_tokens=plan.sample_tokens or target.options.seq,
+    )

@@ -17,8 +17,7 @@ from typing import Annotated
 
 from wavecast.errors import InvalidInput, UnknownName, prefixed
 from wavecast.files import config_folder, read_toml, shipped
-from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import names, slug, the_one, user_files
+from wavecast.hardware.devices import Device, names, slug, the_one, user_files
 from wavecast.reading import Quantity, Sources, read_fields, read_record
 from wavecast.results import Shown
 

@@ -22,8 +22,7 @@ from itertools import islice
 from wavecast.planning.cost import Purchase
 from wavecast.planning.schedule.jobs import Fleet, Job, Pool
 from wavecast.planning.schedule.planned import DrawnErrors
-from wavecast.planning.simulation.queues import in_time
-from wavecast.planning.simulation.simulator import Simulation, TooManyLate, simulate
+from wavecast.planning.schedule.simulator import Simulation, TooManyLate, in_time, simulate
 from wavecast.results import Shown
 
 WEEK_S = 7 * 86400.0

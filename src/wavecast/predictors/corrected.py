@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
-from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import user_files
+from wavecast.hardware.devices import Device, user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import readable_parts
 from wavecast.predictors.learned.features import FEATURES

@@ -12,8 +12,7 @@ from typing import Annotated, Any
 from wavecast.analysis.comparison import WAITS, WORTH_A_ROW_S, PartChange, StepComparison
 from wavecast.errors import InvalidInput, WavecastError, prefixed
 from wavecast.files import read_toml
-from wavecast.hardware.devices import device
-from wavecast.hardware.fact_files import names
+from wavecast.hardware.devices import device, names
 from wavecast.hardware.kept_hosts import REFERENCE
 from wavecast.reading import expected, is_number, read_record, refuse_unknown, table_of, text
 from wavecast.traces.file import SUFFIXES

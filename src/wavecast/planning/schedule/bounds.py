@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wavecast.planning.schedule.jobs import HOUR_S, Aims, Fleet, Job, RunOption
-from wavecast.planning.schedule.seating import Chosen
+from wavecast.planning.schedule.jobs import HOUR_S, Aims, Chosen, Fleet, Job, RunOption
 from wavecast.runs.regression.least_squares import needing_scipy
 
 _MOST_DEADLINES = 12

@@ -11,35 +11,38 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.reading import kind_of
-from wavecast.runs.readers import (
-    caffe,
-    dllogger,
-    huggingface,
-    lightning,
-    mlflow,
-    suite_results,
-    tables,
-    tensorboard,
-)
+from wavecast.runs.readers import caffe, tables, tensorboard, trackers
 from wavecast.runs.readers.text import Doubts, read_head, warn
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import Run
 
+
+class LogReader(Protocol):
+    """A reader of one format: a module, or a `trackers.Reader`."""
+
+    @property
+    def recognises(self) -> Callable[[Path, bytes], bool]:
+        """Whether a file with these first bytes has the format."""
+
+    @property
+    def read(self) -> Callable[[Path, Given, Doubts], Iterator[Run]]:
+        """The runs of a file."""
+
+
 # In the order in which they are tried.
-FORMATS: dict[str, ModuleType] = {
+FORMATS: dict[str, LogReader] = {
     "tensorboard": tensorboard,
-    "mlflow": mlflow,
-    "huggingface": huggingface,
-    "dllogger": dllogger,
+    "mlflow": trackers.MLFLOW,
+    "huggingface": trackers.HUGGING_FACE,
+    "dllogger": trackers.DLLOGGER,
     "caffe": caffe,
-    "suite": suite_results,
+    "suite": trackers.SUITE,
     "table": tables,
-    "lightning": lightning,
+    "lightning": trackers.LIGHTNING,
 }
 _TABLES = (".csv", ".json", ".jsonl", ".ndjson")
 
@@ -153,7 +156,7 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from runs or (file for file in here if file.is_file())
 
 
-def _reader(file: Path, format: str | None) -> ModuleType:
+def _reader(file: Path, format: str | None) -> LogReader:
     name = format or _recognised(file)
     if name is None and file.suffix.lower() in _TABLES:
         name = "table"  # its error says which columns are missing

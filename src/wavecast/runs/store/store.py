@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,15 +30,15 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from wavecast.errors import InvalidInput, StoreUnavailable, prefixed
+from wavecast.errors import InvalidInput, StoreUnavailable, needing_extra, prefixed
 from wavecast.files import refusing_unwritable, replacing
-from wavecast.runs.readers import iterate_runs
+from wavecast.reading import open_file
+from wavecast.runs.readers import iterate_runs, read_runs
 from wavecast.runs.readers.text import warn
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import COLUMNS, TOTALS, Imported, Run, check, identity, record
-from wavecast.runs.store import schema
-from wavecast.runs.store.database import can_write, connect, reading, writing
-from wavecast.runs.store.schema import imports
+from wavecast.runs.store import database
+from wavecast.runs.store.database import can_write, connect, imports, reading, writing
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
@@ -102,14 +102,14 @@ class RunStore:
     def _opened(self, read_only: bool) -> int:
         """The version of the tables, after an upgrade if it is possible."""
         with reading(self._engine, self.name) as connection:
-            version = schema.checked_version(connection, self.name)
+            version = database.checked_version(connection, self.name)
         if read_only or (version and not can_write(self._engine)):
             if not version:
                 raise InvalidInput(
                     f"the run store {self.name} has no runs yet; wavecast runs add adds some"
                 )
             return version
-        return schema.migrate(self._engine, self.name, told=self._told)
+        return database.migrate(self._engine, self.name, told=self._told)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +153,7 @@ class RunStore:
             phase: only "training" or "testing".
             last: only this many runs, those added last.
         """
-        table = schema.runs
+        table = database.runs
         chosen = _where(select(*map(self._column, COLUMNS)), model, gpu, phase)
         if last is not None:
             numbers = _where(select(table.c.number), model, gpu, phase)
@@ -187,7 +187,7 @@ class RunStore:
             raise InvalidInput(
                 f"{', '.join(sorted(other))}: not a number of a run; choose {choices}"
             )
-        table = schema.runs
+        table = database.runs
         chosen = _where(select(*map(self._column, columns)), model, gpu, phase)
         try:
             parts = [
@@ -222,7 +222,7 @@ class RunStore:
     def _column(self, name: str) -> Any:
         """A column of the runs; unknown in a store of an older version that cannot be upgraded."""
         missing = _SINCE.get(name, 1) > self._version
-        return null().label(name) if missing else schema.runs.c[name]
+        return null().label(name) if missing else database.runs.c[name]
 
     def _checked(self, run: Run) -> Run:
         """A stored run, checked: a damaged file can hold anything."""
@@ -259,7 +259,7 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
             _INSERT_ARRAYS, {name: [r[name] for r in rows] for name in rows[0]}
         )
     else:
-        statement = sqlite.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
+        statement = sqlite.insert(database.runs).on_conflict_do_nothing(index_elements=["id"])
         done = connection.execution_options(preserve_rowcount=True).execute(statement, rows)
     if done.rowcount < len(rows):
         _fill_in(connection, rows)
@@ -271,7 +271,7 @@ def _fill_in(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     timed = [row for row in rows if any(row[name] is not None for name in TOTALS)]
     if not timed:
         return
-    table = schema.runs
+    table = database.runs
     unknown = [table.c[name].is_(None) for name in TOTALS]
     statement = (
         update(table)
@@ -299,12 +299,12 @@ def _insert_arrays() -> TextClause:
         else "bigint"
         if isinstance(column.type, BigInteger)
         else "text"
-        for column in schema.runs.columns
+        for column in database.runs.columns
         if column.name != "number"
     }
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in kinds.items())
     return text(
-        f"INSERT INTO {schema.runs.name} ({', '.join(kinds)}) "
+        f"INSERT INTO {database.runs.name} ({', '.join(kinds)}) "
         f"SELECT * FROM unnest({arrays}) ON CONFLICT (id) DO NOTHING"
     )
 
@@ -320,10 +320,10 @@ def _identified(run: Run) -> tuple[str, Run]:
 def _where(
     chosen: Select[Any], model: str | None, gpu: str | None, phase: str | None
 ) -> Select[Any]:
-    chosen = chosen.select_from(schema.runs)
+    chosen = chosen.select_from(database.runs)
     for name, value in (("model", model), ("gpu", gpu), ("phase", phase)):
         if value is not None:
-            chosen = chosen.where(schema.runs.c[name] == value)
+            chosen = chosen.where(database.runs.c[name] == value)
     return chosen
 
 
@@ -499,3 +499,48 @@ def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
             file.write(json.dumps(values, allow_nan=False) + "\n")
         count += 1
     return count
+
+
+# Past runs from wherever the user keeps them: a log, a table, or a run store.
+
+
+OWN_STORE = "runs"
+"""The name of the user's own run store, as commands take it."""
+
+
+@contextmanager
+def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]]:
+    """The runs of a source, while the block lasts. A store is read run by run.
+
+    Args:
+        source: a log or table, the file or URL of a store, or `OWN_STORE`.
+        model: only runs of this model; None for all.
+        phase: "training" or "testing".
+
+    Raises:
+        InvalidInput: the source has no run of the model.
+    """
+    if source == OWN_STORE or "://" in source or _is_store(Path(source)):
+        with needing_extra("a run store"):
+            pass
+        place = None if source == OWN_STORE else source
+        with RunStore(place, read_only=True, told=warn) as store:
+            if model is not None and not store.count(model=model):
+                raise InvalidInput(
+                    f"{store.name} has no run of {model}; wavecast runs list shows what it has"
+                )
+            yield store.runs(model=model, phase=phase)
+        return
+    runs = read_runs(source)
+    models = {run.model for run in runs}
+    if model is not None and model not in models:
+        raise InvalidInput(f"{source} has no run of {model}; it has {', '.join(sorted(models))}")
+    yield (run for run in runs if model in (None, run.model))
+
+
+def _is_store(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            return file.read(15) == b"SQLite format 3"
+    except InvalidInput:
+        return False

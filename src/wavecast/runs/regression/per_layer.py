@@ -24,7 +24,7 @@ from wavecast.files import write_whole
 from wavecast.reading import parse_json, read_bytes
 from wavecast.results import Shown
 from wavecast.runs.regression import least_squares as least_squares
-from wavecast.runs.regression.layers.complexities import Category, Network, NetworkLayer, Pass
+from wavecast.runs.regression.complexities import Category, Network, NetworkLayer, Pass
 from wavecast.runs.regression.least_squares import Method
 
 Key = tuple[Category, Pass]

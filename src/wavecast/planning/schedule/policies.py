@@ -11,29 +11,28 @@ import numpy as np
 
 from wavecast.errors import UnknownName
 from wavecast.planning.cost import Ranged
+from wavecast.planning.schedule import simulator as simulator
 from wavecast.planning.schedule.bounds import relax
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, RunOption
-from wavecast.planning.simulation import queues
-from wavecast.planning.simulation.queues import ROUND_S
-from wavecast.planning.simulation.simulator import Active, Free, SchedulingPolicy, Starts
+from wavecast.planning.schedule.simulator import ROUND_S, Active, Free, SchedulingPolicy, Starts
 from wavecast.runs.regression.least_squares import needing_scipy
 
-_QUEUES: dict[str, Callable[[Fleet, float | None], queues.QueuePolicy]] = {
-    "fifo": queues.fifo,
-    "fifo-fastest": queues.fifo_aware,
-    "gavel-fifo": queues.gavel_fifo,
-    "shortest": queues.shortest_first,
-    "smallest": queues.smallest_first,
-    "deadline": queues.earliest_deadline,
-    "in-time": queues.in_time,
-    "cheapest": queues.least_cost,
+_QUEUES: dict[str, Callable[[Fleet, float | None], simulator.QueuePolicy]] = {
+    "fifo": simulator.fifo,
+    "fifo-fastest": simulator.fifo_aware,
+    "gavel-fifo": simulator.gavel_fifo,
+    "shortest": simulator.shortest_first,
+    "smallest": simulator.smallest_first,
+    "deadline": simulator.earliest_deadline,
+    "in-time": simulator.in_time,
+    "cheapest": simulator.least_cost,
 }
 NAMES = (*_QUEUES, "max-min", "makespan", "ours")
 """The names of all policies."""
 
 
 def policy_of(
-    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = queues.ROUND_S
+    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = simulator.ROUND_S
 ) -> SchedulingPolicy:
     """A policy.
 
