@@ -83,7 +83,7 @@ def test_attention_whose_weights_are_used_is_left_alone() -> None:
 def test_advice_names_what_helps_and_what_does_not() -> None:
     wanted = ["sdpa", "fused_optimizer", "fewer_waits", "cuda_graph", "channels_last", "padding"]
     advice = wavecast.advise(lambda: attention_step(True), GPU, samples=4, changes=wanted)
-    by_name = {one.changes[-1].name: one for one in advice.proposals}
+    by_name = {proposal.changes[-1].name: proposal for proposal in advice.proposals}
     assert by_name["sdpa"].verdict is Use.FASTER
     assert by_name["fused_optimizer"].verdict is Use.FASTER
     assert by_name["channels_last"].verdict is Use.NO_USE
@@ -93,7 +93,7 @@ def test_advice_names_what_helps_and_what_does_not() -> None:
     together = advice.together
     assert together is not None
     assert together.gain is not None
-    assert together.gain >= max(one.gain or 0.0 for one in advice.proposals) - 1e-9
+    assert together.gain >= max(proposal.gain or 0.0 for proposal in advice.proposals) - 1e-9
     sdpa = by_name["sdpa"]
     assert sdpa.gain is not None
     assert sdpa.gain_low is not None
@@ -104,7 +104,7 @@ def test_advice_names_what_helps_and_what_does_not() -> None:
 def test_a_trace_is_advised_on_as_far_as_it_goes() -> None:
     trace = wavecast.trace(lambda: attention_step(True), samples=4)
     advice = wavecast.advise(trace, GPU)
-    tried = {change.name for one in advice.proposals for change in one.changes}
+    tried = {change.name for proposal in advice.proposals for change in proposal.changes}
     assert tried == {*EDITS, GRAPHED}
 
 
@@ -204,7 +204,7 @@ def odd_step() -> Callable[[], Any]:
 
 def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
     advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["bf16", "padding"])
-    alone = {one.name: one for one in advice.proposals}["padding"]
+    alone = {proposal.name: proposal for proposal in advice.proposals}["padding"]
     assert alone.verdict is Use.NO_USE
     assert alone.reason == "50257 cost nothing without tensor cores"
     assert advice.together is not None
@@ -214,10 +214,12 @@ def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
 
 def test_copies_that_wait_do_not_keep_a_step_from_being_a_graph() -> None:
     advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["async_copies", GRAPHED])
-    names = {one.name for one in advice.proposals}
+    names = {proposal.name for proposal in advice.proposals}
     assert names == {"async_copies", f"async_copies+{GRAPHED}"}
-    assert all(one.after is not None for one in advice.proposals)
-    assert "it changes nothing in this step" not in [one.reason for one in advice.proposals]
+    assert all(proposal.after is not None for proposal in advice.proposals)
+    assert "it changes nothing in this step" not in [
+        proposal.reason for proposal in advice.proposals
+    ]
 
 
 def test_a_loader_that_is_too_slow_is_said_with_the_workers_that_keep_up() -> None:

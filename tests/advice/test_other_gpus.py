@@ -40,7 +40,7 @@ def _step(gib: int = 1) -> Prediction:
 
 def test_the_fastest_the_cheapest_and_several_are_named() -> None:
     before = _step()
-    found = {one.kind: one for one in other_gpus(before, BOOK)}
+    found = {gpu.kind: gpu for gpu in other_gpus(before, BOOK)}
     assert found["fastest"].step.device.id == "h100-sxm-80gb"
     assert found["cheapest"].step.device.id == "t4"  # MI300X was never measured
     assert (found["several"].step.device.id, found["several"].step.gpus) == ("l4", 8)
@@ -53,8 +53,8 @@ def test_the_fastest_the_cheapest_and_several_are_named() -> None:
 
 def test_gpus_that_are_no_better_or_too_small_are_not_named() -> None:
     alone = replace(BOOK, offers=BOOK.offers[:2])
-    assert [one.kind for one in other_gpus(_step(), alone)] == ["several"]
-    assert "t4" not in {one.step.device.id for one in other_gpus(_step(17), BOOK)}
+    assert [gpu.kind for gpu in other_gpus(_step(), alone)] == ["several"]
+    assert "t4" not in {gpu.step.device.id for gpu in other_gpus(_step(17), BOOK)}
 
 
 def test_each_is_told_in_a_line() -> None:

@@ -18,7 +18,12 @@ def settings(text: str, allowed: str = "", **options: object) -> StepSettings:
 
 
 def names(found: StepSettings) -> list[str]:
-    return [way.name for one in found.searched for way in (one, one.smaller) if way is not None]
+    return [
+        way.name
+        for setting in found.searched
+        for way in (setting, setting.smaller)
+        if way is not None
+    ]
 
 
 def test_by_default_nothing_changes_the_numbers() -> None:
@@ -28,9 +33,9 @@ def test_by_default_nothing_changes_the_numbers() -> None:
 
 def test_precision_is_what_the_gpu_has() -> None:
     found = settings("gpt2", "precision").searched
-    assert [one.name for one in found] == ["", "bf16 autocast", "fp16 autocast"]
+    assert [setting.name for setting in found] == ["", "bf16 autocast", "fp16 autocast"]
     for gpu, wanted in (("t4", "fp16"), ("l4", "bf16")):
-        suited = [one.changes for one in found if one.suits(device(gpu))]
+        suited = [setting.changes for setting in found if setting.suits(device(gpu))]
         assert suited == [(), (wanted,)]
 
 

@@ -68,7 +68,7 @@ def test_a_shipped_cluster_has_sources_and_believable_links(path: Path) -> None:
 
 
 def test_each_gpu_has_one_usual_machine_and_each_name_one_cluster() -> None:
-    usual = Counter(gpu for one in clusters() for gpu in one.usual_for)
+    usual = Counter(gpu for cluster in clusters() for gpu in cluster.usual_for)
     assert set(usual.values()) == {1}
     assert set(usual) <= {gpu.id for gpu in devices()}
     for one in clusters():
@@ -82,7 +82,7 @@ def test_the_clusters_that_the_documents_promise_are_there() -> None:
         *("azure-nd-h100-v5", "gcp-a3-high", "lambda-pcie", "lambda-bridges"),
         *("tbd-ethernet", "tbd-infiniband"),
     )
-    assert set(wanted) <= {one.id for one in clusters()}
+    assert set(wanted) <= {cluster.id for cluster in clusters()}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,9 @@ def test_the_usual_machine_of_a_gpu(gpu: str, name: str, speed: float, peer_to_p
 
 def test_every_gpu_has_a_usual_machine_or_an_error_that_says_what_to_do() -> None:
     for gpu in devices():
-        if gpu.pcie_bytes_per_s is None and all(gpu.id not in one.usual_for for one in clusters()):
+        if gpu.pcie_bytes_per_s is None and all(
+            gpu.id not in cluster.usual_for for cluster in clusters()
+        ):
             with pytest.raises(InvalidInput, match='list them with "wavecast clusters"'):
                 usual_cluster(gpu)
         else:
@@ -181,7 +183,7 @@ def test_the_users_files_come_first(folder: Path) -> None:
     assert cluster("my-box").gpus_per_node == 4
     assert cluster("dgx-h100").name == "Other"
     assert cluster(str(folder / "my-box.toml")).id == "my-box"
-    assert "my-box" in {one.id for one in clusters()}
+    assert "my-box" in {cluster.id for cluster in clusters()}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def no_own_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_processor_of_every_shipped_cluster_is_known() -> None:
-    stated = [one.node.processor for one in clusters() if one.node.processor]
+    stated = [cluster.node.processor for cluster in clusters() if cluster.node.processor]
     assert len(stated) >= 10
     assert set(stated) <= set(processors())
 

@@ -168,9 +168,12 @@ def test_settings_are_tried_where_they_suit_and_less_memory_where_it_is_needed()
     plain = replace(as_it_is(), smaller=smaller)
     wanted = TrainingQuestion(TrainingPlan(iterations=10), batch=32, find_largest=False)
     on = {gpu.id: find_candidates((gpu,), wanted, (plain, never), BOOK) for gpu in (T4, A100)}
-    assert [(one.settings, one.batch) for one in on["t4"]] == [("", 8), ("light", 32)]
+    assert [(candidate.settings, candidate.batch) for candidate in on["t4"]] == [
+        ("", 8),
+        ("light", 32),
+    ]
     assert on["t4"][1].changes == ("checkpointing",)
-    assert [one.settings for one in on["a100-sxm-80gb"]] == [""]
+    assert [candidate.settings for candidate in on["a100-sxm-80gb"]] == [""]
 
 
 def test_a_batch_that_grew_on_one_gpu_is_kept_on_several() -> None:

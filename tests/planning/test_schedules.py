@@ -211,7 +211,7 @@ def test_ways_that_take_too_long_for_the_hours_of_a_pool_are_left_out() -> None:
         make_plan(fleet, jobs, Aims(cost=1), robust=robust, effort=QUICK)
         for robust in (False, True)
     )
-    assert [one.jobs[0].run.option.pool for one in (plain, robust)] == ["short", "p"]
+    assert [plan.jobs[0].run.option.pool for plan in (plain, robust)] == ["short", "p"]
     # The GPUs are gone before the job ends in some draws: it has no deadline, and may not run.
     seen = plain.jobs[0].outlook
     assert seen is not None

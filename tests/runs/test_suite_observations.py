@@ -31,26 +31,30 @@ TITAN = replace(
 
 def seen(*rows: SuiteResult) -> dict[int, list[Observation]]:
     found: dict[int, list[Observation]] = {}
-    for one in observe_all(rows):
-        found.setdefault(one.number, []).append(one)
+    for observation in observe_all(rows):
+        found.setdefault(observation.number, []).append(observation)
     return found
 
 
 def test_all_twelve_are_told_even_where_they_cannot_be_judged() -> None:
     found = seen(P4000)
     assert sorted(found) == list(range(1, 13))
-    assert {one.holds for group in found.values() for one in group} == {None}
-    assert all(one.figure and one.printed for group in found.values() for one in group)
+    assert {observation.holds for group in found.values() for observation in group} == {None}
+    assert all(
+        observation.figure and observation.printed
+        for group in found.values()
+        for observation in group
+    )
 
 
 def test_results_that_had_not_settled_say_nothing_of_time() -> None:
     nmt = replace(P4000, model="nmt", batch=64, feature_maps_bytes=64 << 20)
     more = replace(nmt, batch=128, throughput_per_s=100.0, feature_maps_bytes=128 << 20)
-    assert [one.holds for one in seen(nmt, more)[2]] == [True, None]
+    assert [observation.holds for observation in seen(nmt, more)[2]] == [True, None]
     restless = seen(nmt, replace(more, settled=False))
-    assert [one.holds for one in restless[2]] == [None, None]
-    assert all("not settled: 1 results" in one.figure for one in restless[2])
-    assert [one.holds for one in restless[11]] == [True]
+    assert [observation.holds for observation in restless[2]] == [None, None]
+    assert all("not settled: 1 results" in observation.figure for observation in restless[2])
+    assert [observation.holds for observation in restless[11]] == [True]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_frameworks_are_compared_model_by_model() -> None:
 def test_several_gpus_are_compared_with_one() -> None:
     four = replace(P4000, gpus=4, throughput_per_s=300.0)
     slow = replace(P4000, gpus=2, nodes=2, throughput_per_s=40.0)
-    assert [one.efficiency for one in scaled_results([P4000, four, slow])] == [0.9375, 0.25]
+    assert [result.efficiency for result in scaled_results([P4000, four, slow])] == [0.9375, 0.25]
     within, across = seen(P4000, four, slow)[12]
     assert (within.holds, across.holds) == (True, True)
     within, across = seen(

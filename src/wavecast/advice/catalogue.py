@@ -449,11 +449,11 @@ def odd_sizes(trace: Trace) -> tuple[int, ...]:
 def odd_widths(trace: Trace, test: Callable[[Op], bool] = lambda _: True) -> tuple[int, ...]:
     """The widths of weights in some matmuls that are no multiples of eight, in order."""
     weights = {size for value in trace.values if value.parameter for size in value.spec.shape}
-    found: set[int] = set()
+    positions: set[int] = set()
     for op in trace.counts:
         if op.base in _MATMULS and test(op):
-            found |= {size for spec in op.inputs for size in spec.shape} & weights
-    return tuple(sorted(n for n in found if n >= _LEAST_SIZE and n % _ALIGNED))
+            positions |= {size for spec in op.inputs for size in spec.shape} & weights
+    return tuple(sorted(n for n in positions if n >= _LEAST_SIZE and n % _ALIGNED))
 
 
 def _on_tensor_cores(op: Op) -> bool:

@@ -92,7 +92,6 @@ def read_campaign(path: Path, name: str | None = None) -> Campaign:
     """The campaign of a file.
 
     Args:
-        path: the file.
         name: its name. None for the name in the file, else that of the file.
 
     Raises:
@@ -106,8 +105,6 @@ def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
     """The campaign that a text in TOML describes.
 
     Args:
-        file: the text.
-        name: its name.
         given: whether this name counts more than the one in the text.
 
     Raises:

@@ -55,7 +55,6 @@ def run_campaign(
     """Run the tasks of a campaign that have no result yet.
 
     Args:
-        campaign: the campaign.
         results: where its results are stored.
         workers: who performs the tasks.
         progress: called whenever results were stored.
@@ -87,8 +86,8 @@ class _TaskFlow:
     def to_the_end(self) -> CampaignRun:
         """Give tasks away until all are done, or none can be."""
         stored = self.results.done()
-        self.done = {one.id for one in self.campaign.tasks if one.id in stored}
-        self._queue([one for one in self.campaign.tasks if one.id not in self.done])
+        self.done = {task.id for task in self.campaign.tasks if task.id in stored}
+        self._queue([task for task in self.campaign.tasks if task.id not in self.done])
         last_s = time.monotonic()
         while self.away or any(self.queues.values()):
             given = self._give_away()
@@ -119,7 +118,7 @@ class _TaskFlow:
         return somebody or waited_s < self.patience_s
 
     def _queue(self, tasks: list[CampaignTask], *, singly: bool = False) -> None:
-        bundles = [(one,) for one in tasks] if singly else together(tasks)
+        bundles = [(task,) for task in tasks] if singly else together(tasks)
         for bundle in bundles:
             self.queues.setdefault(bundle[0].gpu, deque()).append(bundle)
 
@@ -137,19 +136,19 @@ class _TaskFlow:
         """Store what came back in one transaction, and queue what must be tried again."""
         answered: list[TaskResult] = []
         attempts: list[FailedAttempt] = []
-        for one in back:
+        for finished in back:
             self.away -= 1
-            if one.lost:
-                attempts += self._lose(one)
-            by_id = {task.id: task for task in one.bundle}
-            for outcome in one.outcomes:
+            if finished.lost:
+                attempts += self._lose(finished)
+            by_id = {task.id: task for task in finished.bundle}
+            for outcome in finished.outcomes:
                 task = by_id[outcome.task]
                 if outcome.answer is None:
                     attempts.append(self._fail(task, outcome))
                 else:
                     answered.append(_result(task, outcome))
         self.new += self.results.add(answered, attempts)
-        self.done |= {one.task for one in answered}
+        self.done |= {result.task for result in answered}
         self._report()
 
     def _fail(self, task: CampaignTask, outcome: TaskOutcome) -> FailedAttempt:
@@ -160,15 +159,15 @@ class _TaskFlow:
             self.failed[task.name] = outcome.error
         return FailedAttempt(task.id, outcome.node, outcome.error)
 
-    def _lose(self, one: Finished) -> list[FailedAttempt]:
+    def _lose(self, finished: Finished) -> list[FailedAttempt]:
         self.lost += 1
-        self.losses.update(task.id for task in one.bundle)
-        again = [task for task in one.bundle if self.losses[task.id] < _MOST_LOSSES]
-        for task in set(one.bundle) - set(again):
-            self.failed[task.name] = f"its worker died {_MOST_LOSSES} times: {one.lost}"
+        self.losses.update(task.id for task in finished.bundle)
+        again = [task for task in finished.bundle if self.losses[task.id] < _MOST_LOSSES]
+        for task in set(finished.bundle) - set(again):
+            self.failed[task.name] = f"its worker died {_MOST_LOSSES} times: {finished.lost}"
         # Alone from the third loss on, so that a task which kills its worker takes no other along.
         self._queue(again, singly=any(self.losses[task.id] > 2 for task in again))
-        return [FailedAttempt(task.id, "", one.lost) for task in one.bundle]
+        return [FailedAttempt(task.id, "", finished.lost) for task in finished.bundle]
 
     def _report(self) -> None:
         total, done = len(self.campaign.tasks), len(self.done)
@@ -292,15 +291,15 @@ class MachineWorkers:
     def finished(self, timeout_s: float) -> list[Finished]:
         """Wait for processes. One that died is replaced by a new one."""
         done = wait(self._running, timeout_s, FIRST_COMPLETED).done
-        found = []
+        back = []
         for future in done:
             slot, bundle = self._running.pop(future)
             try:
-                found.append(Finished(bundle, tuple(future.result())))
+                back.append(Finished(bundle, tuple(future.result())))
             except BrokenProcessPool as error:
                 slot.close()
-                found.append(Finished(bundle, lost=str(error)))
-        return found
+                back.append(Finished(bundle, lost=str(error)))
+        return back
 
     def close(self) -> None:
         """End all processes after what they do now."""
@@ -406,12 +405,12 @@ def status_of(results: CampaignResults) -> CampaignStatus:
         InvalidInput: the store has no such campaign.
     """
     campaign = kept_campaign(results)
-    found = {one.task: one for one in results.results()}
-    done = [found[task.id] for task in campaign.tasks if task.id in found]
+    by_task = {result.task: result for result in results.results()}
+    done = [by_task[task.id] for task in campaign.tasks if task.id in by_task]
     tried = results.failed()
-    last = {one.task: one.error for one in tried}
+    last = {result.task: result.error for result in tried}
     kinds = Counter(task.kind for task in campaign.tasks)
-    ready = Counter(one.kind for one in done)
+    ready = Counter(result.kind for result in done)
     return CampaignStatus(
         name=results.name,
         tasks=len(campaign.tasks),
@@ -421,7 +420,7 @@ def status_of(results: CampaignResults) -> CampaignStatus:
         failed={
             task.name: last[task.id]
             for task in campaign.tasks
-            if task.id in last and task.id not in found
+            if task.id in last and task.id not in by_task
         },
         attempts_failed=len(tried),
         remaining_s=_remaining_s(done, len(campaign.tasks) - len(done)),
@@ -435,16 +434,21 @@ def kept_campaign(results: CampaignResults) -> Campaign:
 
 def _nodes(done: Sequence[TaskResult]) -> tuple[NodeWork, ...]:
     by_node: dict[str, list[TaskResult]] = {}
-    for one in done:
-        by_node.setdefault(one.node, []).append(one)
+    for result in done:
+        by_node.setdefault(result.node, []).append(result)
     return tuple(
-        NodeWork(node, len(own), sum(one.seconds for one in own), max(one.ended_s for one in own))
+        NodeWork(
+            node,
+            len(own),
+            sum(result.seconds for result in own),
+            max(result.ended_s for result in own),
+        )
         for node, own in sorted(by_node.items())
     )
 
 
 def _remaining_s(done: Sequence[TaskResult], left: int) -> float | None:
-    ends = sorted(one.ended_s for one in done)[-_PACE_OF:]
+    ends = sorted(result.ended_s for result in done)[-_PACE_OF:]
     if not left or len(ends) < 2:
         return None
     return (ends[-1] - ends[0]) / (len(ends) - 1) * left
@@ -461,8 +465,8 @@ def export_results(results: CampaignResults, folder: Path) -> list[Path]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[TaskResult]] = {}
-    for one in results.results():
-        groups.setdefault(_file_name(one), []).append(one)
+    for result in results.results():
+        groups.setdefault(_file_name(result), []).append(result)
     for name, found in groups.items():
         _write(folder / name, found)
     return [folder / name for name in groups]
@@ -475,18 +479,23 @@ def _file_name(result: TaskResult) -> str:
     return f"{what}-{result.question['gpu']}.csv"
 
 
-def _write(path: Path, found: Sequence[TaskResult]) -> None:
-    match found[0].kind:
+def _write(path: Path, results: Sequence[TaskResult]) -> None:
+    match results[0].kind:
         case "layer":
-            rows = [layer_row(one.question, one.question["gpu"], one.answer) for one in found]
+            rows = [
+                layer_row(result.question, result.question["gpu"], result.answer)
+                for result in results
+            ]
             rows.sort(key=lambda row: row.index)
-            _write_table(path, layer_times.table_of(found[0].question["layer"]), rows)
+            _write_table(path, layer_times.table_of(results[0].question["layer"]), rows)
         case "suite":
-            write_results(path, [suite_row(one.answer) for one in found])
+            write_results(path, [suite_row(result.answer) for result in results])
         case "run":
-            _write_table(path, run_grids.TABLE, [run for one in found for run in _runs(one)])
+            _write_table(
+                path, run_grids.TABLE, [run for result in results for run in _runs(result)]
+            )
         case _:
-            write_whole(path, _predictions(found))
+            write_whole(path, _predictions(results))
 
 
 def _write_table(path: Path, table: GrowingTable[Any], rows: Sequence[Any]) -> None:
@@ -495,8 +504,8 @@ def _write_table(path: Path, table: GrowingTable[Any], rows: Sequence[Any]) -> N
     write_whole(path, b"".join(lines))
 
 
-def _runs(one: TaskResult) -> Iterator[Any]:
-    asked, answer = one.question, one.answer
+def _runs(result: TaskResult) -> Iterator[Any]:
+    asked, answer = result.question, result.answer
     times = answer["startup_s"], answer["seconds"]
     where = {"gpu": asked["gpu"], "software": answer["software"], "phase": asked["phase"]}
     return run_grids.runs_of(start_of(asked), times, **where)
@@ -509,11 +518,11 @@ _ANSWERED = (
 )
 
 
-def _predictions(found: Sequence[TaskResult]) -> str:
+def _predictions(results: Sequence[TaskResult]) -> str:
     text = io.StringIO()
     table = writer(text, lineterminator="\n")
     table.writerow((*_ASKED, *_ANSWERED))
-    for one in found:
-        asked = (one.question.get(name) for name in _ASKED)
-        table.writerow((*asked, *(one.answer.get(name) for name in _ANSWERED)))
+    for result in results:
+        asked = (result.question.get(name) for name in _ASKED)
+        table.writerow((*asked, *(result.answer.get(name) for name in _ANSWERED)))
     return text.getvalue()

@@ -59,8 +59,8 @@ class NamedStep:
 
     def target(self) -> Target:
         """The target, found by its name."""
-        found = resolve(self.text, self.batch, self.precision, self.options)
-        return replace(found, **dict(self.rest))
+        target = resolve(self.text, self.batch, self.precision, self.options)
+        return replace(target, **dict(self.rest))
 
 
 @dataclass(frozen=True)
@@ -82,12 +82,12 @@ def candidates_in_parts(
 ) -> list[Candidate]:
     """What `find_candidates` finds, with each GPU looked at by itself, wherever there is room."""
     step, allowed = NamedStep.of(settings.target), frozenset(settings.allowed)
-    parts = [_CandidatePart(step, allowed, (one,), question, book) for one in devices]
-    found: list[Candidate] = []
+    parts = [_CandidatePart(step, allowed, (device,), question, book) for device in devices]
+    candidates: list[Candidate] = []
     for number, part in enumerate(spread(find_candidates_of, parts), start=1):
-        found += part
+        candidates += part
         progress(number, len(parts))
-    return found
+    return candidates
 
 
 def find_candidates_of(part: _CandidatePart) -> list[Candidate]:
@@ -121,9 +121,7 @@ def layouts_in_parts(
     that are wanted have no prediction.
 
     Args:
-        target: the step.
         search: what is looked for.
-        device: the GPU.
         where: the names of the cluster and of the host; None for the usual ones.
         parts: how many parts to make.
         spread: calls a function on other machines.
@@ -131,11 +129,11 @@ def layouts_in_parts(
     """
     step = NamedStep.of(target)
     asked = [_LayoutPart(step, search, device, *where, (at, parts)) for at in range(parts)]
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     for number, part in enumerate(spread(find_layouts_of, asked), start=1):
-        found = ranked([*found, *part])
-        progress(number, parts, found[0] if found[0].prediction is not None else None)
-    return found
+        layouts = ranked([*layouts, *part])
+        progress(number, parts, layouts[0] if layouts[0].prediction is not None else None)
+    return layouts
 
 
 def find_layouts_of(asked: _LayoutPart) -> list[Layout]:
@@ -144,14 +142,14 @@ def find_layouts_of(asked: _LayoutPart) -> list[Layout]:
     predictor = on_cluster(asked.device, Parallel(cluster=asked.cluster))
     host = find_host(asked.host, asked.device, predictor.cluster)
     sources = {way: target_source(recomputing(target, way)) for way in asked.search.recompute}
-    found = search_layouts(
+    layouts = search_layouts(
         asked.search,
         lambda micro, way: sources[way].on(asked.device, micro),
         predictor,
         host,
         part=asked.part,
     )
-    return shortened(found, asked.search.best)
+    return shortened(layouts, asked.search.best)
 
 
 # Jobs of a file predicted on GPUs: each step is traced once, for all jobs that run it.
@@ -193,15 +191,17 @@ class JobPredictor:
                 host=self._host,
                 only_priced=False,
                 find_largest=False,
-                clusters={name: found for name, found in gpus.items() if found is not None},
+                clusters={
+                    name: candidates for name, candidates in gpus.items() if candidates is not None
+                },
             )
             devices = tuple(device(name) for name in gpus)
             with self._progress(f"predicting {spec.name}") as progress:
                 as_it_is = (StepSetting("", source.on),)
-                found = find_candidates(devices, question, as_it_is, self._book, progress)
+                candidates = find_candidates(devices, question, as_it_is, self._book, progress)
             if spec.layouts == "data":
-                return found
-            return [_best_layout(one, question, target, source) for one in found]
+                return candidates
+            return [_best_layout(candidate, question, target, source) for candidate in candidates]
 
     def _source(self, spec: JobSpec) -> tuple[Target, StepSource]:
         options = ModelOptions.named(spec.options)
@@ -213,33 +213,41 @@ class JobPredictor:
 
 
 def _best_layout(
-    found: Candidate, question: TrainingQuestion, target: Target, source: StepSource
+    candidate: Candidate, question: TrainingQuestion, target: Target, source: StepSource
 ) -> Candidate:
     """The GPUs of a candidate with the fastest of all strategies for them."""
-    samples, together = found.batch or source.on(found.device).samples, question.plan.global_batch
-    if found.gpus == 1 or not samples:
-        return found
-    machines = question.clusters.get(found.device.id)
-    predictor = on_cluster(found.device, Parallel(), machines=machines)
-    host = find_host(question.host, found.device, predictor.cluster)
+    samples, together = (
+        candidate.batch or source.on(candidate.device).samples,
+        question.plan.global_batch,
+    )
+    if candidate.gpus == 1 or not samples:
+        return candidate
+    machines = question.clusters.get(candidate.device.id)
+    predictor = on_cluster(candidate.device, Parallel(), machines=machines)
+    host = find_host(question.host, candidate.device, predictor.cluster)
     search = Search(
-        gpus=found.gpus,
-        global_batch=together // question.each if together else samples * found.gpus,
+        gpus=candidate.gpus,
+        global_batch=together // question.each if together else samples * candidate.gpus,
         micro_batches=_halves(samples) if target.trace is None else (samples,),
         tensor_plan=plan_of_target(target.text, target.options),
         best=1,
     )
     best, *_ = search_layouts(
-        search, lambda micro, _: source.on(found.device, micro), predictor, host
+        search, lambda micro, _: source.on(candidate.device, micro), predictor, host
     )
     if best.prediction is None:
-        return found
+        return candidate
     plan = replace(question.plan, global_batch=search.global_batch * question.each)
     cost = training_cost(best.prediction, plan)
-    if cost.seconds.value >= found.seconds.value:
-        return found
+    if cost.seconds.value >= candidate.seconds.value:
+        return candidate
     return Candidate(
-        found.device, found.gpus, best.micro_batch, best.strategy, memory=best.memory, cost=cost
+        candidate.device,
+        candidate.gpus,
+        best.micro_batch,
+        best.strategy,
+        memory=best.memory,
+        cost=cost,
     )
 
 

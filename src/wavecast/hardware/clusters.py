@@ -47,7 +47,7 @@ def cluster(name: str) -> Cluster:
         if not path.is_file():
             raise UnknownName(f'no cluster file "{name}"; give a path to a .toml file that exists')
         return read_cluster(path)
-    by_id = next((one for one in clusters() if one.id == name), None)
+    by_id = next((cluster for cluster in clusters() if cluster.id == name), None)
     return by_id or the_one(name, clusters(), "cluster")
 
 
@@ -58,13 +58,12 @@ def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
     box of eight, GeForce cards in one of four, with the PCIe of the card.
 
     Args:
-        device: the GPU.
         gpus_per_node: another number of GPUs in the machine.
 
     Raises:
         InvalidInput: the speed of the GPU's links is unknown, or its usual machine has fewer GPUs.
     """
-    usual = next((one for one in clusters() if device.id in one.usual_for), None)
+    usual = next((cluster for cluster in clusters() if device.id in cluster.usual_for), None)
     if usual is None:
         cards = gpus_per_node or (4 if _is_geforce(device) else 8)
         usual = cluster("pcie-4" if cards <= 4 else "pcie-8")
@@ -128,7 +127,7 @@ def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
     for path in user_files:
         own = read_cluster(path)
         by_id[own.id] = own
-    return tuple(sorted(by_id.values(), key=lambda one: one.id))
+    return tuple(sorted(by_id.values(), key=lambda cluster: cluster.id))
 
 
 # The facts about machines with several GPUs, and the network that joins such machines.

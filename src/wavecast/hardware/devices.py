@@ -492,7 +492,6 @@ def the_one(name: str, things: Sequence[Thing], what: str, keys: Keys[Thing] = k
 
     Args:
         name: what the user wrote.
-        things: the known things.
         what: what they are, "device" or "cluster", for messages.
         keys: the sets of words that are full names of a thing.
 
@@ -500,14 +499,14 @@ def the_one(name: str, things: Sequence[Thing], what: str, keys: Keys[Thing] = k
         UnknownName: the name fits none of them or several; the message names the candidates.
     """
     words = words_of(name)
-    found = [one for one in things if words in keys(one)]
-    if not found and words:
-        found = [one for one in things if any(words <= key for key in keys(one))]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-        listed = _quoted(found[:_SHOWN])
+    matches = [thing for thing in things if words in keys(thing)]
+    if not matches and words:
+        matches = [thing for thing in things if any(words <= key for key in keys(thing))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        more = f" and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
+        listed = _quoted(matches[:_SHOWN])
         raise UnknownName(f'"{name}" fits several {what}s: {listed}{more}; say which')
     near = _nearest(name, things, keys)
     hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
@@ -520,15 +519,15 @@ _LONGEST_NAME = 200
 
 def _nearest(name: str, things: Iterable[Thing], keys: Keys[Thing]) -> list[Thing]:
     """Up to five things with similar names, the most similar first."""
-    wanted = "".join(sorted(words_of(name))) or name.lower()
-    if len(wanted) > _LONGEST_NAME:  # the time to compare grows with the lengths of both
+    letters = "".join(sorted(words_of(name))) or name.lower()
+    if len(letters) > _LONGEST_NAME:  # the time to compare grows with the lengths of both
         return []
 
     def likeness(thing: Thing) -> float:
         joined = ("".join(sorted(key)) for key in keys(thing))
         single = (word for key in keys(thing) for word in key if any(c.isdigit() for c in word))
         return max(
-            difflib.SequenceMatcher(None, wanted, text).ratio() for text in (*joined, *single)
+            difflib.SequenceMatcher(None, letters, text).ratio() for text in (*joined, *single)
         )
 
     scored = [(likeness(thing), thing) for thing in things]

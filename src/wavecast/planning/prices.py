@@ -153,8 +153,8 @@ class PriceBook:
 
     def of(self, device_id: str) -> tuple[Price, ...]:
         """The considered offers of a GPU, cheapest per GPU first."""
-        found = [offer for offer in self.seen() if offer.device_id == device_id]
-        return tuple(sorted(found, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
+        offers = [offer for offer in self.seen() if offer.device_id == device_id]
+        return tuple(sorted(offers, key=lambda offer: (offer.usd_per_hour, offer.gpus)))
 
     def cheapest(
         self, device_id: str, gpus: int = 1, *, together: int = 1, besides: str | None = None
@@ -165,7 +165,6 @@ class PriceBook:
         there are no others.
 
         Args:
-            device_id: the GPU.
             gpus: how many of them.
             together: how many of them must be in one machine.
             besides: a provider whose offers do not count.
@@ -407,7 +406,6 @@ def read_catalogue(
     """The offers of a catalogue in which we know the GPU.
 
     Args:
-        path: a CSV file.
         provider: the provider of a file of SkyPilot's, which does not name it. None for the name of
             its folder.
         date: the date of its prices. None for the day on which the file was written.

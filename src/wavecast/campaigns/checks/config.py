@@ -268,15 +268,15 @@ def new_places(
         comparison: the step before and after.
         changed: the lines that changed. None if that is not known.
     """
-    found: list[CodePlace] = []
+    places: list[CodePlace] = []
     old, new = comparison.before, comparison.after
     if new.syncs > old.syncs:
         waits = PartChange(WAITS, old.syncs, new.syncs, 0.0, 0.0)
-        found += _places_of(waits, new.lines.get(WAITS, {}), changed)
+        places += _places_of(waits, new.lines.get(WAITS, {}), changed)
     for part in comparison.ops:
         if part.delta_s >= WORTH_A_ROW_S:
-            found += _places_of(part, new.lines.get(part.name, {}), changed)
-    return tuple(found[:_MOST])
+            places += _places_of(part, new.lines.get(part.name, {}), changed)
+    return tuple(places[:_MOST])
 
 
 def _places_of(

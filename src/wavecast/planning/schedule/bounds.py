@@ -100,7 +100,7 @@ class _LinearProgram:
 
     def __init__(self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool) -> None:
         self._fleet, self._jobs, self._aims = fleet, jobs, aims
-        self.options = [(index, one) for index, job in enumerate(jobs) for one in job.options]
+        self.options = [(index, option) for index, job in enumerate(jobs) for option in job.options]
         self.seconds = np.array([one.planned_s(robust) for _, one in self.options])
         self.job_of = np.array([index for index, _ in self.options])
         self.ways = len(self.options)
@@ -208,12 +208,9 @@ def relax_over_time(
     """The value of the relaxed problem over time, and the jobs in the order of its solution.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
         aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
             of the bound, which is valid without them.
         until_s: when a good schedule ends. The last interval begins there.
-        robust: whether to plan with the high ends of ranges.
         most: how many intervals to make at the most; the bound is better with more.
 
     Returns:
@@ -242,7 +239,7 @@ class _Shares:
         self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, cuts: np.ndarray, robust: bool
     ) -> None:
         self._fleet, self._jobs, self._cuts = fleet, jobs, cuts
-        options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
+        options = [(at, option) for at, job in enumerate(jobs) for option in job.options]
         self._options = options
         seconds = np.array([one.planned_s(robust) for _, one in options])
         submitted = np.array([jobs[at].submit_s for at, _ in options])
@@ -293,10 +290,10 @@ class _Shares:
         values = np.concatenate((gpus * seconds / usable[pool], seconds))
         total = first + len(self._jobs) * (intervals - 1)
         limits = np.concatenate((np.tile(lengths, len(pools)), self._times(lengths)))
-        made = sparse.coo_matrix(
+        matrix = sparse.coo_matrix(
             (values, (rows, np.concatenate((columns, columns)))), (total, len(self.costs))
         )
-        return made, limits
+        return matrix, limits
 
     def _times(self, lengths: np.ndarray) -> np.ndarray:
         """How long each job may run in each interval: what is left of it after the submission."""
@@ -344,18 +341,15 @@ def bound_by_starts(
     """What no schedule is below; 0 if the program is too large or was not solved.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
         aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
             of the bound, which is valid without them.
         until_s: when a good schedule ends. What starts after it needs no room.
-        robust: whether to plan with the high ends of ranges.
         most_entries: about as many entries as the program may have. 3 million are solved in about
             20 seconds.
     """
     if not aims.completion or not jobs:
         return 0.0
-    options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
+    options = [(at, option) for at, job in enumerate(jobs) for option in job.options]
     seconds = np.array([one.planned_s(robust) for _, one in options])
     submitted = np.array([jobs[at].submit_s for at, _ in options])
     first_s = float(submitted.min())

@@ -179,12 +179,12 @@ class Job:
     @cached_property
     def cheapest(self) -> RunOption:
         """The option that costs least; the faster one of equals."""
-        return min(self.options, key=lambda one: (one.usd, one.seconds.value))
+        return min(self.options, key=lambda option: (option.usd, option.seconds.value))
 
     @cached_property
     def fastest(self) -> RunOption:
         """The option that takes least time; the cheaper one of equals."""
-        return min(self.options, key=lambda one: (one.seconds.value, one.usd))
+        return min(self.options, key=lambda option: (option.seconds.value, option.usd))
 
 
 Chosen = tuple[Job, RunOption]
@@ -410,12 +410,12 @@ def jobs_of(table: Mapping[str, Any]) -> tuple[JobSpec, ...]:
 
 def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
     """The jobs, none of which has the name of another."""
-    found: dict[str, JobSpec] = {}
+    by_name: dict[str, JobSpec] = {}
     for place, spec in enumerate(specs, start=1):
-        if spec.name in found:
+        if spec.name in by_name:
             raise InvalidInput(f"jobs[{place}].name: two jobs have the name {spec.name!r}")
-        found[spec.name] = spec
-    return tuple(found.values())
+        by_name[spec.name] = spec
+    return tuple(by_name.values())
 
 
 def _job(table: Any, where: str) -> JobSpec:

@@ -90,7 +90,7 @@ class JobsPlan(Shown):
         """The use of each pool."""
         last, uses = self.schedule.makespan_s, []
         for pool in self.fleet.pools:
-            runs = [one.run for one in self.jobs if one.run.option.pool == pool.name]
+            runs = [job.run for job in self.jobs if job.run.option.pool == pool.name]
             used = sum((run.end_s - run.start_s) * run.option.gpus for run in runs)
             share = used / (last * pool.gpus) if last else 0.0
             uses.append(PoolUse(pool.name, pool.gpus, len(runs), share))
@@ -137,9 +137,9 @@ def cost_against_time(
         for factor in () if first.late else _CURVE_POINTS:
             due = first.makespan_s * factor * 1.001
             limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
-            found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
-            if not found.late:
-                points.append((due, found.usd))
+            cheapest = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
+            if not cheapest.late:
+                points.append((due, cheapest.usd))
     return points
 
 
@@ -269,11 +269,6 @@ def _outlook(runs: Sequence[PlannedRun], draws: int) -> Outlook:
 def with_room(fleet: Fleet, jobs: Sequence[Job], robust: bool = False) -> tuple[Job, ...]:
     """The jobs with the options that have room when nothing else runs.
 
-    Args:
-        fleet: the GPUs.
-        jobs: the jobs.
-        robust: whether runs last as long as the high ends of their ranges.
-
     Raises:
         InvalidInput: a job can run nowhere; says why for each kind of GPU, and what would help.
     """
@@ -288,16 +283,16 @@ def _with_room(fleet: Fleet, job: Job, robust: bool) -> Job:
             "pool that it fits on"
         )
     kept = tuple(
-        one
-        for one in job.options
-        if fleet.by_name[one.pool].opens(job.submit_s, one.planned_s(robust))
+        option
+        for option in job.options
+        if fleet.by_name[option.pool].opens(job.submit_s, option.planned_s(robust))
     )
     if not kept:
         longest = max(
             (end - max(begin, job.submit_s) for pool in fleet.pools for begin, end in pool.windows),
             default=0.0,
         )
-        needed = min(job.options, key=lambda one: one.planned_s(robust))
+        needed = min(job.options, key=lambda option: option.planned_s(robust))
         high = " with the high ends of ranges" if robust else ""
         raise InvalidInput(
             f"job {job.name} takes {needed.planned_s(robust) / HOUR_S:.1f} h at least{high} (on "
@@ -310,8 +305,10 @@ def _with_room(fleet: Fleet, job: Job, robust: bool) -> Job:
 def no_room(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) -> str:
     """Why there is no schedule at all, and what would make one."""
     closing = ", ".join(pool.name for pool in fleet.pools if pool.windows)
-    found = remedies(fleet, jobs, robust, effort)
-    helped = "; or ".join(found) if found else "no single change of the cluster was found to help"
+    changes = remedies(fleet, jobs, robust, effort)
+    helped = (
+        "; or ".join(changes) if changes else "no single change of the cluster was found to help"
+    )
     return (
         f"no plan was found in which all {len(jobs)} jobs run while {closing} can be had. What "
         f"would help: {helped}"
@@ -343,9 +340,9 @@ def explain(
         "met"
     )
     possible = [replace(job, deadline_s=None) if job.name in hopeless else job for job in jobs]
-    found = remedies(fleet, possible, robust, effort)
-    if found:
-        yield f"these deadlines would also be met with {'; or '.join(found)}"
+    changes = remedies(fleet, possible, robust, effort)
+    if changes:
+        yield f"these deadlines would also be met with {'; or '.join(changes)}"
     else:
         yield "no single change of the cluster was found to meet these deadlines"
 
@@ -353,7 +350,7 @@ def explain(
 def _shortfall(job: Job, robust: bool) -> float:
     if job.deadline_s is None:
         return 0.0
-    fastest = min(one.planned_s(robust) for one in job.options)
+    fastest = min(option.planned_s(robust) for option in job.options)
     return max(0.0, job.submit_s + fastest - job.deadline_s)
 
 
@@ -361,7 +358,7 @@ def _alone_late(jobs: Sequence[Job], robust: bool) -> Iterator[str]:
     for job in jobs:
         short = _shortfall(job, robust)
         if short > 1e-6:
-            fastest = min(job.options, key=lambda one: one.planned_s(robust))
+            fastest = min(job.options, key=lambda option: option.planned_s(robust))
             yield (
                 f"{job.name} cannot meet its deadline even alone: the fastest way, {fastest.name}, "
                 f"takes {fastest.planned_s(robust) / HOUR_S:.1f} h; a deadline "
@@ -388,9 +385,7 @@ def remedies(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) ->
     """What would let all jobs run and meet their deadlines, each in a few words.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs, none of which has a deadline that it cannot meet alone.
-        robust: whether to plan with the high ends of ranges.
         effort: how hard the plan was searched; this takes about as long again at the most.
     """
     trial = _Trial(jobs, robust, effort)
@@ -412,26 +407,26 @@ class _Trial:
         """
         if time.perf_counter() > self._until:
             return ()
-        found = self._planned(fleet, 0.0)
-        return found or self._planned(fleet, self._look_s) if self._effort.limit_s else found
+        runs = self._planned(fleet, 0.0)
+        return runs or self._planned(fleet, self._look_s) if self._effort.limit_s else runs
 
     def _planned(self, fleet: Fleet, limit_s: float) -> tuple[PlannedRun, ...]:
         aims, effort = Aims(tardiness=1.0), replace(self._effort, limit_s=limit_s)
         try:
-            found = make_schedule(fleet, self._jobs, aims, robust=self._robust, effort=effort)
+            schedule = make_schedule(fleet, self._jobs, aims, robust=self._robust, effort=effort)
         except NoRoom:
             return ()
-        return () if found.late else found.runs
+        return () if schedule.late else schedule.runs
 
     def uses(self, pool: Pool) -> bool:
         """Whether a job may run there."""
-        return any(one.pool == pool.name for job in self._jobs for one in job.options)
+        return any(option.pool == pool.name for job in self._jobs for option in job.options)
 
 
 def _changed(fleet: Fleet, pool: Pool) -> Fleet:
     """The fleet with another version of a pool."""
     return replace(
-        fleet, pools=tuple(pool if one.name == pool.name else one for one in fleet.pools)
+        fleet, pools=tuple(pool if old.name == pool.name else old for old in fleet.pools)
     )
 
 
@@ -558,12 +553,12 @@ def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
         )
     else:
         options = tuple(_measured(spec, pools))
-    roomy = tuple(one for one in options if fleet.holds(one.pool, one.gpus))
-    small = [one.name for one in options if one not in roomy]
+    roomy = tuple(option for option in options if fleet.holds(option.pool, option.gpus))
+    small = [option.name for option in options if option not in roomy]
     refused += [f"{name}: the pool has no room or power for so many GPUs" for name in small]
-    endless = [one for one in roomy if one.planned_s(robust=True) > _LONGEST_S]
-    refused += [f"{one.name}: takes more than {_LONGEST_YEARS} years" for one in endless]
-    roomy = tuple(one for one in roomy if one not in endless)
+    endless = [option for option in roomy if option.planned_s(robust=True) > _LONGEST_S]
+    refused += [f"{option.name}: takes more than {_LONGEST_YEARS} years" for option in endless]
+    roomy = tuple(option for option in roomy if option not in endless)
     deadline = spec.deadline_s
     if spec.due_in_s is not None:
         deadline = spec.submit_s + spec.due_in_s
@@ -605,32 +600,32 @@ def _machines(spec: JobSpec, pool: Pool) -> Cluster | None:
     with prefixed(f"pool {pool.name}: "):
         gpu = device(pool.gpu)
         if pool.links:
-            found = with_device(cluster(pool.links), gpu)
+            machine = with_device(cluster(pool.links), gpu)
         else:
             try:
-                found = usual_cluster(gpu)
+                machine = usual_cluster(gpu)
             except InvalidInput:
                 return None
-        if pool.gpus_per_node > found.node.gpus:
+        if pool.gpus_per_node > machine.node.gpus:
             raise InvalidInput(
-                f"gpus_per_node is {pool.gpus_per_node}, and a machine of {found.id} has "
-                f"{found.node.gpus}; name the machine with links (list them with "
+                f"gpus_per_node is {pool.gpus_per_node}, and a machine of {machine.id} has "
+                f"{machine.node.gpus}; name the machine with links (list them with "
                 '"wavecast clusters"), or write a file for it'
             )
-        return found.with_gpus_per_node(pool.gpus_per_node)
+        return machine.with_gpus_per_node(pool.gpus_per_node)
 
 
 def _predicted(
-    found: Sequence[Candidate], pools: Sequence[Pool], refused: list[str]
+    candidates: Sequence[Candidate], pools: Sequence[Pool], refused: list[str]
 ) -> Iterator[RunOption]:
-    for one in found:
-        if one.cost is None:
-            refused.append(f"{one.name}: {one.reason}")
+    for option in candidates:
+        if option.cost is None:
+            refused.append(f"{option.name}: {option.reason}")
             continue
         for pool in pools:
-            if pool.gpu == one.device.id:
-                layout = "" if one.strategy is None else option_of(one.strategy)
-                yield _option(pool, one.gpus, one.cost.seconds, layout)
+            if pool.gpu == option.device.id:
+                layout = "" if option.strategy is None else option_of(option.strategy)
+                yield _option(pool, option.gpus, option.cost.seconds, layout)
 
 
 def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:

@@ -74,11 +74,7 @@ def make_schedule(
     """The best schedule that was found.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs; all their options have room when nothing else runs (`refusals.with_room`).
-        aims: what is minimised.
-        robust: whether to plan with the high ends of ranges.
-        effort: how hard to search.
 
     Raises:
         NoRoom: no schedule was found in which all jobs have room while GPUs can be had.
@@ -96,10 +92,10 @@ def make_schedule(
         limit_s = max(_LEAST_S, limit_s - (time.perf_counter() - began))
     unit_s = time_unit_s(max((run.end_s for run in runs), default=1.0))
     if effort.limit_s and len(jobs) <= effort.most_whole:
-        found = planner.search(jobs, runs, unit_s, limit_s)
-        impossible = found.is_impossible
-        bound = bound if impossible else max(bound, found.bound)
-        runs, method = planner.better(runs, found.chosen, "CP-SAT", method)
+        searched = planner.search(jobs, runs, unit_s, limit_s)
+        impossible = searched.is_impossible
+        bound = bound if impossible else max(bound, searched.bound)
+        runs, method = planner.better(runs, searched.chosen, "CP-SAT", method)
     elif effort.limit_s:
         runs, method = planner.by_pools(runs, unit_s, limit_s, method)
     if impossible:
@@ -119,9 +115,9 @@ def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float)
     unit_s, method, bound = time_unit_s(max(run.end_s for run in runs)), "greedy", 0.0
     if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
         left_s = max(_LEAST_S, soft.effort.limit_s - (time.perf_counter() - began))
-        found = soft.search(soft.jobs, runs, unit_s, left_s)
-        runs, method = soft.better(runs, found.chosen, "CP-SAT")
-        bound = found.bound
+        searched = soft.search(soft.jobs, runs, unit_s, left_s)
+        runs, method = soft.better(runs, searched.chosen, "CP-SAT")
+        bound = searched.bound
     took_s = time.perf_counter() - began
     return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, took_s, True)
 
@@ -147,9 +143,9 @@ class _SchedulePlanner:
             # Only pools that close leave no room, so that their last hour is the horizon.
             last_s = max(end for pool in self.fleet.pools for _, end in pool.windows)
             soft = replace(self, aims=Aims(makespan=1.0, tardiness=1.0))
-            found = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
-            if found.chosen:
-                return seat(self.fleet, found.chosen, self.robust)
+            searched = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
+            if searched.chosen:
+                return seat(self.fleet, searched.chosen, self.robust)
         raise NoRoom("not all jobs find room while GPUs can be had")
 
     def search(
@@ -174,7 +170,7 @@ class _SchedulePlanner:
         whole = {job.name: in_units(job, unit_s, self.robust) for job in jobs}
         places = {
             run.job.name: next(
-                i for i, one in enumerate(run.job.options) if one.name == run.option.name
+                i for i, option in enumerate(run.job.options) if option.name == run.option.name
             )
             for run in runs
         }
@@ -195,11 +191,11 @@ class _SchedulePlanner:
         if not chosen:
             return runs, before
         try:
-            found = seat(self.fleet, chosen, self.robust)
+            seated = seat(self.fleet, chosen, self.robust)
         except NoRoom:  # the search knows of no machines
             return runs, before
-        if rank(self.aims, found) <= rank(self.aims, runs):
-            return found, method
+        if rank(self.aims, seated) <= rank(self.aims, runs):
+            return seated, method
         return runs, before
 
     def over_time(self, runs: tuple[PlannedRun, ...]) -> tuple[tuple[PlannedRun, ...], float, str]:
@@ -209,10 +205,10 @@ class _SchedulePlanner:
         """
         end_s, best, method = max(run.end_s for run in runs), runs, "greedy"
         for most in COARSE:
-            found = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust, most)
-            if found is None:
+            ordered = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust, most)
+            if ordered is None:
                 break
-            best, method = self.better(best, found[1], "order of a program over time", method)
+            best, method = self.better(best, ordered[1], "order of a program over time", method)
         last = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust)
         bound = 0.0 if last is None else last[0]
         if len(self.jobs) <= self.effort.most_whole:
@@ -238,10 +234,10 @@ class _SchedulePlanner:
             fixed = {run.job.name: run for run in inside}
             jobs = [replace(run.job, options=(run.option,)) for run in inside]
             alone = [replace(run, job=job) for run, job in zip(inside, jobs, strict=True)]
-            found = self.search(jobs, alone, unit_s, share).chosen
-            for place, (job, option) in enumerate(found):
-                order.append((place / len(found), (fixed[job.name].job, option)))
-            if not found:
+            searched = self.search(jobs, alone, unit_s, share).chosen
+            for place, (job, option) in enumerate(searched):
+                order.append((place / len(searched), (fixed[job.name].job, option)))
+            if not searched:
                 order += [(math.inf, (run.job, run.option)) for run in inside]
         chosen = [one for _, one in sorted(order, key=lambda each: each[0])]
         return self.better(runs, chosen, "CP-SAT by pools", before)
@@ -273,11 +269,11 @@ class ExactSearch:
 
 def time_unit_s(last_s: float) -> float:
     """The time unit for jobs whose greedy schedule ends then: a second, a minute, ..."""
-    wanted = 2 * last_s / MOST_UNITS
+    least_s = 2 * last_s / MOST_UNITS
     for unit in (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0):
-        if wanted <= unit:
+        if least_s <= unit:
             return unit
-    return HOUR_S * math.ceil(wanted / HOUR_S)
+    return HOUR_S * math.ceil(least_s / HOUR_S)
 
 
 def in_units(job: Job, unit_s: float, robust: bool) -> Job:
@@ -287,7 +283,8 @@ def in_units(job: Job, unit_s: float, robust: bool) -> Job:
         return math.ceil(seconds / unit_s - 1e-9) * unit_s
 
     options = tuple(
-        replace(one, seconds=Ranged(max(unit_s, up(one.planned_s(robust))))) for one in job.options
+        replace(option, seconds=Ranged(max(unit_s, up(option.planned_s(robust)))))
+        for option in job.options
     )
     return replace(job, options=options, submit_s=up(job.submit_s))
 
@@ -306,14 +303,7 @@ def search(
     """The best options and order that were found within a time limit.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
-        aims: what is minimised.
         warm: a schedule of the same jobs in the same units to begin with. Empty for none.
-        unit_s: the time unit.
-        robust: whether to plan with the high ends of ranges.
-        limit_s: the time limit.
-        workers: how many threads search. None for all cores.
     """
     with needing_extra("planning"):
         from ortools.sat.python import cp_model
@@ -342,7 +332,7 @@ class _Model:
     ) -> None:
         self.model, self._fleet, self._jobs, self._aims = cp_model.CpModel(), fleet, jobs, aims
         self._unit_s = unit_s
-        longest = sum(max(one.seconds.value for one in job.options) for job in jobs)
+        longest = sum(max(option.seconds.value for option in job.options) for job in jobs)
         submitted = max((job.submit_s for job in jobs), default=0.0)
         opened = max((end for pool in fleet.pools for _, end in pool.windows), default=0.0)
         self.horizon = math.ceil((longest + submitted + opened) / unit_s) + 1
@@ -364,7 +354,7 @@ class _Model:
         start = model.new_int_var(self._units(job.submit_s), self.horizon, "")
         present = [model.new_bool_var("") for _ in job.options]
         model.add_exactly_one(present)
-        lasts = [self._units(one.seconds.value) for one in job.options]
+        lasts = [self._units(option.seconds.value) for option in job.options]
         for literal, one, units in zip(present, job.options, lasts, strict=True):
             interval = model.new_optional_fixed_size_interval_var(start, units, literal, "")
             self._inside[one.pool].append((interval, one.gpus))
@@ -467,11 +457,7 @@ def improve(
     """The best schedule that small changes found within a time limit.
 
     Args:
-        fleet: the GPUs.
         runs: the schedule to begin with.
-        aims: what is minimised.
-        limit_s: the time limit.
-        robust: whether to plan with the high ends of ranges.
         goal: a value that is good enough, such as a bound.
     """
     draw = random.Random(_SEED)
@@ -480,19 +466,19 @@ def improve(
         now = seat(fleet, order, robust)
     except NoRoom:  # machines may be shared out otherwise in this order
         return tuple(runs)
-    best = min(now, tuple(runs), key=lambda one: rank(aims, one))
+    best = min(now, tuple(runs), key=lambda schedule: rank(aims, schedule))
     if len(order) < 2:
         return best
     began = time.perf_counter()
     while (gone := (time.perf_counter() - began) / limit_s) < 1 and aims.value(best) > goal:
         changed = _changed(order, draw)
         try:
-            found = seat(fleet, changed, robust)
+            seated = seat(fleet, changed, robust)
         except NoRoom:
             continue
-        if _is_taken(rank(aims, found), rank(aims, now), _HOT * (_COLD / _HOT) ** gone, draw):
-            order, now = changed, found
-            best = min(best, now, key=lambda one: rank(aims, one))
+        if _is_taken(rank(aims, seated), rank(aims, now), _HOT * (_COLD / _HOT) ** gone, draw):
+            order, now = changed, seated
+            best = min(best, now, key=lambda schedule: rank(aims, schedule))
     return best
 
 
@@ -602,17 +588,17 @@ class _Seats:
         start = self.whole.earliest(after, seconds, gpus)
         if gpus <= size:
             return self._within_one(start, seconds, gpus)
-        needed, found = math.ceil(gpus / size), []
+        needed, free_nodes = math.ceil(gpus / size), []
         while math.isfinite(start):
             times = [
                 node.earliest(start, seconds, node.limit) if node.limit == size else math.inf
                 for node in self.nodes
             ]
-            found = [index for index, time in enumerate(times) if time <= start]
-            if len(found) >= needed and self.whole.is_free(start, seconds, gpus):
-                return start, tuple(found[:needed])
+            free_nodes = [index for index, time in enumerate(times) if time <= start]
+            if len(free_nodes) >= needed and self.whole.is_free(start, seconds, gpus):
+                return start, tuple(free_nodes[:needed])
             later = sorted(time for time in times if time > start)
-            rank = max(0, needed - len(found) - 1)
+            rank = max(0, needed - len(free_nodes) - 1)
             start = later[rank] if rank < len(later) else math.inf
             if math.isfinite(start):
                 start = self.whole.earliest(start, seconds, gpus)
@@ -707,13 +693,25 @@ def _due(job: Job) -> float:
 def orders(robust: bool) -> dict[str, Key]:
     """The orders that are tried, by name."""
     return {
-        "longest first": lambda one: (-one[1].planned_s(robust), -one[1].gpus),
-        "most GPUs first": lambda one: (-one[1].gpus, -one[1].planned_s(robust)),
-        "earliest deadline first": lambda one: (_due(one[0]), one[0].submit_s),
-        "shortest first": lambda one: (
-            one[1].planned_s(robust) * one[1].gpus / max(one[0].priority, 1e-9),
+        "longest first": lambda chosen: (
+            -chosen[1].planned_s(robust),
+            -chosen[1].gpus,
         ),
-        "first submitted first": lambda one: (one[0].submit_s, -one[0].priority),
+        "most GPUs first": lambda chosen: (
+            -chosen[1].gpus,
+            -chosen[1].planned_s(robust),
+        ),
+        "earliest deadline first": lambda chosen: (
+            _due(chosen[0]),
+            chosen[0].submit_s,
+        ),
+        "shortest first": lambda chosen: (
+            chosen[1].planned_s(robust) * chosen[1].gpus / max(chosen[0].priority, 1e-9),
+        ),
+        "first submitted first": lambda chosen: (
+            chosen[0].submit_s,
+            -chosen[0].priority,
+        ),
     }
 
 
@@ -727,11 +725,7 @@ def greedy(
     """The best of the greedy schedules: the fewest late jobs if deadlines are hard, then the value.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
-        aims: what is minimised.
         relaxed: the option of each job in the relaxed problem.
-        robust: whether to plan with the high ends of ranges.
 
     Returns:
         Nothing if every rule leaves a job without room, before GPUs cannot be had any more.
@@ -771,8 +765,13 @@ def _tried(
 
 def _in_time(job: Job, robust: bool) -> RunOption:
     """The cheapest option that could meet the deadline if the job were alone."""
-    kept = [one for one in job.options if job.submit_s + one.planned_s(robust) <= _due(job)]
-    return min(kept or [job.fastest], key=lambda one: (one.usd, one.seconds.value))
+    kept = [
+        option for option in job.options if job.submit_s + option.planned_s(robust) <= _due(job)
+    ]
+    return min(
+        kept or [job.fastest],
+        key=lambda option: (option.usd, option.seconds.value),
+    )
 
 
 def _looking(

@@ -60,9 +60,7 @@ def simulate(
     """What becomes of jobs under a policy.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs; each has at least one option.
-        policy: what decides.
         restart_s: what stopping a job and starting it again costs it.
         seconds: how long jobs really take. None for as long as predicted.
         most_late: how many jobs may miss their deadlines. None for any number.
@@ -105,7 +103,7 @@ class _Simulator:
         self._dropped: list[Job] = []
         self._is_round_due = False
         self._may_be_late = 0
-        for order, job in enumerate(sorted(jobs, key=lambda one: one.submit_s)):
+        for order, job in enumerate(sorted(jobs, key=lambda job: job.submit_s)):
             self._push(job.submit_s, _ARRIVES, Active(job, order))
 
     def _push(self, time_s: float, kind: int, active: Active | None = None) -> None:
@@ -141,7 +139,7 @@ class _Simulator:
                 self._start(self._policy.decide(now, self._free), now)
             self._plan_round(now)
         if self._active:
-            names = ", ".join(one.job.name for one in list(self._active.values())[:3])
+            names = ", ".join(active.job.name for active in list(self._active.values())[:3])
             raise InvalidInput(f"{self._policy.name} never starts {names}; allow other GPUs")
         took_s = time.process_time() - began
         done, dropped = tuple(self._outcomes), tuple(self._dropped)
@@ -156,7 +154,7 @@ class _Simulator:
     def _plan_round(self, now: float) -> None:
         round_s = self._policy.round_s
         if round_s is not None and self._active and not self._is_round_due:
-            waits = all(one.option is None for one in self._active.values())
+            waits = all(active.option is None for active in self._active.values())
             self._push(now if waits and not self._stuck(now) else now + round_s, _ROUND)
             self._is_round_due = True
 
@@ -212,21 +210,21 @@ class _Simulator:
     def _reassign(self, now: float) -> None:
         """A round: all running jobs may be stopped, moved, or left alone."""
         self._decided_s = now
-        running = [one for one in self._active.values() if one.option is not None]
+        running = [active for active in self._active.values() if active.option is not None]
         for active in running:
             self._account(active, now)
-        wanted = {id(one): (one, option) for one, option in self._policy.decide(now, self._free)}
+        chosen = {id(one): (one, option) for one, option in self._policy.decide(now, self._free)}
         for active in running:
-            kept = wanted.get(id(active))
+            kept = chosen.get(id(active))
             if kept is not None and kept[1] == active.option:
-                del wanted[id(active)]
+                del chosen[id(active)]
                 continue
             assert active.option is not None
             self._free.take(active.option, -1)
             active.option = None
             active.version += 1
             active.stops += 1
-        self._start(list(wanted.values()), now)
+        self._start(list(chosen.values()), now)
 
 
 # The state of a simulated fleet, and what became of each job.
@@ -316,7 +314,7 @@ class Simulation(Shown):
 
     @cached_property
     def _completions(self) -> list[float]:
-        return sorted(one.completion_s for one in self.outcomes)
+        return sorted(outcome.completion_s for outcome in self.outcomes)
 
     @property
     def mean_completion_s(self) -> float:
@@ -332,25 +330,25 @@ class Simulation(Shown):
     @property
     def mean_wait_s(self) -> float:
         """The mean time from submission to the first start."""
-        return sum(one.waited_s for one in self.outcomes) / max(1, len(self.outcomes))
+        return sum(outcome.waited_s for outcome in self.outcomes) / max(1, len(self.outcomes))
 
     @property
     def makespan_s(self) -> float:
         """The time from the first submission to the last end."""
         if not self.outcomes:
             return 0.0
-        first = min(one.job.submit_s for one in self.outcomes)
-        return max(one.end_s for one in self.outcomes) - first
+        first = min(outcome.job.submit_s for outcome in self.outcomes)
+        return max(outcome.end_s for outcome in self.outcomes) - first
 
     @property
     def usd(self) -> float:
         """What the GPU time of all jobs cost."""
-        return sum(one.usd for one in self.outcomes)
+        return sum(outcome.usd for outcome in self.outcomes)
 
     @property
     def deadlines_met(self) -> float | None:
         """The share of jobs with a deadline that met it. None if no job has one."""
-        due = [one.in_time for one in self.outcomes if one.in_time is not None]
+        due = [outcome.in_time for outcome in self.outcomes if outcome.in_time is not None]
         count = len(due) + len(self.dropped)
         return sum(due) / count if count else None
 
@@ -358,7 +356,7 @@ class Simulation(Shown):
     def utilisation(self) -> float:
         """The share of the GPU time of the fleet that jobs used, until the last end."""
         whole = self.makespan_s * self.fleet.gpus
-        return sum(one.gpu_s for one in self.outcomes) / whole if whole else 0.0
+        return sum(outcome.gpu_s for outcome in self.outcomes) / whole if whole else 0.0
 
 
 class Free:
@@ -403,7 +401,6 @@ class QueuePolicy:
     """Starts waiting jobs in an order.
 
     Args:
-        name: its name.
         order: jobs with less come first.
         choice: the option of a job.
         is_strict: whether no job is passed by a later one, as in FIFO.
@@ -438,7 +435,7 @@ class QueuePolicy:
         """Take a job out of the queue, in which those stay that may be stopped."""
         if self.round_s is not None:
             key = self._order(active.job), active.order
-            self._queue.pop(bisect.bisect_left(self._queue, key, key=lambda one: one[:2]))
+            self._queue.pop(bisect.bisect_left(self._queue, key, key=lambda active: active[:2]))
 
     def decide(self, now_s: float, free: Free) -> Starts:
         """The jobs that start, in order; with rounds, all jobs that run."""
@@ -518,15 +515,15 @@ def any_free(active: Active, free: Free) -> RunOption | None:
     job = active.job
     if len(job.options) == 1:
         return job.options[0] if free.has(job.options[0]) else None
-    roomy = [one for one in job.options if free.has(one)]
-    return max(roomy, key=lambda one: (free.gpus[one.pool], -one.gpus), default=None)
+    roomy = [option for option in job.options if free.has(option)]
+    return max(roomy, key=lambda active: (free.gpus[active.pool], -active.gpus), default=None)
 
 
 def first_free(active: Active, free: Free) -> RunOption | None:
     """The first option that has room, in the order of the pools of the fleet."""
     places = list(free.gpus)
-    roomy = (one for one in active.job.options if free.has(one))
-    return min(roomy, key=lambda one: (places.index(one.pool), one.gpus), default=None)
+    roomy = (option for option in active.job.options if free.has(option))
+    return min(roomy, key=lambda active: (places.index(active.pool), active.gpus), default=None)
 
 
 def fastest_free(active: Active, free: Free) -> RunOption | None:
@@ -534,8 +531,8 @@ def fastest_free(active: Active, free: Free) -> RunOption | None:
     job = active.job
     if len(job.options) == 1:
         return job.options[0] if free.has(job.options[0]) else None
-    roomy = [one for one in job.options if free.has(one)]
-    return min(roomy, key=lambda one: (one.seconds.value, one.usd), default=None)
+    roomy = [option for option in job.options if free.has(option)]
+    return min(roomy, key=lambda active: (active.seconds.value, active.usd), default=None)
 
 
 def cheapest_only(active: Active, free: Free) -> RunOption | None:
@@ -558,12 +555,14 @@ def _in_time(active: Active, free: Free) -> list[RunOption]:
     """The options that meet the deadline of a job, if it runs from now on."""
     due = active.job.deadline_s
     given_s = math.inf if due is None else due - free.now_s
-    return [one for one in active.job.options if one.seconds.value * active.left <= given_s]
+    return [
+        option for option in active.job.options if option.seconds.value * active.left <= given_s
+    ]
 
 
 def _cheapest(free: Free, options: Sequence[RunOption]) -> RunOption | None:
-    roomy = (one for one in options if free.has(one))
-    return min(roomy, key=lambda one: (one.usd, one.seconds.value), default=None)
+    roomy = (option for option in options if free.has(option))
+    return min(roomy, key=lambda active: (active.usd, active.seconds.value), default=None)
 
 
 def fifo(_: Fleet, round_s: float | None = None) -> QueuePolicy:
@@ -628,7 +627,7 @@ def smallest_first(_: Fleet, round_s: float | None = None) -> QueuePolicy:
     """Jobs that take least GPU time come first."""
     return QueuePolicy(
         "smallest first",
-        lambda job: min(one.seconds.value * one.gpus for one in job.options),
+        lambda job: min(option.seconds.value * option.gpus for option in job.options),
         fastest_free,
         round_s=round_s,
     )

@@ -286,8 +286,8 @@ def published(gpu: str) -> LayerModel:
     Raises:
         UnknownName: No coefficients are published for the GPU.
     """
-    wanted = gpu.strip().lower().replace(" ", "-")
-    if wanted not in PUBLISHED_GPUS:
+    key = gpu.strip().lower().replace(" ", "-")
+    if key not in PUBLISHED_GPUS:
         raise UnknownName(
             f'no paper publishes coefficients for "{gpu}"; known: {", ".join(PUBLISHED_GPUS)}'
         )

@@ -48,7 +48,6 @@ class CampaignResults:
     """The results of one campaign in a run store.
 
     Args:
-        store: the store.
         name: the name of the campaign.
     """
 
@@ -103,8 +102,8 @@ class CampaignResults:
                 if self._insert(connection, result):
                     insert(connection, [(identity(run), run) for run in result.runs])
                     new += 1
-            for one in failed:
-                row = {"task": one.task, "node": one.node, "error": one.error[:1000]}
+            for attempt in failed:
+                row = {"task": attempt.task, "node": attempt.node, "error": attempt.error[:1000]}
                 connection.execute(database.failures.insert().values(campaign=self.name, **row))
         return new
 

@@ -62,7 +62,6 @@ def connect(
     Args:
         place: a file or a URL; None for the user's own store.
         read_only: whether nothing will be written. A missing file is then refused, not created.
-        told: takes a line that says for what the process waits.
 
     Raises:
         InvalidInput: the place cannot be a store.
@@ -134,8 +133,8 @@ def telling(name: str) -> Iterator[None]:
     except (SQLAlchemyError, sqlite3.Error, UnicodeDecodeError) as error:
         cause = getattr(error, "orig", None) or error
         why = (str(cause).strip() or type(cause).__name__).split("\n")[0]
-        told = reason(cause) or f"{why}; nothing was half-written; try again when it is back"
-        raise StoreUnavailable(f"the run store {name}: {told}") from error
+        meaning = reason(cause) or f"{why}; nothing was half-written; try again when it is back"
+        raise StoreUnavailable(f"the run store {name}: {meaning}") from error
 
 
 def _postgresql(place: str) -> tuple[Engine, str]:
@@ -186,7 +185,6 @@ def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engin
     Args:
         path: the file. A missing one is created, unless it is only read.
         read_only: whether nothing will be written.
-        told: takes a line that says for what the process waits.
 
     Raises:
         InvalidInput: the path cannot be a store.
@@ -429,12 +427,6 @@ def migrate(
     told: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Upgrade the tables to a version, by default the newest, in one transaction.
-
-    Args:
-        engine: the database.
-        name: its name in messages.
-        to: the version.
-        told: takes a line that says for what the process waits.
 
     Returns:
         The version that the tables have now.

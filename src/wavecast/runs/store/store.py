@@ -358,11 +358,9 @@ def add_file(
     """Add the runs of a file that the store does not have yet.
 
     Args:
-        store: the store.
         file: a log or table of a known format.
         given: facts that the file does not say.
         format: the format of the file; recognised if not given.
-        told: takes each warning, with file and line.
         progress: takes the number of runs written so far and their total.
 
     Raises:
