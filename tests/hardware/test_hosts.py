@@ -199,10 +199,6 @@ def mine() -> Path:
     return keep("my-machine")
 
 
-def test_a_host_stays_what_it_is() -> None:
-    assert find_host(REFERENCE_HOST) is REFERENCE_HOST
-
-
 def test_without_a_calibration_the_reference_host_issues() -> None:
     assert find_host(None, T4) is REFERENCE_HOST
     with pytest.raises(UnknownName, match='not calibrated yet: run "wavecast calibrate"'):
@@ -318,11 +314,6 @@ def test_a_file_says_how_busy_the_machine_was() -> None:
 def test_an_unknown_host_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(UnknownName, match=r'"reference", "mine", .* and files.*--host-factor'):
         find_host(name)
-
-
-def test_a_file_that_is_not_there_is_named() -> None:
-    with pytest.raises(InvalidInput, match=r"nowhere\.toml: cannot be read"):
-        find_host("nowhere.toml")
 
 
 def test_predictions_take_the_calibrated_host_of_their_gpu_and_say_so(mine: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from wavecast.errors import InvalidInput, UnknownName
+from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device, devices
 from wavecast.planning.prices import (
     Price,
@@ -129,23 +129,6 @@ def test_a_price_nobody_offers_is_none_not_a_guess() -> None:
     assert price("rtx-2070") is None
 
 
-def test_an_unknown_or_ambiguous_name_is_an_error() -> None:
-    with pytest.raises(UnknownName, match="fits several"):
-        price("h100")
-    with pytest.raises(UnknownName, match="unknown device"):
-        price("qqqq")
-
-
-def test_newer_gpus_of_a_kind_cost_more() -> None:
-    def usd(name: str) -> float:
-        offer = price(name)
-        assert offer is not None
-        return offer.usd_per_hour
-
-    assert usd("t4") < usd("a100-sxm-80gb") < usd("h100-sxm-80gb") < usd("h200-sxm")
-    assert usd("h200-sxm") < usd("b200-sxm") < usd("b300-sxm")
-
-
 OFFER = """
 [prices.l4]
 usd_per_hour = 1
@@ -194,14 +177,9 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (OFFER.replace("2026-01-02", "2026-01-02T03:04:05"), "prices.l4.date must be a date"),
         (OFFER.replace('"me"', "3"), "prices.l4.provider must be a text"),
         (OFFER.replace("= 1", "= 0"), "prices.l4.usd_per_hour must be a positive number"),
-        (OFFER.replace("= 1", "= 5e-324"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= 1e300"), "prices.l4.usd_per_hour must be a positive number"),
-        (OFFER.replace("= 1", "= -1"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= nan"), "prices.l4.usd_per_hour must be a positive number"),
-        (OFFER.replace("= 1", "= inf"), "prices.l4.usd_per_hour must be a positive number"),
-        (OFFER.replace("= 1", "= true"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER + "gpus = 1.5", "prices.l4.gpus must be a whole number"),
-        (OFFER + "gpus = true", "prices.l4.gpus must be a whole number"),
         (OFFER + "includes_host = 1", "prices.l4.includes_host must be true or false"),
         (OFFER + "usd = 1", "prices.l4.usd is not a key of an offer"),
         ("offers = 3", "offers must be a list"),
@@ -221,32 +199,12 @@ def test_a_malformed_file_is_refused_with_place_and_reason(
     assert reason in str(error.value)
 
 
-def test_unreadable_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="cannot be read"):
-        read_prices(tmp_path / "none.toml")
-    (tmp_path / "latin.toml").write_bytes(b'source = "\xe9"')
-    with pytest.raises(InvalidInput, match="is not UTF-8"):
-        read_prices(tmp_path / "latin.toml")
-
-
 def offered(usd_per_hour: float) -> Price:
     return Price("any", usd_per_hour, "someone", "", datetime.date(2020, 10, 1))
 
 
 HABITAT_USD = {"p100": 1.46, "v100": 2.48, "t4": 0.35}
 """Prices of Habitat's table 2 (Yu et al., ATC 2021)."""
-
-
-@pytest.mark.parametrize(
-    ("fast", "cheap", "break_even"),
-    [("v100", "p100", 1.6986), ("p100", "t4", 4.171), ("v100", "t4", 7.086)],
-)
-def test_a_faster_gpu_pays_from_the_ratio_of_prices_on(
-    fast: str, cheap: str, break_even: float
-) -> None:
-    dear, low = offered(HABITAT_USD[fast]), offered(HABITAT_USD[cheap])
-    assert dear.per_usd(1.001 * break_even) > low.per_usd(1.0)
-    assert dear.per_usd(0.999 * break_even) < low.per_usd(1.0)
 
 
 def test_habitats_first_case_study_ranks_the_t4_first_per_dollar() -> None:

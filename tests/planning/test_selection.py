@@ -6,8 +6,6 @@ import datetime
 import math
 from dataclasses import replace
 
-import pytest
-
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import is_verified
@@ -134,11 +132,6 @@ def test_without_ranges_nothing_is_told_apart() -> None:
 def test_by_both_a_better_time_must_not_cost_more() -> None:
     assert not is_better(FAST, CHEAP, Aim.BOTH)
     assert is_better(FAST, WORSE, Aim.BOTH)
-
-
-@pytest.mark.parametrize(("gpus", "name"), [(1, "l4"), (8, "8 x l4")])
-def test_a_candidate_has_a_short_name(gpus: int, name: str) -> None:
-    assert candidate("l4", 1, 1, gpus=gpus).name == name
 
 
 def test_gpus_that_nobody_measured_are_listed_apart_and_win_only_if_asked() -> None:

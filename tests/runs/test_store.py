@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_server import Server
-from run_samples import LOGS, TABLE
+from run_samples import LOGS
 from sqlalchemy import Connection
 
 import wavecast
@@ -153,7 +153,6 @@ def test_an_import_that_was_interrupted_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 95)
     with RunStore(place) as store:
         with pytest.raises(KeyboardInterrupt):
@@ -167,7 +166,6 @@ def test_an_import_that_was_interrupted_goes_on(
 def test_a_table_that_changes_while_it_is_read_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 30)
     text = file.read_text()
@@ -312,20 +310,9 @@ def test_the_tables_are_those_of_the_newest_version(place: str) -> None:
     engine.dispose()
 
 
-def test_a_store_of_a_newer_wavecast_is_refused(place: str) -> None:
-    RunStore(place).close()
-    engine, _ = connect(place)
-    with engine.begin() as connection:
-        connection.execute(database.versions.update().values(version=5))
-    engine.dispose()
-    with pytest.raises(InvalidInput, match=r"tables of version 5; this wavecast knows up to 4"):
-        RunStore(place)
-
-
 def test_a_server_killed_during_an_import_loses_nothing(
     postgres_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
     file = write_table(tmp_path / "runs.csv", 10_000)
     place = postgres_server.new_database()
@@ -374,24 +361,6 @@ def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
     with pytest.raises(StoreUnavailable, match=r"the run store postgresql.*me:") as refused:
         RunStore("postgresql://me:secret@localhost:1/runs?connect_timeout=2")
     assert "secret" not in str(refused.value)
-
-
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "runs.csv"
-    file.write_text(TABLE)
-    with pytest.raises(InvalidInput, match="is not a run store: it is no SQLite database"):
-        RunStore(file)
-    assert file.read_text() == TABLE
-    with pytest.raises(InvalidInput, match="a file or a postgresql:// URL, not mysql:"):
-        RunStore("mysql://me@host/runs")
-    with pytest.raises(InvalidInput, match="cannot be a run store"):
-        RunStore(file / "below.sqlite")
-    with pytest.raises(InvalidInput, match="it is no regular file"):
-        RunStore(tmp_path)
-    damaged = tmp_path / "damaged.sqlite"
-    damaged.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
-    with pytest.raises(InvalidInput, match=r"damaged\.sqlite: is not a run store"):
-        RunStore(damaged)
 
 
 def test_the_store_of_the_user_is_where_data_belongs(

@@ -7,7 +7,6 @@ machines. ``data/clusters/*.toml`` ships with wavecast; the user's files are rea
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,9 +14,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-from wavecast.errors import InvalidInput, UnknownName, prefixed
-from wavecast.files import config_folder, read_toml, shipped
-from wavecast.hardware.devices import Device, names, slug, the_one, user_files
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.files import read_toml
+from wavecast.hardware.devices import Device, FactFiles, names, slug
 from wavecast.reading import Quantity, Sources, read_fields, read_record
 from wavecast.results import Shown
 
@@ -27,7 +26,7 @@ def clusters() -> tuple[Cluster, ...]:
 
     Files are read once per process and search path.
     """
-    return _load(user_files(own_clusters_folder(), "WAVECAST_CLUSTERS"))
+    return CLUSTER_FILES.all()
 
 
 def cluster(name: str) -> Cluster:
@@ -42,13 +41,7 @@ def cluster(name: str) -> Cluster:
         UnknownName: the name fits no cluster or several; the message names the candidates.
         InvalidInput: a cluster file is wrong.
     """
-    if name.endswith(".toml"):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise UnknownName(f'no cluster file "{name}"; give a path to a .toml file that exists')
-        return read_cluster(path)
-    by_id = next((cluster for cluster in clusters() if cluster.id == name), None)
-    return by_id or the_one(name, clusters(), "cluster")
+    return CLUSTER_FILES.of_file(name) if name.endswith(".toml") else CLUSTER_FILES.of_name(name)
 
 
 def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
@@ -107,9 +100,6 @@ def with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, gpu=device.id, node=node, sources=sources)
 
 
-_SHIPPED = shipped("clusters")
-
-
 def _is_geforce(device: Device) -> bool:
     return device.id.startswith(("rtx-", "gtx-", "titan-", "rx-"))
 
@@ -119,15 +109,6 @@ def _lacks_peer_to_peer(device: Device) -> bool:
     words = device.id.split("-")
     consumer = words[0] == "rtx" and len(words) > 1 and words[1].isdigit()
     return (consumer and words[-1] != "ada") or device.id == "titan-rtx"
-
-
-@functools.lru_cache(maxsize=16)
-def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
-    by_id = {path.stem: read_shipped_cluster(path) for path in _SHIPPED.glob("*.toml")}
-    for path in user_files:
-        own = read_cluster(path)
-        by_id[own.id] = own
-    return tuple(sorted(by_id.values(), key=lambda cluster: cluster.id))
 
 
 # The facts about machines with several GPUs, and the network that joins such machines.
@@ -287,27 +268,16 @@ class NodeNetwork:
 # Cluster files: one TOML file describes one kind of machine, with a source for each fact.
 
 
-def own_clusters_folder() -> Path:
-    """The folder of the user's cluster files."""
-    return config_folder() / "clusters"
-
-
-@functools.cache
-def read_shipped_cluster(path: Path) -> Cluster:
-    """The cluster in a file of the package, where every fact must have a source."""
-    return _read(path, need_sources=True)
-
-
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster that a TOML file describes; its id is the file's name.
 
     Raises:
         InvalidInput: the file cannot be read or is not a cluster file; says which key and why.
     """
-    return _read(Path(path), need_sources=False)
+    return _read(Path(path), False)
 
 
-def _read(path: Path, *, need_sources: bool) -> Cluster:
+def _read(path: Path, need_sources: bool) -> Cluster:
     with prefixed(f"{path}: "):
         table = read_toml(path)
         facts = Sources(need_sources, {})
@@ -326,6 +296,7 @@ def _read(path: Path, *, need_sources: bool) -> Cluster:
 
 
 _WHAT = "a cluster"
+CLUSTER_FILES = FactFiles("cluster", _read, lambda cluster: cluster.id)
 
 
 def _check_node(node: NodeLinks) -> None:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from wavecast.errors import InvalidInput, UnknownName, prefixed
 from wavecast.files import config_folder, read_toml, shipped, toml_text, write_checked
@@ -31,7 +31,7 @@ def devices() -> tuple[Device, ...]:
     >>> devices()[0].vendor
     'NVIDIA'
     """
-    return _load(_user_files())
+    return DEVICE_FILES.all()
 
 
 def device(name: str) -> Device:
@@ -48,7 +48,7 @@ def device(name: str) -> Device:
         UnknownName: the name fits no device or several; the message names the candidates.
         InvalidInput: a device file is wrong.
     """
-    return _device_of_file(name) if name.endswith(".toml") else known_device(name)
+    return DEVICE_FILES.of_file(name) if name.endswith(".toml") else known_device(name)
 
 
 def known_device(name: str) -> Device:
@@ -64,16 +64,7 @@ def known_device(name: str) -> Device:
             f'"{name}" is a path; give a path to FILE.toml, or a name: list them with '
             '"wavecast devices"'
         )
-    if (exact := _device_of_id(name)) is not None:
-        return exact
-    return the_one(name, devices(), "device", _keys)
-
-
-_SHIPPED = shipped("devices")
-
-
-def _user_files() -> tuple[Path, ...]:
-    return user_files(own_devices_folder(), "WAVECAST_DEVICES")
+    return DEVICE_FILES.of_name(name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -84,31 +75,6 @@ def _keys(device: Device) -> tuple[frozenset[str], ...]:
     keys += [key - {"rtx", "gtx", "rx"} for key in keys if any(word.isdigit() for word in key)]
     keys += [key | {f"{round(device.memory_bytes / 2**30)}gb"} for key in keys]
     return tuple(dict.fromkeys(key for key in keys if key))
-
-
-@functools.lru_cache(maxsize=16)
-def _load(user_files: tuple[Path, ...]) -> tuple[Device, ...]:
-    by_id = {path.stem: read_shipped(path) for path in _SHIPPED.glob("*.toml")}
-    for path in user_files:
-        device = read_device(path)
-        by_id[device.id] = device
-    return tuple(sorted(by_id.values(), key=_order))
-
-
-def _device_of_id(id: str) -> Device | None:
-    """The device with exactly this id, found without reading all the other files; or None."""
-    if any(slug(path.stem) == id for path in _user_files()):
-        return next(d for d in devices() if d.id == id)
-    path = _SHIPPED / f"{id}.toml"
-    # A profile may name a GPU at any length, which would be too long for the name of a file.
-    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]{1,64}", id) and path.is_file() else None
-
-
-def _device_of_file(name: str) -> Device:
-    path = Path(name).expanduser()
-    if kind_of(path) != "file":
-        raise UnknownName(f'no device file "{name}"; give a path to a .toml file that exists')
-    return read_device(path)
 
 
 _VENDORS = ("NVIDIA", "AMD", "Intel")
@@ -137,11 +103,9 @@ def _order(device: Device) -> tuple[object, ...]:
 # * A *device* is what a framework sees: one die of a K80, one GCD of an MI250X.
 # * ``memory_bytes`` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much
 #   (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB",
-#   have
-#   the number that nvidia-smi shows.
+#   have the number that nvidia-smi shows.
 # * Rates are dense. Those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch
-#   uses
-#   them: a GeForce then runs at half its advertised tensor rate.
+#   uses them: a GeForce then runs at half its advertised tensor rate.
 # * The attributes of a `Device` are nominal numbers. Measured numbers are in `Device.measured`.
 
 
@@ -264,24 +228,13 @@ class Device(Shown, metaclass=_Named):
 # Device files: one TOML file describes one GPU, with a source for each number.
 
 
-def own_devices_folder() -> Path:
-    """The folder of the user's device files."""
-    return config_folder() / "devices"
-
-
-@functools.cache
-def read_shipped(path: Path) -> Device:
-    """The device in a file of the package, where every number must have a source."""
-    return _read(path, need_sources=True)
-
-
 def read_device(path: str | os.PathLike[str]) -> Device:
     """The device that a TOML file describes; its id is the file's name.
 
     Raises:
         InvalidInput: the file cannot be read or is not a device file; says which key and why.
     """
-    return _read(Path(path), need_sources=False)
+    return _read(Path(path), False)
 
 
 _WHAT = "a device"
@@ -293,7 +246,7 @@ _MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in
 _ONLY_NOMINAL = tuple(fact.name for fact in fields(Device) if fact.name not in _MEASURED)
 
 
-def _read(path: Path, *, need_sources: bool) -> Device:
+def _read(path: Path, need_sources: bool) -> Device:
     with prefixed(f"{path}: "):
         table = read_toml(path)
         nominal, measured = (table.pop(part, {}) for part in ("nominal", "measured"))
@@ -331,7 +284,7 @@ def save(device: Device, folder: Path | None = None) -> Path:
 
     By default it goes to the user's folder, where `device` finds it by its id.
     """
-    path = (folder or own_devices_folder()) / f"{device.id}.toml"
+    path = (folder or DEVICE_FILES.own_folder) / f"{device.id}.toml"
     write_checked(path, to_toml(device), read_device)
     return path
 
@@ -538,3 +491,73 @@ def _nearest(name: str, things: Iterable[Thing], keys: Keys[Thing]) -> list[Thin
 
 def _quoted(things: Iterable[Named], separator: str = ", ") -> str:
     return separator.join(f'"{thing.id}"' for thing in things)
+
+
+@dataclass(frozen=True)
+class FactFiles(Generic[Thing]):
+    """All known things of a kind, each from a TOML file: the shipped ones, and the user's own.
+
+    The user's are in a folder beside their settings and where an environment variable says
+    (`$WAVECAST_DEVICES`); they replace shipped ones of the same id. The name of a file is the id.
+    """
+
+    what: str
+    """The kind, in messages and in the names of folders: "device"."""
+    read: Callable[[Path, bool], Thing]
+    """Reads a file; of shipped ones every fact needs a source."""
+    order: Callable[[Thing], Any]
+    keys: Keys[Thing] = keys_of
+    """The sets of words that are full names of a thing."""
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of the user's files."""
+        return config_folder() / f"{self.what}s"
+
+    def own_files(self) -> tuple[Path, ...]:
+        """The user's files, a later one of which replaces an earlier one with the same id."""
+        return user_files(self.own_folder, f"WAVECAST_{self.what.upper()}S")
+
+    def all(self) -> tuple[Thing, ...]:
+        """All known things, in their order; files are read once per process and search path."""
+        return tuple(_all_of(self, self.own_files()))
+
+    def shipped(self, path: Path) -> Thing:
+        """The thing in a file of the package."""
+        thing: Thing = _shipped_thing(self, path)
+        return thing
+
+    def of_file(self, name: str) -> Thing:
+        """The thing that a file describes, by its path."""
+        path = Path(name).expanduser()
+        if kind_of(path) != "file":
+            raise UnknownName(
+                f'no {self.what} file "{name}"; give a path to a .toml file that exists'
+            )
+        return self.read(path, False)
+
+    def of_name(self, name: str) -> Thing:
+        """The thing with this id, found without reading the other files, or with such a name."""
+        if any(slug(path.stem) == name for path in self.own_files()):
+            return next(thing for thing in self.all() if thing.id == name)
+        path = shipped(f"{self.what}s") / f"{name}.toml"
+        # A profile may name a GPU at any length, which would be too long for the name of a file.
+        if re.fullmatch(r"[a-z0-9-]{1,64}", name) and path.is_file():
+            return self.shipped(path)
+        return the_one(name, self.all(), self.what, self.keys)
+
+
+@functools.lru_cache(maxsize=32)
+def _all_of(files: FactFiles[Any], own: tuple[Path, ...]) -> tuple[Any, ...]:
+    paths = shipped(f"{files.what}s").glob("*.toml")
+    by_id = {path.stem: files.shipped(path) for path in paths}
+    by_id |= {thing.id: thing for thing in (files.read(path, False) for path in own)}
+    return tuple(sorted(by_id.values(), key=files.order))
+
+
+@functools.cache
+def _shipped_thing(files: FactFiles[Any], path: Path) -> Any:
+    return files.read(path, True)
+
+
+DEVICE_FILES = FactFiles("device", _read, _order, _keys)
