@@ -22,7 +22,7 @@ from itertools import islice
 from wavecast.planning.cost import Purchase
 from wavecast.planning.schedule.jobs import Fleet, Job, Pool
 from wavecast.planning.schedule.planned import DrawnErrors
-from wavecast.planning.schedule.simulator import Simulation, TooManyLate, in_time, simulate
+from wavecast.planning.schedule.simulator import QUEUES, Simulation, TooManyLate, simulate
 from wavecast.results import Shown
 
 WEEK_S = 7 * 86400.0
@@ -220,7 +220,7 @@ class CapacitySearch:
         return simulate(
             fleet,
             [job for job in (_limited(job, fleet) for job in jobs) if job.options],
-            in_time(fleet),
+            QUEUES["in-time"](),
             seconds=lambda job, option: errors.seconds(job.kind, option),
             most_late=most_late,
         )

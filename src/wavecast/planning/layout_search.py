@@ -111,7 +111,9 @@ def search_layouts(
             raise
         stopped = INTERRUPTED
     numbered = enumerate(chosen)
-    return ranked([running.done.get(at) or Layout(*one, reason=stopped) for at, one in numbered])
+    return ranked(
+        [running.done.get(at) or Layout(*strategy, reason=stopped) for at, strategy in numbered]
+    )
 
 
 def _part_of(
@@ -120,7 +122,7 @@ def _part_of(
     """One of several parts of the strategies, with those together whose layers are alike."""
     keys = [(*shared_layers(strategy), micro) for strategy, micro in todo]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
-    return [one for one, key in zip(todo, keys, strict=True) if order[key] % parts == at]
+    return [strategy for strategy, key in zip(todo, keys, strict=True) if order[key] % parts == at]
 
 
 def _has_buckets(strategy: Parallel) -> bool:

@@ -189,10 +189,10 @@ def _best_settings(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]
     return list(best.values())
 
 
-def _preference(one: Candidate, aim: Aim) -> tuple[float, ...]:
-    usd, seconds = one.usd.value, one.seconds.value
+def _preference(candidate: Candidate, aim: Aim) -> tuple[float, ...]:
+    usd, seconds = candidate.usd.value, candidate.seconds.value
     by_both = (0.0, usd * seconds)
-    return (not one.keeps_limits, *(by_both if aim is Aim.BOTH else _order(one, aim)))
+    return (not candidate.keeps_limits, *(by_both if aim is Aim.BOTH else _order(candidate, aim)))
 
 
 def _as_given(

@@ -362,7 +362,7 @@ def _third(rows: Sequence[SuiteResult]) -> Observation:
     if not first:
         return Observation(3, claim, figure="needs results of two frameworks for the same model")
     differs = len(set(first.values())) > 1
-    words = ", ".join(f"{name}: {one}" for name, one in first.items())
+    words = ", ".join(f"{name}: {framework}" for name, framework in first.items())
     return _judged(3, claim, dict.fromkeys(first, differs), f"ahead: {words}")
 
 

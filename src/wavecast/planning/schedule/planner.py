@@ -239,7 +239,7 @@ class _SchedulePlanner:
                 order.append((place / len(searched), (fixed[job.name].job, option)))
             if not searched:
                 order += [(math.inf, (run.job, run.option)) for run in inside]
-        chosen = [one for _, one in sorted(order, key=lambda each: each[0])]
+        chosen = [chosen_option for _, chosen_option in sorted(order, key=lambda each: each[0])]
         return self.better(runs, chosen, "CP-SAT by pools", before)
 
 
@@ -355,9 +355,9 @@ class _Model:
         present = [model.new_bool_var("") for _ in job.options]
         model.add_exactly_one(present)
         lasts = [self._units(option.seconds.value) for option in job.options]
-        for literal, one, units in zip(present, job.options, lasts, strict=True):
+        for literal, option, units in zip(present, job.options, lasts, strict=True):
             interval = model.new_optional_fixed_size_interval_var(start, units, literal, "")
-            self._inside[one.pool].append((interval, one.gpus))
+            self._inside[option.pool].append((interval, option.gpus))
             if job.deadline_s is not None and self._aims.deadlines_are_hard:
                 due = int(job.deadline_s / self._unit_s + 1e-9)
                 model.add(start + units <= due).only_enforce_if(literal)
@@ -398,8 +398,8 @@ class _Model:
         if aims.cost:
             for job, present in zip(self._jobs, self._present, strict=True):
                 terms += [
-                    aims.cost * one.usd * literal
-                    for one, literal in zip(job.options, present, strict=True)
+                    aims.cost * chosen_option.usd * literal
+                    for chosen_option, literal in zip(job.options, present, strict=True)
                 ]
         if aims.makespan:
             last = self.model.new_int_var(0, 2 * self.horizon, "")
@@ -423,16 +423,16 @@ class _Model:
             if (run := by_name.get(job.name)) is None:
                 continue
             self.model.add_hint(self.starts[index], self._units(run.start_s))
-            for one, literal in zip(job.options, self._present[index], strict=True):
-                self.model.add_hint(literal, _same(one, run.option))
+            for option, literal in zip(job.options, self._present[index], strict=True):
+                self.model.add_hint(literal, _same(option, run.option))
 
     def taken(self, solver: Any, index: int) -> int:
         """Which option a job has."""
         return next(i for i, literal in enumerate(self._present[index]) if solver.value(literal))
 
 
-def _same(one: RunOption, other: RunOption) -> bool:
-    return (one.pool, one.gpus) == (other.pool, other.gpus)
+def _same(option: RunOption, other: RunOption) -> bool:
+    return (option.pool, option.gpus) == (other.pool, other.gpus)
 
 
 # A schedule made better by small changes: another option for a job, or another place in the order.

@@ -11,28 +11,24 @@ import numpy as np
 
 from wavecast.errors import UnknownName
 from wavecast.planning.cost import Ranged
-from wavecast.planning.schedule import simulator as simulator
 from wavecast.planning.schedule.bounds import relax
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, RunOption
-from wavecast.planning.schedule.simulator import ROUND_S, Active, Free, SchedulingPolicy, Starts
+from wavecast.planning.schedule.simulator import (
+    QUEUES,
+    ROUND_S,
+    Active,
+    Free,
+    SchedulingPolicy,
+    Starts,
+)
 from wavecast.runs.regression.least_squares import needing_scipy
 
-_QUEUES: dict[str, Callable[[Fleet, float | None], simulator.QueuePolicy]] = {
-    "fifo": simulator.fifo,
-    "fifo-fastest": simulator.fifo_aware,
-    "gavel-fifo": simulator.gavel_fifo,
-    "shortest": simulator.shortest_first,
-    "smallest": simulator.smallest_first,
-    "deadline": simulator.earliest_deadline,
-    "in-time": simulator.in_time,
-    "cheapest": simulator.least_cost,
-}
-NAMES = (*_QUEUES, "max-min", "makespan", "ours")
+NAMES = (*QUEUES, "max-min", "makespan", "ours")
 """The names of all policies."""
 
 
 def policy_of(
-    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = simulator.ROUND_S
+    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = ROUND_S
 ) -> SchedulingPolicy:
     """A policy.
 
@@ -45,9 +41,9 @@ def policy_of(
     Raises:
         UnknownName: there is no such policy.
     """
-    if name in _QUEUES:
+    if name in QUEUES:
         in_rounds = stops or name == "gavel-fifo"
-        return _QUEUES[name](fleet, round_s if in_rounds else None)
+        return QUEUES[name](round_s=round_s if in_rounds else None)
     if name in ("max-min", "makespan"):
         return AllocationPolicy(fleet, for_makespan=name == "makespan", round_s=round_s)
     if name == "ours":
@@ -113,13 +109,9 @@ class AllocationPolicy:
         if self._shares == {} or missing or (self._changed and self._rounds >= self._every):
             self._solve()
         running = [job.option for job in self._jobs.values() if job.option is not None]
-        for option in running:
-            free.take(option, -1)
-        chosen = self._chosen(free)
-        for _, option in chosen:
-            free.take(option, -1)
-        for option in running:
-            free.take(option)
+        with free.without(running):
+            chosen = self._chosen(free)
+            free.give_back(option for _, option in chosen)
         return chosen
 
     def _chosen(self, free: Free) -> list[tuple[Active, RunOption]]:
@@ -165,7 +157,7 @@ class AllocationPolicy:
         began = time.perf_counter()
         actives = list(self._jobs.values())
         solution = shares_of(self._fleet, actives, self._for_makespan)
-        self._shares = {one.order: x for one, x in zip(actives, solution, strict=True)}
+        self._shares = {active.order: x for active, x in zip(actives, solution, strict=True)}
         self._served = {active.order: np.zeros(len(active.job.options)) for active in actives}
         self._changed, self._rounds = False, 0
         self.solve_s.append(time.perf_counter() - began)
@@ -265,13 +257,9 @@ class ReplanningPolicy:
         if fresh and now_s >= self._planned_s + self._every_s:
             self._replan(now_s)
         before = [active.option for active in stopped if active.option is not None]
-        for option in before:
-            free.take(option, -1)
-        starts = self._chosen([*self._waiting.values(), *stopped], now_s, free)
-        for _, option in starts:
-            free.take(option, -1)
-        for option in before:
-            free.take(option)
+        with free.without(before):
+            starts = self._chosen([*self._waiting.values(), *stopped], now_s, free)
+            free.give_back(option for _, option in starts)
         self._waiting |= {active.order: active for active in stopped}
         for active, _ in starts:
             self._running[active.order] = self._waiting.pop(active.order)

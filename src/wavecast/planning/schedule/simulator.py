@@ -12,9 +12,10 @@ import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from wavecast.errors import InvalidInput
@@ -213,7 +214,9 @@ class _Simulator:
         running = [active for active in self._active.values() if active.option is not None]
         for active in running:
             self._account(active, now)
-        chosen = {id(one): (one, option) for one, option in self._policy.decide(now, self._free)}
+        chosen = {
+            id(active): (active, option) for active, option in self._policy.decide(now, self._free)
+        }
         for active in running:
             kept = chosen.get(id(active))
             if kept is not None and kept[1] == active.option:
@@ -381,6 +384,19 @@ class Free:
         self.total -= sign * option.gpus
         self._power -= sign * option.gpus * self._watts[option.pool]
 
+    def give_back(self, options: Iterable[RunOption]) -> None:
+        """No longer use the GPUs of options."""
+        for option in options:
+            self.take(option, -1)
+
+    @contextmanager
+    def without(self, running: Sequence[RunOption]) -> Iterator[None]:
+        """A block in which the GPUs of running jobs are free, too."""
+        self.give_back(running)
+        yield
+        for option in running:
+            self.take(option)
+
 
 Starts = Sequence[tuple[Active, RunOption]]
 
@@ -460,30 +476,27 @@ class QueuePolicy:
                 if not _take(entry[2], self._leftover(entry[2], free), free, starts)
             ]
         self._queue[:index] = kept
-        _give_back(starts, free)
+        free.give_back(option for _, option in starts)  # the simulator takes them itself
         return starts
 
     def _round(self, free: Free) -> Starts:
-        running = [one.option for _, _, one in self._queue if one.option is not None]
-        for option in running:
-            free.take(option, -1)
+        running = [active.option for *_, active in self._queue if active.option is not None]
         starts: list[tuple[Active, RunOption]] = []
         kept = []
-        for _, _, active in self._queue:
-            if free.total <= 0:
-                break
-            now = None if self._moves else active.option
-            stays = now if now is not None and free.has(now) else None
-            if not _take(active, stays or self._choice(active, free), free, starts):
-                kept.append(active)
-                if self._is_strict:
+        with free.without(running):
+            for *_, active in self._queue:
+                if free.total <= 0:
                     break
-        for active in kept if self._leftover is not None else ():
-            assert self._leftover is not None
-            _take(active, self._leftover(active, free), free, starts)
-        _give_back(starts, free)
-        for option in running:
-            free.take(option)
+                now = None if self._moves else active.option
+                stays = now if now is not None and free.has(now) else None
+                if not _take(active, stays or self._choice(active, free), free, starts):
+                    kept.append(active)
+                    if self._is_strict:
+                        break
+            for active in kept if self._leftover is not None else ():
+                assert self._leftover is not None
+                _take(active, self._leftover(active, free), free, starts)
+            free.give_back(option for _, option in starts)
         return starts
 
 
@@ -499,12 +512,6 @@ def _take(
     free.take(option)
     starts.append((active, option))
     return True
-
-
-def _give_back(starts: Starts, free: Free) -> None:
-    """The simulator takes them itself."""
-    for _, option in starts:
-        free.take(option, -1)
 
 
 def any_free(active: Active, free: Free) -> RunOption | None:
@@ -565,84 +572,46 @@ def _cheapest(free: Free, options: Sequence[RunOption]) -> RunOption | None:
     return min(roomy, key=lambda active: (active.usd, active.seconds.value), default=None)
 
 
-def fifo(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs in the order of submission, on whatever GPUs are free."""
-    return QueuePolicy("FIFO", lambda job: job.submit_s, any_free, is_strict=True, round_s=round_s)
+def _submitted(job: Job) -> float:
+    return job.submit_s
 
 
-def gavel_fifo(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Gavel's FIFO that knows no speeds: the first jobs get the first pools, anew in every round.
-
-    At low load its notebooks have the mean completion of jobs that all run on V100, the first of
-    its types.
-    """
-    return QueuePolicy(
-        "Gavel's FIFO",
-        lambda job: job.submit_s,
-        first_free,
-        is_strict=True,
-        moves=True,
-        round_s=round_s,
-    )
+def _due(job: Job) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s
 
 
-def in_time(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs that must start first come first, each on the cheapest free GPUs that are fast enough.
-
-    Jobs that cannot meet their deadlines any more get what is left.
-    """
-
-    def latest_start_s(job: Job) -> float:
-        due = math.inf if job.deadline_s is None else job.deadline_s
-        return due - job.fastest.seconds.value
-
-    return QueuePolicy(
-        "in time",
-        latest_start_s,
-        cheapest_in_time,
-        leftover=cheapest_if_late,
-        round_s=round_s,
-    )
-
-
-def fifo_aware(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs in the order of submission, each on the fastest GPUs that are free."""
-    return QueuePolicy(
-        "FIFO on the fastest",
-        lambda job: job.submit_s,
-        fastest_free,
-        is_strict=True,
-        round_s=round_s,
-    )
-
-
-def shortest_first(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs that take least time come first."""
-    return QueuePolicy(
-        "shortest first", lambda job: job.fastest.seconds.value, fastest_free, round_s=round_s
-    )
-
-
-def smallest_first(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs that take least GPU time come first."""
-    return QueuePolicy(
+QUEUES: dict[str, Callable[..., QueuePolicy]] = {
+    # In the order of submission, on whatever GPUs are free.
+    "fifo": partial(QueuePolicy, "FIFO", _submitted, any_free, is_strict=True),
+    "fifo-fastest": partial(
+        QueuePolicy, "FIFO on the fastest", _submitted, fastest_free, is_strict=True
+    ),
+    # Gavel's FIFO knows no speeds: the first jobs get the first pools, anew in every round. At low
+    # load its notebooks have the mean completion of jobs that all run on V100, its first type.
+    "gavel-fifo": partial(
+        QueuePolicy, "Gavel's FIFO", _submitted, first_free, is_strict=True, moves=True
+    ),
+    "shortest": partial(
+        QueuePolicy, "shortest first", lambda job: job.fastest.seconds.value, fastest_free
+    ),
+    # Those that take least GPU time come first.
+    "smallest": partial(
+        QueuePolicy,
         "smallest first",
         lambda job: min(option.seconds.value * option.gpus for option in job.options),
         fastest_free,
-        round_s=round_s,
-    )
-
-
-def earliest_deadline(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Jobs that are due first come first."""
-    return QueuePolicy(
-        "earliest deadline first",
-        lambda job: math.inf if job.deadline_s is None else job.deadline_s,
-        fastest_free,
-        round_s=round_s,
-    )
-
-
-def least_cost(_: Fleet, round_s: float | None = None) -> QueuePolicy:
-    """Each job waits for the GPUs on which it costs least."""
-    return QueuePolicy("least cost", lambda job: job.submit_s, cheapest_only, round_s=round_s)
+    ),
+    "deadline": partial(QueuePolicy, "earliest deadline first", _due, fastest_free),
+    # Jobs that must start first come first, each on the cheapest free GPUs that are fast enough.
+    # Jobs that cannot meet their deadlines any more get what is left.
+    "in-time": partial(
+        QueuePolicy,
+        "in time",
+        lambda job: _due(job) - job.fastest.seconds.value,
+        cheapest_in_time,
+        leftover=cheapest_if_late,
+    ),
+    # Each job waits for the GPUs on which it costs least.
+    "cheapest": partial(QueuePolicy, "least cost", _submitted, cheapest_only),
+}
+"""The policies that keep a queue, by name; each takes `round_s`."""

@@ -172,9 +172,9 @@ def features(space: Sequence[Configuration]) -> Array:
     if (gpus == 1).all():
         rows = rows_of(FULL, batch, length)
     else:
-        one = np.ones_like(batch)
-        per_iteration = RING.columns(Settings(batch, gpus, one, one, one))
-        rows = np.column_stack([one, per_iteration * length[:, None]])
+        ones = np.ones_like(batch)
+        per_iteration = RING.columns(Settings(batch, gpus, ones, ones, ones))
+        rows = np.column_stack([ones, per_iteration * length[:, None]])
     rows = rows / np.array([run.seconds for run in space])[:, None]
     scaled: Array = rows / np.abs(rows).max(axis=0)
     return scaled
