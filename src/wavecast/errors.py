@@ -101,6 +101,7 @@ _EXTRAS = {
     "uvicorn": ("uvicorn", "server"),
     "ortools": ("OR-Tools", "planning"),
     "ray": ("Ray", "cluster"),
+    "scipy": ("scipy", "regression"),
 }
 
 

@@ -493,12 +493,12 @@ def read_fields(
     for field in declared:
         if needed and field.is_needed and field.key not in table:
             raise InvalidInput(f"{where}{field.key} is missing")
-    values = {}
-    for field in declared:
-        if field.key in table:
-            value, key = table[field.key], f"{where}{field.key}"
-            value = value if facts is None else facts.value_of(value, key, what)
-            values[field.name] = field.check(value, key)
+    by_key, values = {field.key: field for field in declared}, {}
+    for key, value in table.items():  # in the order of the file, as sources are listed
+        if (field := by_key.get(key)) is not None:
+            place = f"{where}{key}"
+            bare = value if facts is None else facts.value_of(value, place, what)
+            values[field.name] = field.check(bare, place)
     return values
 
 

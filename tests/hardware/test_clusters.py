@@ -189,16 +189,12 @@ def test_the_users_files_come_first(folder: Path) -> None:
     [
         ("gpus = 4", "gpu = 4", 'node.gpu is not a key of a cluster; did you mean "gpus"'),
         ("gpus = 4", "", "node.gpus is missing"),
-        ("gpus = 4", "gpus = 4.5", "node.gpus must be a whole number"),
         ('"pcie"', '"token ring"', "it is one of nvswitch, nvlink, bridges, pcie"),
         ("3.2e10", "256", "the unit is bytes/s"),
         ('"pcie"', '"bridges"', "node.bridged_gpus .2 for pairs. and node.pcie_bytes_per_s"),
         ("gpus = 4", "gpus = 4\nnvls = true", "only NVSwitches can reduce"),
         ("gpus = 4", "gpus = 4\nbridged_gpus = 2", "only for bridges"),
-        ("gpus = 4", 'gpus = 4\npeer_to_peer = "yes"', "must be true or false"),
-        ("gpus = 4", "gpus = 4\nprocessor = 7742", "node.processor must be a text"),
         ("bytes_per_s = 1.25e9", "", "network.bytes_per_s is missing"),
-        ("bytes_per_s = 1.25e9", "bytes_per_s = 10", "the unit is bytes/s"),
         ('name = "Box"', "", "name is missing"),
     ],
 )

@@ -184,7 +184,6 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (OFFER.replace("= 1", "= 1e300"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER.replace("= 1", "= nan"), "prices.l4.usd_per_hour must be a positive number"),
         (OFFER + "gpus = 1.5", "prices.l4.gpus must be a whole number"),
-        (OFFER + "includes_host = 1", "prices.l4.includes_host must be true or false"),
         (OFFER + "usd = 1", "prices.l4.usd is not a key of an offer"),
         ("offers = 3", "offers must be a list"),
         ("offers = [3]", "offers[1] must be a table with the key gpu"),

@@ -113,7 +113,8 @@ def run(
         known = {_key(row) for row in rows}
         todo = []
         for start in starts:
-            left = tuple(n for n in start.lengths if (*_start_key(start, phase), n) not in known)
+            key = start.model, start.batch, start.precision, phase
+            left = tuple(n for n in start.lengths if (*key, n) not in known)
             if left:
                 todo.append(replace(start, lengths=left))
         done = len(starts) - len(todo)
@@ -169,10 +170,6 @@ def runs_of(
             total_iterations=length,
             total_s=round(startup_s + taken_s, 7),
         )
-
-
-def _start_key(start: Start, phase: str) -> tuple[object, ...]:
-    return (start.model, start.batch, start.precision, phase)
 
 
 def _key(run: Run) -> tuple[object, ...]:

@@ -165,7 +165,7 @@ def reason(run: PlannedRun, robust: bool = False) -> str:
 def _against(run: PlannedRun, cheapest: RunOption, robust: bool) -> str:
     """Why not the cheapest."""
     saved = run.option.usd - cheapest.usd
-    price = f" ({_usd(saved)} cheaper)" if saved > 0 else ""
+    price = f" (${saved:.2f} cheaper)" if saved > 0 else ""
     end = run.job.submit_s + cheapest.planned_s(robust)
     if run.job.deadline_s is not None and end > run.job.deadline_s + 1e-6:
         return f"{cheapest.name}{price} would miss the deadline"
@@ -178,10 +178,6 @@ def _against(run: PlannedRun, cheapest: RunOption, robust: bool) -> str:
 def _waiting(run: PlannedRun) -> str:
     waited = run.start_s - run.job.submit_s
     return f"; waits {waited / HOUR_S:.1f} h for GPUs" if waited > 60 else ""
-
-
-def _usd(value: float) -> str:
-    return f"${value:.2f}"
 
 
 # When will a job start and end? The same plan, carried out with times drawn from their ranges.

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,10 +30,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from wavecast.errors import InvalidInput, StoreUnavailable, needing_extra, prefixed
+from wavecast.errors import InvalidInput, StoreUnavailable, prefixed
 from wavecast.files import refusing_unwritable, replacing
-from wavecast.reading import open_file
-from wavecast.runs.readers import iterate_runs, read_runs
+from wavecast.runs.readers import iterate_runs
 from wavecast.runs.readers.text import warn
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import COLUMNS, TOTALS, Imported, Run, check, identity, record
@@ -497,48 +496,3 @@ def write(runs: Iterable[Run], file: TextIO, suffix: str) -> int:
             file.write(json.dumps(values, allow_nan=False) + "\n")
         count += 1
     return count
-
-
-# Past runs from wherever the user keeps them: a log, a table, or a run store.
-
-
-OWN_STORE = "runs"
-"""The name of the user's own run store, as commands take it."""
-
-
-@contextmanager
-def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]]:
-    """The runs of a source, while the block lasts. A store is read run by run.
-
-    Args:
-        source: a log or table, the file or URL of a store, or `OWN_STORE`.
-        model: only runs of this model; None for all.
-        phase: "training" or "testing".
-
-    Raises:
-        InvalidInput: the source has no run of the model.
-    """
-    if source == OWN_STORE or "://" in source or _is_store(Path(source)):
-        with needing_extra("a run store"):
-            pass
-        place = None if source == OWN_STORE else source
-        with RunStore(place, read_only=True, told=warn) as store:
-            if model is not None and not store.count(model=model):
-                raise InvalidInput(
-                    f"{store.name} has no run of {model}; wavecast runs list shows what it has"
-                )
-            yield store.runs(model=model, phase=phase)
-        return
-    runs = read_runs(source)
-    models = {run.model for run in runs}
-    if model is not None and model not in models:
-        raise InvalidInput(f"{source} has no run of {model}; it has {', '.join(sorted(models))}")
-    yield (run for run in runs if model in (None, run.model))
-
-
-def _is_store(path: Path) -> bool:
-    try:
-        with open_file(path) as file:
-            return file.read(15) == b"SQLite format 3"
-    except InvalidInput:
-        return False
