@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 import wavecast
@@ -187,42 +185,11 @@ def test_what_the_file_has_is_not_measured_again(tmp_path: Path) -> None:
     assert [(report.done, report.total) for report in reports] == [(3, 4), (4, 4)]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_a_file_cut_anywhere_is_completed(tmp_path: Path, data: st.DataObject) -> None:
-    path = tmp_path / "suite.csv"
-    path.unlink(missing_ok=True)
-    run(WANTED, path, measured, gpu="t4")
-    whole = path.read_bytes()
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
-    run(WANTED, path, measured, gpu="t4")
-    assert path.read_bytes() == whole
-
-
 def test_results_of_another_gpu_are_not_mixed(tmp_path: Path) -> None:
     path = tmp_path / "suite.csv"
     run(WANTED[:1], path, measured, gpu="t4")
     with pytest.raises(InvalidInput, match="has results of t4, and this GPU is l4"):
         run(WANTED, path, measured, gpu="l4")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("model,seconds\nresnet50,1\n", "has no suite results: its first line"),
-        ("some notes", "has no suite results: its first line"),
-        ("a,b\n1,2\n3", "has no suite results: its first line"),
-        (",".join(COLUMNS) + "\nresnet50,many" + "," * (len(COLUMNS) - 2) + "\n", "line 2"),
-        (",".join(COLUMNS) + "\nresnet50,8\n", "line 2"),
-    ],
-    ids=["other columns", "no table", "no last line end", "no number", "too short"],
-)
-def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str, message: str) -> None:
-    path = tmp_path / "suite.csv"
-    path.write_text(content)
-    with pytest.raises(InvalidInput, match=message):
-        run(WANTED, path, measured, gpu="t4")
-    assert path.read_text() == content
 
 
 def test_a_step_that_fails_is_told_and_tried_again(tmp_path: Path) -> None:

@@ -569,15 +569,6 @@ def test_your_file_replaces_the_shipped_device_of_its_id(
     assert len(devices()) == len(SHIPPED)
 
 
-def test_your_alias_that_another_device_has_makes_the_name_ambiguous(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(tmp_path / "mine.toml", 'aliases = ["NVIDIA L4"]\n' + MINIMAL)
-    monkeypatch.setenv("WAVECAST_DEVICES", str(tmp_path))
-    with pytest.raises(UnknownName, match='"l4", "mine"'):
-        device("NVIDIA L4")
-
-
 def test_a_missing_path_in_the_environment_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,12 +114,6 @@ def test_several_gpus_divide_the_global_batch() -> None:
     assert four.cost.step_samples == one.cost.step_samples == 64
 
 
-def test_without_a_global_batch_more_gpus_take_more_samples_in_a_step() -> None:
-    [four] = found(T4, counts=(4,))
-    assert four.cost is not None
-    assert four.cost.step_samples == 32
-
-
 def test_weights_that_fit_nowhere_are_a_reason() -> None:
     def on(count: int, weights_gib: int) -> Candidate:
         wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)

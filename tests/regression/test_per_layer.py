@@ -339,7 +339,3 @@ def test_a_second_list_of_layers_is_refused(tmp_path: Path) -> None:
         read_caffe_time(path, caffe_net("alexnet"), batch=64)
     with pytest.raises(InvalidInput, match="cannot read"):
         read_caffe_time(tmp_path / "none.log", caffe_net("alexnet"), batch=64)
-
-
-def test_the_public_name_is_the_model() -> None:
-    assert wavecast.PerLayer is PerLayer

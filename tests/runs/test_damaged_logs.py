@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import run_samples as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_samples import LOGS, STEADY_S, TABLE, Sample
+from run_samples import LOGS, STEADY_S, TABLE, Sample, read
 
 import wavecast
 from wavecast.errors import InvalidInput
@@ -53,11 +52,6 @@ TABLES = {
 
 every_log = pytest.mark.parametrize("name", LOGS)
 every_text_log = pytest.mark.parametrize("name", TEXT_LOGS)
-
-
-def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
-    told: list[str] = []
-    return wavecast.read_runs(file, told=told.append, **given), told
 
 
 def damaged(

@@ -7,11 +7,10 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import run_samples as samples
-from run_samples import LOGS, STEADY_S, Sample
+from run_samples import LOGS, STEADY_S, Sample, read
 
 import wavecast
 from wavecast.campaigns.suite_runs import run as run_suite
@@ -25,12 +24,6 @@ from wavecast.runs.suite_results import SuiteResult, SuiteStep
 WRITTEN = Path(__file__).parents[1] / "samples"
 
 every_log = pytest.mark.parametrize("sample", LOGS.values(), ids=LOGS)
-
-
-def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs, and what was told."""
-    told: list[str] = []
-    return wavecast.read_runs(file, told=told.append, **given), told
 
 
 def trained(runs: tuple[Run, ...]) -> Run:
