@@ -29,9 +29,9 @@ from lab.score import pages
 from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
 from wavecast.planning.schedule.planner import Effort, make_schedule
+from wavecast.planning.schedule.policies import policy_of, shares_of
+from wavecast.planning.schedule.simulator import Active, Simulation, simulate
 from wavecast.planning.schedule.validation import faults
-from wavecast.planning.simulation.policies import policy_of, shares_of
-from wavecast.planning.simulation.simulator import Active, Simulation, simulate
 
 PAGE = pages.APPENDIX / "schedules.md"
 FOUR = ((16, 0.5, 1.0), (16, 1.0, 2.0), (16, 2.0, 4.5), (16, 3.0, 8.0))

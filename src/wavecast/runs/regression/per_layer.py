@@ -24,7 +24,7 @@ from wavecast.files import write_whole
 from wavecast.reading import parse_json, read_bytes
 from wavecast.results import Shown
 from wavecast.runs.regression import least_squares as least_squares
-from wavecast.runs.regression.layers.complexities import Category, Network, NetworkLayer, Pass
+from wavecast.runs.regression.complexities import Category, Network, NetworkLayer, Pass
 from wavecast.runs.regression.least_squares import Method
 
 Key = tuple[Category, Pass]
@@ -286,8 +286,8 @@ def published(gpu: str) -> LayerModel:
     Raises:
         UnknownName: No coefficients are published for the GPU.
     """
-    wanted = gpu.strip().lower().replace(" ", "-")
-    if wanted not in PUBLISHED_GPUS:
+    key = gpu.strip().lower().replace(" ", "-")
+    if key not in PUBLISHED_GPUS:
         raise UnknownName(
             f'no paper publishes coefficients for "{gpu}"; known: {", ".join(PUBLISHED_GPUS)}'
         )

@@ -7,13 +7,15 @@ round (`Policy.round_s`), as Gavel does, and a job that was stopped, or moves to
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from wavecast.errors import InvalidInput
@@ -59,9 +61,7 @@ def simulate(
     """What becomes of jobs under a policy.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs; each has at least one option.
-        policy: what decides.
         restart_s: what stopping a job and starting it again costs it.
         seconds: how long jobs really take. None for as long as predicted.
         most_late: how many jobs may miss their deadlines. None for any number.
@@ -104,7 +104,7 @@ class _Simulator:
         self._dropped: list[Job] = []
         self._is_round_due = False
         self._may_be_late = 0
-        for order, job in enumerate(sorted(jobs, key=lambda one: one.submit_s)):
+        for order, job in enumerate(sorted(jobs, key=lambda job: job.submit_s)):
             self._push(job.submit_s, _ARRIVES, Active(job, order))
 
     def _push(self, time_s: float, kind: int, active: Active | None = None) -> None:
@@ -140,7 +140,7 @@ class _Simulator:
                 self._start(self._policy.decide(now, self._free), now)
             self._plan_round(now)
         if self._active:
-            names = ", ".join(one.job.name for one in list(self._active.values())[:3])
+            names = ", ".join(active.job.name for active in list(self._active.values())[:3])
             raise InvalidInput(f"{self._policy.name} never starts {names}; allow other GPUs")
         took_s = time.process_time() - began
         done, dropped = tuple(self._outcomes), tuple(self._dropped)
@@ -155,7 +155,7 @@ class _Simulator:
     def _plan_round(self, now: float) -> None:
         round_s = self._policy.round_s
         if round_s is not None and self._active and not self._is_round_due:
-            waits = all(one.option is None for one in self._active.values())
+            waits = all(active.option is None for active in self._active.values())
             self._push(now if waits and not self._stuck(now) else now + round_s, _ROUND)
             self._is_round_due = True
 
@@ -211,21 +211,23 @@ class _Simulator:
     def _reassign(self, now: float) -> None:
         """A round: all running jobs may be stopped, moved, or left alone."""
         self._decided_s = now
-        running = [one for one in self._active.values() if one.option is not None]
+        running = [active for active in self._active.values() if active.option is not None]
         for active in running:
             self._account(active, now)
-        wanted = {id(one): (one, option) for one, option in self._policy.decide(now, self._free)}
+        chosen = {
+            id(active): (active, option) for active, option in self._policy.decide(now, self._free)
+        }
         for active in running:
-            kept = wanted.get(id(active))
+            kept = chosen.get(id(active))
             if kept is not None and kept[1] == active.option:
-                del wanted[id(active)]
+                del chosen[id(active)]
                 continue
             assert active.option is not None
             self._free.take(active.option, -1)
             active.option = None
             active.version += 1
             active.stops += 1
-        self._start(list(wanted.values()), now)
+        self._start(list(chosen.values()), now)
 
 
 # The state of a simulated fleet, and what became of each job.
@@ -315,7 +317,7 @@ class Simulation(Shown):
 
     @cached_property
     def _completions(self) -> list[float]:
-        return sorted(one.completion_s for one in self.outcomes)
+        return sorted(outcome.completion_s for outcome in self.outcomes)
 
     @property
     def mean_completion_s(self) -> float:
@@ -331,25 +333,25 @@ class Simulation(Shown):
     @property
     def mean_wait_s(self) -> float:
         """The mean time from submission to the first start."""
-        return sum(one.waited_s for one in self.outcomes) / max(1, len(self.outcomes))
+        return sum(outcome.waited_s for outcome in self.outcomes) / max(1, len(self.outcomes))
 
     @property
     def makespan_s(self) -> float:
         """The time from the first submission to the last end."""
         if not self.outcomes:
             return 0.0
-        first = min(one.job.submit_s for one in self.outcomes)
-        return max(one.end_s for one in self.outcomes) - first
+        first = min(outcome.job.submit_s for outcome in self.outcomes)
+        return max(outcome.end_s for outcome in self.outcomes) - first
 
     @property
     def usd(self) -> float:
         """What the GPU time of all jobs cost."""
-        return sum(one.usd for one in self.outcomes)
+        return sum(outcome.usd for outcome in self.outcomes)
 
     @property
     def deadlines_met(self) -> float | None:
         """The share of jobs with a deadline that met it. None if no job has one."""
-        due = [one.in_time for one in self.outcomes if one.in_time is not None]
+        due = [outcome.in_time for outcome in self.outcomes if outcome.in_time is not None]
         count = len(due) + len(self.dropped)
         return sum(due) / count if count else None
 
@@ -357,7 +359,7 @@ class Simulation(Shown):
     def utilisation(self) -> float:
         """The share of the GPU time of the fleet that jobs used, until the last end."""
         whole = self.makespan_s * self.fleet.gpus
-        return sum(one.gpu_s for one in self.outcomes) / whole if whole else 0.0
+        return sum(outcome.gpu_s for outcome in self.outcomes) / whole if whole else 0.0
 
 
 class Free:
@@ -382,5 +384,234 @@ class Free:
         self.total -= sign * option.gpus
         self._power -= sign * option.gpus * self._watts[option.pool]
 
+    def give_back(self, options: Iterable[RunOption]) -> None:
+        """No longer use the GPUs of options."""
+        for option in options:
+            self.take(option, -1)
+
+    @contextmanager
+    def without(self, running: Sequence[RunOption]) -> Iterator[None]:
+        """A block in which the GPUs of running jobs are free, too."""
+        self.give_back(running)
+        yield
+        for option in running:
+            self.take(option)
+
 
 Starts = Sequence[tuple[Active, RunOption]]
+
+
+# Policies that keep a queue: FIFO, shortest first, earliest deadline first, least cost.
+
+
+Order = Callable[[Job], float]
+Choice = Callable[[Active, Free], RunOption | None]
+"""The option that a job would start with now. None if it waits."""
+ROUND_S = 360.0
+"""Six minutes, as in Gavel."""
+_MOST_PASSED = 500
+"""A job that waits is passed by others; the search among these ends after so many."""
+
+
+class QueuePolicy:
+    """Starts waiting jobs in an order.
+
+    Args:
+        order: jobs with less come first.
+        choice: the option of a job.
+        is_strict: whether no job is passed by a later one, as in FIFO.
+        moves: whether a running job may get other GPUs in a round, although its own are there.
+        leftover: the option of a job that the choice left waiting, when all others had theirs.
+        round_s: the time between rounds in which running jobs may be stopped for those that come
+            first. None for no stops.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        order: Order,
+        choice: Choice,
+        *,
+        is_strict: bool = False,
+        moves: bool = False,
+        leftover: Choice | None = None,
+        round_s: float | None = None,
+    ) -> None:
+        self.name, self.round_s = name, round_s
+        self._order, self._choice, self._is_strict = order, choice, is_strict
+        self._moves, self._leftover = moves, leftover
+        self._queue: list[tuple[float, int, Active]] = []
+
+    def added(self, active: Active, now_s: float) -> bool:
+        """Put a job into the queue."""
+        bisect.insort(self._queue, (self._order(active.job), active.order, active))
+        return True
+
+    def ended(self, active: Active) -> None:
+        """Take a job out of the queue, in which those stay that may be stopped."""
+        if self.round_s is not None:
+            key = self._order(active.job), active.order
+            self._queue.pop(bisect.bisect_left(self._queue, key, key=lambda active: active[:2]))
+
+    def decide(self, now_s: float, free: Free) -> Starts:
+        """The jobs that start, in order; with rounds, all jobs that run."""
+        free.now_s = now_s
+        return self._round(free) if self.round_s is not None else self._next(free)
+
+    def _next(self, free: Free) -> Starts:
+        starts: list[tuple[Active, RunOption]] = []
+        kept: list[tuple[float, int, Active]] = []
+        index = 0
+        while index < len(self._queue) and free.total > 0 and len(kept) < _MOST_PASSED:
+            entry = self._queue[index]
+            index += 1
+            if not _take(entry[2], self._choice(entry[2], free), free, starts):
+                kept.append(entry)
+                if self._is_strict:
+                    break
+        if self._leftover is not None:
+            kept = [
+                entry
+                for entry in kept
+                if not _take(entry[2], self._leftover(entry[2], free), free, starts)
+            ]
+        self._queue[:index] = kept
+        free.give_back(option for _, option in starts)  # the simulator takes them itself
+        return starts
+
+    def _round(self, free: Free) -> Starts:
+        running = [active.option for *_, active in self._queue if active.option is not None]
+        starts: list[tuple[Active, RunOption]] = []
+        kept = []
+        with free.without(running):
+            for *_, active in self._queue:
+                if free.total <= 0:
+                    break
+                now = None if self._moves else active.option
+                stays = now if now is not None and free.has(now) else None
+                if not _take(active, stays or self._choice(active, free), free, starts):
+                    kept.append(active)
+                    if self._is_strict:
+                        break
+            for active in kept if self._leftover is not None else ():
+                assert self._leftover is not None
+                _take(active, self._leftover(active, free), free, starts)
+            free.give_back(option for _, option in starts)
+        return starts
+
+
+def _take(
+    active: Active,
+    option: RunOption | None,
+    free: Free,
+    starts: list[tuple[Active, RunOption]],
+) -> bool:
+    """Let a job have an option, if there is one."""
+    if option is None:
+        return False
+    free.take(option)
+    starts.append((active, option))
+    return True
+
+
+def any_free(active: Active, free: Free) -> RunOption | None:
+    """The first option that has room, whatever its speed: a policy that knows no speeds.
+
+    The pool with the most free GPUs comes first, as if GPUs were alike.
+    """
+    job = active.job
+    if len(job.options) == 1:
+        return job.options[0] if free.has(job.options[0]) else None
+    roomy = [option for option in job.options if free.has(option)]
+    return max(roomy, key=lambda active: (free.gpus[active.pool], -active.gpus), default=None)
+
+
+def first_free(active: Active, free: Free) -> RunOption | None:
+    """The first option that has room, in the order of the pools of the fleet."""
+    places = list(free.gpus)
+    roomy = (option for option in active.job.options if free.has(option))
+    return min(roomy, key=lambda active: (places.index(active.pool), active.gpus), default=None)
+
+
+def fastest_free(active: Active, free: Free) -> RunOption | None:
+    """The fastest option that has room."""
+    job = active.job
+    if len(job.options) == 1:
+        return job.options[0] if free.has(job.options[0]) else None
+    roomy = [option for option in job.options if free.has(option)]
+    return min(roomy, key=lambda active: (active.seconds.value, active.usd), default=None)
+
+
+def cheapest_only(active: Active, free: Free) -> RunOption | None:
+    """The cheapest option; the job waits for it."""
+    cheapest = active.job.cheapest
+    return cheapest if free.has(cheapest) else None
+
+
+def cheapest_in_time(active: Active, free: Free) -> RunOption | None:
+    """The cheapest option that has room and still meets the deadline."""
+    return _cheapest(free, _in_time(active, free))
+
+
+def cheapest_if_late(active: Active, free: Free) -> RunOption | None:
+    """The cheapest option that has room, for a job that meets its deadline on none."""
+    return None if _in_time(active, free) else _cheapest(free, active.job.options)
+
+
+def _in_time(active: Active, free: Free) -> list[RunOption]:
+    """The options that meet the deadline of a job, if it runs from now on."""
+    due = active.job.deadline_s
+    given_s = math.inf if due is None else due - free.now_s
+    return [
+        option for option in active.job.options if option.seconds.value * active.left <= given_s
+    ]
+
+
+def _cheapest(free: Free, options: Sequence[RunOption]) -> RunOption | None:
+    roomy = (option for option in options if free.has(option))
+    return min(roomy, key=lambda active: (active.usd, active.seconds.value), default=None)
+
+
+def _submitted(job: Job) -> float:
+    return job.submit_s
+
+
+def _due(job: Job) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s
+
+
+QUEUES: dict[str, Callable[..., QueuePolicy]] = {
+    # In the order of submission, on whatever GPUs are free.
+    "fifo": partial(QueuePolicy, "FIFO", _submitted, any_free, is_strict=True),
+    "fifo-fastest": partial(
+        QueuePolicy, "FIFO on the fastest", _submitted, fastest_free, is_strict=True
+    ),
+    # Gavel's FIFO knows no speeds: the first jobs get the first pools, anew in every round. At low
+    # load its notebooks have the mean completion of jobs that all run on V100, its first type.
+    "gavel-fifo": partial(
+        QueuePolicy, "Gavel's FIFO", _submitted, first_free, is_strict=True, moves=True
+    ),
+    "shortest": partial(
+        QueuePolicy, "shortest first", lambda job: job.fastest.seconds.value, fastest_free
+    ),
+    # Those that take least GPU time come first.
+    "smallest": partial(
+        QueuePolicy,
+        "smallest first",
+        lambda job: min(option.seconds.value * option.gpus for option in job.options),
+        fastest_free,
+    ),
+    "deadline": partial(QueuePolicy, "earliest deadline first", _due, fastest_free),
+    # Jobs that must start first come first, each on the cheapest free GPUs that are fast enough.
+    # Jobs that cannot meet their deadlines any more get what is left.
+    "in-time": partial(
+        QueuePolicy,
+        "in time",
+        lambda job: _due(job) - job.fastest.seconds.value,
+        cheapest_in_time,
+        leftover=cheapest_if_late,
+    ),
+    # Each job waits for the GPUs on which it costs least.
+    "cheapest": partial(QueuePolicy, "least cost", _submitted, cheapest_only),
+}
+"""The policies that keep a queue, by name; each takes `round_s`."""

@@ -17,9 +17,15 @@ from wavecast.files import shipped
 from wavecast.hardware.devices import Device
 from wavecast.predictors.base import Predictor
 from wavecast.reading import read_bytes
-from wavecast.runs.regression.layers.complexities import LayerCategory, Network, NetworkLayer, Pass
-from wavecast.runs.regression.layers.per_layer import LayerTime, LayerWork
-from wavecast.runs.regression.layers.traced_layers import family_of, samples_of
+from wavecast.runs.regression.complexities import (
+    LayerCategory,
+    Network,
+    NetworkLayer,
+    Pass,
+    family_of,
+    samples_of,
+)
+from wavecast.runs.regression.per_layer import LayerTime, LayerWork
 from wavecast.traces.step import Call, Phase, Trace
 
 _PASSES = {Phase.FORWARD: Pass.FORWARD, Phase.BACKWARD: Pass.BACKWARD}

@@ -13,33 +13,27 @@ from wavecast.errors import UnknownName
 from wavecast.planning.cost import Ranged
 from wavecast.planning.schedule.bounds import relax
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, RunOption
-from wavecast.planning.simulation import queues
-from wavecast.planning.simulation.queues import ROUND_S
-from wavecast.planning.simulation.simulator import Active, Free, SchedulingPolicy, Starts
+from wavecast.planning.schedule.simulator import (
+    QUEUES,
+    ROUND_S,
+    Active,
+    Free,
+    SchedulingPolicy,
+    Starts,
+)
 from wavecast.runs.regression.least_squares import needing_scipy
 
-_QUEUES: dict[str, Callable[[Fleet, float | None], queues.QueuePolicy]] = {
-    "fifo": queues.fifo,
-    "fifo-fastest": queues.fifo_aware,
-    "gavel-fifo": queues.gavel_fifo,
-    "shortest": queues.shortest_first,
-    "smallest": queues.smallest_first,
-    "deadline": queues.earliest_deadline,
-    "in-time": queues.in_time,
-    "cheapest": queues.least_cost,
-}
-NAMES = (*_QUEUES, "max-min", "makespan", "ours")
+NAMES = (*QUEUES, "max-min", "makespan", "ours")
 """The names of all policies."""
 
 
 def policy_of(
-    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = queues.ROUND_S
+    name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = ROUND_S
 ) -> SchedulingPolicy:
     """A policy.
 
     Args:
         name: one of `NAMES`.
-        fleet: the GPUs.
         aims: what our own policy minimises.
         stops: whether running jobs may be stopped for others. Gavel's policies always do.
         round_s: the time between decisions that may stop jobs.
@@ -47,9 +41,9 @@ def policy_of(
     Raises:
         UnknownName: there is no such policy.
     """
-    if name in _QUEUES:
+    if name in QUEUES:
         in_rounds = stops or name == "gavel-fifo"
-        return _QUEUES[name](fleet, round_s if in_rounds else None)
+        return QUEUES[name](round_s=round_s if in_rounds else None)
     if name in ("max-min", "makespan"):
         return AllocationPolicy(fleet, for_makespan=name == "makespan", round_s=round_s)
     if name == "ours":
@@ -70,10 +64,8 @@ class AllocationPolicy:
     """Runs jobs in rounds by shares of time from a linear program.
 
     Args:
-        fleet: the GPUs.
         for_makespan: whether the makespan is minimised. Otherwise the least normalised throughput
             is maximised.
-        round_s: the time between rounds.
         every: the program is solved again after so many rounds, and when jobs come or go.
     """
 
@@ -116,14 +108,10 @@ class AllocationPolicy:
         missing = any(order not in self._shares for order in self._jobs)
         if self._shares == {} or missing or (self._changed and self._rounds >= self._every):
             self._solve()
-        running = [one.option for one in self._jobs.values() if one.option is not None]
-        for option in running:
-            free.take(option, -1)
-        chosen = self._chosen(free)
-        for _, option in chosen:
-            free.take(option, -1)
-        for option in running:
-            free.take(option)
+        running = [job.option for job in self._jobs.values() if job.option is not None]
+        with free.without(running):
+            chosen = self._chosen(free)
+            free.give_back(option for _, option in chosen)
         return chosen
 
     def _chosen(self, free: Free) -> list[tuple[Active, RunOption]]:
@@ -144,7 +132,7 @@ class AllocationPolicy:
         for order, active in self._jobs.items():
             if free.total <= 0:
                 break
-            best = np.argsort([one.seconds.value for one in active.job.options])
+            best = np.argsort([option.seconds.value for option in active.job.options])
             for index in best:
                 self._try(order, int(index), free, chosen, seen)
         return chosen
@@ -169,8 +157,8 @@ class AllocationPolicy:
         began = time.perf_counter()
         actives = list(self._jobs.values())
         solution = shares_of(self._fleet, actives, self._for_makespan)
-        self._shares = {one.order: x for one, x in zip(actives, solution, strict=True)}
-        self._served = {one.order: np.zeros(len(one.job.options)) for one in actives}
+        self._shares = {active.order: x for active, x in zip(actives, solution, strict=True)}
+        self._served = {active.order: np.zeros(len(active.job.options)) for active in actives}
         self._changed, self._rounds = False, 0
         self.solve_s.append(time.perf_counter() - began)
 
@@ -183,7 +171,7 @@ def shares_of(fleet: Fleet, actives: Sequence[Active], for_makespan: bool) -> li
     rows: list[int] = []
     columns: list[int] = []
     values: list[float] = []
-    width = sum(len(one.job.options) for one in actives)
+    width = sum(len(active.job.options) for active in actives)
     first, ends = len(fleet.pools), []
     column = 0
     for index, active in enumerate(actives):
@@ -236,8 +224,6 @@ class ReplanningPolicy:
     """Plans again when jobs arrive.
 
     Args:
-        fleet: the GPUs.
-        aims: what is minimised.
         every_s: the least time between two plans.
         round_s: the time between rounds in which running jobs may be stopped for others. None for
             no stops.
@@ -266,19 +252,15 @@ class ReplanningPolicy:
         """The jobs that start, in the order of the plan, on their planned GPUs; or all that run."""
         stopped = [] if self.round_s is None else list(self._running.values())
         if not self._waiting or (free.total <= 0 and not stopped):
-            return [(one, one.option) for one in stopped if one.option is not None]
+            return [(active, active.option) for active in stopped if active.option is not None]
         fresh = any(order not in self._plan for order in self._waiting)
         if fresh and now_s >= self._planned_s + self._every_s:
             self._replan(now_s)
-        before = [one.option for one in stopped if one.option is not None]
-        for option in before:
-            free.take(option, -1)
-        starts = self._chosen([*self._waiting.values(), *stopped], now_s, free)
-        for _, option in starts:
-            free.take(option, -1)
-        for option in before:
-            free.take(option)
-        self._waiting |= {one.order: one for one in stopped}
+        before = [active.option for active in stopped if active.option is not None]
+        with free.without(before):
+            starts = self._chosen([*self._waiting.values(), *stopped], now_s, free)
+            free.give_back(option for _, option in starts)
+        self._waiting |= {active.order: active for active in stopped}
         for active, _ in starts:
             self._running[active.order] = self._waiting.pop(active.order)
         for order in self._waiting:
@@ -324,8 +306,8 @@ class ReplanningPolicy:
         if planned is None or self._aims.cost:
             return None
         best = min(
-            (one for one in active.job.options if free.has(one)),
-            key=lambda one: one.seconds.value,
+            (option for option in active.job.options if free.has(option)),
+            key=lambda option: option.seconds.value,
             default=None,
         )
         if best is None:
@@ -337,18 +319,20 @@ class ReplanningPolicy:
         """How long the work that waits for a pool keeps it busy."""
         pool = self._fleet.by_name[option.pool]
         busy = sum(
-            max(0.0, one.placed_s + one.seconds * one.left - now_s) * one.option.gpus
-            for one in self._running.values()
-            if one.option is not None and one.option.pool == pool.name
+            max(0.0, active.placed_s + active.seconds * active.left - now_s) * active.option.gpus
+            for active in self._running.values()
+            if active.option is not None and active.option.pool == pool.name
         )
         return busy / max(1, pool.usable)
 
     def _replan(self, now_s: float) -> None:
         self._planned_s = now_s
-        actives = sorted(self._waiting.values(), key=lambda one: one.job.submit_s)
+        actives = sorted(self._waiting.values(), key=lambda active: active.job.submit_s)
         actives = actives[:_MOST_PLANNED]
-        fixed = [_rest(one, now_s) for one in self._running.values() if one.option is not None]
-        jobs = [_moved(one.job, now_s) for one in actives]
+        fixed = [
+            _rest(active, now_s) for active in self._running.values() if active.option is not None
+        ]
+        jobs = [_moved(active.job, now_s) for active in actives]
         aims = self._aims
         if not aims.makespan:
             aims = replace(aims, makespan=1.0, tardiness=0.0)
