@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.planning.prices import Price, price
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.predictors.retargeting.family_traces import FamilyTraces
+    from wavecast.predictors.retargeting import FamilyTraces
     from wavecast.runs.readers import read_runs
+    from wavecast.runs.regression.complexities import caffe_net
     from wavecast.runs.regression.end_to_end import EndToEnd
     from wavecast.runs.regression.extrapolation import Extrapolation
-    from wavecast.runs.regression.layers.complexities import caffe_net
-    from wavecast.runs.regression.layers.per_layer import LayerTime, PerLayer, published
+    from wavecast.runs.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.run import Run
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.prediction import Prediction
     from wavecast.steps.request import predict
     from wavecast.targets.scripts import run_script
-    from wavecast.targets.tracing import max_batch, trace
+    from wavecast.targets.sources import max_batch, trace
     from wavecast.traces.script import ScriptPart, ScriptRun
     from wavecast.traces.step import Measurement, Trace, load_trace
 
@@ -121,16 +121,16 @@ _LAZY = {
     "EndToEnd": "wavecast.runs.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
     "Extrapolation": "wavecast.runs.regression.extrapolation",
-    "FamilyTraces": "wavecast.predictors.retargeting.family_traces",
+    "FamilyTraces": "wavecast.predictors.retargeting",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.analysis.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
-    "LayerTime": "wavecast.runs.regression.layers.per_layer",
+    "LayerTime": "wavecast.runs.regression.per_layer",
     "Measurement": "wavecast.traces.step",
     "Memory": "wavecast.footprint.memory",
     "OperationTracker": "wavecast.frameworks.pytorch.measurement.sampling",
     "Parallel": "wavecast.parallel.strategy",
-    "PerLayer": "wavecast.runs.regression.layers.per_layer",
+    "PerLayer": "wavecast.runs.regression.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
     "Price": "wavecast.planning.prices",
@@ -146,23 +146,23 @@ _LAZY = {
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
     "advise": "wavecast.advice.advising",
-    "caffe_net": "wavecast.runs.regression.layers.complexities",
+    "caffe_net": "wavecast.runs.regression.complexities",
     "compare": "wavecast.analysis.comparison",
     "device": "wavecast.hardware.devices",
     "devices": "wavecast.hardware.devices",
     "extrapolate_batch": "wavecast.analysis.larger_batch",
     "load_trace": "wavecast.traces.step",
-    "max_batch": "wavecast.targets.tracing",
+    "max_batch": "wavecast.targets.sources",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.layers.networks",
     "predict": "wavecast.steps.request",
     "price": "wavecast.planning.prices",
-    "published": "wavecast.runs.regression.layers.per_layer",
+    "published": "wavecast.runs.regression.per_layer",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.targets.scripts",
-    "trace": "wavecast.targets.tracing",
+    "trace": "wavecast.targets.sources",
     "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }

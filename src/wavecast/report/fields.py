@@ -186,11 +186,10 @@ _HOMES = {
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
         "parallel": "planning.layouts planning.scaling",
         "plans": "planning.schedule.planned",
-        "predictions": "analysis.larger_batch steps.generation steps.prediction",
-        "profiles": "analysis.profile ops.costs predictors.retargeting.family_traces "
-        "traces.script traces.step",
+        "predictions": "analysis.generation analysis.larger_batch steps.prediction",
+        "profiles": "analysis.profile ops.costs predictors.retargeting traces.script traces.step",
         "run_models": "runs.regression.design runs.regression.end_to_end "
-        "runs.regression.extrapolation runs.regression.layers.per_layer runs.run",
+        "runs.regression.extrapolation runs.regression.per_layer runs.run",
         "selections": "planning.selection",
         "suites": "runs.suite_results suite",
     }.items()

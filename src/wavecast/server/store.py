@@ -9,15 +9,14 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.server.guard import ServerLimits
+from wavecast.traces.kept import Recent
 
 _Value = TypeVar("_Value")
 _LOG = logging.getLogger("wavecast.server")
@@ -40,39 +39,8 @@ _LARGEST_RESULT_BYTES = 64 << 20
 """What a stored result may unpack to: the file of the store may have been exchanged."""
 
 
-@dataclass
-class Recent(Generic[_Value]):
-    """The values used last, in memory, up to a size; the longest unused ones are forgotten."""
-
-    most: int
-    size: Callable[[str, _Value], int]
-    """What a value takes, with its name."""
-    least: int = 0
-    """How many values are kept whatever they take."""
-    _values: OrderedDict[str, _Value] = field(default_factory=OrderedDict)
-    _sum: int = 0
-
-    def get(self, name: str) -> _Value | None:
-        """The value of that name, if it is kept."""
-        if name in self._values:
-            self._values.move_to_end(name)
-        return self._values.get(name)
-
-    def put(self, name: str, value: _Value) -> None:
-        """Keep a value, and forget the longest unused ones if there is no room."""
-        self._forget(name)
-        self._values[name] = value
-        self._sum += self.size(name, value)
-        while self._sum > self.most and len(self._values) > self.least:
-            self._forget(next(iter(self._values)))
-
-    def _forget(self, name: str) -> None:
-        if name in self._values:
-            self._sum -= self.size(name, self._values.pop(name))
-
-
 def recent_results(most_bytes: int) -> Recent[bytes]:
-    """A memory for results, up to a number of bytes."""
+    """The results used last, in memory, up to a number of bytes."""
     return Recent(most_bytes, lambda name, body: len(name) + len(body))
 
 

@@ -10,8 +10,17 @@ import wavecast
 from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
-from wavecast.planning.cost import Purchase, TrainingPlan, seconds_of
-from wavecast.planning.prices import Price, PriceBook, PriceFilter, price_book, today
+from wavecast.planning.cost import Purchase, TrainingPlan
+from wavecast.planning.prices import (
+    Price,
+    PriceBook,
+    PriceFilter,
+    is_money,
+    price_book,
+    read_prices,
+    today,
+)
+from wavecast.reading import seconds_of
 from wavecast.targets.sources import units_of
 from wavecast.targets.targets import Target
 
@@ -49,12 +58,7 @@ class PriceOptions:
         self._refuse_without_purchase()
         if self.prices is not None and setup is not None:
             raise InvalidInput(f"--setup {setup} has its own prices; leave out --prices")
-        if self.prices is None:
-            book = price_book(setup)
-        else:
-            from wavecast.planning.price_files import read_prices
-
-            book = read_prices(self.prices)
+        book = price_book(setup) if self.prices is None else read_prices(self.prices)
         own = [*self._stated(gpus), *(() if only_rented else self._bought(gpus))]
         return book.with_offers(own).looking_at(self._which(book))
 
@@ -78,8 +82,6 @@ class PriceOptions:
 
     def _stated(self, gpus: Sequence[Device]) -> Iterator[Price]:
         for gpu, usd in _amounts(self.price, "--price", gpus):
-            from wavecast.planning.price_files import is_money
-
             if not is_money(usd):
                 raise InvalidInput(f"--price {usd:g} cannot be the price of an hour in USD")
             yield from _in_every_size(Price(gpu.id, usd, YOURS, "", today()))

@@ -16,8 +16,8 @@ from wavecast import suite
 from wavecast.cli.options.groups import grouped, option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.target_files import FORMS
 from wavecast.hardware.devices import Device
-from wavecast.targets.functions import FORMS
 from wavecast.targets.scripts import NO_SCRIPT_OPTIONS, ScriptOptions
 from wavecast.targets.targets import Target, resolve
 

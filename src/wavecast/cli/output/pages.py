@@ -18,10 +18,10 @@ from wavecast.traces.file import SUFFIXES
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.advice.proposals import StepAdvice
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.report.html.documents import Report
     from wavecast.report.results.costs import WholeTraining
     from wavecast.report.views import View
-    from wavecast.steps.generation import TextGeneration
 
 HtmlOption = Annotated[
     Path | None,
@@ -123,7 +123,7 @@ def write_prediction_files(
 
     write_page(files.html, page)
     if files.chrome_trace is not None:
-        from wavecast.steps.chrome_trace import chrome_trace
+        from wavecast.steps.player import chrome_trace
 
         tables = {name: t for row in rows for name, t in row.named_timetables().items()}
         write_whole(files.chrome_trace, chrome_trace(tables))

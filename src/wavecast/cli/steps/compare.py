@@ -35,6 +35,7 @@ from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.predicted import exit_if_incomplete
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
+from wavecast.frameworks.target_files import FORMS
 from wavecast.predictors.base import Scaler
 from wavecast.report.fields import record
 from wavecast.report.results import comparisons as report
@@ -48,9 +49,7 @@ from wavecast.report.results.comparisons import (
 from wavecast.report.results.evaluations import evaluation_view
 from wavecast.report.views import text_of
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.functions import FORMS
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import Target, Trait, resolve, strategy_of
 from wavecast.traces.step import Trace
 
 BeforeArgument = Annotated[
@@ -128,7 +127,7 @@ def _steps(asked: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
     for text, options in asked:
         target = options.target(text, fixed=())
         steps.append((target, (text, options)))
-        if both and not target.jax:
+        if both and Trait.JAX not in target.traits:
             steps.append((as_compiled(target), (text, options)))
     return steps
 
@@ -211,7 +210,7 @@ def _named(text: str) -> tuple[str, str, Trace]:
     if not separator or Path(text).exists():
         model, file = "", text
     target = resolve(file)
-    if not target.is_measured:
+    if Trait.MEASURED not in target.traits:
         raise InvalidInput(
             f"{file} was not measured, so there is nothing to compare with; give traces from "
             "wavecast measure, or torch.profiler files"
@@ -222,6 +221,6 @@ def _named(text: str) -> tuple[str, str, Trace]:
 def _scaler(setup: SetupName | None) -> Scaler | None:
     if setup is None:
         return None
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import published_setup
 
     return published_setup(setup).scaler()

@@ -38,18 +38,23 @@ from wavecast.planning.cost import (
     LLAMA_3_GPU_HOURS,
     TrainingPlan,
     interruptions,
-    seconds_of,
     training_cost,
 )
 from wavecast.planning.layouts import MEMORY_MARGIN, Search, batch_warning
 from wavecast.planning.prices import PriceBook
+from wavecast.reading import seconds_of
 from wavecast.report.results import costs as cost_report
 from wavecast.report.results import parallel as report
 from wavecast.report.results.predictions import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.sources import recompute_ways, recomputing
-from wavecast.targets.strategies import plan_of_target, strategy_of
-from wavecast.targets.targets import Target, with_adapters
+from wavecast.targets.targets import (
+    Target,
+    plan_of_target,
+    recompute_ways,
+    recomputing,
+    strategy_of,
+    with_adapters,
+)
 
 if TYPE_CHECKING:
     from wavecast.hardware.devices import Device

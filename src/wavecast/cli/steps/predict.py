@@ -64,16 +64,15 @@ from wavecast.parallel.ranks import own_strategy
 from wavecast.report.results import predictions as report
 from wavecast.report.results.predictions import COMPILED, gains, predicted
 from wavecast.steps.prediction import comparable
-from wavecast.targets.generation import generations, is_generation
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.sources import generations
+from wavecast.targets.targets import Trait, resolve, strategy_of
 
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.advice.proposals import StepAdvice
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.hardware.devices import Device
     from wavecast.planning.prices import PriceBook
-    from wavecast.steps.generation import TextGeneration
     from wavecast.targets.sources import StepSource
     from wavecast.targets.targets import Target
 
@@ -188,7 +187,7 @@ def _generated(
     target: Target, source: StepSource, rows: Sequence[Prediction]
 ) -> tuple[TextGeneration, ...]:
     """What serving takes, if the steps are of one GPU and generate text."""
-    if not is_generation(target) or any(row.gpus > 1 for row in rows):
+    if Trait.GENERATES not in target.traits or any(row.gpus > 1 for row in rows):
         return ()
     with waiting("looking for the largest batch"):
         return generations(target, source, rows)

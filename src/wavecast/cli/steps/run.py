@@ -62,8 +62,7 @@ from wavecast.report.results import memory as memory_report
 from wavecast.report.results import profiles as report
 from wavecast.targets.scripts import Script
 from wavecast.targets.sources import ScriptSource
-from wavecast.targets.strategies import parse_parallel
-from wavecast.targets.targets import script_target
+from wavecast.targets.targets import parse_parallel, script_target
 from wavecast.traces.script import ScriptRun
 
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")]

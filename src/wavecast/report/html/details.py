@@ -42,8 +42,7 @@ from wavecast.report.units import (
     quantity,
     three_digits,
 )
-from wavecast.steps.chrome_trace import host_name, stream_name
-from wavecast.steps.player import Timetable, Work
+from wavecast.steps.player import Timetable, Work, host_name, stream_name
 from wavecast.traces.arrays import Codes
 from wavecast.traces.step import Op, Phase
 

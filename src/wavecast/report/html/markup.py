@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wavecast.footprint.kinds import KINDS
+from wavecast.footprint.memory import KINDS
 from wavecast.ops import Kind
 from wavecast.report.tables import Column
 from wavecast.report.units import one_line

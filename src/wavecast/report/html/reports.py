@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.planning.cost import Ranged
 from wavecast.planning.layouts import Layout
 from wavecast.planning.prices import PriceBook
@@ -70,7 +71,6 @@ from wavecast.report.units import (
     quantity,
     time_range,
 )
-from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction, in_order
 
 _BEST = 3

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import RenderableType
 
 from wavecast.analysis.evaluation import MeanError, OpError, PairError, PairEvaluation, StepError
-from wavecast.campaigns.standing import CampaignRun, CampaignStatus, NodeWork
+from wavecast.campaigns.progress import CampaignRun, CampaignStatus, NodeWork
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.markup import Html, bar, bullets, key
 from wavecast.report.tables import Column, line, remarks, shown, titled, warnings

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from wavecast.planning.capacity import BuyOrRent, CapacityPlan, Mix
 from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import JobPlan, JobsPlan
-from wavecast.planning.simulation.simulator import JobOutcome, Simulation
+from wavecast.planning.schedule.simulator import JobOutcome, Simulation
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import (
@@ -582,7 +582,7 @@ def outcome_bars(simulation: Simulation) -> list[GanttBar]:
 
 
 def simulation_view(title: str, rows: Sequence[Simulation], width: int, chart: bool) -> View:
-    """The policies side by side, and a Gantt chart of each; a terminal shows that of the last one."""
+    """The policies side by side, and a Gantt chart of each; in a terminal, of the last one."""
     policies = ViewPart(
         "The policies", "", columns=_POLICIES.columns(rows), identity="policies", sorts=True
     )

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from wavecast.advice.proposals import StepAdvice
+from wavecast.analysis.generation import TextGeneration
 from wavecast.analysis.larger_batch import LargerBatch
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.devices import Device
@@ -53,7 +54,6 @@ from wavecast.report.units import (
     quantity,
     time_range,
 )
-from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import WORTH_A_WORD, Prediction, Share, comparable, shares_by_line
 from wavecast.steps.ranges import CoveredHosts
 from wavecast.traces.step import Trace
@@ -116,7 +116,7 @@ def _columns(steps: Sequence[PricedStep], width: int) -> list[Column]:
 
 def _setup(name: str, rows: Sequence[Prediction]) -> str:
     """The line about a published setup: which GPUs have the numbers of its paper."""
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import published_setup
 
     gpus = published_setup(name).gpus
     others = [row.device.id for row in rows if row.device.id not in gpus]

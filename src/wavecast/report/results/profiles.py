@@ -12,9 +12,9 @@ from rich.console import Group, RenderableType
 from wavecast import ops
 from wavecast.analysis.profile import KernelShare, Profile, profile_measured
 from wavecast.errors import WavecastError
-from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.footprint.memory import TBD_KINDS
 from wavecast.ops import Kind
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.report import units
 from wavecast.report.fields import Described, Field, columns, describe, output, plain, record, some
 from wavecast.report.fields import columns as columns_of
