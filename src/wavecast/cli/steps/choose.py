@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -137,14 +138,8 @@ def choose(
         predictor=chosen_predictor(None, resolved, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-
-    def source_of(variant: Target) -> StepSource:
-        return source if variant is resolved else step_source(variant, quiet=True)
-
-    def choosing(candidates: Iterable[Candidate]) -> Selection:
-        return select(candidates, by, *limits, with_unverified=unverified)
-
-    settings = StepSettings(resolved, allowed_names(allow), source_of)
+    settings = StepSettings(resolved, allowed_names(allow), _quiet_source(resolved, source))
+    choosing = partial(_select, by, limits, unverified)
     candidates = _found(settings, _looked_at(named, book, question), question, book, ray)
     selection = _selected(candidates, choosing, settings, question, book)
     unit, asked = source.on().unit, _asked(target, resolved, step)
@@ -153,6 +148,17 @@ def choose(
         print_json(report.chosen_record(resolved.name, selection, asked))
     else:
         show(report.choices(resolved.name, selection, plan, unit, width(), show_best, asked))
+
+
+def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
+    """Sources of the step's variants; that of the step itself is there already."""
+    return lambda step: source if step is target else step_source(step, quiet=True)
+
+
+def _select(
+    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
+) -> Selection:
+    return select(candidates, by, *limits, with_unverified=unverified)
 
 
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:

@@ -62,7 +62,7 @@ from wavecast.report.results import memory as memory_report
 from wavecast.report.results import profiles as report
 from wavecast.targets.scripts import Script
 from wavecast.targets.sources import ScriptSource
-from wavecast.targets.targets import parse_parallel, script_target
+from wavecast.targets.targets import Target, parse_parallel, script_target
 from wavecast.traces.script import ScriptRun
 
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")]
@@ -142,12 +142,9 @@ def run(
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
-    own = tuple(arguments or ())
-    own = own[1:] if own[:1] == ("--",) else own  # other commands need a --
-    program = Script(script, own, is_module, step.running)
+    program = Script(script, _own(arguments or []), is_module, step.running)
     _notice_own_options(context, program, arguments, is_asked=memory or bool(devices))
-    target = step.applied(script_target(program, None, step.precision))
-    source = script_source(replace(target, samples=batch), lambda _: None)
+    source = script_source(_target(program, step, batch), lambda _: None)
     rows, record = list[wavecast.Prediction](), dict[str, Any]()
     if memory:
         record["memory"] = _show_memory(source, devices, strategy, files.html, as_json)
@@ -201,6 +198,15 @@ def _notice_own_options(
             )
         if not is_asked:
             warn([f"{place}; {order}"], "note")
+
+
+def _own(arguments: list[str]) -> tuple[str, ...]:
+    """A script's arguments; a -- before them, which other commands need, is none of them."""
+    return tuple(arguments[1:] if arguments[:1] == ["--"] else arguments)
+
+
+def _target(program: Script, step: StepOptions, samples: int | None) -> Target:
+    return replace(step.applied(script_target(program, None, step.precision)), samples=samples)
 
 
 def _strategy(parallel: str | None, is_shown: bool) -> wavecast.Parallel | None:
