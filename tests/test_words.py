@@ -1,7 +1,8 @@
-"""The glossary of CONTRIBUTING.md, held: one word for one thing, in docstrings and comments."""
+"""The glossary of CONTRIBUTING.md, held: one word for one thing, in prose and in names."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -11,6 +12,7 @@ from pathlib import Path
 import wavecast
 
 SOURCE = Path(wavecast.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # What we do not write, and what we write instead. Other meanings of the word are let through.
 WORDS = {
@@ -39,3 +41,20 @@ def test_docstrings_and_comments_keep_to_the_glossary() -> None:
         for match in re.finditer(word, prose, re.IGNORECASE)
     ]
     assert found == []
+
+
+NOT_NOUNS = {"one", "found", "made", "told", "wanted", "begun", "possible"}
+"""Names of variables that say nothing of what they hold."""
+
+
+def test_variables_are_nouns_of_the_field() -> None:
+    empty = [
+        f"{file.relative_to(ROOT)}:{node.lineno}: {name}"
+        for room in ("src", "lab")
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for name in [getattr(node, "id", getattr(node, "arg", None))]
+        if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store)
+        if name in NOT_NOUNS
+    ]
+    assert empty == []
