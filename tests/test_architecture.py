@@ -34,20 +34,11 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("corrected", "wave", "habitat"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "keras_models", "target_files"),
+        *("", "replacements", "confinement", "stages", "script_results", "target_files"),
+        "children",
         *("jax", "kineto", "ncu", "pytorch"),
     ),
-    "wavecast/targets": (
-        "",
-        "functions",
-        "strategies",
-        "scripts",
-        "decoders",
-        "targets",
-        "sources",
-        "tracing",
-        "generation",
-    ),
+    "wavecast/targets": ("", "scripts", "targets", "sources"),
     "wavecast/frameworks/pytorch": (
         *("", "recording", "drawn", "layers", "capture", "compiled", "changes", "scripts"),
         *("measurement", "installation", "huggingface"),

@@ -42,7 +42,7 @@ def one_of(ranks: int) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from wavecast.frameworks.pytorch.capture.distributed.ranks import forget_shardings
+    from wavecast.frameworks.pytorch.capture.ranks import forget_shardings
 
     forget_shardings()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())

@@ -17,7 +17,7 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import RankWork
 from wavecast.steps.op_times import ClusterPredictor, host_update
 from wavecast.steps.request import ParallelSteps, on_cluster, predict_parallel
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 from wavecast.traces.step import Call, Role, Trace
 
 HIDDEN = REFERENCE_HOST.scaled(1e-3)

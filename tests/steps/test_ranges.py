@@ -29,7 +29,7 @@ from lab.score.judged_ranges import (
 from lab.score.judged_ranges import given as given_width
 from lab.score.range_widths import Widths, fit
 from lab.score.ranged_steps import OffStep
-from lab.score.ranges import LEAST, Ranges, widths_table
+from lab.score.ranges import LEAST, Ranges, report, widths_table
 from wavecast.files import shipped_toml
 from wavecast.hardware.devices import device
 from wavecast.hardware.hosts import REFERENCE_HOST
@@ -200,6 +200,13 @@ def test_the_file_has_the_widths_and_what_they_held() -> None:
     assert unseen["least"] < unseen["held"] <= unseen["most"] == 1
     assert tables["host"]["unknown"]["below"] > 0
     assert f"| {unseen['steps']} | {unseen['held']:.0%} |" in widths_table(fitted)
+
+
+def test_the_tables_have_every_class_and_set() -> None:
+    shown = report(Ranges.of(every_class()).judged)
+    lines = [line for line in shown.splitlines() if line.startswith("| unseen | a | 26 | 100%")]
+    assert lines[0].count("|") == 7
+    assert any(line.startswith("| foreign | **all** | 78 |") for line in shown.splitlines())
 
 
 def test_a_class_needs_enough_steps() -> None:

@@ -80,12 +80,9 @@ def collect(
         count: how many layers the file should have in the end.
         path: the CSV file. It is created if missing, and continued if it has the same kind of
             layers, the same seed and the same GPU.
-        time: measures one layer.
-        gpu: the id of the GPU that measures.
         software: versions and settings of the software that measures.
         layers: layers to measure instead of a sample. Pass the same list at each call.
         limit_s: start no layer after this many seconds.
-        progress: called after each layer.
 
     Returns:
         The number of rows that the file has now.

@@ -108,10 +108,10 @@ def shortened(layouts: Sequence[Layout], best: int | None) -> list[Layout]:
     if best is None:
         return list(layouts)
     rest = (
-        one
-        if one.prediction is None
-        else replace(one, prediction=None, memory=None, least_s=one.seconds, reason=SLOWER)
-        for one in layouts[best:]
+        layout
+        if layout.prediction is None
+        else replace(layout, prediction=None, memory=None, least_s=layout.seconds, reason=SLOWER)
+        for layout in layouts[best:]
     )
     return [*layouts[:best], *rest]
 
@@ -377,7 +377,6 @@ class RankStates:
         Args:
             trace: one micro-batch.
             cut: where the model is cut. None for one part.
-            parts: the number of parts.
             end: the position where the backward pass ends.
         """
         owners = (0,) * len(trace) if cut is None else cut.owners
@@ -713,7 +712,9 @@ def network_points(
     are not tried again, so the table says what the network costs these.
     """
     cluster = predictor.cluster
-    steps = [(one.strategy, one.prediction) for one in layouts if one.prediction is not None]
+    steps = [
+        (layout.strategy, layout.prediction) for layout in layouts if layout.prediction is not None
+    ]
     if cluster.network is None or not steps or steps[0][0].gpus <= cluster.domain_gpus:
         return []
     points: list[NetworkPoint] = []

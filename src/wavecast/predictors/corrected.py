@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
-from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import refuse_unknown, text_of, user_files
+from wavecast.hardware.devices import Device, user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import readable_parts
 from wavecast.predictors.learned.columns import Row, columns_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of
 from wavecast.predictors.learned.model import FEATURES
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.reading import day, refuse_unknown, text_of
 from wavecast.traces.step import Op, Trace
 
 VARIABLE = "WAVECAST_CORRECTIONS"
@@ -222,15 +222,13 @@ def read(path: Path) -> Corrections:
     with prefixed(f"{path}: "):
         table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
-        day, steps = table.get("date"), table.get("steps")
-        if not isinstance(day, date):
-            raise InvalidInput("date must be a day, written 2026-01-31")
+        learned_on, steps = day(table.get("date"), "date"), table.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
             raise InvalidInput(f"steps must be a whole number of at least 0, not {steps!r}")
         errors, swept = (_rows(table, key) for key in ("ops", "swept"))
         if not errors and not swept:
             raise InvalidInput("ops or swept must be a list of rows")
-        return Corrections(text_of(table, "gpu"), day, steps, errors, swept)
+        return Corrections(text_of(table, "gpu"), learned_on, steps, errors, swept)
 
 
 def _rows(table: Mapping[str, Any], key: str) -> tuple[OpOff, ...]:

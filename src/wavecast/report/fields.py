@@ -186,7 +186,7 @@ _HOMES = {
         "priced_steps": "steps.prediction",
         "profiles": "analysis.profile",
         "run_models": "runs.regression.design runs.regression.end_to_end "
-        "runs.regression.extrapolation runs.regression.layers.per_layer runs.run",
+        "runs.regression.extrapolation runs.regression.per_layer runs.run",
         "scripts": "traces.script",
         "selections": "planning.selection",
         "suites": "runs.suite_results suite",

@@ -18,12 +18,11 @@ from wavecast.files import write_whole
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.hardware.devices import Device, device, family
 from wavecast.predictors.retargeting import FamilyTraces
-from wavecast.server.questions import HUGGING_FACE, digest
+from wavecast.server.questions import digest
 from wavecast.suite import benchmark
 from wavecast.suite.tags import DEFAULT_SEQ, OWN_SIZES
-from wavecast.targets.decoders import DECODERS, sizes_of
 from wavecast.targets.sources import StepSource, traced_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import DECODERS, Target, Trait, hugging_face_name, resolve, sizes_of
 from wavecast.traces.kept import Recent
 from wavecast.traces.step import Trace, load_trace
 
@@ -159,7 +158,7 @@ def model_target(step: Mapping[str, Any]) -> Target:
         # `llama` without sizes is a model of the suite; here it is a decoder all the same.
         chosen: dict[str, Any] = {"layers": known["layers"]} | sizes
         return resolve(name, batch, precision, ModelOptions(**chosen))
-    if name.startswith(HUGGING_FACE):
+    if hugging_face_name(name) is not None:
         _refuse_others(name, sizes, ["seq"])
         own: dict[str, Any] = sizes | {
             "lora": "r=16" if step["adapters"] == "lora" else None,
@@ -184,6 +183,7 @@ def model_target(step: Mapping[str, Any]) -> Target:
         text=model.name,
         batch=size,
         precision=precision,
+        kind=Trait.LIBRARY,
     )
 
 

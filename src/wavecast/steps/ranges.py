@@ -341,7 +341,7 @@ PARALLEL_FILE = "models/parallel_ranges.toml"
 COMMUNICATION, LAYERED = 1.0, 1 / 3
 """How much further a range reaches for a step that only communicates, and for one of which both the
 layers and the model are divided. Assumed: widths that were fitted to them described the sources,
-and were worse for sources left out (docs/adr/0042)."""
+and were worse for sources left out (lab/notes)."""
 
 
 @dataclass(frozen=True, slots=True)

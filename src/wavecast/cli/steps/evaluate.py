@@ -16,7 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.predictors.base import Scaler
 from wavecast.report import evaluations as report
 from wavecast.report.fields import record
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import Trait, resolve
 from wavecast.traces.step import Trace
 
 TracesArgument = Annotated[
@@ -68,7 +68,7 @@ def _named(text: str) -> tuple[str, str, Trace]:
     if not found or Path(text).exists():
         model, file = "", text
     target = resolve(file)
-    if not target.is_measured:
+    if Trait.MEASURED not in target.traits:
         raise InvalidInput(
             f"{file} was not measured, so there is nothing to compare with; give traces from "
             "wavecast measure, or torch.profiler files"

@@ -32,9 +32,8 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.report import memory as report
 from wavecast.report.units import bytes_of_gib
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import SmallerStep, Target, smaller_variants
-from wavecast.targets.tracing import largest_traced_batch
+from wavecast.targets.sources import largest_traced_batch
+from wavecast.targets.targets import SmallerStep, Target, smaller_variants, strategy_of
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
