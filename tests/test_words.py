@@ -47,14 +47,21 @@ NOT_NOUNS = {"one", "found", "made", "told", "wanted", "begun", "possible"}
 """Names of variables that say nothing of what they hold."""
 
 
+def names_of_variables(file: Path) -> Iterator[tuple[int, str]]:
+    """The variables and arguments of a file, with their lines."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
 def test_variables_are_nouns_of_the_field() -> None:
     empty = [
-        f"{file.relative_to(ROOT)}:{node.lineno}: {name}"
+        f"{file.relative_to(ROOT)}:{line}: {name}"
         for room in ("src", "lab")
         for file in sorted((ROOT / room).rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
-        for name in [getattr(node, "id", getattr(node, "arg", None))]
-        if isinstance(node, ast.arg) or isinstance(getattr(node, "ctx", None), ast.Store)
+        for line, name in names_of_variables(file)
         if name in NOT_NOUNS
     ]
     assert empty == []
