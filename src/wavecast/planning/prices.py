@@ -251,9 +251,6 @@ def today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
-# Files of prices: reading and writing them.
-
-
 def read_prices(path: str | os.PathLike[str]) -> PriceBook:
     """The offers of a TOML file.
 
