@@ -23,7 +23,7 @@ from wavecast.errors import InvalidInput
 from wavecast.files import read_toml
 from wavecast.frameworks.ncu import load
 from wavecast.frameworks.pytorch.huggingface.configs import _read as read_config
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.reading import Key, Quantity, Sources, time_s
 from wavecast.runs.readers import opened_runs
 from wavecast.runs.regression.complexities import Network

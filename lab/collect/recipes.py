@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.targets.targets import resolve
 
 LIMIT_S = 60
 
@@ -35,16 +37,10 @@ class MeasuredRecipe:
 
     def make_step(self) -> Callable[[], Any]:
         """The step on this machine's GPU."""
-        if not self.target.startswith("hf:"):
-            from wavecast.suite import benchmark
-
-            return benchmark(self.target).make_step(self.batch, self.precision or "fp32")
-        from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-        from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
-        from wavecast.frameworks.pytorch.huggingface.training import make_step
-
-        name, options = self.target.removeprefix("hf:"), ModelOptions.named(self.options)
-        return make_step(recipe_of(name, self.batch, self.precision, options))
+        options = ModelOptions.named(self.options)
+        make_step = resolve(self.target, self.batch, self.precision, options).make_step
+        assert make_step is not None
+        return make_step()
 
 
 RECIPES = {

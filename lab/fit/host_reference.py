@@ -35,7 +35,7 @@ _HEAD = """\
 # (lab.score.machine_hosts of commit f445cdb). sync_s, launch_s, graph_s and node_s were measured
 # (measurements/h200/host), and so was graph.gap_s, the median of seven steps.
 # [cpu] and [cuda] are seconds for the patterns of the host benchmark
-# (wavecast.frameworks.pytorch.measurement.host_benchmark), as the reference host would take them.
+# (wavecast.frameworks.pytorch.measurement.calibration), as the reference host would take them.
 # Measured with {software}.
 """
 

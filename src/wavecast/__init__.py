@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from wavecast.parallel.strategy import Parallel
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.predictors.retargeting.family_traces import FamilyTraces
+    from wavecast.predictors.retargeting import FamilyTraces
     from wavecast.runs.readers import read_runs
     from wavecast.runs.regression.complexities import caffe_net
     from wavecast.runs.regression.end_to_end import EndToEnd
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from wavecast.steps.prediction import Prediction
     from wavecast.steps.request import predict
     from wavecast.targets.scripts import run_script
-    from wavecast.targets.tracing import max_batch, trace
+    from wavecast.targets.sources import max_batch, trace
     from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.2.0"
@@ -120,7 +120,7 @@ _LAZY = {
     "EndToEnd": "wavecast.runs.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
     "Extrapolation": "wavecast.runs.regression.extrapolation",
-    "FamilyTraces": "wavecast.predictors.retargeting.family_traces",
+    "FamilyTraces": "wavecast.predictors.retargeting",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.analysis.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
@@ -142,7 +142,7 @@ _LAZY = {
     "caffe_net": "wavecast.runs.regression.complexities",
     "compare": "wavecast.analysis.comparison",
     "extrapolate_batch": "wavecast.analysis.larger_batch",
-    "max_batch": "wavecast.targets.tracing",
+    "max_batch": "wavecast.targets.sources",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.layers.networks",
@@ -153,7 +153,7 @@ _LAZY = {
     "run_script": "wavecast.targets.scripts",
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
-    "trace": "wavecast.targets.tracing",
+    "trace": "wavecast.targets.sources",
     "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from wavecast.errors import MissingExtra, WavecastError, needing_extra
 from wavecast.files import cache_folder, config_folder, data_folder
 from wavecast.footprint.memory import memory
-from wavecast.frameworks.pytorch.huggingface.importing import REMEDY, torchvision_fault
+from wavecast.frameworks.pytorch.huggingface.configs import REMEDY, torchvision_fault
 from wavecast.hardware.clusters import cluster
 from wavecast.hardware.devices import device, devices
 from wavecast.hardware.kept_hosts import kept_hosts
@@ -407,7 +407,7 @@ def _models() -> Iterator[KnownFigure]:
     batch = 64
     with needing_extra("tracing the model of a known figure"):
         from wavecast.suite import benchmark
-        from wavecast.targets.tracing import trace
+        from wavecast.targets.sources import trace
 
         step = trace(lambda: benchmark("resnet50").make_step(batch, "bf16"))
     kinds = memory(step, "a100-pcie-40gb").by_kind

@@ -57,7 +57,7 @@ def test_measurements_name_the_gpu_that_they_need() -> None:
 
 
 def test_layers_are_those_of_collect() -> None:
-    from wavecast.predictors.mlp.layers import sample
+    from wavecast.predictors.mlp import sample
 
     tasks = [task for task in make_campaign(MEASURE, "m").tasks if task.gpu == "l4"][:7]
     first = next(iter(sample("linear", 0)))

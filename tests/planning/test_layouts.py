@@ -14,7 +14,7 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import REFERENCE_HOST

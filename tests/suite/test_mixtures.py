@@ -13,7 +13,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.suite.decoders import llama, mixtral
 from wavecast.suite.models.mixtures import BALANCE, MixtureLayers, MixtureShape
-from wavecast.targets.tracing import trace
+from wavecast.targets.sources import trace
 from wavecast.traces.step import Role, Trace
 
 SMALL: dict[str, Any] = {

@@ -10,9 +10,8 @@ from typing import Protocol
 from wavecast.errors import InvalidInput
 from wavecast.footprint.advice import quantize_state
 from wavecast.hardware.devices import Device, family
-from wavecast.targets.decoders import is_decoder
 from wavecast.targets.sources import run_target, traced_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import Target, Trait
 from wavecast.traces.editing import Edit
 from wavecast.traces.script import Loading, ScriptRun
 from wavecast.traces.step import Allocation, Call, Op, Phase, Role, TensorSpec, Trace
@@ -264,11 +263,11 @@ class TargetVariants:
         """All that need code for a trace; adapters for all but Hugging Face models."""
         if self.target.trace is not None:
             return frozenset(CHANGES) - {*EDITS, GRAPHED}
-        if self.target.jax:
+        if Trait.JAX in self.target.traits:
             return frozenset(CHANGES) - {*OF_JAX, "batch"}
         if self.target.script is not None:
             return OF_JAX | {*_ADAPTERS, "compile_graphs"}
-        is_model = self.target.text.startswith("hf:")
+        is_model = Trait.HUGGING_FACE in self.target.traits
         if not is_model or self.target.options.lora or self.target.options.qlora:
             return OF_JAX | {*_ADAPTERS}
         return OF_JAX
@@ -317,8 +316,7 @@ def _changed(target: Target, name: str) -> Target:
         if target.batch is None:
             raise InvalidInput("its batch is not known; give --batch, which the step then takes")
         return target.changed(batch=2 * target.batch)
-    is_model = target.text.startswith("hf:") or is_decoder(target.text, target.options)
-    if name in _ADAPTERS or (name == "checkpointing" and is_model):
+    if name in _ADAPTERS or (name == "checkpointing" and target.traits & Trait.ADAPTABLE):
         return _with_options(target, name)
     return replace(target, changes=(*target.changes, name))
 
@@ -329,9 +327,7 @@ def _with_options(target: Target, name: str) -> Target:
         "qlora": replace(target.options, qlora=True, weights=None, checkpointing=True),
         "checkpointing": replace(target.options, checkpointing=True),
     }[name]
-    step = resolve(target.text, target.batch, target.precision, options)
-    kept = {name: getattr(target, name) for name in ("assume", "ranks", "compiled", "changes")}
-    return replace(step, **kept)
+    return target.changed(options=options)
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:

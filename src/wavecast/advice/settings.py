@@ -10,9 +10,8 @@ from wavecast.advice.catalogue import changed_target, lacks_bf16
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import StepSetting
-from wavecast.targets.decoders import is_decoder
 from wavecast.targets.sources import StepSource
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait
 from wavecast.traces.step import Trace
 
 ALLOWED = ("precision", "compile", "lora", "qlora")
@@ -60,7 +59,8 @@ class StepSettings:
                     f"{self.target.name}"
                 )
         if self.allowed and self.target.make_step is None:
-            what = "is a trace, which is fixed" if self.target.script is None else "is a script"
+            is_script = Trait.SCRIPT in self.target.traits
+            what = "is a script" if is_script else "is a trace, which is fixed"
             raise InvalidInput(
                 f"--allow: {self.target.name} {what}; wavecast advise says what would help it"
             )
@@ -104,7 +104,7 @@ class StepSettings:
     def _with_smaller(self, names: tuple[str, ...]) -> StepSetting:
         target = self.target
         recomputes = target.options.checkpointing or target.options.recompute is not None
-        if recomputes or "qlora" in names or target.make_step is None or target.jax:
+        if recomputes or "qlora" in names or target.make_step is None or Trait.JAX in target.traits:
             return self._setting(names)
         return self._setting(names, self._setting((*names, "checkpointing")))
 
@@ -115,8 +115,8 @@ class StepSettings:
         return StepSetting(words, traces, smaller, suits, names, traces.larger)
 
     def _takes(self, name: str) -> bool:
-        text = self.target.text
-        return text.startswith("hf:") or (name == "lora" and is_decoder(text, self.target.options))
+        taking = Trait.ADAPTABLE if name == "lora" else Trait.HUGGING_FACE
+        return bool(self.target.traits & taking)
 
 
 class _Traces:

@@ -51,7 +51,7 @@ from wavecast.campaigns.work import ANYWHERE, CPU, CampaignTask, task
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import toml_table
 from wavecast.hardware.devices import device, devices
-from wavecast.predictors.mlp import layers
+from wavecast.predictors import mlp
 from wavecast.reading import (
     Check,
     listed,
@@ -69,7 +69,7 @@ from wavecast.reading import (
 from wavecast.runs.regression import design as designs
 from wavecast.runs.run import PHASES
 from wavecast.suite import PRECISIONS
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 
 ALL = "all"
 MOST_TASKS = 1_000_000
@@ -200,7 +200,7 @@ class _Layers:
         for gpu in self.gpus:
             # A CPU would take minutes for most layers of the sample.
             trial = gpu == CPU
-            drawn = layers.small(self.kind, seed) if trial else layers.sample(self.kind, seed)
+            drawn = mlp.small(self.kind, seed) if trial else mlp.sample(self.kind, seed)
             for index, layer in enumerate(islice(drawn, self.count)):
                 named = f"{seed}, small layers" if trial else str(seed)
                 sizes = list(layer.features())

@@ -24,20 +24,18 @@ from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable, csv_line
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
+    DEVICE_FEATURES,
     KINDS,
     Layer,
     LayerStatus,
+    MlpNetwork,
     PassTimes,
+    device_features,
+    features_of,
     layer,
     layer_type,
     sample,
-)
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    MlpNetwork,
-    device_features,
-    features_of,
 )
 from wavecast.reading import open_file
 

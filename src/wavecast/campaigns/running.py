@@ -7,7 +7,6 @@ with the tasks that have no result.
 from __future__ import annotations
 
 import io
-import os
 import platform
 import time
 from collections import Counter, deque
@@ -16,7 +15,6 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from csv import writer
 from dataclasses import dataclass, field
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Protocol
 
@@ -35,6 +33,7 @@ from wavecast.campaigns.work import (
     together,
 )
 from wavecast.files import write_whole
+from wavecast.frameworks import children
 from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
 from wavecast.runs.suite_results import write_results
 
@@ -321,9 +320,7 @@ class _Slot:
     def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
         """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1, get_context("spawn"), initializer=_see_only, initargs=(self._visible,)
-            )
+            self._pool = children.spawned({"CUDA_VISIBLE_DEVICES": self._visible})
         return self._pool.submit(perform_all, bundle, platform.node())
 
     def close(self) -> None:
@@ -331,11 +328,6 @@ class _Slot:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
-
-
-def _see_only(gpu: str) -> None:
-    """Let this process see one GPU, or none."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
 
 
 # Where a campaign stands, from its store alone; and its results as files for other commands.

@@ -26,9 +26,8 @@ from wavecast.planning.prices import PriceBook, price_book
 from wavecast.planning.schedule.jobs import JobSpec
 from wavecast.planning.selection import Candidate
 from wavecast.steps.request import on_cluster
-from wavecast.targets.sources import StepSource, recomputing, target_source, units_of
-from wavecast.targets.strategies import plan_of_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.sources import StepSource, target_source, units_of
+from wavecast.targets.targets import Target, plan_of_target, recomputing, resolve
 
 Spread = Callable[..., Iterator[Any]]
 """A function like `map` that calls on other machines, from `spread_over_ray`."""
@@ -53,8 +52,7 @@ class NamedStep:
         """
         if target.script is not None:
             raise InvalidInput(f"{target.name} is a script, which runs here only; leave out --ray")
-        kept = ("assume", "ranks", "compiled", "changes")
-        rest = tuple((name, getattr(target, name)) for name in kept)
+        rest = tuple(target.tracing.items())
         return cls(target.text, target.batch, target.precision, target.options, rest)
 
     def target(self) -> Target:

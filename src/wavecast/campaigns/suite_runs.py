@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,9 @@ from wavecast import suite
 from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.memory import peak_bytes
+from wavecast.footprint.workspaces import with_workspaces
+from wavecast.frameworks import children
 from wavecast.hardware.devices import Device, family
 from wavecast.runs.run import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
@@ -208,10 +207,10 @@ def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
     """Run a function in a new process, and return its result.
 
     Once a profiler has run in a process, every later launch in that process takes longer; steps
-    that wait for the host become a quarter slower (docs/adr/0018). So each step gets a process
+    that wait for the host become a quarter slower (lab/notes). So each step gets a process
     in which no profiler has run yet.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with children.spawned() as pool:
         return pool.submit(work, *arguments).result()
 
 

@@ -19,13 +19,12 @@ from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
+from wavecast.predictors.mlp import LayerStatus, PassTimes, layer
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict
 from wavecast.targets.sources import StepSource, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import resolve, strategy_of
 
 # Tasks: the pieces of a campaign, each of which has one result.
 #

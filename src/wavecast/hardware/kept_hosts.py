@@ -308,7 +308,7 @@ def to_toml(host: HostFile) -> str:
 
 _PYTHON_ONLY = ("view_s", "module_s")
 """Patterns that run Python code alone. Slow machines are slower still at these than at whole steps,
-which wait for memory and driver as well (docs/adr/0018), so they are left out of the median."""
+which wait for memory and driver as well (lab/notes), so they are left out of the median."""
 
 
 def calibrated(
@@ -324,7 +324,7 @@ def calibrated(
     """The calibrated host, from the times of the benchmark.
 
     All costs get the same factor. On six machines this predicted steps better than a factor for
-    each cost (docs/adr/0017).
+    each cost (lab/notes).
 
     Args:
         name: the name of the host.

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank
+from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank, peak_bytes
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device, devices
 from wavecast.hardware.hosts import update_rate
@@ -31,6 +30,7 @@ from wavecast.steps.request import (
     predict,
     refuse_without_network,
 )
+from wavecast.traces.kept import Same
 from wavecast.traces.step import Trace
 
 LARGEST_TRIED = 1 << 16
@@ -410,32 +410,32 @@ def _too_large(nbytes: float) -> str:
 class RankCache:
     """What ranks run and hold, which is the same on all GPUs that a trace serves."""
 
-    _steps: dict[tuple[int, Parallel], tuple[Trace, ParallelStep]] = field(default_factory=dict)
-    _held: dict[tuple[int, Parallel], Trace] = field(default_factory=dict)
-    _least: dict[int, tuple[Trace, int, RankStates]] = field(default_factory=dict)
+    _steps: dict[tuple[Same[Trace], Parallel], ParallelStep] = field(default_factory=dict)
+    _held: dict[tuple[Same[Trace], Parallel], Trace] = field(default_factory=dict)
+    _least: dict[Same[Trace], tuple[int, RankStates]] = field(default_factory=dict)
 
     def spread(self, trace: Trace, strategy: Parallel) -> ParallelStep:
         """The step, spread over data-parallel ranks."""
-        key = id(trace), strategy
+        key = Same(trace), strategy
         if key not in self._steps:
-            self._steps[key] = trace, spread(trace, strategy)  # the trace keeps its id
-        return self._steps[key][1]
+            self._steps[key] = spread(trace, strategy)
+        return self._steps[key]
 
     def memory(self, trace: Trace, strategy: Parallel, device: Device) -> Memory | None:
         """The memory of a rank; None if it is not known."""
         if not trace.allocations:
             return None
-        key = id(trace), strategy
+        key = Same(trace), strategy
         if key not in self._held:
             self._held[key] = fullest_trace(self.spread(trace, strategy))
         return memory_of_rank(self._held[key], strategy, device)
 
     def least_bytes(self, trace: Trace, strategy: Parallel) -> float:
         """What a rank holds at least: the whole step, or its share of weights and states."""
-        if id(trace) not in self._least:
-            states = RankStates.of(trace)
-            self._least[id(trace)] = trace, peak_bytes(trace.allocations), states
-        _, peak, states = self._least[id(trace)]
+        key = Same(trace)
+        if key not in self._least:
+            self._least[key] = peak_bytes(trace.allocations), RankStates.of(trace)
+        peak, states = self._least[key]
         shares = strategy.shard or strategy.offload != "none"
         return states.least_bytes(strategy) if shares else peak
 

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.devices import Device, devices
 from wavecast.hardware.hosts import HostModel, update_rate

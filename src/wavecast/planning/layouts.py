@@ -15,19 +15,18 @@ from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.hosts import HostModel
 from wavecast.ops import Kind
-from wavecast.parallel.exchanges import (
+from wavecast.parallel.experts import expert_weights
+from wavecast.parallel.gradients import (
     COMPUTE,
     GATHERS,
     REDUCTIONS,
     all_gather,
     all_reduce,
     flat,
+    gradients,
     reduce_scatter,
     shard_of,
 )
-from wavecast.parallel.experts import expert_weights
-from wavecast.parallel.gradients import gradients
-from wavecast.parallel.offload import UPDATE, HostUpdate
 from wavecast.parallel.pipeline import (
     Cut,
     PartTimes,
@@ -37,7 +36,7 @@ from wavecast.parallel.pipeline import (
     play_schedule,
 )
 from wavecast.parallel.ranks import held_microbatches
-from wavecast.parallel.sharded import gathered_dtype, gathered_units
+from wavecast.parallel.sharded import UPDATE, HostUpdate, gathered_dtype, gathered_units
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import TOKENS
 from wavecast.predictors.attainable import limits

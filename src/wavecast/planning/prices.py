@@ -231,7 +231,7 @@ def price_book(setup: str | None = None) -> PriceBook:
 
     if setup is not None:
         # Imported only here: it needs numpy, and today's prices do not.
-        from wavecast.predictors.published import published_setup
+        from wavecast.predictors.habitat import published_setup
 
         return read_prices(shipped(f"setups/{published_setup(setup).name}-prices.toml"))
     own = user_prices()

@@ -51,7 +51,6 @@ from wavecast.report.recipes import asked_step
 from wavecast.report.selections import choice_report
 from wavecast.report.tables import ANY_WIDTH, fitting
 from wavecast.server.questions import (
-    HUGGING_FACE,
     MOST_GPUS,
     ChoiceQuestion,
     PlanQuestion,
@@ -68,9 +67,8 @@ from wavecast.server.traced import (
 )
 from wavecast.steps.prediction import Prediction
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
-from wavecast.targets.decoders import DECODERS
 from wavecast.targets.sources import target_source, units_of
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import DECODERS, Target, Trait, hugging_face_target
 
 # What to rent for a training, and what to change in its step: the page's longer questions.
 
@@ -91,7 +89,7 @@ def chosen_gpus(
         raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
     wanted = TrainingQuestion(
         plan=plan,
-        counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
+        counts=(1,) if Trait.MEASURED in target.traits else tuple(doubles(1, limits.most_gpus)),
         batch=target.batch,
         each=units_of(target),
     )
@@ -274,7 +272,7 @@ def _decoder(name: str) -> dict[str, Any]:
 def _preset(preset: Preset) -> dict[str, Any]:
     recipe = recipe_of(preset.name, None, None, NO_OPTIONS)
     return {
-        "name": f"{HUGGING_FACE}{preset.name}",
+        "name": hugging_face_target(preset.name),
         "title": preset.title,
         "domain": "Hugging Face",
         "batch": recipe.batch,

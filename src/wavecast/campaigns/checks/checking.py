@@ -33,6 +33,7 @@ from wavecast.campaigns.checks.verdicts import (
     overall,
 )
 from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks import children
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
 from wavecast.hardware.devices import device
@@ -40,8 +41,7 @@ from wavecast.planning.prices import price
 from wavecast.results import Shown
 from wavecast.steps.request import predict
 from wavecast.targets.sources import Tracing, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import Trait, resolve, strategy_of
 
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "torchvision")
 """The libraries whose versions shape the ops of a step. They are named if a step imported them."""
@@ -126,7 +126,8 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
     with naming_all_lines():
         source = target_source(step, tracing)
         traces = source.families(gpus)
-    issued_by = None if resolved.is_measured else host  # a measured step keeps its own host
+    # A measured step keeps its own host.
+    issued_by = None if Trait.MEASURED in resolved.traits else host
     spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
     strategy = strategy_of(spread, target.target, resolved.options) if spread else None
     rows = [predict(traces, gpu, host=issued_by, parallel=strategy) for gpu in gpus]
@@ -356,15 +357,11 @@ def baseline_at(commit: str, config: CheckConfig) -> Baseline:
 
 def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
     """Whether steps could be traced into the baseline of a folder."""
-    own = [str(folder), str(folder / "src"), *sys.path]
     chosen = [part for name in names for part in ("--target", name)]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "wavecast", "check", "--update"),
-            *("--config", config.name, *chosen),
-        ],
+        children.command("wavecast", "check", "--update", "--config", config.name, *chosen),
         cwd=config.parent,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, own))},
+        env=children.environment([str(folder), str(folder / "src"), *sys.path]),
         capture_output=True,
         check=False,
     )

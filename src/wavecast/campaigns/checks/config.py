@@ -15,7 +15,7 @@ from wavecast.files import read_toml
 from wavecast.hardware.devices import device, names
 from wavecast.hardware.kept_hosts import REFERENCE
 from wavecast.reading import expected, is_number, read_record, refuse_unknown, table_of, text
-from wavecast.traces.file import SUFFIXES
+from wavecast.targets.targets import begins_with_path
 
 CONFIG = "wavecast.toml"
 """The file that `wavecast check` looks for."""
@@ -173,8 +173,7 @@ def _target(
 
 def _placed(target: str, folder: Path) -> str:
     """A target whose file is named from the folder of the file of checks."""
-    is_file = ".py" in target or target.endswith((".gz", ".json", *SUFFIXES))
-    if not is_file or ":/" in target or Path(target).is_absolute() or target.startswith("hf:"):
+    if not begins_with_path(target) or Path(target).is_absolute():
         return target
     return str(folder / target) if folder != Path() else target
 

@@ -16,7 +16,7 @@ from enum import StrEnum
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.ops import cost_of
 from wavecast.ops.attention import attended, problem
-from wavecast.ops.reading import ERRORS
+from wavecast.ops.registry import ERRORS
 from wavecast.traces.step import Call, Op, Phase, Scalar, Trace
 
 Shape = tuple[int, int, int]
