@@ -18,7 +18,7 @@ from wavecast.advice.catalogue import CHANGES, OF_JAX
 from wavecast.advice.proposals import LoaderAdvice, StepAdvice, Use, loader_advice, proposal
 from wavecast.advice.variants import EDITS, GRAPHED
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
+from wavecast.frameworks.pytorch.changes.changed_code import CODE_CHANGES, changed
 from wavecast.report.advice import advice_lines, codes_of, loader_lines
 from wavecast.traces.script import LoaderTime, Loading
 
