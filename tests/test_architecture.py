@@ -29,11 +29,13 @@ HOUSES: dict[str, tuple[str, ...]] = {
         *("integrations", "report", "server", "cli", "__main__"),
     ),
     "wavecast/predictors": (
-        *("", "retargeting", "base", "collectives", "attainable", "mlp", "learned"),
-        *("corrected", "wave", "habitat", "published"),
+        *("", "attention_kernels", "retargeting", "base", "collectives", "attainable", "mlp"),
+        *("learned",),
+        *("corrected", "wave", "habitat"),
     ),
     "wavecast/frameworks": (
-        *("", "confinement", "stages", "script_results", "target_files", "children"),
+        *("", "replacements", "confinement", "stages", "script_results", "target_files"),
+        "children",
         *("jax", "kineto", "ncu", "pytorch"),
     ),
     "wavecast/targets": ("", "scripts", "targets", "sources"),

@@ -19,7 +19,7 @@ from lab import needs
 from lab.measured.mlp_data import public, shared_layers
 from wavecast.campaigns.layer_times import collect
 from wavecast.campaigns.progress import Progress
-from wavecast.predictors.mlp.layers import KINDS, Layer, PassTimes
+from wavecast.predictors.mlp import KINDS, Layer, PassTimes
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -18,8 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from lab import needs
-from wavecast.suite.demonstrations import DEMONSTRATIONS
-from wavecast.suite.quality import FULL_SIZE, train_to_quality
+from wavecast.suite.demonstrations import DEMONSTRATIONS, FULL_SIZE, train_to_quality
 
 SEEDS = (11, 12)
 FULL_SIZE_SEEDS = (1, 11, 12)

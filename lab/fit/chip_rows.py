@@ -11,8 +11,8 @@ from lab.fit.op_fit import further_trees
 from lab.fit.op_table import tables
 from lab.measured.op_data import OF_A_CHIP, rows_of_a_chip
 from lab.measured.op_row import OpRow
+from wavecast.predictors.learned.batch import is_masked
 from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.learned.physics.parts import is_masked
 from wavecast.predictors.learned.predictor import restored, stored
 from wavecast.traces.step import Op
 

@@ -9,7 +9,7 @@ costs, and the errors with each model left out of the fit.
 The host time of a step is a sum over the host's costs (`wavecast.hardware.hosts.COSTS`): each cost
 times how often the step needs it. The sum is multiplied by a factor of the machine, because each
 lease of our GPU came with another virtual machine, and these differ by up to 1.6 times. On most of
-them a profiler had run in the process, which slows everything issued afterwards (docs/adr/0018);
+them a profiler had run in the process, which slows everything issued afterwards (lab/notes);
 the factor includes that. The fit is robust, on relative errors, with costs within `BOUNDS`. The
 reference host takes `MIDDLE` times as long as the machine on which the suite was measured.
 """

@@ -37,11 +37,13 @@ from lab.measured.mlp_data import Table, collected, joined, prepare, public
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
-from wavecast.predictors.mlp.layers import KINDS, layer, layer_type
-from wavecast.predictors.mlp.predictor import (
+from wavecast.predictors.mlp import (
     DEVICE_FEATURES,
+    KINDS,
     MlpNetwork,
     device_features,
+    layer,
+    layer_type,
     rounded,
     write_model,
 )

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.predictors.mlp.layers import layer_type
-from wavecast.predictors.mlp.predictor import DEVICE_FEATURES, MlpModel, MlpNetwork
+from wavecast.predictors.mlp import DEVICE_FEATURES, MlpModel, MlpNetwork, layer_type
 
 Ranges = dict[str, tuple[float, float]]
 Floats = NDArray[np.float64]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lab.places import H200
-from wavecast.frameworks.pytorch.compiled.node_accesses import FEW_PLACES
+from wavecast.frameworks.pytorch.compiled.fused_ops import FEW_PLACES
 from wavecast.ops.fused import FUSED
 from wavecast.traces.step import Op, TensorSpec
 

@@ -1,7 +1,7 @@
 """The host's side of compiled steps, as it was measured on our H200.
 
 In `steps.jsonl.gz` and `blind.jsonl.gz` a profiler had run in most processes before a step was
-timed, and what a profiler leaves behind slows the host (docs/adr/0018). `host.jsonl.gz` was made
+timed, and what a profiler leaves behind slows the host (lab/notes). `host.jsonl.gz` was made
 without one.
 """
 

@@ -1,14 +1,14 @@
-"""The ops that torch runs for a layer (`wavecast.predictors.mlp.layers`), forward and backward."""
+"""The ops that torch runs for a layer (`wavecast.predictors.mlp`), forward and backward."""
 
 from __future__ import annotations
 
 from lab.measured import op_makers as make
-from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, Linear, Lstm
+from wavecast.predictors.mlp import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.traces.step import Op
 
 
 def op_of(layer: Layer, target: str = "forward") -> Op:
-    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layers.layer_of`).
+    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layer_of`).
 
     Args:
         layer: the layer.

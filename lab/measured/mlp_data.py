@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lab.measured.published_gpus import DEEPBENCH, NEUSIGHT
 from lab.measured.tables import read_frame
 from wavecast.campaigns.layer_times import read_rows
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
     KINDS,
     Layer,
     LayerStatus,

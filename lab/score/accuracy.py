@@ -29,7 +29,7 @@ from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.traces.step import Op
 
 
@@ -74,14 +74,16 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
             yield f"- {name}, {model}: {short}"
 
 
-def report(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> dict[str, str]:
-    """The Markdown tables of each appendix page, by the page's file name."""
+def report(
+    rows: Sequence[Scored], untraced: Sequence[str] = (), *, whole: bool = False
+) -> dict[str, str]:
+    """The Markdown tables of each appendix page, by file name; the whole has what is printed."""
     names = [contender.name for contender in CONTENDERS]
     shown = [row for row in rows if row.contender == names[-1]]
     return {
-        "accuracy-steps.md": step_tables.by_set(rows, names),
-        "accuracy-sets.md": step_tables.in_detail(shown, untraced),
-        "accuracy-predictors.md": step_tables.by_predictor(rows, names),
+        "accuracy-steps.md": step_tables.by_set(rows, names, whole=whole),
+        "accuracy-sets.md": step_tables.in_detail(shown, untraced, whole=whole),
+        "accuracy-predictors.md": step_tables.by_predictor(rows, names, whole=whole),
     }
 
 
@@ -116,10 +118,9 @@ def main(given: Sequence[str] = ()) -> None:
         rows = list(score(read(cases, traces), [*CONTENDERS, NETWORKS]))
         measured = scaled_steps.recorded(read(cases, traces))
         rows += score(measured, scaled_steps.contenders(fit), host=scaled_steps.HOST)
-        texts = report(rows, list(failures(cases, traces)))
-    for name, text in texts.items():
-        print(text, end="\n\n")
-        if args.write:
-            pages.write(pages.APPENDIX / name, MARK, text)
+        untraced = list(failures(cases, traces))
+    print("\n\n".join(report(rows, untraced, whole=True).values()))
     if args.write:
+        for name, text in report(rows, untraced).items():
+            pages.write(pages.APPENDIX / name, MARK, text)
         record(figures_of(rows))

@@ -63,16 +63,19 @@ def rows() -> tuple[BlindRow, ...]:
     return tuple(found)
 
 
-def table() -> Iterator[str]:
-    """A line for each step, then the figures of each machine."""
-    every = rows()
+def step_table() -> Iterator[str]:
+    """A line for each step."""
     yield from heading("step | GPU busy | predicted | error")
-    for row in every:
+    for row in rows():
         yield (
             f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.prediction.gpu_s * 1e3:.1f} ms "
             f"| {row.gpu_error:+.0%} |"
         )
-    yield ""
+
+
+def table() -> Iterator[str]:
+    """The figures of each machine."""
+    every = rows()
     yield from heading("machine | steps | mean error | median | bias | worst | in range")
     machines = dict.fromkeys(row.machine for row in every)
     groups = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
@@ -94,7 +97,7 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--write", action="store_true", help="write them into the page")
     args = parser.parse_args(given)
     text = "\n".join(table())
-    print(text)
+    print(*step_table(), "", text, sep="\n")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
         record({"h200 GPU time, blind models": figures_of(rows())})

@@ -3,7 +3,7 @@
     python -m lab score blind_tests [--write]
 
 Each line has the errors of one test as its predictions were committed, with the versions and models
-of that day. `--write` puts the table into the README.
+of that day. `--write` puts the table into docs/index.md.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from statistics import mean, median
 from lab import needs
 from lab.markdown import heading
 from lab.measured import jax_steps
-from lab.places import H200, ROOT
+from lab.places import DOCS, H200
 from lab.score import blind_torch, jax, pages
 
-README = ROOT / "README.md"
+PAGE = DOCS / "index.md"
 MARK = "blind tests"
 JAX = {
     "blind": "JAX, 20 steps of many kinds",
@@ -89,16 +89,16 @@ def tests() -> Iterator[BlindTest]:
 
 
 def table() -> str:
-    """The table of the README."""
+    """The table of the page."""
     top = "steps that nobody had run | GPU time | iteration | memory | in range"
     return "\n".join([*heading(top), *(test.line for test in tests())])
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the README if asked."""
+    """Print the table, and write it into the page if asked."""
     parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write it into the README")
+    parser.add_argument("--write", action="store_true", help="write it into the page")
     args = parser.parse_args(given)
     print(table())
     if args.write:
-        pages.write(README, MARK, table())
+        pages.write(PAGE, MARK, table())

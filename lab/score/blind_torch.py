@@ -11,7 +11,7 @@ FOLDER has traces made by `lab collect step_times SET FOLDER --predict`; they ar
 predictions, so that later models can be compared on them. How fast the host of a lease is cannot be
 known before, so each step is predicted with the reference host and with faster and slower ones. The
 host benchmark that ran between the measured steps then says which of these predictions stands for a
-calibrated host. `--write` puts the tables into docs/appendix/accuracy-blind.md.
+calibrated host. `--write` puts the means into docs/appendix/accuracy-blind.md.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ GPU = "h200-sxm"
 FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5)
 """How long the hosts take in multiples of the reference host. Our leases took 0.65 to 1.6."""
 
+OFF = 0.1
+"""Steps with a larger error in GPU time are named."""
 FAR_OFF = 0.5
-"""Steps with a larger error in GPU time are named, and the means are given without them as well."""
+"""Without steps of a larger error in GPU time the means are given as well."""
 
 
 @dataclass(frozen=True)
@@ -183,25 +185,32 @@ def steps(test: TorchTest) -> list[BlindStep]:
     return [step for folder in test.folders for step in compared(folder, predicted(folder))]
 
 
-def table(every: Sequence[BlindStep]) -> Iterator[str]:
-    """The errors of each step, then their means."""
+def step_table(every: Sequence[BlindStep]) -> Iterator[str]:
+    """The errors of each step."""
     yield from heading("step | how | GPU time | iteration | memory | in range", "ll")
     for one in every:
         memory = "" if one.memory_error is None else f"{one.memory_error:+.1%}"
         errors = f"{one.gpu_error:+.0%} | {one.error:+.0%} | {memory}"
         yield f"| {one.name} | {one.mode} | {errors} | {'yes' if one.within else 'no'} |"
     yield ""
-    yield from heading("steps | number | GPU time, mean / median | iteration | memory | in range")
-    for mode in ("eager", "compiled", ""):
-        chosen = [one for one in every if mode in ("", one.mode)]
-        gpu, whole = ([abs(getattr(o, f)) for o in chosen] for f in ("gpu_error", "error"))
-        sizes = [abs(one.memory_error) for one in chosen if one.memory_error is not None]
-        memory = f"{mean(sizes):.1%} ({len(sizes)} steps)" if sizes else ""
-        held = sum(one.within for one in chosen)
-        yield (
-            f"| {mode or 'all'} | {len(chosen)} | {mean(gpu):.1%} / {median(gpu):.1%} | "
-            f"{mean(whole):.1%} / {median(whole):.1%} | {memory} | {held} |"
-        )
+
+
+def in_words(every: Sequence[BlindStep]) -> Iterator[str]:
+    """The means of the errors, and the steps that are far off."""
+    gpu, whole = ([abs(getattr(one, name)) for one in every] for name in ("gpu_error", "error"))
+    apart = []
+    for mode in ("eager", "compiled"):
+        sizes = [abs(one.gpu_error) for one in every if one.mode == mode]
+        apart.append(f"{len(sizes)} {mode} {mean(sizes):.1%}")
+    memory = mean(abs(one.memory_error) for one in every if one.memory_error is not None)
+    yield (
+        f"GPU time of {len(every)} steps is {mean(gpu):.1%} off (median {median(gpu):.1%}; "
+        f"{', '.join(apart)}), the iteration {mean(whole):.1%} (median {median(whole):.1%}), "
+        f"memory {memory:.1%}. {sum(one.within for one in every)} iterations are in their range."
+    )
+    off = [f"{one.name} {one.gpu_error:+.0%}" for one in every if abs(one.gpu_error) > OFF]
+    if off:
+        yield f"Steps whose GPU time is more than {OFF:.0%} off: {', '.join(off)}."
 
 
 def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
@@ -210,11 +219,9 @@ def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
     if len(rest) < len(every):
         gpu, whole = (mean(abs(getattr(o, f)) for o in rest) for f in ("gpu_error", "error"))
         memory = mean(abs(one.memory_error) for one in rest if one.memory_error is not None)
-        yield ""
         yield (
-            f"Without those more than {FAR_OFF:.0%} off in GPU time, {len(rest)} of {len(every)} "
-            f"steps are {gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in "
-            "memory."
+            f"Without steps whose GPU time is more than {FAR_OFF:.0%} off, {len(rest)} remain: "
+            f"{gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in memory."
         )
 
 
@@ -259,13 +266,13 @@ def _today(folder: Path) -> str:
 
 
 def tables(test: TorchTest) -> str:
-    """The errors of each step as predicted before; where traces were kept, what else they tell."""
+    """The errors as predicted before; where traces were kept, what else they tell."""
     every = steps(test)
-    lines = [*table(every), *without_worst(every)]
+    lines = [*in_words(every), *without_worst(every)]
     for folder in test.folders:
         if (folder / TRACED).exists():
-            lines += ["", with_its_host(folder, predicted(folder)), _today(folder)]
-    return "\n".join(lines)
+            lines += [with_its_host(folder, predicted(folder)), _today(folder)]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -289,6 +296,6 @@ def main(given: Sequence[str] = ()) -> None:
             print(f"The {test.mark} was not measured yet.")
             continue
         text = tables(test)
-        print(f"The {test.mark}\n\n{text}\n")
+        print(f"The {test.mark}\n", *step_table(steps(test)), f"{text}\n", sep="\n")
         if args.write:
             pages.write(pages.APPENDIX / "accuracy-blind.md", test.mark, text)

@@ -176,5 +176,5 @@ def main(given: Sequence[str] = ()) -> None:
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
         print(f"{name}\n\n{text}\n")
-        if args.write:
-            pages.write(PAGE, f"{MARK} '{name}'", text)
+        if args.write:  # the page has the sums, without a line for each task
+            pages.write(PAGE, f"{MARK} '{name}'", text.partition("\n")[0])

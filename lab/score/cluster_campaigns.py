@@ -25,9 +25,9 @@ from lab import needs
 from lab.markdown import heading
 from lab.score import pages
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
+from wavecast.campaigns.progress import CampaignRun
 from wavecast.campaigns.ray_workers import RayWorkers
 from wavecast.campaigns.running import ThisProcess, run_campaign
-from wavecast.campaigns.standing import CampaignRun
 from wavecast.runs.store.campaign_results import CampaignResults
 from wavecast.runs.store.store import RunStore
 

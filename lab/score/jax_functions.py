@@ -1,6 +1,6 @@
 """How well are JAX steps of several jitted functions predicted, from their script?
 
-python -m lab score jax_functions             the table of docs/howto/predict-a-jax-step.md
+python -m lab score jax_functions             the table of the four scripts
 python -m lab score jax_functions --write     predictions only, before anything is measured
 """
 

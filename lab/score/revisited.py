@@ -4,25 +4,34 @@
 
 Reads measurements/h200/revisited: what was measured of 29 steps (`lab.steps.revisited`), and their
 traces, made without a GPU. No fit reads them, but they were looked at to find what was wrong.
-`--write` puts the table into docs/appendix/accuracy-blind.md.
+`--write` puts the means into docs/appendix/accuracy-blind.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 from lab import needs
 from lab.places import H200
 from lab.score import pages
-from lab.score.blind_torch import TRACED, all_told, compared, table, with_its_host
+from lab.score.blind_torch import TRACED, all_told, compared, in_words, step_table, with_its_host
 
 FOLDER = H200 / "revisited"
 
 
+@cache
+def today() -> dict[str, Any]:
+    """What today's models say of each step."""
+    return all_told("revisited", FOLDER / TRACED)
+
+
 def tables() -> str:
-    """The errors of each step with today's models."""
-    said = all_told("revisited", FOLDER / TRACED)
-    return "\n".join([*table(compared(FOLDER, said)), "", with_its_host(FOLDER, said)])
+    """The errors with today's models."""
+    said = today()
+    lines = [*in_words(compared(FOLDER, said)), with_its_host(FOLDER, said)]
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -31,6 +40,6 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     args = parser.parse_args(given)
     text = tables()
-    print(text)
+    print(*step_table(compared(FOLDER, today())), text, sep="\n")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-blind.md", "revisited", text)

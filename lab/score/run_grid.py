@@ -3,8 +3,8 @@
     python -m lab score run_grid
 
 Fits measurements/h200/run_grid.csv, which has a tenth of the iterations that section 4.3 of
-Gianniti, Zhang and Ardagna 2019 prints (`lab.collect.run_grid` measured it), and writes the table
-of docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
+Gianniti, Zhang and Ardagna 2019 prints (`lab.collect.run_grid` measured it), and writes the sums
+into docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def table() -> str:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
+    """Print the table, and write its sums."""
     needs.parser(__doc__).parse_args(given)
     shown = table()
     print(shown)
-    pages.write(PAGE, MARK, shown)
+    pages.write(PAGE, MARK, pages.sums(shown))

@@ -2,8 +2,8 @@
 
     python -m lab score run_models
 
-Fits measurements/h200/runs.csv and writes the tables of docs/appendix/runs-whole.md and
-runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
+Fits measurements/h200/runs.csv, prints all tables, and writes those of docs/appendix/runs-whole.md
+and runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
 python -m lab score run_models "per layer".
 """
 
@@ -303,11 +303,25 @@ TABLES: dict[str, Callable[[], str]] = {
 """The function that makes each table, by the table's name."""
 
 
-LAYER_TABLES = (
-    *("per layer", "per layer in fp32", "networks of today", "networks of today in bf16"),
-    *("rates", "features"),
-)
-"""The tables of runs-layers.md; all others are on runs-whole.md."""
+SUMMED = ("per layer", "per layer in fp32", "networks of today", "networks of today in bf16")
+"""The tables of which runs-layers.md has the sums alone."""
+ON_PAGES = {
+    **dict.fromkeys((*SUMMED, "rates"), "runs-layers.md"),
+    **dict.fromkeys(("variants", "variants by predicted work"), "runs-whole.md"),
+}
+"""The page of each table; the others are printed only."""
+
+
+LEFT_OUT = {"variants by predicted work": "testing", "rates": "googlenet"}
+"""A word of the lines that the page of a table leaves out."""
+
+
+def on_the_page(name: str) -> str:
+    """What its page has of a table."""
+    shown = TABLES[name]()
+    if name in LEFT_OUT:
+        return "\n".join(line for line in shown.splitlines() if LEFT_OUT[name] not in line)
+    return pages.sums(shown) if name in SUMMED else shown
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -315,7 +329,7 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
     for name in parser.parse_args(given).tables or TABLES:
-        shown = TABLES[name]()
-        print(f"{name}\n\n{shown}\n", flush=True)
-        page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
-        pages.write(pages.APPENDIX / page, f"{MARK} '{name}'", shown)
+        print(f"{name}\n\n{TABLES[name]()}\n", flush=True)
+        if name in ON_PAGES:
+            page = pages.APPENDIX / ON_PAGES[name]
+            pages.write(page, f"{MARK} '{name}'", on_the_page(name))

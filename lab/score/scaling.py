@@ -159,15 +159,18 @@ def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
 
 
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
+ON_THE_PAGE = ("scaling", "more GPUs")
+"""The tables that the page has; the others are printed only."""
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Write the tables, and print them."""
+    """Print the tables, and write those of the page."""
     args = parser_of(__doc__, "lambda").parse_args(given)
     with tempfile.TemporaryDirectory() as folder:
         steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
     tables = {name: make(steps) for name, make in TABLES.items()}
     tables["more GPUs"] = beside_the_regression(steps, args.data)
     for name, shown in tables.items():
-        pages.write(PAGE, f"{MARK} '{name}'", shown)
         print(f"{name}\n\n{shown}\n")
+        if name in ON_THE_PAGE:
+            pages.write(PAGE, f"{MARK} '{name}'", shown)

@@ -20,7 +20,7 @@ from lab.places import DOCS, H200
 from lab.score import pages
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
-from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.footprint.memory import TBD_KINDS
 from wavecast.report.units import memory
 from wavecast.runs.suite_results import (
     Observation,
@@ -67,6 +67,24 @@ def per_model(steps: Iterable[Pair]) -> str:
             f"| {row.gpu_utilisation:.0%}, {other.gpu_utilisation:.0%} "
             f"| {cores(row):.1%}, {cores(other):.1%} |"
         )
+    return "\n".join(lines)
+
+
+def by_model(steps: Iterable[Pair]) -> str:
+    """A line for each model: time, error of the throughput and GPU utilisation by precision."""
+    precisions = ("fp32", "bf16")
+    columns = " | ".join(f"{precision} | error | GPU" for precision in precisions)
+    lines = [*heading(f"model, batch | {columns}")]
+    models: dict[str, dict[str, Pair]] = {}
+    for row, other in steps:
+        models.setdefault(f"{row.model} b{row.batch}", {})[row.precision] = (row, other)
+    for name, own in models.items():
+        cells = [
+            f"{1e3 * (row.seconds or 0):.1f} ms | {_relative(row, other):+.0%} "
+            f"| {row.gpu_utilisation:.0%}, {other.gpu_utilisation:.0%}"
+            for row, other in (own[precision] for precision in precisions)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -160,7 +178,7 @@ def utilisation(path: Path) -> str:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Write all tables into their pages."""
+    """Print the tables of single steps, and write the others into their pages."""
     needs.parser(__doc__).parse_args(given)
     steps = pairs()
     rows = [row for row, _ in steps]
@@ -169,9 +187,9 @@ def main(given: Sequence[str] = ()) -> None:
     tables = (
         (PAGE, "observations", observations(ordered)),
         (PAGE, "summary", summary(steps)),
-        (STEPS, "per model", per_model(largest(steps))),
-        (STEPS, "memory", memory_by_kind(largest(steps))),
-        (STEPS, "utilisation", utilisation(H200 / "utilisation.csv")),
+        (STEPS, "by model", by_model(largest(steps))),
     )
+    whole = (per_model(largest(steps)), memory_by_kind(largest(steps)))
+    print(*whole, utilisation(H200 / "utilisation.csv"), sep="\n\n")
     for page, name, shown in tables:
         pages.write(page, f"{MARK}, {name}", shown)

@@ -1,4 +1,4 @@
-"""Writes the tables of docs/accuracy.md, which have five figures for every set, and one before.
+"""Writes the tables of docs/accuracy.md, which have five figures for every set.
 
     python -m lab score summary            print the tables
     python -m lab score summary --write    put them into the page, and a short one into the README
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from lab import needs
 from lab.markdown import heading
-from lab.measured.figures import BEFORE, Figures, percent, recorded
+from lab.measured.figures import Figures, percent, recorded
 from lab.places import DOCS, ROOT
 from lab.score import pages
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
@@ -102,17 +102,14 @@ IN_SHORT = (
 """The lines of the README's table: what is known of the GPU, and the keys of its sets."""
 
 
-def table(
-    lines: Sequence[ShownSet], sets: Mapping[str, Figures], before: Mapping[str, Figures]
-) -> str:
-    """Five figures for each set and the mean error before, in Markdown."""
-    shown = [*heading("set | n | mean error | before | bias | worst | in range")]
+def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
+    """Five figures for each set, in Markdown."""
+    shown = [*heading("set | n | mean error | bias | worst | in range")]
     for line in lines:
-        scores, old = sets[line.key], before.get(line.key)
+        scores = sets[line.key]
         cells = (
             f"{scores.count:,}",
             percent(scores.mean, 1),
-            percent(old.mean if old else None, 1),
             percent(scores.bias, signed=True),
             percent(scores.worst),
             percent(scores.in_range),
@@ -139,9 +136,9 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="write them into the pages")
     args = parser.parse_args(given)
-    sets, before = recorded(), recorded(BEFORE)
+    sets = recorded()
     for name, lines in TABLES.items():
-        text = table(lines, sets, before)
+        text = table(lines, sets)
         print(text, end="\n\n")
         if args.write:
             pages.write(PAGE, f"{MARK}, {name}", text)

@@ -13,7 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge, through
 
 MOST_FLOP = 4e12
 _KERNELS = (

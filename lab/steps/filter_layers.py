@@ -17,7 +17,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import (
+    LARGEST,
+    Layer,
+    ShapeDraw,
+    TooLarge,
+    through,
+)
 
 MOST_FLOP = 2e11
 _SIDES = (7, 7, 8, 10, 14, 14, 16, 20, 28, 28, 32, 40, 56, 56, 64, 80, 112, 112)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lab.steps import memory_layers as of_memory
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge, through
 
 MOST = 2**27
 """The most elements of a tensor that a lookup reads or writes."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge, through
 
 MOST = 2**28
 """The most elements of a reduced tensor."""

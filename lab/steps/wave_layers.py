@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.steps.filter_layers import convolved
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw
 
 _BATCHES = (1, 2, 4, 8, 8, 16, 16, 32)
 _CHANNELS = (1, 2, 8, 16, 24, 32, 32, 48, 64, 64, 96, 128, 128, 192, 256, 384, 512, 768, 1024)

@@ -668,7 +668,7 @@ def test_a_trial_on_a_cpu_takes_few_and_small_layers(
     from torch.utils.flop_counter import FlopCounterMode
 
     from wavecast.frameworks.pytorch.measurement import layers
-    from wavecast.predictors.mlp.layers import Layer, Lstm, PassTimes
+    from wavecast.predictors.mlp import Layer, Lstm, PassTimes
 
     flops: list[int] = []
 

@@ -16,7 +16,7 @@ from torch import nn
 import wavecast as wc
 from wavecast import suite
 from wavecast.analysis.profile import profile_measured
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.frameworks.pytorch.measurement import calibration
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.hardware.kept_hosts import reference_times

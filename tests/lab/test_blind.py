@@ -52,5 +52,5 @@ def test_the_page_shows_the_revisited_steps() -> None:
     assert pages.section(page, "revisited") == revisited.tables()
 
 
-def test_the_readme_sums_up_all_blind_tests() -> None:
-    assert pages.section(blind_tests.README, blind_tests.MARK) == blind_tests.table()
+def test_the_first_page_sums_up_all_blind_tests() -> None:
+    assert pages.section(blind_tests.PAGE, blind_tests.MARK) == blind_tests.table()

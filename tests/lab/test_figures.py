@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from lab.measured.comparison import Contender, Scored
-from lab.measured.figures import BEFORE, Figures, figures, percent, record, recorded
+from lab.measured.figures import Figures, figures, percent, record, recorded
 from lab.measured.public_steps.case import Case
 from lab.score import accuracy, pages, summary
 from lab.score import timm_zoo as zoo
@@ -61,7 +61,7 @@ def test_recording_a_set_keeps_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", summary.TABLES)
 def test_the_page_shows_the_figures_of_the_file(name: str) -> None:
     shown = pages.section(summary.PAGE, f"{summary.MARK}, {name}")
-    assert shown == summary.table(summary.TABLES[name], SETS, recorded(BEFORE))
+    assert shown == summary.table(summary.TABLES[name], SETS)
 
 
 def test_the_readme_shows_the_figures_of_the_file() -> None:

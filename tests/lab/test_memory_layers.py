@@ -11,7 +11,7 @@ import pytest
 from torch.overrides import TorchFunctionMode
 
 from lab.steps.lookup_layers import MEMORY
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge
 
 
 class _Shapes(TorchFunctionMode):

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 from small_models import assert_learned, losses_of, small  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite.models.diffusion import Stage, UNet, share_of_signal, sinusoids  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
@@ -78,19 +77,6 @@ def test_it_reads_the_time_and_the_words() -> None:
     made = model(noisy, times, words)
     assert not torch.allclose(model(noisy, times + 500, words), made, atol=1e-4)
     assert not torch.allclose(model(noisy, times, words.flip(2)), made, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"latent": 9}, "halved 1 times, so its side must be a multiple of 2, not 9"),
-        ({"width": 48}, r"a multiple of 32 \(groups\) and 2 \(heads\), not 48"),
-        ({"heads": 3}, r"a multiple of 32 \(groups\) and 3 \(heads\), not 32"),
-    ],
-)
-def test_sizes_that_do_not_fit_are_refused(sizes: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidInput, match=message):
-        small("latent-diffusion", **sizes)
 
 
 @pytest.mark.slow

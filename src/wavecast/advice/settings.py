@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from wavecast.advice.variants import changed_target, lacks_bf16
+from wavecast.advice.catalogue import changed_target, lacks_bf16
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import StepSetting
@@ -68,15 +68,15 @@ class StepSettings:
     @property
     def searched(self) -> tuple[StepSetting, ...]:
         """The ways that are tried on all GPUs, the step as it is first."""
-        found = [self._with_smaller(())]
+        settings = [self._with_smaller(())]
         precisions = self._precisions
-        found += [self._with_smaller((name,)) for name in precisions]
+        settings += [self._with_smaller((name,)) for name in precisions]
         options = self.target.options
         has = {"lora": options.lora is not None or options.qlora, "qlora": options.qlora}
         for name, is_given in has.items():
             if name in self.allowed and not is_given:
-                found += [self._with_smaller((name, *p)) for p in self._narrow]
-        return tuple(found)
+                settings += [self._with_smaller((name, *p)) for p in self._narrow]
+        return tuple(settings)
 
     def compiled(self, changes: tuple[str, ...]) -> StepSetting | None:
         """The way with these changes, compiled, which takes long to trace; None if not allowed."""

@@ -19,7 +19,7 @@ from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
+from wavecast.predictors.mlp import LayerStatus, PassTimes, layer
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict
@@ -80,8 +80,8 @@ def task(
 def together(tasks: Iterable[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
     """Tasks in bundles, each of which runs as a whole: those that share work, up to 64 of them."""
     groups: dict[tuple[str, str], list[CampaignTask]] = {}
-    for one in tasks:
-        groups.setdefault((one.gpu, one.shared or one.id), []).append(one)
+    for member in tasks:
+        groups.setdefault((member.gpu, member.shared or member.id), []).append(member)
     return [part for group in groups.values() for part in _parts(group)]
 
 
@@ -112,15 +112,14 @@ def perform_all(
     """Perform tasks one after the other; one that fails does not stop the others.
 
     Args:
-        tasks: the tasks.
         node: the name of the machine; its own by default.
         release: the release of wavecast that asks. Another one here is refused.
     """
     name = node or platform.node()
     if release and release != this_release():
         refusal = f"{name} has wavecast {this_release()}, and {release} asks; install the same"
-        return [TaskOutcome(one.id, name, 0.0, error=refusal) for one in tasks]
-    return [_performed(one, name) for one in tasks]
+        return [TaskOutcome(task.id, name, 0.0, error=refusal) for task in tasks]
+    return [_performed(task, name) for task in tasks]
 
 
 def this_release() -> str:

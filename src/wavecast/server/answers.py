@@ -12,10 +12,9 @@ from typing import Any
 
 import wavecast
 from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
-from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.catalogue import CHANGES, TargetVariants
 from wavecast.advice.settings import StepSettings
-from wavecast.advice.variants import TargetVariants
-from wavecast.campaigns.job_predictions import JobPredictor
+from wavecast.campaigns.searches import JobPredictor
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
 from wavecast.files import toml_table
 from wavecast.frameworks.pytorch.huggingface.configs import Preset, presets
@@ -27,10 +26,8 @@ from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
 from wavecast.planning.prices import price, price_book
 from wavecast.planning.scaling import doubles
-from wavecast.planning.schedule.job_files import LAYOUTS, JobSpec, fleet_of, jobs_of
-from wavecast.planning.schedule.job_options import make_jobs
-from wavecast.planning.schedule.jobs import Aims
-from wavecast.planning.schedule.planned import cost_against_time, make_plan
+from wavecast.planning.schedule.jobs import LAYOUTS, Aims, JobSpec, fleet_of, jobs_of
+from wavecast.planning.schedule.planned import cost_against_time, make_jobs, make_plan
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.selection import Aim, select
 from wavecast.predictors.base import Scaler

@@ -26,8 +26,7 @@ from wavecast.parallel.spreading import Spreader, exchanging_ranks, without_coll
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.retargeting.family_traces import FamilyTraces, trace_on
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import FamilyTraces, retarget, trace_on
 from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction, checked_step
@@ -84,7 +83,13 @@ def predict(
     step, notes = retarget(trace_on(trace, target), target)
     refuse_other_predictors(predictor)
     if parallel is not None:
-        _refuse_beside_parallel(predictor, origin)
+        given = {
+            "origin": origin is not None,
+            "a predictor that scales": isinstance(predictor, Scaler) and predictor is not None,
+        }
+        for name, is_given in given.items():
+            if is_given:
+                raise InvalidInput(f"parallel= and {name} cannot be used together; leave out one")
         assert not isinstance(predictor, Scaler)
         machines = on_cluster(target, parallel, predictor)
         alone = parallel.gpus == 1 and parallel.cluster is None  # as without a strategy
@@ -94,33 +99,15 @@ def predict(
         assumed = machines.kernels.assumptions(target)
         model = issuing.graphed(by_pass=parallel.pipeline > 1) if graphed else issuing
         return predict_parallel(step, parallel, machines, model, (*notes, *assumed))
-    _refuse_ranks(step)
-    hosting = (host, host_factor, graphed)
-    return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
-
-
-def _refuse_ranks(trace: Trace) -> None:
-    """Raise InvalidInput for one of several ranks: its collectives depend on the cluster."""
-    ranks = 0 if trace.measurement is not None else exchanging_ranks(trace)
+    ranks = 0 if step.measurement is not None else exchanging_ranks(step)
     if ranks > 1:
         raise InvalidInput(
             f"the step exchanges tensors among {ranks} GPUs; name them, as in "
             f"parallel=Parallel(data={ranks}) or --parallel data={ranks}, with a cluster if it is "
             "not the usual one"
         )
-
-
-def _refuse_beside_parallel(
-    predictor: Predictor | Scaler | None, origin: Device | str | None
-) -> None:
-    """Raise InvalidInput for arguments that have no meaning for several GPUs."""
-    given = {
-        "origin": origin is not None,
-        "a predictor that scales": isinstance(predictor, Scaler) and predictor is not None,
-    }
-    for name, is_given in given.items():
-        if is_given:
-            raise InvalidInput(f"parallel= and {name} cannot be used together; leave out one")
+    hosting = (host, host_factor, graphed)
+    return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
 
 
 def on_cluster(
@@ -226,30 +213,19 @@ def predict_parallel(
     steps = ParallelSteps(trace, predictor, host)
     step = steps.spread(strategy)
     if isinstance(host, GraphedHost):
-        _refuse_ungraphed(step)
+        if step.strategy.offload != "none":
+            raise InvalidInput(
+                f"offload={step.strategy.offload} updates weights on the host, which no CUDA graph "
+                "can hold; leave out one of the two"
+            )
+        for group in step.groups:
+            for part in group.parts:
+                refuse_waits(part.last.calls)
     return steps.predict(step, notes)
 
 
-def _refuse_ungraphed(step: ParallelStep) -> None:
-    """Raise InvalidInput if ranks do what no CUDA graph can hold."""
-    if step.strategy.offload != "none":
-        raise InvalidInput(
-            f"offload={step.strategy.offload} updates weights on the host, which no CUDA graph can "
-            "hold; leave out one of the two"
-        )
-    for group in step.groups:
-        for part in group.parts:
-            refuse_waits(part.last.calls)
-
-
 class ParallelSteps:
-    """One micro-batch, spread and predicted by many strategies that share as much as they can.
-
-    Args:
-        trace: one micro-batch on one GPU.
-        predictor: predicts ops on the GPU and its cluster.
-        host: the host that issues the ops.
-    """
+    """One micro-batch, spread and predicted by many strategies that share as much as they can."""
 
     def __init__(self, trace: Trace, predictor: ClusterPredictor, host: HostModel) -> None:
         self.trace = trace
@@ -430,17 +406,13 @@ def refuse_impossible_measurement(trace: Trace, whole: Measurement) -> None:
     if not 0 < busy_s < math.inf:
         raise InvalidInput(f"all kernels of the trace together take {busy_s:g} s; {again}")
     if whole.seconds is not None:
-        _refuse_other_scale(trace, whole.seconds, busy_s, again)
-
-
-def _refuse_other_scale(trace: Trace, seconds: float, busy_s: float, again: str) -> None:
-    """Raise InvalidInput if a step is far longer, or far shorter, than all that happened in it."""
-    parts_s = busy_s + sum(call.host_s or 0.0 for call in trace)
-    if seconds > max(MOST_TIMES * parts_s, LONGEST_PAUSE_S) or busy_s > MOST_TIMES * seconds:
-        raise InvalidInput(
-            f"the step took {seconds:g} s by the clock, but its kernels {busy_s:g} s and all its "
-            f"parts {parts_s:g} s, which cannot both be; {again}"
-        )
+        parts_s = busy_s + sum(call.host_s or 0.0 for call in trace)
+        longest_s = max(MOST_TIMES * parts_s, LONGEST_PAUSE_S)
+        if whole.seconds > longest_s or busy_s > MOST_TIMES * whole.seconds:
+            raise InvalidInput(
+                f"the step took {whole.seconds:g} s by the clock, but its kernels {busy_s:g} s and "
+                f"all its parts {parts_s:g} s, which cannot both be; {again}"
+            )
 
 
 def _nothing_to_scale() -> InvalidInput:

@@ -14,6 +14,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import Any, overload
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
 from wavecast.footprint.memory import allocatable_bytes, fullest_trace
@@ -26,14 +27,12 @@ from wavecast.parallel.pipeline import cut
 from wavecast.parallel.ranks import communicator_bytes
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
-from wavecast.predictors.retargeting.rewriting import retarget, serves
-from wavecast.steps.generation import TextGeneration
+from wavecast.predictors.retargeting import FamilyTraces, retarget, serves
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.scripts import run_script
 from wavecast.targets.targets import MakeStep, Target, Trait, hugging_face_name
-from wavecast.traces.batches import FEWEST, at_batch
 from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.joining import FEWEST, at_batch
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kineto_file import AUTOGRAD, File
 
-import wavecast.ops.optimizer  # noqa: F401  (until wavecast.ops imports it)
+import wavecast.ops.pointwise  # noqa: F401  (until wavecast.ops imports it)
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.kineto import read_kineto

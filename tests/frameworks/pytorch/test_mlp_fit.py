@@ -16,8 +16,7 @@ from wavecast.frameworks.pytorch.layers.mlp_fit import (
     network,
     split_by_configuration,
 )
-from wavecast.predictors.mlp.layers import KINDS
-from wavecast.predictors.mlp.predictor import DEVICE_FEATURES, MlpNetwork
+from wavecast.predictors.mlp import DEVICE_FEATURES, KINDS, MlpNetwork
 
 Floats = NDArray[np.float64]
 TINY = Recipe(width=16, depth=2, epochs=60, batch=64, late_after=30, rate=5e-3, late_rate=1e-3)

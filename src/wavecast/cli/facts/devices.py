@@ -26,7 +26,7 @@ from wavecast.steps.request import origin_of
 from wavecast.targets.targets import Trait
 
 if TYPE_CHECKING:
-    from wavecast.analysis.learning import Learning
+    from wavecast.analysis.evaluation import Learning
     from wavecast.hardware.kept_hosts import HostFile
     from wavecast.traces.step import Trace
 
@@ -206,7 +206,7 @@ def _refuse_beside(given: str, **options: object) -> None:
 
 def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_json: bool) -> None:
     """Learn from steps, from layers that are measured for some minutes, or from both."""
-    from wavecast.analysis.learning import learn_from
+    from wavecast.analysis.evaluation import learn_from
     from wavecast.predictors import corrected
 
     steps = _measured_steps(files)
@@ -244,7 +244,7 @@ def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
 def _swept(minutes: float, of_steps: str | None) -> Learning:
     """What layers teach that are measured on this machine's GPU, which the steps must be of."""
     require_gpu()
-    from wavecast.analysis.learning import learn_from_layers
+    from wavecast.analysis.evaluation import learn_from_layers
     from wavecast.frameworks.pytorch.measurement import calibration
     from wavecast.frameworks.pytorch.measurement.sweep import sweep
 

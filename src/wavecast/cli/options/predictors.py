@@ -199,9 +199,8 @@ def _published_scaler(
     equation: Equation | None,
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
-    from wavecast.predictors.habitat import MixedPrecision
-    from wavecast.predictors.mlp.predictor import Mlp
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import MixedPrecision, published_setup
+    from wavecast.predictors.mlp import Mlp
 
     if name is not None:
         raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
@@ -270,7 +269,7 @@ def _named_predictor(
 
             return WaveScaling(whole_waves=equation is Equation.WHOLE_WAVES)
     from wavecast.predictors.habitat import Habitat
-    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.mlp import Mlp
 
     networks = Mlp.read(models) if models else Mlp.shipped()
     return networks if name is PredictorName.MLP else Habitat(networks)

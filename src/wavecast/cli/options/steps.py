@@ -18,8 +18,8 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.frameworks.target_files import FORMS
 from wavecast.hardware.devices import Device
-from wavecast.planning.cost import seconds_of
 from wavecast.planning.layouts import MEMORY_MARGIN, Search
+from wavecast.reading import seconds_of
 from wavecast.targets.scripts import NO_SCRIPT_OPTIONS, ScriptOptions
 from wavecast.targets.targets import Target, plan_of_target, recompute_ways, resolve
 from wavecast.traces.step import Trace

@@ -42,10 +42,11 @@ from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingPlan, seconds_of
+from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
+from wavecast.reading import seconds_of
 from wavecast.report import selections as report
 from wavecast.report.recipes import AskedStep, asked_step
 from wavecast.report.selections import choice_report

@@ -79,6 +79,6 @@ def _named(text: str) -> tuple[str, str, Trace]:
 def _scaler(setup: SetupName | None) -> Scaler | None:
     if setup is None:
         return None
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import published_setup
 
     return published_setup(setup).scaler()

@@ -269,7 +269,7 @@ def _trace_if_possible(
 
     None if the user's function takes no batch or precision, or updates weights more than once.
     """
-    from wavecast.footprint.accumulation import accumulate_twice
+    from wavecast.footprint.largest_batch import accumulate_twice
 
     try:
         trace = step_source(variant.target, quiet=True).fullest(gpu)

@@ -40,11 +40,11 @@ from wavecast.planning.cost import (
     LLAMA_3_GPU_HOURS,
     TrainingPlan,
     interruptions,
-    seconds_of,
     training_cost,
 )
 from wavecast.planning.layouts import batch_warning
 from wavecast.planning.prices import PriceBook
+from wavecast.reading import seconds_of
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction

@@ -69,8 +69,8 @@ from wavecast.targets.targets import Trait, resolve, strategy_of
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.hardware.devices import Device
-    from wavecast.steps.generation import TextGeneration
     from wavecast.targets.sources import StepSource
     from wavecast.targets.targets import Target
 

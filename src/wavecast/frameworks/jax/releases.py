@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 
 OLDEST = "0.9.2"
@@ -84,11 +85,9 @@ def _callbacks_lowered() -> Iterator[None]:
     def any_backend(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.backend or own(self, *arguments, **named)
 
-    mlir.ModuleContext.get_backend = any_backend
-    try:
+    with replacing() as replace:
+        replace(mlir.ModuleContext, get_backend=any_backend)
         yield
-    finally:
-        mlir.ModuleContext.get_backend = own
 
 
 @contextmanager
@@ -100,15 +99,12 @@ def _pallas_lowered(gpu: Device) -> Iterator[None]:
         yield
         return
     major, minor = gpu.compute_capability or (9, 0)
-    own = gpu_info.get_gpu_info
     known = gpu_info.GpuInfo(
         gpu_version=None, arch_name=f"{major}.{minor}", compute_capability=10 * major + minor
     )
-    gpu_info.get_gpu_info = lambda: known
-    try:
+    with replacing() as replace:
+        replace(gpu_info, get_gpu_info=lambda: known)
         yield
-    finally:
-        gpu_info.get_gpu_info = own
 
 
 @contextmanager
@@ -131,14 +127,9 @@ def _cudnn_as_on(gpu: Device) -> Iterator[None]:
         "check_compute_capability": at_least,
         "is_cuda_compute_capability_equal": equal,
     }
-    kept = {name: getattr(checks, name) for name in answers if hasattr(checks, name)}
-    try:
-        for name in kept:
-            setattr(checks, name, answers[name])
+    with replacing() as replace:
+        replace(checks, **{name: f for name, f in answers.items() if hasattr(checks, name)})
         yield
-    finally:
-        for name, function in kept.items():
-            setattr(checks, name, function)
 
 
 def _capability(text: str) -> tuple[int, ...]:

@@ -14,9 +14,10 @@ from wavecast.frameworks import target_files
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
+from wavecast.frameworks.replacements import replacing
 from wavecast.frameworks.target_files import model_and_batch
 from wavecast.hardware.devices import Device, device
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.traces.step import Trace
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -281,7 +282,6 @@ def rematerialized(names: Sequence[str]) -> Iterator[None]:
     import jax
 
     policy = None if REMAT in names else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    kept = {name: getattr(jax, name) for name in ("grad", "value_and_grad")}
     taken = 0
 
     def again(gradient: Callable[..., Any]) -> Callable[..., Any]:
@@ -292,12 +292,8 @@ def rematerialized(names: Sequence[str]) -> Iterator[None]:
 
         return of
 
-    try:
-        for name, gradient in kept.items():
-            setattr(jax, name, again(gradient))
+    with replacing() as replace:
+        replace(jax, grad=again(jax.grad), value_and_grad=again(jax.value_and_grad))
         yield
-    finally:
-        for name, gradient in kept.items():
-            setattr(jax, name, gradient)
     if not taken:
         raise InvalidInput("the step takes no gradient by jax.grad or jax.value_and_grad")

@@ -10,11 +10,12 @@ from functools import wraps
 from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.footprint.workspaces import convolution
+from wavecast.footprint import convolution_workspaces
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import Schedule, argument_of, scheduled
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 from wavecast.ops.registry import integer
 from wavecast.traces.editing import compacted
@@ -92,7 +93,7 @@ def trace_of(
     if samples is not None and samples % devices == 0:
         samples //= devices
     memory = memory_of(schedule, compiled.sizes, gpu.sm_count)
-    tries = any(call.op.base in convolution.NAMES for call in schedule.calls)
+    tries = any(call.op.base in convolution_workspaces.NAMES for call in schedule.calls)
     trace = Trace(
         tuple(schedule.calls),
         memory.allocations,
@@ -121,15 +122,12 @@ _CALL = "__call__"
 def named_modules(arguments: Iterable[Any]) -> Iterator[None]:
     """Within it, calls of the NNX modules among the arguments are scopes."""
     classes = _classes(arguments)
-    kept = {kind: vars(kind)[_CALL] for kind in classes if _CALL in vars(kind)}
     stack: list[Any] = []
-    try:
-        for kind, call in kept.items():
-            setattr(kind, _CALL, _scoped(call, stack))
+    with replacing() as replace:
+        for module in classes:
+            if _CALL in vars(module):
+                replace(module, **{_CALL: _scoped(vars(module)[_CALL], stack)})
         yield
-    finally:
-        for kind, call in kept.items():
-            setattr(kind, _CALL, call)
 
 
 def _classes(arguments: Iterable[Any]) -> set[type]:
@@ -309,8 +307,10 @@ def _fitted(
 def _workspaces(schedule: Schedule, sm_count: int | None) -> Iterator[Allocation]:
     """The workspaces of convolutions: without a GPU no algorithm is chosen, so XLA has none."""
     for position, call in enumerate(schedule.calls):
-        if call.op.base in convolution.NAMES:
-            nbytes = convolution.Convolution.of(call.op, tensor=True).tuned_bytes(sm_count)
+        if call.op.base in convolution_workspaces.NAMES:
+            nbytes = convolution_workspaces.Convolution.of(call.op, tensor=True).tuned_bytes(
+                sm_count
+            )
             if nbytes:
                 yield Allocation(nbytes, position, position + 1, Role.WORKSPACE)
 

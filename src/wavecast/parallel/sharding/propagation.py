@@ -9,16 +9,8 @@ columns read is reduced when it is complete.
 from __future__ import annotations
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.sharding.indexing import MOVES
-from wavecast.parallel.sharding.outcomes import (
-    GROUPED,
-    JOINS,
-    OpPlacements,
-    Unshardable,
-    is_new,
-    outcome_of,
-)
 from wavecast.parallel.sharding.placements import (
+    MOVES,
     PARTIAL,
     REPLICATE,
     Partial,
@@ -28,7 +20,19 @@ from wavecast.parallel.sharding.placements import (
     even,
 )
 from wavecast.parallel.sharding.rules import dims_of
-from wavecast.parallel.sharding.state import CASTS, SUMS, Exchange, PlacementState, kind_of
+from wavecast.parallel.sharding.state import (
+    CASTS,
+    GROUPED,
+    JOINS,
+    SUMS,
+    Exchange,
+    OpPlacements,
+    PlacementState,
+    Unshardable,
+    is_new,
+    kind_of,
+    outcome_of,
+)
 from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, contradiction
 
 # Partial sums: which ops work on them as they are, and where they are reduced.
@@ -366,23 +370,23 @@ class Propagation(Redistribution):
             outputs = tuple(self.values.get(v, REPLICATE) for v in call.writes)
             self._record(position, call, given, outputs)
             return
-        wanted = self._wanted_by(call)
-        untouched = wanted is None and self._copy_of.keys().isdisjoint(call.reads)
+        goal = self._goal_of(call)
+        untouched = goal is None and self._copy_of.keys().isdisjoint(call.reads)
         if untouched and all(p is REPLICATE for p in given):
             self._write(position, call, (REPLICATE,) * len(call.writes))
         elif call.op.base.startswith(_LISTS) or self._is_norm(call):
             self._follow_list(position, call, given)
         else:
-            self._shard(position, call, given, wanted)
+            self._shard(position, call, given, goal)
 
-    def _shard(self, position: int, call: Call, given: Placements, wanted: Shard | None) -> None:
+    def _shard(self, position: int, call: Call, given: Placements, goal: Shard | None) -> None:
         """Redistribute what a call needs otherwise, and place what it writes."""
         given = self._reduce_inputs(position, call, given)
         if self.policy.sequence and call.op.base in MATMULS:
             given = self._read_gathered(position, call, given)
         if any(kind_of(p) == "routed" for p in given):
             given = self._bring_back(position, call, given)
-        outcome = self._outcome(call, given, wanted)
+        outcome = self._outcome(call, given, goal)
         for index, (now, needed) in enumerate(zip(given, outcome.inputs, strict=True)):
             if now != needed:
                 self._redistribute(position, call, index, now, needed)
@@ -397,9 +401,9 @@ class Propagation(Redistribution):
             self.exchanges += [rows] * outcome.reductions
         self._gather_output(position, call)
 
-    def _outcome(self, call: Call, given: Placements, wanted: Shard | None) -> OpPlacements:
+    def _outcome(self, call: Call, given: Placements, goal: Shard | None) -> OpPlacements:
         try:
-            return outcome_of(call.op, given, wanted)
+            return outcome_of(call.op, given, goal)
         except Unshardable as error:
             self._refuse(call, str(error))
 
@@ -439,19 +443,19 @@ class Propagation(Redistribution):
                 spec = self.trace.values[value].spec
                 self.placed[value] = self._tokens(spec)
 
-    def _wanted_by(self, call: Call) -> Shard | None:
+    def _goal_of(self, call: Call) -> Shard | None:
         """The placement of the parameter whose gradient a call computes."""
         if call.phase is not Phase.BACKWARD or call.op.base not in _GRADIENTS:
             return None
         name, transposed = self._destinations.get(call.writes[0], ("", False))
-        wanted = self.parameters.get(name)
+        shard = self.parameters.get(name)
         rank = len(call.op.outputs[0].shape)
-        if not isinstance(wanted, Shard):
+        if not isinstance(shard, Shard):
             return None
-        dim = rank - 1 - wanted.dim if transposed else wanted.dim
+        dim = rank - 1 - shard.dim if transposed else shard.dim
         dim += call.op.base == "aten.sum" and rank == 2  # a bias, before it is flat
-        fits = dim < rank and call.op.outputs[0].shape[dim] == wanted.layout.size
-        return Shard(dim, wanted.layout) if fits else None
+        fits = dim < rank and call.op.outputs[0].shape[dim] == shard.layout.size
+        return Shard(dim, shard.layout) if fits else None
 
     def _is_norm(self, call: Call) -> bool:
         """Whether a call outside of the passes reduces a gradient to a number."""

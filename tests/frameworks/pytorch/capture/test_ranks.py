@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 import torch
@@ -73,12 +74,7 @@ def spread_sizes(name: str, shard: int = 0) -> list[tuple[str, int, int]]:
 
 def on_gpu(run: Callable[[Any], Any], **options: Any) -> Trace:
     """The trace of a function of a tensor on the GPU, with a process group."""
-
-    def make_step() -> Step:
-        x = torch.zeros(64, device="cuda")
-        return lambda: run(x)
-
-    return traced(make_step, **options)
+    return traced(networks.on_gpu(run, 64), **options)
 
 
 def named(trace: Trace, name: str) -> list[Call]:
@@ -302,9 +298,13 @@ def test_tensors_and_objects_on_the_host_are_not_recorded() -> None:
 # DistributedDataParallel's options.
 
 
-def _wrapped(run: Callable[[Any, Any], Any], **options: Any) -> Trace:
+def _wrapped(
+    run: Callable[[Any, Any], Any] = lambda model, x: model(x).sum().backward(),
+    inner: Callable[[], Any] = mlp,
+    **options: Any,
+) -> Trace:
     def make_step() -> Step:
-        model = DistributedDataParallel(mlp().cuda(), device_ids=[0], **options)
+        model = DistributedDataParallel(inner().cuda(), device_ids=[0], **options)
         x = torch.randn(4, 8, device="cuda")
         return lambda: (model.zero_grad(), run(model, x))
 
@@ -364,24 +364,8 @@ def test_unused_parameters_are_reduced_as_zeros_and_told_to_the_others() -> None
         def forward(self, x: Any) -> Any:
             return self.used(x)
 
-    def make_step() -> Step:
-        model = DistributedDataParallel(Half().cuda(), find_unused_parameters=True)
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: (model.zero_grad(), model(x).sum().backward())
-
-    made = exchanges(traced(make_step))
+    made = exchanges(_wrapped(inner=Half, find_unused_parameters=True))
     assert sum(each.given for each in made) == 2 * (64 + 8) * 4 + 4 * 4
-
-
-def test_a_wrapped_model_is_still_the_model() -> None:
-    def make_step() -> Step:
-        model = DistributedDataParallel(mlp().cuda())
-        assert list(model.state_dict()) == [f"module.{n}" for n in mlp().state_dict()]
-        assert isinstance(model.module, nn.Sequential)
-        x = torch.randn(4, 8, device="cuda")
-        return minimize(lambda: model(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
-
-    assert len(traced(make_step)) > 0
 
 
 # Memory.

@@ -19,8 +19,6 @@ from wavecast.targets.targets import resolve
 from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Phase, Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 Step = Callable[[], Any]
 WIDTH = 64
 

@@ -10,8 +10,7 @@ import pytest
 import sympy
 
 from wavecast import ops
-from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of, list_kernel
-from wavecast.frameworks.pytorch.compiled.node_accesses import is_contiguous
+from wavecast.frameworks.pytorch.compiled.fused_ops import is_contiguous, kernels_of, list_kernel
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.predictor import Learned

@@ -27,8 +27,6 @@ from wavecast.hardware.devices import device
 from wavecast.reading import read_bytes
 from wavecast.traces.step import Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,8 +37,7 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     IterationProfile,
 )
 from wavecast.frameworks.pytorch.recording import recorder as recording_modes
-from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.recording.recorder import MemoryMode, OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import MemoryMode, OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Phase, Role, Trace

@@ -12,7 +12,7 @@ import torch
 from wavecast.campaigns.layer_times import collect, read_rows
 from wavecast.frameworks.pytorch.measurement import layers as timing
 from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
     Bmm,
     Conv2d,
     Layer,

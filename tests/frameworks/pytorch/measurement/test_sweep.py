@@ -14,7 +14,7 @@ from made import mm
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.drawn import network_layers, newer_layers
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge, through
 from wavecast.frameworks.pytorch.measurement import sweep as sweeping
 from wavecast.frameworks.pytorch.measurement.sweep import CHUNK, MIXED, SET_WEIGHTS, SETS, drawn
 from wavecast.traces.step import Call, Phase, Trace

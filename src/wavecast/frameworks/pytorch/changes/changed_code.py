@@ -16,12 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
 from wavecast.frameworks.pytorch.changes.learned_uses import (
     ChunkedLoss,
     FusedAttention,
 )
 from wavecast.frameworks.pytorch.compiled import dynamo
+from wavecast.frameworks.replacements import replacing
 
 # Changes of data loaders: larger batches, and batches of a few samples that are repeated.
 
@@ -35,8 +35,8 @@ def twice_the_batch() -> Iterator[None]:
         has_own = named.get("batch_sampler") is None and batch_size is not None
         original(self, dataset, 2 * batch_size if has_own else batch_size, *args, **named)
 
-    with ExitStack() as stack:
-        replacing(stack)(DataLoader, __init__=build)
+    with replacing() as replace:
+        replace(DataLoader, __init__=build)
         yield
 
 
@@ -73,9 +73,9 @@ def few_samples() -> Iterator[None]:
     def counted(self: Any) -> int:
         return max(int(count(self)), _LEAST_BATCHES)
 
-    with ExitStack() as stack:
-        replacing(stack)(_MapDatasetFetcher, fetch=fetched)
-        replacing(stack)(BatchSampler, __iter__=drawn, __len__=counted)
+    with replacing() as replace:
+        replace(_MapDatasetFetcher, fetch=fetched)
+        replace(BatchSampler, __iter__=drawn, __len__=counted)
         yield
 
 
@@ -88,8 +88,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adag
 @contextmanager
 def optimizers_with(**form: bool) -> Iterator[None]:
     """Build optimizers in another form: `fused=True` or `foreach=True`."""
-    with ExitStack() as stack:
-        replace = replacing(stack)
+    with replacing() as replace:
         for kind in _FUSED:
             if "__init__" in vars(kind):
                 replace(kind, __init__=_built(kind.__init__, form))
@@ -107,8 +106,7 @@ def _built(original: Callable[..., None], form: dict[str, bool]) -> Callable[...
 @contextmanager
 def zeroed_by_none() -> Iterator[None]:
     """Clear gradients by freeing them, not by writing zeros."""
-    with ExitStack() as stack:
-        replace = replacing(stack)
+    with replacing() as replace:
         for kind in (torch.optim.Optimizer, torch.nn.Module):
             replace(kind, zero_grad=_freeing(kind.zero_grad))
         yield
@@ -140,11 +138,9 @@ class Autocasting:
         """
         if self._dtype is torch.float16 and self._scaler is None:
             self._scaler = torch.amp.GradScaler("cuda")
-        with ExitStack() as stack:
-            hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)
-            stack.callback(hook.remove)
-            replacing(stack)(torch.autograd, backward=self._scaled(torch.autograd.backward))
-            stack.enter_context(torch.autocast("cuda", self._dtype))
+        hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)
+        with hook, replacing() as replace, torch.autocast("cuda", self._dtype):
+            replace(torch.autograd, backward=self._scaled(torch.autograd.backward))
             yield
 
     def _scaled(self, backward: Callable[..., None]) -> Callable[..., None]:
@@ -249,7 +245,7 @@ def checkpointed(every: int) -> Iterator[None]:
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(nn.Module, __call__=call)
         stack.enter_context(_outermost_calls(look))
         yield
@@ -289,7 +285,7 @@ def _outermost_calls(call: Callable[[Call, Any, Any, Any], Any]) -> Iterator[Non
             depth -= 1
 
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(nn.Module, __call__=called)
         yield
 

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +19,12 @@ from torch._inductor.codegen import wrapper as wrappers
 from torch._inductor.codegen.common import Kernel
 from torch._inductor.virtualized import V
 
-from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.node_accesses import (
+from wavecast.frameworks.pytorch.compiled.fused_ops import (
     BufferView,
     PlannedOp,
+    hint_of,
     kept_inside,
+    kernels_of,
     operand_of,
     spec_of,
 )
@@ -39,25 +39,11 @@ from wavecast.frameworks.pytorch.recording.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 
-def plan_of(
-    graph: Any,
-    sm_count: int,
-    is_inference: bool = False,
-    roots: Mapping[str, str] = MappingProxyType({}),
-) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once.
+class Planner:
+    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
 
-    Args:
-        graph: the graph.
-        sm_count: the SMs of the GPU.
-        is_inference: whether it has no backward pass.
-        roots: the paths of modules, by the names that Dynamo has for them.
+    `roots` are the paths of modules, by the names that Dynamo has for them.
     """
-    return _Planner(graph, sm_count, roots).plan(is_inference)
-
-
-class _Planner:
-    """Reads the plan from Inductor's graph and scheduler."""
 
     def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
@@ -69,6 +55,7 @@ class _Planner:
         self._made: set[str] = set()
 
     def plan(self, is_inference: bool) -> GraphPlan:
+        """The plan; `is_inference` says that there is no backward pass."""
         nodes = self._graph.scheduler.nodes
         ops = [self._ops(node) for node in nodes]
         buffers = buffers_of(self._graph, is_inference)
@@ -283,12 +270,7 @@ _PATH = (
 
 
 def library_op(kernel: Any, hint: Hint) -> PlannedOp:
-    """The op of a library call.
-
-    Args:
-        kernel: a node of Inductor's representation that is no generated kernel.
-        hint: gives the number behind a size.
-    """
+    """The op of a library call."""
     func = _overload(kernel)
     results = list(_results(kernel))
     outputs = tuple(spec_of(buffer, hint) for buffer in results)

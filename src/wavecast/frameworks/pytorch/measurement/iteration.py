@@ -39,17 +39,17 @@ from wavecast.frameworks.pytorch.measurement import profiling
 from wavecast.frameworks.pytorch.measurement.layers import timer_on
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.measurement.whole_runs import processor_s
-from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import (
     MemoryMode,
     OpRecorder,
+    Recording,
     RecordingMode,
     held_bytes,
 )
 from wavecast.frameworks.pytorch.recording.signature import tensors_of
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.ops import Kind
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3

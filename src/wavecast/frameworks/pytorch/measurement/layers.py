@@ -12,7 +12,7 @@ from torch import nn
 
 from wavecast.frameworks.pytorch.recording.switches import true_float32
 from wavecast.hardware.devices import device as device_named
-from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
+from wavecast.predictors.mlp import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
 
 SLOW_S = 0.01
 """Layers whose two passes take longer than this are measured only once: they vary little."""

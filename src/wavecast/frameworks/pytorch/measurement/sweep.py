@@ -17,8 +17,12 @@ from itertools import count
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge
-from wavecast.frameworks.pytorch.drawn.network_layers import LAYER_WEIGHTS
+from wavecast.frameworks.pytorch.drawn.network_layers import (
+    LAYER_WEIGHTS,
+    Layer,
+    ShapeDraw,
+    TooLarge,
+)
 from wavecast.frameworks.pytorch.drawn.newer_layers import NEWER, ODD, SOUNDS
 from wavecast.frameworks.pytorch.measurement.iteration import (
     recording_iteration,

@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.replacements import replacing
 
 _TEXT = "a checkpoint that was saved while tracing: "
 _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())
@@ -31,26 +32,18 @@ _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())
 def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
     """Let `torch.save`, `torch.load` and safetensors work inside the block, at no cost."""
     kept = _Checkpoints(recorder)
-    with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-        replace(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr))
-        replace(torch, "save", kept.save)
-        replace(torch, "load", kept.load(torch.load))
-        replace(torch.serialization, "save", kept.save)
-        replace(torch.serialization, "load", torch.load)
+    with replacing() as replace:
+        replace(torch.UntypedStorage, data_ptr=_address(torch.UntypedStorage.data_ptr))
+        replace(torch, save=kept.save, load=kept.load(torch.load))
+        replace(torch.serialization, save=kept.save, load=torch.load)
         if safetensors := _safetensors():
             for name in {"_flatten", "_flatten_as_ptr"} & set(vars(safetensors)):
-                replace(safetensors, name, lambda tensors, *_, **__: tensors)
-            replace(safetensors, "serialize_file", kept.save_file)
-            replace(safetensors, "serialize", kept.as_bytes)
-            replace(safetensors, "load_file", kept.load(load_on_host(safetensors.load_file)))
+                replace(safetensors, **{name: lambda tensors, *_, **__: tensors})
+            replace(safetensors, serialize_file=kept.save_file, serialize=kept.as_bytes)
+            replace(safetensors, load_file=kept.load(load_on_host(safetensors.load_file)))
             for module in (safetensors, sys.modules["safetensors"]):
-                replace(module, "safe_open", partial(OpenedFile, safetensors.safe_open))
-            replace(safetensors, "load", kept.load(safetensors.load))
+                replace(module, safe_open=partial(OpenedFile, safetensors.safe_open))
+            replace(safetensors, load=kept.load(safetensors.load))
         yield
 
 

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.pretended.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.tracing import StepWatch, check
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
-from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording.structure import key_of, local_part
 from wavecast.frameworks.pytorch.recording.user_lines import (
     failing_line,

@@ -23,6 +23,7 @@ from torch.utils import _triton
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import is_ours, is_users, user_line
 from wavecast.frameworks.pytorch.scripts.redirection import after_import
+from wavecast.frameworks.replacements import replacing
 
 _DRIVER_VERSION = "570.124.06"
 _UNKNOWN = "[N/A]"
@@ -197,21 +198,21 @@ _VERSION = "3.4.0"
 def kernels_refused() -> Iterator[None]:
     """Let the block import Triton, and refuse its kernels where they are launched."""
 
-    def refuse_launches(jit: Any) -> None:
-        run = jit.JITFunction.run
-        undo.append(lambda: setattr(jit.JITFunction, "run", run))
-        jit.JITFunction.run = lambda kernel, *_, **__: _refuse(getattr(kernel, "__name__", "?"))
+    def refuse_launch(kernel: Any, *_: Any, **__: Any) -> None:
+        _refuse(getattr(kernel, "__name__", "?"))
 
-    undo: list[Callable[[], None]] = []
     finder = _TritonFinder()
     sys.meta_path.append(finder)  # the last one: it finds what no other does
     try:
-        with after_import(f"{_NAME}.runtime.jit", refuse_launches):
+        with (
+            replacing() as replace,
+            after_import(
+                f"{_NAME}.runtime.jit", lambda jit: replace(jit.JITFunction, run=refuse_launch)
+            ),
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)
-        for function in undo:
-            function()
         for name in [n for n, module in sys.modules.items() if isinstance(module, _TritonModule)]:
             del sys.modules[name]
 

@@ -6,7 +6,7 @@ import sys
 import weakref
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
@@ -18,8 +18,9 @@ import torch
 from torch.optim import optimizer as optimizer_hooks
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.recording.recorded import Recording
+from wavecast.frameworks.pytorch.recording.recorder import Recording
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
 from wavecast.traces.editing import Edit, compacted
@@ -450,14 +451,12 @@ class OptimizerSteps:
             build(optimizer, *args, **kwargs)
             self._built.add(optimizer)
 
-        with ExitStack() as stack:
-            for handle in (
-                optimizer_hooks.register_optimizer_step_pre_hook(self._enter),
-                optimizer_hooks.register_optimizer_step_post_hook(self._leave),
-            ):
-                stack.callback(handle.remove)
-            stack.callback(setattr, torch.optim.Optimizer, "__init__", build)
-            torch.optim.Optimizer.__init__ = counted_init
+        with (
+            optimizer_hooks.register_optimizer_step_pre_hook(self._enter),
+            optimizer_hooks.register_optimizer_step_post_hook(self._leave),
+            replacing() as replace,
+        ):
+            replace(torch.optim.Optimizer, __init__=counted_init)
             yield
             self._stepped.clear()
 

@@ -26,6 +26,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     is_ours,
     is_users,
 )
+from wavecast.frameworks.replacements import environment_kept, replacing
 from wavecast.frameworks.target_files import imports_of
 
 _DISPATCH = str(Path(__file__).parents[1] / "capture" / "placement.py")
@@ -130,31 +131,21 @@ def _surroundings(program: Program) -> Iterator[None]:
     """The arguments, paths and environment of a script, restored after the block."""
     first = str(Path.cwd() if program.is_module else Path(program.name).resolve().parent)
     with ExitStack() as stack:
-        for owner, name, value in (
-            (sys, "argv", [program.name, *program.arguments]),
-            (sys, "path", [first, *sys.path]),
-            (sys, "dont_write_bytecode", True),
-            # How processes start: a script may say it once; another run of it says it again.
-            (multiprocessing.context._default_context, "_actual_context", None),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
+        replace = stack.enter_context(replacing())
+        replace(sys, argv=[program.name, *program.arguments], path=[first, *sys.path])
+        replace(sys, dont_write_bytecode=True)
+        # A script may set once how processes are started; another run of it sets it again.
+        replace(multiprocessing.context._default_context, _actual_context=None)
         if sys.modules.get("torch"):
             from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
 
             stack.enter_context(kept_in_this_process())
-        stack.callback(_restore_environment, dict(os.environ))
+        stack.enter_context(environment_kept())
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
         # A user's module may hold fake tensors or the answers of the pretended machine.
         stack.callback(_forget_user_modules, set(sys.modules))
         yield
-
-
-def _restore_environment(before: dict[str, str]) -> None:
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ |= before
 
 
 def _restore_logging(handlers: list[logging.Handler], level: int) -> None:

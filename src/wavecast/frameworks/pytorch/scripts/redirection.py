@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
+from wavecast.frameworks.replacements import replacing
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -34,27 +35,22 @@ _OF_PYARROW = ("memory_map", "input_stream")
 def redirected(overlay: Overlay) -> Iterator[None]:
     """Let the block read the file system through an overlay, and write to the overlay only."""
     with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
         stack.callback(os.chdir, os.getcwd())
+        replace = stack.enter_context(replacing())
         functions = _Functions(overlay)
-        replace(builtins, "open", functions.open(builtins.open))
-        replace(io, "open", functions.open(io.open))
-        for name, function in functions.of_os().items():
-            replace(os, name, function)
-        replace(shutil, "rmtree", functions.remove_tree)
-        replace(sqlite3, "connect", functions.connect(sqlite3.connect))
-        replace(tempfile, "tempdir", overlay.temporary)
+        replace(builtins, open=functions.open(builtins.open))
+        replace(io, open=functions.open(io.open))
+        replace(os, **functions.of_os())
+        replace(shutil, rmtree=functions.remove_tree)
+        replace(sqlite3, connect=functions.connect(sqlite3.connect))
+        replace(tempfile, tempdir=overlay.temporary)
 
         def replace_readers(pyarrow: Any) -> None:
             for name in _OF_PYARROW:
-                replace(pyarrow, name, functions.reader(getattr(pyarrow, name)))
+                replace(pyarrow, **{name: functions.reader(getattr(pyarrow, name))})
 
         def replace_reader_of_torch(torch: Any) -> None:
-            replace(torch, "from_file", functions.reader(torch.from_file))
+            replace(torch, from_file=functions.reader(torch.from_file))
 
         stack.enter_context(after_import("pyarrow", replace_readers))
         stack.enter_context(after_import("torch", replace_reader_of_torch))

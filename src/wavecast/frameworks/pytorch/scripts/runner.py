@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.distributed.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import CUDA_VERSION, properties_of
 from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
+from wavecast.frameworks.pytorch.capture.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, GivenValues
 from wavecast.frameworks.pytorch.changes.changed_code import changing
