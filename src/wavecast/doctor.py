@@ -94,12 +94,12 @@ def _figures(version: str) -> Iterator[Finding]:
 
 
 def _python(version: str) -> Iterator[Finding]:
-    found = f"{platform.python_version()} ({sys.executable})"
+    shown = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info[:2] < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("Python", State.BROKEN, found, f"use Python {wanted} or later")
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("Python", State.BROKEN, shown, f"use Python {oldest} or later")
     else:
-        yield Finding("Python", State.GOOD, found)
+        yield Finding("Python", State.GOOD, shown)
     yield Finding("Wavecast", State.GOOD, f"{version} ({Path(__file__).parent})")
 
 

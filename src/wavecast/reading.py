@@ -490,15 +490,14 @@ def read_fields(
     """
     table, declared = a_table(table, where.rstrip(".")), _declared(kind, frozenset(left_out))
     refuse_unknown(table, (*(field.key for field in declared), *besides), what, where)
-    for field in declared:
-        if needed and field.is_needed and field.key not in table:
-            raise InvalidInput(f"{where}{field.key} is missing")
     by_key, values = {field.key: field for field in declared}, {}
-    for key, value in table.items():  # in the order of the file, as sources are listed
-        if (known := by_key.get(key)) is not None:
-            place = f"{where}{key}"
-            bare = value if facts is None else facts.value_of(value, place, what)
-            values[known.name] = known.check(bare, place)
+    for key, field in by_key.items():
+        if needed and field.is_needed and key not in table:
+            raise InvalidInput(f"{where}{key} is missing")
+    for key in (key for key in table if key in by_key):  # in the order of the file
+        field, place = by_key[key], f"{where}{key}"
+        value = table[key] if facts is None else facts.value_of(table[key], place, what)
+        values[field.name] = field.check(value, place)
     return values
 
 

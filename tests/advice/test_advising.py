@@ -26,7 +26,7 @@ from wavecast.advice.proposals import (
 )
 from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
+from wavecast.frameworks.pytorch.changes.changed_code import CODE_CHANGES, changed
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import Price, PriceBook

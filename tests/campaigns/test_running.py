@@ -150,8 +150,8 @@ def test_a_second_result_and_its_runs_are_left_out(place: str) -> None:
     with RunStore(place) as store:
         results = CampaignResults(store, "r")
         for answer in answers:
-            one = TaskResult(asked.id, "run", asked.asked, answer, runs=work.runs_of(asked, answer))
-            results.add([one])
+            runs = work.runs_of(asked.asked, asked.gpu, answer)
+            results.add([TaskResult(asked.id, "run", asked.asked, answer, runs=runs)])
         assert [result.answer["seconds"] for result in results.results()] == [[2.0]]
         assert [run.seconds for run in store.runs()] == [2.0]
 

@@ -377,7 +377,7 @@ def test_the_store_of_the_user_is_where_data_belongs(
 
 
 def test_without_sqlalchemy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in sys.modules if n.startswith(("sqlalchemy", "wavecast.runs.store"))]:
+    for name in [n for n in sys.modules if n.startswith(("sqlalchemy", "wavecast.runs.store."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(MissingExtra, match=r"needs SQLAlchemy: pip install 'wavecast\[runs\]'"):

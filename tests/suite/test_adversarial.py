@@ -30,10 +30,10 @@ def test_generator_and_critic_have_14_layers_each() -> None:
 def test_it_makes_images_of_the_size_it_judges() -> None:
     step = small("wgan-gp", batch=3, image=16)
     with torch.no_grad():
-        made = step.model["generator"](torch.randn(3, 8))
-    assert made.shape == step.inputs[0][0].shape
-    assert float(made.abs().max()) <= 1
-    assert step.model["critic"](made).shape == (3,)
+        images = step.model["generator"](torch.randn(3, 8))
+    assert images.shape == step.inputs[0][0].shape
+    assert float(images.abs().max()) <= 1
+    assert step.model["critic"](images).shape == (3,)
 
 
 def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
@@ -42,8 +42,8 @@ def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
     def plane(images: Any) -> Any:
         return (weight * images).sum(dim=(1, 2, 3))
 
-    real, made = torch.rand(2, 5, 3, 8, 8)
-    penalty = gradient_penalty(plane, real, made)
+    real, fake = torch.rand(2, 5, 3, 8, 8)
+    penalty = gradient_penalty(plane, real, fake)
     assert penalty.item() == pytest.approx(4)  # (3 - 1)²
     penalty.backward()  # 2(3 - 1) along the weight, whose norm is 3
     torch.testing.assert_close(weight.grad, 4 / 3 * weight.detach())
@@ -51,12 +51,12 @@ def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
 
 def test_the_penalty_of_the_critic_has_the_gradient_of_its_differences() -> None:
     critic = small("wgan-gp").model["critic"].double()
-    real, made = torch.rand(2, 2, 3, 8, 8, dtype=torch.float64)
+    real, fake = torch.rand(2, 2, 3, 8, 8, dtype=torch.float64)
     weight = critic.blocks[0].first.weight
 
     def penalty() -> Any:
         torch.manual_seed(1)
-        return gradient_penalty(critic, real, made)
+        return gradient_penalty(critic, real, fake)
 
     (slope,) = torch.autograd.grad(penalty(), weight)
     with torch.no_grad():

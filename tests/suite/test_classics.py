@@ -59,15 +59,15 @@ def published(name: str, **options: Any) -> tuple[Any, Any]:
 
 def test_alexnet_is_the_published_layer_by_layer() -> None:
     model, x = published("alexnet")
-    found = []
+    facts = []
     for layer in model:
         x = layer(x)
         if not isinstance(layer, nn.Flatten):
             shape = (*x.shape[1:], 1, 1)[:3]
             assert shape[1] == shape[2]
-            found.append((*shape[:2], count(layer)))
+            facts.append((*shape[:2], count(layer)))
     rows = csv.DictReader(io.StringIO(ALEXNET))
-    assert found == [(int(r["channels"]), int(r["side"]), int(r["weights"])) for r in rows]
+    assert facts == [(int(r["channels"]), int(r["side"]), int(r["weights"])) for r in rows]
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_distance_of_two_texts(heard: list[int], spelled: list[int], distanc
 # Time to quality: predicted from a few steps, then trained until it is reached.
 
 
-A3C = next(one for one in DEMONSTRATIONS if one.model == "a3c")
+A3C = next(demonstration for demonstration in DEMONSTRATIONS if demonstration.model == "a3c")
 
 
 def test_a_training_ends_when_it_is_good_enough() -> None:

@@ -361,9 +361,9 @@ def test_dcgan_has_the_published_halves() -> None:
 
 def test_dcgan_makes_images_of_the_size_it_judges() -> None:
     step = small("dcgan", batch=2)
-    made = step.model["generator"](torch.randn(2, 10, 1, 1))
-    assert made.shape == step.inputs[0].shape
-    assert step.model["discriminator"](made).shape == (2, 1, 1, 1)
+    images = step.model["generator"](torch.randn(2, 10, 1, 1))
+    assert images.shape == step.inputs[0].shape
+    assert step.model["discriminator"](images).shape == (2, 1, 1, 1)
 
 
 # Which inputs an output depends on

@@ -45,8 +45,8 @@ def test_it_multiplies_every_pair_of_features_once() -> None:
     for row in range(2):
         dense = model.bottom(numbers[row])
         rows = [table.weight[at] for table, at in zip(model.tables, categories[row], strict=True)]
-        found = [dense, *rows]
-        pairs = [found[i] @ found[j] for i in range(4) for j in range(i)]
+        features = [dense, *rows]
+        pairs = [features[i] @ features[j] for i in range(4) for j in range(i)]
         expected = model.top(torch.cat([dense, torch.stack(pairs)]))
         torch.testing.assert_close(logits[row : row + 1], expected)
 

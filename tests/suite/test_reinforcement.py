@@ -54,8 +54,8 @@ def test_returns_reach_back_to_the_end_of_an_episode() -> None:
     gains = [2.0, 2.0, 8.0]
     log2 = float(torch.tensor(2.0).log())
     expected = sum(gain * log2 + gain**2 - 0.01 * log2 for gain in gains)
-    found = advantage_loss(moments, torch.tensor([8.0]), discount=0.5, bonus=0.01)
-    assert float(found) == pytest.approx(expected)
+    loss = advantage_loss(moments, torch.tensor([8.0]), discount=0.5, bonus=0.01)
+    assert float(loss) == pytest.approx(expected)
 
 
 def test_the_actors_play_on_where_they_stopped() -> None:

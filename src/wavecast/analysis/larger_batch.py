@@ -6,7 +6,7 @@ Habitat, section 6.1.3: predict at three or more batch sizes that fit, fit a lin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -102,12 +102,7 @@ def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> La
             f"with the batch ({_listed(points)})"
         )
     residuals = [time_s - (fixed + slope * size) for size, time_s in points.items()]
-    # Half the width of the 90% prediction interval of a straight-line fit at a batch size.
-    freedom = len(sizes) - 2
-    t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
-    noise = math.hypot(*residuals) / math.sqrt(freedom)
-    spread = float(((sizes - sizes.mean()) ** 2).sum())
-    off_s = t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
+    off_s = _uncertainty(sizes, residuals, batch)
     return LargerBatch(
         batch=batch,
         seconds=seconds,
@@ -117,6 +112,15 @@ def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> La
         fixed_s=fixed,
         points=points,
     )
+
+
+def _uncertainty(sizes: np.ndarray, residuals: Sequence[float], batch: int) -> float:
+    """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
+    freedom = len(sizes) - 2
+    t = _T95[freedom - 1] if freedom <= len(_T95) else _T95_MANY
+    noise = math.hypot(*residuals) / math.sqrt(freedom)
+    spread = float(((sizes - sizes.mean()) ** 2).sum())
+    return t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
 
 
 def _listed(points: Mapping[int, float]) -> str:

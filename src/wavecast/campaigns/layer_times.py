@@ -90,11 +90,11 @@ def collect(
     Raises:
         InvalidInput: the file holds something else, or another process is writing it.
     """
-    wanted = islice(_sampled(kind, seed) if layers is None else layers, count)
+    chosen = islice(_sampled(kind, seed) if layers is None else layers, count)
     check = partial(_refuse_another_campaign, path, str(seed), gpu)
     with table_of(kind).growing(path, check) as (existing, add):
         done = {row.index for row in existing}
-        missing = [(index, layer) for index, layer in enumerate(wanted) if index not in done]
+        missing = [(index, layer) for index, layer in enumerate(chosen) if index not in done]
         rows = len(done)
 
         def work(drawn: tuple[int, Layer]) -> None:

@@ -10,13 +10,13 @@ import io
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from csv import writer
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from wavecast.campaigns import layer_times, run_grids
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
@@ -29,11 +29,10 @@ from wavecast.campaigns.work import (
     layer_row,
     perform_all,
     runs_of,
-    start_of,
     suite_row,
     together,
 )
-from wavecast.files import GrowingTable, csv_line, write_whole
+from wavecast.files import write_whole
 from wavecast.frameworks import children
 from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
 from wavecast.runs.suite_results import write_results
@@ -185,7 +184,7 @@ def _result(task: CampaignTask, outcome: TaskOutcome) -> TaskResult:
         outcome.node,
         outcome.seconds,
         time.time(),
-        runs_of(task, outcome.answer),
+        runs_of(task.asked, task.gpu, outcome.answer) if task.kind == "run" else (),
     )
 
 
@@ -420,35 +419,19 @@ def _file_name(result: TaskResult) -> str:
 
 
 def _write(path: Path, results: Sequence[TaskResult]) -> None:
+    answers = [
+        (result.question, result.question.get("gpu", ""), result.answer) for result in results
+    ]
     match results[0].kind:
         case "layer":
-            rows = [
-                layer_row(result.question, result.question["gpu"], result.answer)
-                for result in results
-            ]
-            rows.sort(key=lambda row: row.index)
-            _write_table(path, layer_times.table_of(results[0].question["layer"]), rows)
+            rows = sorted((layer_row(*answer) for answer in answers), key=lambda row: row.index)
+            layer_times.table_of(results[0].question["layer"]).write(path, rows)
         case "suite":
             write_results(path, [suite_row(result.answer) for result in results])
         case "run":
-            _write_table(
-                path, run_grids.TABLE, [run for result in results for run in _runs(result)]
-            )
+            run_grids.TABLE.write(path, (run for answer in answers for run in runs_of(*answer)))
         case _:
             write_whole(path, _predictions(results))
-
-
-def _write_table(path: Path, table: GrowingTable[Any], rows: Sequence[Any]) -> None:
-    texts = map(table.to_texts, rows)
-    lines = [csv_line(table.columns), *(csv_line(t[name] for name in table.columns) for t in texts)]
-    write_whole(path, b"".join(lines))
-
-
-def _runs(result: TaskResult) -> Iterator[Any]:
-    asked, answer = result.question, result.answer
-    times = answer["startup_s"], answer["seconds"]
-    where = {"gpu": asked["gpu"], "software": answer["software"], "phase": asked["phase"]}
-    return run_grids.runs_of(start_of(asked), times, **where)
 
 
 _ASKED = ("target", "batch", "precision", "gpu", "parallel", "host")

@@ -234,13 +234,10 @@ def start_of(asked: Mapping[str, Any]) -> run_grids.Start:
     return run_grids.Start(asked["model"], asked["batch"], lengths, asked["precision"])
 
 
-def runs_of(task: CampaignTask, answer: Answer) -> tuple[Run, ...]:
-    """The past runs that an answer has: those of a grid."""
-    if task.kind != "run":
-        return ()
-    asked = task.asked
+def runs_of(asked: Mapping[str, Any], gpu: str, answer: Answer) -> tuple[Run, ...]:
+    """The past runs that the answer to a grid's task has."""
     times = answer["startup_s"], answer["seconds"]
-    where = {"gpu": task.gpu, "software": answer["software"], "phase": asked["phase"]}
+    where = {"gpu": gpu, "software": answer["software"], "phase": asked["phase"]}
     return tuple(run_grids.runs_of(start_of(asked), times, **where))
 
 

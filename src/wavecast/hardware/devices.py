@@ -271,9 +271,6 @@ def _read(path: Path, need_sources: bool) -> Device:
         )
 
 
-# Writing device files.
-
-
 def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
     """The device with these measured facts, which replace older ones of the same name."""
     return replace(device, measured={**device.measured, **facts})

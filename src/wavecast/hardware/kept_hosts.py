@@ -36,12 +36,12 @@ class KeptHost:
 
 
 def find_host(
-    wanted: Host | str | None, gpu: Device | None = None, cluster: Cluster | None = None
+    choice: Host | str | None, gpu: Device | None = None, cluster: Cluster | None = None
 ) -> Host:
     """The host of a name.
 
     Args:
-        wanted: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
+        choice: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
             of a usual one (`usual_hosts`), or a path to a .toml file; a Host is returned as it is.
             None takes the host that $WAVECAST_HOST names, else a host that was calibrated with this
             GPU, else "reference".
@@ -53,29 +53,29 @@ def find_host(
         UnknownName: there is no such host.
         InvalidInput: its file is not a valid host file.
     """
-    if isinstance(wanted, Host):
-        return wanted
-    wanted = wanted if wanted is not None else os.environ.get("WAVECAST_HOST") or None
-    if wanted is None:
+    if isinstance(choice, Host):
+        return choice
+    choice = choice if choice is not None else os.environ.get("WAVECAST_HOST") or None
+    if choice is None:
         own = None if gpu is None else _host_with(gpu)
         if own is not None:
             return own.file.host
         return REFERENCE_HOST if cluster is None else host_of(cluster)
-    if wanted == REFERENCE:
+    if choice == REFERENCE:
         return REFERENCE_HOST
-    if wanted == MINE:
+    if choice == MINE:
         return _own_host().file.host
-    if wanted.endswith(".toml"):
-        return read_host(Path(wanted)).host
+    if choice.endswith(".toml"):
+        return read_host(Path(choice)).host
     hosts = {name: usual.host for name, usual in usual_hosts().items()}
     hosts |= {kept.name: kept.file.host for kept in kept_hosts()}
-    if wanted not in hosts:
+    if choice not in hosts:
         names = "".join(f', "{name}"' for name in hosts if name != MINE)
         raise UnknownName(
-            f'unknown host "{wanted}"; known are "reference", "mine"{names} and files FILE.toml; a '
+            f'unknown host "{choice}"; known are "reference", "mine"{names} and files FILE.toml; a '
             "factor goes into host_factor (--host-factor)"
         )
-    return hosts[wanted]
+    return hosts[choice]
 
 
 def kept_hosts() -> tuple[KeptHost, ...]:

@@ -153,7 +153,7 @@ class _CandidateFinder:
         book: PriceBook,
         ranks: RankCache,
     ) -> None:
-        self._device, self._wanted, self._setting = device, question, setting
+        self._device, self._question, self._setting = device, question, setting
         self._trace_for, self._book, self._ranks = setting.trace_for, book, ranks
         self._grown_batch: int | None = None
         """The batch that fewer GPUs of this kind were found to run best with."""
@@ -167,7 +167,7 @@ class _CandidateFinder:
     def candidates(self, count: int) -> list[Candidate]:
         """The training on so many GPUs, and with less memory where the batch does not fit."""
         candidate = self.candidate(count)
-        asked = candidate.batch is None or candidate.batch >= (self._wanted.batch or 0)
+        asked = candidate.batch is None or candidate.batch >= (self._question.batch or 0)
         offloads = candidate.strategy is not None and candidate.strategy.offload != "none"
         if self._smaller is None or (candidate.cost is not None and asked and not offloads):
             return [candidate]
@@ -180,7 +180,7 @@ class _CandidateFinder:
         except WavecastError as error:
             if not self._setting.name and not isinstance(error, InvalidInput):
                 raise  # the step itself cannot be traced
-            candidate = Candidate(self._device, count, self._wanted.batch, reason=str(error))
+            candidate = Candidate(self._device, count, self._question.batch, reason=str(error))
         setting = self._setting
         return replace(
             candidate,
@@ -195,7 +195,7 @@ class _CandidateFinder:
         offer = None if candidate.cost is None else candidate.cost.offer
         if offer is None:
             return None
-        together = min(candidate.gpus, _machine_size(self._device, self._wanted))
+        together = min(candidate.gpus, _machine_size(self._device, self._question))
         return self._book.cheapest(
             self._device.id, candidate.gpus, together=together, besides=offer.provider
         )
@@ -219,7 +219,7 @@ class _CandidateFinder:
         self, batch: int | None, trace: Trace, needed: Memory | None
     ) -> Candidate:
         device = self._device
-        step = predict(trace, device, predictor=self._wanted.predictor, host=self._wanted.host)
+        step = predict(trace, device, predictor=self._question.predictor, host=self._question.host)
         if not comparable(step):
             return Candidate(device, 1, batch, memory=needed, reason=_UNPREDICTED)
         batch, trace, needed, step = self._grown(batch, trace, needed, step)
@@ -229,7 +229,7 @@ class _CandidateFinder:
 
     @property
     def _may_grow(self) -> bool:
-        question = self._wanted
+        question = self._question
         is_given = (
             question.batch is None or question.is_batch_fixed
         )  # a saved trace has no other batch
@@ -240,7 +240,7 @@ class _CandidateFinder:
         self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
         """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
-        question = self._wanted
+        question = self._question
         if not self._may_grow:
             return batch, trace, needed, step
         needs = [] if needed is None else [needed.needed_bytes]
@@ -267,7 +267,7 @@ class _CandidateFinder:
 
     def _on_several(self, count: int) -> Candidate:
         """The training on several GPUs, with the first batch and strategy that fit."""
-        candidate = Candidate(self._device, count, self._wanted.batch, reason=_NOT_FITTING)
+        candidate = Candidate(self._device, count, self._question.batch, reason=_NOT_FITTING)
         for batch, trace in self._tried(count):
             candidate = self._spread(batch, trace, count)
             if not candidate.reason.startswith(_NOT_FITTING):
@@ -286,7 +286,7 @@ class _CandidateFinder:
 
     def _spread(self, batch: int | None, trace: Trace, count: int) -> Candidate:
         """The training on several GPUs with a batch, by the first strategy that fits."""
-        device, question = self._device, self._wanted
+        device, question = self._device, self._question
         predictor = _machines(device, question)
         plan = self._plan(trace, count)
         micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
@@ -317,23 +317,23 @@ class _CandidateFinder:
     def _strategies(self, trace: Trace, count: int, micro: int) -> Iterator[Parallel]:
         """The strategies to try, in this order: the optimizer on the host comes last."""
         if count > 1:
-            for shard in self._wanted.shards:
+            for shard in self._question.shards:
                 yield Parallel(data=count, shard=shard, microbatches=micro)
-        most = max(self._wanted.shards) if count > 1 else 0
+        most = max(self._question.shards) if count > 1 else 0
         if (most or count == 1) and self._may_offload(trace):
             yield Parallel(data=count, shard=most, microbatches=micro, offload="optimizer")
 
     def _may_offload(self, trace: Trace) -> bool:
         """Whether there are optimizer states, and a host whose memory is known."""
-        if not self._wanted.offload or self._wanted.predictor is not None:
+        if not self._question.offload or self._question.predictor is not None:
             return False
         if trace.measurement is not None or not RankStates.of(trace).has_optimizer:
             return False
-        return update_rate(_machines(self._device, self._wanted).cluster) is not None
+        return update_rate(_machines(self._device, self._question).cluster) is not None
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
         """The plan; a batch smaller than the given one is accumulated to the given one."""
-        plan, question = self._wanted.plan, self._wanted
+        plan, question = self._question.plan, self._question
         if plan.global_batch is not None or question.batch is None or trace.samples is None:
             return plan
         if trace.samples > question.batch * question.each:  # it was grown
@@ -346,13 +346,13 @@ class _CandidateFinder:
         Raises:
             InvalidInput: the global batch cannot be divided among the GPUs.
         """
-        wanted, share = self._wanted, self._share(count)
-        if wanted.batch is None:
+        question, share = self._question, self._share(count)
+        if question.batch is None:
             trace = self._trace_for(self._device, None)
             yield trace.samples, trace
             return
-        largest = share is not None and not wanted.is_batch_fixed
-        batch = share if share is not None and largest else self._grown_batch or wanted.batch
+        largest = share is not None and not question.is_batch_fixed
+        batch = share if share is not None and largest else self._grown_batch or question.batch
         while batch:
             if share is None or share % batch == 0:
                 yield batch, self._trace_for(self._device, batch)
@@ -360,19 +360,19 @@ class _CandidateFinder:
 
     def _share(self, count: int) -> int | None:
         """The samples of an optimizer step that one GPU runs. None without a global batch."""
-        goal = self._wanted.plan.global_batch
+        goal = self._question.plan.global_batch
         if goal is None:
             return None
-        share, rest = divmod(goal // self._wanted.each, count)
+        share, rest = divmod(goal // self._question.each, count)
         if rest or not share:
-            shown = goal // self._wanted.each
+            shown = goal // self._question.each
             raise InvalidInput(f"a global batch of {shown} cannot be divided among {count} GPUs")
         return share
 
     def _largest(self, batch: int | None, needed: Memory) -> int | None:
         """The largest batch that fits, found by doubling one that does."""
-        asked = self._wanted.batch
-        if not self._wanted.find_largest or batch is None or asked is None or self._may_grow:
+        asked = self._question.batch
+        if not self._question.find_largest or batch is None or asked is None or self._may_grow:
             return None
         needs = [needed.needed_bytes]
         while batch * 2 <= LARGEST_TRIED and not _far_too_large(needs, self._device):

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml, shipped, shipped_toml, toml_text, write_whole
 from wavecast.hardware.devices import Device
 from wavecast.hardware.devices import device as device_of_name
@@ -251,9 +251,6 @@ def today() -> datetime.date:
     return datetime.datetime.now(datetime.UTC).date()
 
 
-# Files of prices: reading and writing them.
-
-
 def read_prices(path: str | os.PathLike[str]) -> PriceBook:
     """The offers of a TOML file.
 
@@ -268,10 +265,8 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
         written = file.stat().st_mtime_ns
     except (OSError, ValueError):
         written = 0  # reading it says what is wrong
-    try:
+    with prefixed(f"{path}: "):
         return _read(file, written)
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
 
 
 @lru_cache(maxsize=8)
@@ -418,11 +413,9 @@ def read_catalogue(
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise InvalidInput(f"{path}: cannot be read: {reason}") from None
-    try:
+    with prefixed(f"{path}: "):
         text = read_text(path)
         return catalogue_of(text, provider or path.absolute().parent.name, date or written)
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
 
 
 def catalogue_of(text: str, provider: str, date: datetime.date) -> PriceBook:

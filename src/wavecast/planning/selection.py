@@ -163,8 +163,8 @@ def select(
         for candidate in looked_at
         if candidate not in every and candidate.cost is not None
     ]
-    possible = _with_front([candidate for candidate in every if candidate.cost is not None])
-    ordered = sorted(possible, key=lambda candidate: _order(candidate, aim))
+    feasible = _with_front([candidate for candidate in every if candidate.cost is not None])
+    ordered = sorted(feasible, key=lambda candidate: _order(candidate, aim))
     ranked = [candidate for candidate in ordered if candidate.keeps_limits]
     return Selection(
         aim=aim,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.analysis.profile import profile_measured
-from wavecast.files import GrowingTable, csv_line, write_whole
+from wavecast.files import GrowingTable
 from wavecast.hardware.devices import Device, known_device
 from wavecast.results import Shown
 from wavecast.traces.step import Trace
@@ -160,9 +160,7 @@ TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts, _EARLIER)
 
 def write_results(path: Path, results: Sequence[SuiteResult]) -> None:
     """Write results into a new file; one that exists is replaced."""
-    texts = map(_to_texts, results)
-    lines = [csv_line(COLUMNS), *(csv_line(row[name] for name in COLUMNS) for row in texts)]
-    write_whole(path, b"".join(lines).decode())
+    TABLE.write(path, results)
 
 
 # Do TBD's twelve observations (Zhu et al., IISWC 2018, section IV) hold in results of the suite?

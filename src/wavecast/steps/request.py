@@ -83,13 +83,7 @@ def predict(
     step, notes = retarget(trace_on(trace, target), target)
     refuse_other_predictors(predictor)
     if parallel is not None:
-        given = {
-            "origin": origin is not None,
-            "a predictor that scales": isinstance(predictor, Scaler) and predictor is not None,
-        }
-        for name, is_given in given.items():
-            if is_given:
-                raise InvalidInput(f"parallel= and {name} cannot be used together; leave out one")
+        _refuse_beside_parallel(predictor, origin)
         assert not isinstance(predictor, Scaler)
         machines = on_cluster(target, parallel, predictor)
         alone = parallel.gpus == 1 and parallel.cluster is None  # as without a strategy
@@ -99,6 +93,13 @@ def predict(
         assumed = machines.kernels.assumptions(target)
         model = issuing.graphed(by_pass=parallel.pipeline > 1) if graphed else issuing
         return predict_parallel(step, parallel, machines, model, (*notes, *assumed))
+    _refuse_ranks(step)
+    hosting = (host, host_factor, graphed)
+    return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
+
+
+def _refuse_ranks(step: Trace) -> None:
+    """Raise InvalidInput for one of several ranks: its collectives depend on the cluster."""
     ranks = 0 if step.measurement is not None else exchanging_ranks(step)
     if ranks > 1:
         raise InvalidInput(
@@ -106,8 +107,19 @@ def predict(
             f"parallel=Parallel(data={ranks}) or --parallel data={ranks}, with a cluster if it is "
             "not the usual one"
         )
-    hosting = (host, host_factor, graphed)
-    return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
+
+
+def _refuse_beside_parallel(
+    predictor: Predictor | Scaler | None, origin: Device | str | None
+) -> None:
+    """Raise InvalidInput for arguments that have no meaning for several GPUs."""
+    given = {
+        "origin": origin is not None,
+        "a predictor that scales": isinstance(predictor, Scaler) and predictor is not None,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            raise InvalidInput(f"parallel= and {name} cannot be used together; leave out one")
 
 
 def on_cluster(

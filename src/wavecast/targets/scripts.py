@@ -110,21 +110,15 @@ def run_script(
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
     _check(arguments, patience)
-    options = RunOptions(
-        capability,
-        steps,
-        until,
-        samples,
-        assume and dict(assume),
-        ranks,
-        tuple(changes),
-        lines,
-        loader,
-    )
-    program = (fspath(script), *map(str, arguments))
-    target = device(gpu) if isinstance(gpu, str) else gpu
+    given, kept = assume and dict(assume), tuple(changes)
+    options = RunOptions(capability, steps, until, samples, given, ranks, kept, lines, loader)
+    program, target = (fspath(script), *map(str, arguments)), _device(gpu)
     request = ScriptRequest(program, module, options, target, patience, offline, quiet)
     return run_in_process(request, progress)
+
+
+def _device(gpu: Device | str | None) -> Device | None:
+    return device(gpu) if isinstance(gpu, str) else gpu
 
 
 def _check(arguments: Sequence[str], patience: float | None) -> None:

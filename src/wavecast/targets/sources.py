@@ -290,7 +290,7 @@ def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any
     The options are those of `wavecast.trace`, for one GPU.
     """
     with needing_extra("tracing"):
-        from wavecast.frameworks.pytorch.changes import changed
+        from wavecast.frameworks.pytorch.changes.changed_code import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture
     return capture(changed(make_step, changes), **options)
 

@@ -77,13 +77,9 @@ class _RankTrace:
 
     def made(self) -> Trace:
         for number, axis in enumerate(self.axes):
-            for index, redistribution in enumerate(axis.placements.exchanges):
-                if (
-                    redistribution.is_copy
-                    and redistribution.name != "rows"
-                    and not redistribution.with_values
-                ):
-                    self._add_copy(number, index, redistribution)
+            for index, transfer in enumerate(axis.placements.exchanges):
+                if transfer.is_copy and transfer.name != "rows" and not transfer.with_values:
+                    self._add_copy(number, index, transfer)
         calls = [self._call(position, call) for position, call in enumerate(self.trace)]
         allocations = self._allocations(calls)
         values = [
@@ -95,10 +91,8 @@ class _RankTrace:
         )
         edit = Edit(sharded)
         for number, axis in enumerate(self.axes):
-            for index, redistribution in enumerate(axis.placements.exchanges):
-                edit.insert(
-                    redistribution.position, self._exchange(edit, number, index, redistribution)
-                )
+            for index, transfer in enumerate(axis.placements.exchanges):
+                edit.insert(transfer.position, self._exchange(edit, number, index, transfer))
         for axis in self.axes:
             if axis.around is not None:
                 self._surround(edit, calls, axis.around)
@@ -118,15 +112,13 @@ class _RankTrace:
                 for tensor in extra.tensors:
                     edit.allocate(tensor.nbytes, Role.INTERMEDIATE, position, position + 1)
 
-    def _add_copy(self, axis: int, index: int, redistribution: Exchange) -> None:
+    def _add_copy(self, axis: int, index: int, transfer: Exchange) -> None:
         """A value, with memory, for what an exchange writes."""
-        spec = local(
-            self._spec(redistribution.value, redistribution.spec, axis), redistribution.target
-        )
+        spec = local(self._spec(transfer.value, transfer.spec, axis), transfer.target)
         memory = len(self.trace.allocations) + len(self.added)
-        self.added.append(Allocation(spec.nbytes, redistribution.position, None, Role.INTERMEDIATE))
+        self.added.append(Allocation(spec.nbytes, transfer.position, None, Role.INTERMEDIATE))
         self.copies[axis, index] = len(self.values)
-        old = self.trace.values[redistribution.value]
+        old = self.trace.values[transfer.value]
         self.values.append(
             Value(TensorSpec(spec.shape, spec.dtype), memory, None, "", old.gradient_of)
         )
@@ -262,26 +254,26 @@ class _RankTrace:
                         allocations[old] = replace(allocations[old], freed=freed)
         return allocations
 
-    def _exchange(self, edit: Edit, axis: int, index: int, redistribution: Exchange) -> list[Call]:
-        phase, module = redistribution.call.phase, redistribution.call.module
+    def _exchange(self, edit: Edit, axis: int, index: int, transfer: Exchange) -> list[Call]:
+        phase, module = transfer.call.phase, transfer.call.module
         ranks = self.axes[axis].ranks
-        name = "all_reduce" if redistribution.name == "rows" else redistribution.name
+        name = "all_reduce" if transfer.name == "rows" else transfer.name
         reads: tuple[int, ...] = ()
         writes: tuple[int, ...] = ()
-        if redistribution.with_values:
-            numel = sum(self.values[value].spec.numel for value in redistribution.with_values)
-            source = target = TensorSpec((numel,), redistribution.spec.dtype)
-        elif redistribution.name == "rows":
-            source = target = self._rows(axis, redistribution)
+        if transfer.with_values:
+            numel = sum(self.values[value].spec.numel for value in transfer.with_values)
+            source = target = TensorSpec((numel,), transfer.spec.dtype)
+        elif transfer.name == "rows":
+            source = target = self._rows(axis, transfer)
         else:
-            whole = self._spec(redistribution.value, redistribution.spec, axis)
+            whole = self._spec(transfer.value, transfer.spec, axis)
             source, target = (
-                local(whole, redistribution.source),
-                local(whole, redistribution.target),
+                local(whole, transfer.source),
+                local(whole, transfer.target),
             )
-            reads = (redistribution.value,)
-            writes = (self.copies[axis, index],) if redistribution.is_copy else reads
-            if redistribution.is_copy:
+            reads = (transfer.value,)
+            writes = (self.copies[axis, index],) if transfer.is_copy else reads
+            if transfer.is_copy:
                 target = self.values[writes[0]].spec
         call = exchange(name, source, target, ranks, TRANSFERS, phase, module)
         calls = [
@@ -294,17 +286,15 @@ class _RankTrace:
         received = edit.add_value(Value(target, None))
         calls[1] = replace(calls[1], writes=(received,))
         sort = kernel("aten.index.Tensor", target, target, phase, module)
-        counts = (
-            self._counts(redistribution, ranks) if isinstance(redistribution.target, Shard) else []
-        )
+        counts = self._counts(transfer, ranks) if isinstance(transfer.target, Shard) else []
         return [*counts, *calls, replace(sort, reads=(received,), writes=writes)]
 
-    def _counts(self, redistribution: Exchange, ranks: RankAxis) -> list[Call]:
+    def _counts(self, transfer: Exchange, ranks: RankAxis) -> list[Call]:
         """How many tokens each expert gets, exchanged once: the host waits for it."""
-        phase, module = redistribution.call.phase, redistribution.call.module
+        phase, module = transfer.call.phase, transfer.call.module
         if phase is not Phase.FORWARD:
             return []
-        experts = redistribution.call.op.inputs[1].shape[0]
+        experts = transfer.call.op.inputs[1].shape[0]
         counts = TensorSpec((experts,), "int64")
         host = TensorSpec((experts,), "int64", device="cpu")
         return [
@@ -314,14 +304,14 @@ class _RankTrace:
             Call(Op("aten._to_copy", (counts,), (host,)), phase, module, syncs=True),
         ]
 
-    def _rows(self, axis: int, redistribution: Exchange) -> TensorSpec:
+    def _rows(self, axis: int, transfer: Exchange) -> TensorSpec:
         """The rows of a loss on this rank."""
-        whole = self.trace.values[redistribution.value].spec
-        part = self._spec(redistribution.value, whole, axis)
-        if redistribution.spec.numel == 1:
-            return redistribution.spec
-        count = redistribution.spec.numel * part.numel // max(whole.numel, 1)
-        return TensorSpec((count,), redistribution.spec.dtype)
+        whole = self.trace.values[transfer.value].spec
+        part = self._spec(transfer.value, whole, axis)
+        if transfer.spec.numel == 1:
+            return transfer.spec
+        count = transfer.spec.numel * part.numel // max(whole.numel, 1)
+        return TensorSpec((count,), transfer.spec.dtype)
 
 
 @lru_cache(maxsize=65536)  # repeated blocks have the same ops

@@ -1,4 +1,4 @@
-"""Jobs, the GPUs that they may run on, and a schedule of them."""
+"""Jobs and the GPUs that they may run on, their files, and a schedule of them."""
 
 from __future__ import annotations
 
@@ -474,11 +474,8 @@ def _cell(row: Mapping[str, str], column: str, where: str) -> float:
         raise InvalidInput(f"{where}{column} must be a number, not {row[column]!r}") from None
 
 
-# Files of clusters: the pools of GPUs that jobs are planned on, as TOML or CSV.
-#
-#
-#
-# As CSV, each row is a pool, and the columns have the names of the keys.
+# Files of clusters: the pools of GPUs that jobs are planned on, as TOML; or as CSV, a pool in each
+# row, whose columns have the names of the keys.
 
 
 _MOST_MACHINES = 10_000

@@ -1,4 +1,4 @@
-"""A plan as it is handed to its reader: the schedule, the outlook of each job, and reasons."""
+"""A plan as it is handed to its reader: the schedule, outlooks, reasons, and what would help."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ class _SchedulePlanner:
 #
 # Each option of a job is an optional interval; one of them is present. The intervals of a pool
 # share its GPUs (a cumulative constraint), and all share the limit of power. Machines are left
-# out, so that the bound holds for schedules with machines, too; `seating` puts jobs on machines
+# out, so that the bound holds for schedules with machines, too; `Seating` puts jobs on machines
 # afterwards.
 
 

@@ -292,51 +292,51 @@ def _selected(scores: Any) -> Any:
 
 @pytest.mark.parametrize("find", [_one_hot, _compared, _any, _scattered, _selected])
 def test_an_expert_gets_the_tokens_of_an_even_choice(find: Callable[[Any], Any]) -> None:
-    found: list[int] = []
+    counts: list[int] = []
 
     def run(scores: Any) -> Any:
-        found.append(len(find(scores.detach())))
+        counts.append(len(find(scores.detach())))
         return scores
 
     trace = forward(run, (TOKENS, EXPERTS))
-    assert found[-1] == EVEN
+    assert counts[-1] == EVEN
     assert len(trace.notes) == 1
     assert f"an even choice, {EVEN} of " in trace.notes[0]
 
 
 def test_a_step_goes_through_all_experts() -> None:
-    found: list[list[int]] = []
+    experts: list[list[int]] = []
 
     def run(scores: Any) -> Any:
         chosen = F.one_hot(scores.detach().topk(CHOSEN).indices, EXPERTS)
-        found.append([int(expert) for expert in (chosen.sum((0, 1)) > 0).nonzero()])
+        experts.append([int(expert) for expert in (chosen.sum((0, 1)) > 0).nonzero()])
         return scores
 
     forward(run, (TOKENS, EXPERTS))
-    assert found[-1] == list(range(EXPERTS))
+    assert experts[-1] == list(range(EXPERTS))
 
 
 def test_the_largest_of_all_values_is_one_choice() -> None:
-    found: list[int] = []
+    counts: list[int] = []
 
     def run(scores: Any) -> Any:
-        found.append(len(torch.where(scores.detach().argmax(1) == 2)[0]))
+        counts.append(len(torch.where(scores.detach().argmax(1) == 2)[0]))
         return scores
 
     forward(run, (TOKENS, EXPERTS))
-    assert found[-1] == TOKENS // EXPERTS
+    assert counts[-1] == TOKENS // EXPERTS
 
 
 def test_a_mask_of_no_choice_keeps_its_upper_bound() -> None:
-    found: list[int] = []
+    counts: list[int] = []
 
     def run(scores: Any) -> Any:
         best = scores.detach().topk(CHOSEN)
-        found.append(len((best.values > 0).nonzero()))
+        counts.append(len((best.values > 0).nonzero()))
         return scores
 
     trace = forward(run, (TOKENS, EXPERTS))
-    assert found[-1] == TOKENS * CHOSEN
+    assert counts[-1] == TOKENS * CHOSEN
     assert "upper bound" in trace.notes[0]
 
 

@@ -440,14 +440,14 @@ def test_the_gpu_has_a_generator_of_its_own() -> None:
 def test_every_function_that_makes_a_tensor_makes_a_pinned_one() -> None:
     def step(x: Any) -> None:
         pinned = {"pin_memory": True}
-        for made in (
+        for tensor in (
             *(torch.tensor([1.0, 2.0], **pinned), torch.empty(2, **pinned)),
             *(torch.zeros(2, **pinned), torch.randn(2, **pinned), torch.arange(2, **pinned)),
             *(torch.randn(3000, 3000, **pinned), torch.ones_like(torch.ones(2), **pinned)),
             *(torch.ones(2).new_zeros(2, **pinned), torch.full((2,), 1.0, **pinned)),
         ):
-            assert made.is_pinned()
-            assert not made.is_cuda
+            assert tensor.is_pinned()
+            assert not tensor.is_cuda
         assert not torch.empty(2).is_pinned()
         torch.tensor([1.0, 2.0], **pinned).cuda(non_blocking=True) + 1
 

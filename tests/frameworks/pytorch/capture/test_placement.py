@@ -92,11 +92,11 @@ def test_every_way_to_the_gpu_gives_the_same_trace(way: str) -> None:
     assert {t.device for c in trace for t in c.op.inputs} == {"cuda"}
 
 
-@pytest.mark.parametrize("made", [torch.ones, torch.zeros, torch.empty])
-def test_a_model_made_smaller_on_the_host_is_small_on_the_gpu(made: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("fill", [torch.ones, torch.zeros, torch.empty])
+def test_a_model_made_smaller_on_the_host_is_small_on_the_gpu(fill: Callable[..., Any]) -> None:
     def build() -> Step:
         net = nn.Linear(16, 16, bias=False)
-        net.scale = nn.Parameter(made(16))  # small, and its values are known
+        net.scale = nn.Parameter(fill(16))  # small, and its values are known
         net = net.to(torch.bfloat16).cuda()
         assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
         source = torch.randn(4, 16, device="cuda", dtype=torch.bfloat16)

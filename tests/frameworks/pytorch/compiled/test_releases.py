@@ -83,7 +83,9 @@ def imported() -> Iterator[tuple[str, str]]:
 
 def test_every_private_import_is_listed() -> None:
     listed = [name.replace(":", ".") + "." for name in tracing.REQUIRED]
-    found = list(imported())
-    assert len(found) > 20
-    unlisted = [f"{m}.{n}" for m, n in found if not any(x.startswith(f"{m}.{n}.") for x in listed)]
+    imports = list(imported())
+    assert len(imports) > 20
+    unlisted = [
+        f"{m}.{n}" for m, n in imports if not any(x.startswith(f"{m}.{n}.") for x in listed)
+    ]
     assert unlisted == []

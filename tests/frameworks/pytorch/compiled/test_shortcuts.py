@@ -202,29 +202,29 @@ def test_strides_are_ordered_as_torch_orders_them() -> None:
     from torch._inductor.virtualized import V
 
     ordered, equal = named("is_stride_ordered"), named("statically_known_equals")
-    draw, sizes, found = random.Random(0), SizeVarAllocator(), set()
+    draw, sizes, answers = random.Random(0), SizeVarAllocator(), set()
     with V.set_graph_handler(SimpleNamespace(sizevars=sizes)):
         for _ in range(300):
             shape, strides = ([draw.choice((1, 2, 3, 0, 8)) for _ in range(3)] for _ in range(2))
             layout = ir.FixedLayout(torch.device("cpu"), torch.float32, shape, strides)
             order = draw.sample(range(3), 3)
-            found.add(ordered.original(layout, order))
+            answers.add(ordered.original(layout, order))
             assert ordered.function(layout, order) == ordered.original(layout, order)
             assert equal.function(sizes, *shape[:2]) == equal.original(sizes, *shape[:2])
-    assert found == {True, False}
+    assert answers == {True, False}
 
 
 def test_tensors_are_contiguous_where_torch_says_so() -> None:
     from torch._inductor.sizevars import SizeVarAllocator
     from torch._inductor.virtualized import V
 
-    contiguous, draw, found = named("is_contiguous_strides_for_shape"), random.Random(0), set()
+    contiguous, draw, answers = named("is_contiguous_strides_for_shape"), random.Random(0), set()
     with V.set_graph_handler(SimpleNamespace(sizevars=SizeVarAllocator())):
         for _ in range(1000):
             strides, shape = ([draw.choice((1, 2, 4, 0)) for _ in range(3)] for _ in range(2))
-            found.add(contiguous.original(strides, shape))
+            answers.add(contiguous.original(strides, shape))
             assert contiguous.function(strides, shape) == contiguous.original(strides, shape)
-    assert found == {True, False}
+    assert answers == {True, False}
 
 
 def test_indices_are_simplified_as_torch_does() -> None:
@@ -256,7 +256,7 @@ def test_fusions_lead_in_circles_where_torch_says_so() -> None:
         def get_operation_names(self) -> OrderedSet[str]:
             return self._names
 
-    cycle, draw, found = named("will_fusion_create_cycle"), random.Random(0), set()
+    cycle, draw, answers = named("will_fusion_create_cycle"), random.Random(0), set()
     for _ in range(300):
         # Each op reads earlier ones, and some of them are fused already.
         reads: dict[str, set[str]] = {}
@@ -275,9 +275,9 @@ def test_fusions_lead_in_circles_where_torch_says_so() -> None:
             name_to_fused_node={name: node for node in nodes for name in node.get_operation_names()}
         )
         pair = draw.sample(nodes, 2)
-        found.add(cycle.original(scheduler, *pair))
+        answers.add(cycle.original(scheduler, *pair))
         assert cycle.function(scheduler, *pair) == cycle.original(scheduler, *pair)
-    assert found == {True, False}
+    assert answers == {True, False}
 
 
 def test_sizes_are_what_torch_says() -> None:
@@ -286,12 +286,12 @@ def test_sizes_are_what_torch_says() -> None:
     from torch._inductor.virtualized import V
 
     simplify, hint = named("simplify"), named("optimization_hint")
-    one, none, put = map(named, ("is_size_one_or_false", "is_zero_elements", "_sympy_subs"))
+    is_one, none, put = map(named, ("is_size_one_or_false", "is_zero_elements", "_sympy_subs"))
     sizes, x = SizeVarAllocator(), sympy.Symbol("x", integer=True)
     with V.set_graph_handler(SimpleNamespace(sizevars=sizes)):
         for number in (0, 1, 7, sympy.Integer(0), sympy.Integer(1), sympy.Integer(7)):
             assert hint.function(sizes, number) == hint.original(sizes, number)
-            assert bool(one.function(sizes, number)) == bool(one.original(sizes, number))
+            assert bool(is_one.function(sizes, number)) == bool(is_one.original(sizes, number))
             tensor = SimpleNamespace(get_size=lambda n=number: [2, n])
             tensor.get_numel = lambda n=number: sympy.Integer(2) * n
             assert none.function(tensor) == none.original(tensor)
@@ -363,15 +363,15 @@ def test_results_are_made_again_as_torch_makes_them(monkeypatch: pytest.MonkeyPa
     def run() -> list[tuple[Any, ...]]:
         with FakeTensorMode() as mode:
             x = torch.empty(4, 6)
-            found = []
+            runs = []
             for _ in range(2):  # the second time from what was kept
                 view = x.t()[1:]
                 results = [view, x @ x.t(), x.add_(1), *x.split(2), x.to(torch.float16)]
                 shared = [r.untyped_storage()._cdata == x.untyped_storage()._cdata for r in results]
                 shapes = [(r.shape, r.stride(), r.storage_offset(), r.dtype) for r in results]
-                found.append((shapes, shared, [r.device for r in results]))
+                runs.append((shapes, shared, [r.device for r in results]))
             assert mode is not None
-        return found
+        return runs
 
     FakeTensorMode.cache_clear()
     expected = run()
@@ -390,11 +390,11 @@ def test_loops_are_found_again_unless_torch_has_changed_a_body() -> None:
         state = {"sizes": ((8,), ()), "indexing_exprs": {"index0": 1}, "root_block": None}
         return SimpleNamespace(**state, **changes)
 
-    made: list[Any] = []
+    bodies: list[Any] = []
 
     def original(_self: Any, sizes: Any) -> Any:
-        made.append(body(of=sizes))
-        return made[-1]
+        bodies.append(body(of=sizes))
+        return bodies[-1]
 
     reindexed, own = shortcuts.remember_loops.make(original), body()
     first = reindexed(own, [4, 2])
@@ -405,4 +405,4 @@ def test_loops_are_found_again_unless_torch_has_changed_a_body() -> None:
     assert second is not first
     own.indexing_exprs["index0"] = 3
     assert reindexed(own, [4, 2]) is not second
-    assert len(made) == 4
+    assert len(bodies) == 4

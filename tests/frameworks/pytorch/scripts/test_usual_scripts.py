@@ -217,6 +217,18 @@ while True:
     assert any("train.py:14; True was assumed" in note for note in run.trace.notes)
 
 
+def test_the_reason_of_an_exit_is_told(script: MakeScript) -> None:
+    body = """
+try:
+    raise KeyError("no such override")
+except KeyError:
+    sys.exit(1)
+"""
+    with pytest.raises(CaptureError, match=r"sys.exit\(1\).*KeyError.*no such override") as error:
+        wavecast.run_script(script(body))
+    assert error.value.script_code == 1
+
+
 def test_processes_that_share_a_model_of_the_gpu_run_here(script: MakeScript) -> None:
     body = """
 import torch.multiprocessing as mp

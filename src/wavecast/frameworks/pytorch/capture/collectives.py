@@ -109,18 +109,13 @@ class TracedCollectives:
             inputs = list(tensors_in(given[sources]))
             outputs = list(tensors_in(given[targets]))
             group = dist.ProcessGroup.unbox(given["process_group"])
-            work = self.works.work(self._sent_now(name, inputs, outputs, group, given))
+            own = bool(given.get("async_op", True))
+            is_of_list = name in ("all_gather", "reduce_scatter") and len(inputs) != len(outputs)
+            send = self._through_one_tensor if is_of_list else self.send
+            work = self.works.work(send(name, inputs, outputs, group, own))
             return work if len(op._schema.returns) == 1 else (given[targets], work)
 
         return run
-
-    def _sent_now(
-        self, name: str, inputs: list[Any], outputs: list[Any], group: Any, given: dict[str, Any]
-    ) -> Sent | None:
-        own = bool(given.get("async_op", True))
-        if name in ("all_gather", "reduce_scatter") and len(inputs) != len(outputs):
-            return self._through_one_tensor(name, inputs, outputs, group, own)
-        return self.send(name, inputs, outputs, group, own)
 
     def _through_one_tensor(
         self, name: str, inputs: list[Any], outputs: list[Any], group: Any, own: bool

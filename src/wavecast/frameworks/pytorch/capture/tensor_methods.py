@@ -401,7 +401,7 @@ def numbered_devices() -> Iterator[None]:
     with replacing() as replace:
         replace(torch, **{name: _taking_numbers(getattr(torch, name)) for name in makers})
         replace(torch, device=NumberedDevice)
-        replace(torch._C._nn, _parse_to=_parsing(torch._C._nn._parse_to))
+        replace(torch._C._nn, _parse_to=_taking_numbers(torch._C._nn._parse_to, True))
         yield
 
 
@@ -426,29 +426,20 @@ def _numbered(index: int) -> Any:
     return _REAL("cuda", index)
 
 
-def _taking_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes tensors, with `device` as a number, too."""
+def _taking_numbers(
+    function: Callable[..., Any], first_is_device: bool = False
+) -> Callable[..., Any]:
+    """A function with `device` as a number, too; so its first argument, if that is a device."""
 
-    @functools.wraps(make)
-    def make_there(*args: Any, **kwargs: Any) -> Any:
-        if _is_number(kwargs.get("device")):
-            kwargs["device"] = _numbered(kwargs["device"])
-        return make(*args, **kwargs)
-
-    return make_there
-
-
-def _parsing(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """The parser of the arguments of `to`."""
-
-    def parse_to(*args: Any, **kwargs: Any) -> Any:
-        if args and _is_number(args[0]):
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if first_is_device and args and _is_number(args[0]):
             args = (_numbered(args[0]), *args[1:])
         if _is_number(kwargs.get("device")):
             kwargs["device"] = _numbered(kwargs["device"])
-        return parse(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    return parse_to
+    return call
 
 
 # Subclasses of tensors and parameters, such as bitsandbytes' `Params4bit`, made of fake tensors.

@@ -438,7 +438,10 @@ class GraphRun:
         tensors = dict(zip(self.plan.inputs, args, strict=True))
         self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
-        tensors |= self._own_constants()
+        for name, spec in self.plan.constants.items():
+            if name not in self._constants:
+                self._constants[name] = self._empty(spec)
+        tensors |= self._constants
         # Torch compiles once what layers that are alike run.
         root = self._recorder.structure.place()[1]
         if _NUMBER.sub("#", root) != _NUMBER.sub("#", self._root):
@@ -539,12 +542,6 @@ class GraphRun:
         if name in self.plan.inputs and same:
             return tensor
         return self._view(tensor, result.shape, result.strides, result.offset, tensor.dtype)
-
-    def _own_constants(self) -> dict[str, Any]:
-        for name, spec in self.plan.constants.items():
-            if name not in self._constants:
-                self._constants[name] = self._empty(spec)
-        return dict(self._constants)
 
 
 class SizedRun:

@@ -505,6 +505,9 @@ def _use(group: Sequence[Access]) -> BufferUse:
     strided = min(sum(access.elements for access in group if access.strided), most)
     stages = {access.stage for access in group}
     whole = max(access.elements for access in group)
+    # Atomic additions wait for others where the whole GPU adds to a few addresses.
+    adds = sum(access.elements for access in group if access.collides)
+    is_crowded = adds >= WARP * most and most <= FEW_PLACES
     return BufferUse(
         spec=spec,
         nbytes=item * elements,
@@ -512,14 +515,8 @@ def _use(group: Sequence[Access]) -> BufferUse:
         again_bytes=item * min(whole, most) * (len(stages) - 1),
         indirect=any(access.indirect for access in group),
         atomic_bytes=item * sum(access.elements for access in group if access.atomic),
-        colliding_bytes=item * _collisions(group, most),
+        colliding_bytes=item * adds if is_crowded else 0,
     )
-
-
-def _collisions(group: Sequence[Access], places: int) -> int:
-    """Atomic additions that wait for others, since the whole GPU adds to a few addresses."""
-    adds = sum(access.elements for access in group if access.collides)
-    return adds if adds >= WARP * places and places <= FEW_PLACES else 0
 
 
 def spec_of(buffer: Any, hint: Hint) -> TensorSpec:

@@ -38,6 +38,9 @@ from wavecast.frameworks.pytorch.recording.signature import attribute_of, signat
 from wavecast.frameworks.pytorch.recording.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
+_NO_CALLS = ("MultiOutput", "DynamicScalar", "AssertScalar")
+"""Inductor's nodes that stand among library calls and call none."""
+
 
 class Planner:
     """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
@@ -81,12 +84,14 @@ class Planner:
         if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
             return ()  # another kernel does its work, or the host
         if node.is_extern():
-            return tuple(self._library_ops(list(node.get_nodes())))
+            calls = (member.node for member in node.get_nodes())
+            kernels = [call for call in calls if type(call).__name__ not in _NO_CALLS]
+            return tuple(library_op(kernel, self._hint) for kernel in kernels)
         if type(node).__name__ == "NopKernelSchedulerNode":
             return ()
-        kernels = kernels_of(node, self._graph, self._sm_count)
-        self._replaced.update(kernels.replaced)
-        return kernels.planned
+        generated = kernels_of(node, self._graph, self._sm_count)
+        self._replaced.update(generated.replaced)
+        return generated.planned
 
     def _step(self, node: Any, ops: tuple[PlannedOp, ...], plan: NodeBuffers) -> PlanStep:
         members = list(node.get_nodes())
@@ -94,13 +99,6 @@ class Planner:
         module, line, source = module_and_lines(origins, self._roots)
         buffers = tuple(self._buffers(members, plan))
         return PlanStep(buffers, ops, plan.freed, module, line, source)
-
-    def _library_ops(self, members: list[Any]) -> Iterator[PlannedOp]:
-        for member in members:
-            kernel = member.node
-            if type(kernel).__name__ in ("MultiOutput", "DynamicScalar", "AssertScalar"):
-                continue
-            yield library_op(kernel, self._hint)
 
     def _buffers(self, members: list[Any], plan: NodeBuffers) -> Iterator[PlannedBuffer]:
         """What gets memory at a node: what is allocated for it, and what its call allocates."""

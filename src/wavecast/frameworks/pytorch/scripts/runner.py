@@ -21,7 +21,7 @@ from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
 from wavecast.frameworks.pytorch.capture.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import explaining, pretending
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, GivenValues
-from wavecast.frameworks.pytorch.changes import changing
+from wavecast.frameworks.pytorch.changes.changed_code import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     NotFollowed,
     compiler_for,

@@ -26,10 +26,10 @@ from typing import Any, NoReturn
 from wavecast.errors import CaptureError, WavecastError, needing_extra
 from wavecast.files import remove_folder
 from wavecast.frameworks import children
-from wavecast.frameworks.confinement import (
+from wavecast.frameworks.confinement import kernel
+from wavecast.frameworks.confinement.confining import (
     confine,
     end_children,
-    kernel,
     restrict_files,
     run_guarded,
 )
