@@ -238,6 +238,10 @@ def test_the_architecture_page_has_the_rooms_in_their_order() -> None:
     rows = re.findall(r"^\| `(\w+)`(?: itself)? \|", page.partition("\n## The rooms\n")[2], re.M)
     rooms = ["wavecast" if room == "" else room for room in HOUSES["wavecast"]]
     assert rows == [room for room in rooms if room != "__main__"]
+    hearts = re.findall(r"^\| `(\w+)` \|[^|]*\| `([\w/.]+)` \|", page, re.M)
+    assert len(hearts) > 15
+    source = ROOT / "src" / "wavecast"
+    assert [room for room, heart in hearts if not (source / room / heart).is_file()] == []
 
 
 def test_no_file_of_ours_knows_a_machine() -> None:
