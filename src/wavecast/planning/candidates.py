@@ -103,11 +103,8 @@ def find_candidates(
 ) -> list[Candidate]:
     """What the training takes on each GPU, and on several of each, with each of the settings.
 
-    Settings with which it cannot run are left out where others do.
-
-    Args:
-        settings: the ways to run the step, the step as it is first.
-        progress: called with the number of GPUs that are done, and of all.
+    The step as it is comes first among the settings. Settings with which it cannot run are left out
+    where others can. `progress` gets the number of GPUs that are done, and of all.
     """
     candidates: list[Candidate] = []
     ranks = RankCache()
@@ -130,12 +127,10 @@ def find_candidates(
 
 
 def _machines(device: Device, question: TrainingQuestion) -> ClusterPredictor:
-    """The predictor of ops on a GPU, in the machine that was asked for."""
     return on_cluster(device, Parallel(), machines=question.clusters.get(device.id))
 
 
 def _machine_size(device: Device, question: TrainingQuestion) -> int:
-    """How many GPUs the machine of a GPU has."""
     try:
         return _machines(device, question).cluster.gpus_per_node
     except InvalidInput:
@@ -191,7 +186,7 @@ class _CandidateFinder:
         )
 
     def _next_offer(self, candidate: Candidate) -> Price | None:
-        """The cheapest offer of another provider than the one that was chosen."""
+        """The cheapest offer of any other provider."""
         offer = None if candidate.cost is None else candidate.cost.offer
         if offer is None:
             return None
@@ -239,7 +234,7 @@ class _CandidateFinder:
     def _grown(
         self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
-        """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
+        """The step at a larger batch, where no batch was given and a sample gets cheaper."""
         question = self._question
         if not self._may_grow:
             return batch, trace, needed, step
@@ -341,11 +336,7 @@ class _CandidateFinder:
         return replace(plan, global_batch=question.batch * question.each * count)
 
     def _tried(self, count: int) -> Iterator[tuple[int | None, Trace]]:
-        """The batch sizes to try on one GPU, with their traces, largest first.
-
-        Raises:
-            InvalidInput: the global batch cannot be divided among the GPUs.
-        """
+        """The batch sizes to try on one GPU, with their traces, largest first."""
         question, share = self._question, self._share(count)
         if question.batch is None:
             trace = self._trace_for(self._device, None)
@@ -403,9 +394,6 @@ def _too_large(nbytes: float) -> str:
     return f"{_NOT_FITTING}: needs {nbytes / (1 << 30):.1f} GiB"
 
 
-# What the ranks of a step run and hold, kept for all GPUs that its trace serves.
-
-
 @dataclass
 class RankCache:
     """What ranks run and hold, which is the same on all GPUs that a trace serves."""
@@ -459,9 +447,6 @@ def _measured_generations() -> frozenset[tuple[str, str]]:
     )
 
 
-# The order in which predictions are listed: GPUs on which the step does not fit come last.
-
-
 def comparable(prediction: Prediction) -> bool:
     """Whether enough of a step was predicted to compare its time with that on other GPUs."""
     return prediction.unpredicted_share <= TOO_MUCH
@@ -473,9 +458,9 @@ def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
 
 
 def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions from the fastest GPU on, but GPUs with too little memory come last.
+    """The predictions, the fastest GPU first, then GPUs with too little memory.
 
-    After them come those that are not `comparable`, in the order in which they were given.
+    Predictions that are not `comparable` come last, in the given order.
     """
     rows = list(predictions)
     ranked = sorted(filter(comparable, rows), key=lambda prediction: prediction.seconds)
