@@ -246,9 +246,6 @@ def proposal(
     return Proposal(tuple(CHANGES[name] for name in names), before, after, reason, lines)
 
 
-# The same step elsewhere: on another GPU, or on several of the same.
-
-
 @dataclass(frozen=True)
 class OtherGpus:
     """Other GPUs for a step, unchanged."""
@@ -276,8 +273,8 @@ class OtherGpus:
 def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> list[OtherGpus]:
     """The fastest and the cheapest GPU that is for rent, and a machine full of the present one.
 
-    Those are left out that are no better than the present GPU, on which the step does not fit, or
-    whose generation was never measured.
+    A GPU is left out if it is no better than the present one, the step does not fit, or its
+    generation was never measured.
     """
     now = OtherGpus("", before, book.cheapest(before.device.id))
     matching = [
@@ -326,9 +323,6 @@ def _several(before: Prediction, book: PriceBook, host: str | None) -> Iterator[
         return
 
 
-# Whether a script's data loader keeps up with its step, and how many workers would.
-
-
 @dataclass(frozen=True)
 class LoaderAdvice(Shown):
     """The rate of a script's data loader beside the rate of its step."""
@@ -370,10 +364,7 @@ def loader_advice(
 ) -> LoaderAdvice | None:
     """The loader of a script beside its step; None if the script has none.
 
-    Args:
-        loading: what is known of the loader.
-        cores: the cores of the machine with the GPU, if the loader was timed with its workers.
-            None for those of this one.
+    The cores are those of the machine with the GPU; None for those of this one.
     """
     if loading is None or not loading.batches:
         return None

@@ -89,14 +89,7 @@ class Campaign:
 
 
 def read_campaign(path: Path, name: str | None = None) -> Campaign:
-    """The campaign of a file.
-
-    Args:
-        name: its name. None for the name in the file, else that of the file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
-    """
+    """The campaign of a file. Without a name it has the name in the file, else that of the file."""
     with prefixed(f"{path}: "):
         return make_campaign(read_settings(path), name or path.stem, given=name is not None)
 
@@ -104,11 +97,7 @@ def read_campaign(path: Path, name: str | None = None) -> Campaign:
 def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
     """The campaign that a text in TOML describes.
 
-    Args:
-        given: whether this name counts more than the one in the text.
-
-    Raises:
-        InvalidInput: a value is wrong; names the key.
+    If `given`, this name replaces the one in the text.
     """
     table = toml_table(file)
     refuse_unknown(table, ("name", "attempts", *_SECTIONS), "a campaign")
@@ -147,7 +136,7 @@ def _gpus(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _measuring(value: Any, where: str) -> tuple[str, ...]:
-    """The ids of GPUs that measure, or "cpu"."""
+    """The ids of GPUs that measure, or "cpu" to try it out."""
     named = texts(value, where)
     return tuple(dict.fromkeys(CPU if name == CPU else device(name).id for name in named))
 

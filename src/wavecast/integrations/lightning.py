@@ -40,7 +40,7 @@ def _callback() -> Any:
 
 
 class _TimedLightningCallback(_callback()):  # type: ignore[misc]
-    """A callback whose `timer` counts steps, and leaves out validations and checkpoints."""
+    """A callback whose `timer` counts steps, without validations and checkpoints."""
 
     timer: TrainingRecorder | TrainingWatch
     _step = 0

@@ -174,7 +174,7 @@ class _LinearProgram:
                 self._add([*of_job[index], delay], job.deadline_s - job.submit_s)
 
     def _loads(self) -> None:
-        """The GPU time of a pool fits before the makespan; that of due jobs before their deadlines."""
+        """The GPU time of a pool fits before the makespan, that of due jobs before they are due."""
         dues = sorted({job.deadline_s for job in self._jobs if job.deadline_s is not None})
         step = max(1, math.ceil(len(dues) / _MOST_DEADLINES))
         hard = dues[step - 1 :: step] if self._aims.deadlines_are_hard else []
@@ -268,7 +268,7 @@ class _Shares:
         return None if solved.x is None else (float(solved.fun), solved.x)
 
     def _limits(self) -> tuple[tuple[Any, tuple[Any, Any]], np.ndarray]:
-        """Pools have only so many GPUs in an interval, and jobs so much time; the last has no end."""
+        """Pools have only so many GPUs in an interval, and jobs so much time; the last is open."""
         intervals = len(self._cuts)
         lengths = np.diff(self._cuts)
         finite = self._interval < intervals - 1
