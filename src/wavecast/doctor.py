@@ -166,7 +166,6 @@ def _is_known(name: str) -> bool:
 
 
 def _extras(version: str) -> Iterator[Finding]:
-    """The optional dependencies, as the package names them."""
     for extra, needed in sorted(_needs().items()):
         missing = [text for name, text in needed.items() if not _is_there(name, text)]
         what = f"extra {extra}"
@@ -178,7 +177,6 @@ def _extras(version: str) -> Iterator[Finding]:
 
 
 def _needs() -> dict[str, dict[str, str]]:
-    """What each extra needs: the requirement by the name of its package."""
     try:
         lines = metadata.requires("wavecast") or []
     except metadata.PackageNotFoundError:  # run from its source

@@ -119,10 +119,7 @@ def missing_requirement(error: BaseException) -> str | None:
 
 @contextmanager
 def needing_extra(what: str) -> Iterator[None]:
-    """A context in which a missing optional dependency raises MissingExtra.
-
-    `what` names the feature that needs it: "tracing a step".
-    """
+    """A context in which a missing dependency of a feature, `what`, raises MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as error:

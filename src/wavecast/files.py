@@ -63,10 +63,7 @@ def _user_folder(variable: str, windows: str | None, usual: str) -> Path:
 
 
 def read_toml(path: Path, most_bytes: int = LARGEST_SETTINGS_BYTES) -> dict[str, Any]:
-    """The content of a TOML file, which may have `most_bytes` at most.
-
-    Errors do not name the path; the caller adds it.
-    """
+    """The content of a TOML file of `most_bytes` at most. Errors do not name the path."""
     return toml_table(read_settings(path, most_bytes))
 
 

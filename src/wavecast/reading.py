@@ -106,7 +106,7 @@ def open_file(
 
 
 def kind_of(path: Path) -> str | None:
-    """ "file", "folder" or "other" for what a path leads to; None if there is nothing.
+    """What a path leads to: "file", "folder" or "other"; None if there is nothing.
 
     A name that no file can have (too long, a zero byte, half a character) leads to nothing.
     """
@@ -660,8 +660,7 @@ def table_rows(
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """The rows of a CSV file that has these columns, with the numbers of their lines.
 
-    `what` it is, "a table of jobs", is for the message, to which the caller adds the name of the
-    file.
+    `what` it is, such as "a table of jobs", is for the message. The caller adds the file's name.
     """
     reader = csv.DictReader(io.StringIO(read_text(path), newline=None))
     try:

@@ -183,8 +183,7 @@ def _rule(name: str) -> _Rule:
 def checked(
     result: T, what: str, names: Iterable[str], totals: Mapping[str, Iterable[float]] | None = None
 ) -> T:
-    """The result itself, if the fields of these names are possible; else an InvalidInput says why
-    not.
+    """The result itself, if the fields of these names are possible; else an InvalidInput.
 
     Args:
         what: what it is and where it comes from, for the message: "the step on l4".
@@ -236,7 +235,6 @@ def _refuse_outside(what: str, value: Any, low: Any, high: Any) -> None:
 
 
 def _numbers(value: Any) -> Sequence[float]:
-    """The numbers in a field: itself, or those of a table or a list."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if isinstance(value, Mapping):

@@ -239,7 +239,7 @@ class StepVariants(Protocol):
 
 @dataclass(frozen=True)
 class TargetVariants:
-    """Variants of a target: a function, a script, a model, or a trace, which has none."""
+    """Variants of a target: a function, a script, a model, or a trace, whose code cannot change."""
 
     target: Target
     gpu: Device

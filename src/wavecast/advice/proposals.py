@@ -362,10 +362,7 @@ class LoaderAdvice(Shown):
 def loader_advice(
     loading: Loading | None, step: Prediction, cores: int | None = None
 ) -> LoaderAdvice | None:
-    """The loader of a script beside its step; None if the script has none.
-
-    The cores are those of the machine with the GPU; None for those of this one.
-    """
+    """The loader of a script beside its step; None without one. `None` cores are this machine's."""
     if loading is None or not loading.batches:
         return None
     there = loading if cores is None else loading.on_cores(cores)

@@ -82,7 +82,6 @@ class StepSettings:
 
     @property
     def _is_bf16(self) -> bool:
-        """Whether the step as it is computes in bfloat16."""
         target = self.target
         chosen = target.precision, target.options.weights
         return "bf16" in chosen or target.options.qlora

@@ -95,10 +95,7 @@ def read_campaign(path: Path, name: str | None = None) -> Campaign:
 
 
 def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
-    """The campaign that a text in TOML describes.
-
-    If `given`, this name replaces the one in the text.
-    """
+    """The campaign that a text in TOML describes; a `given` name replaces the one in the text."""
     table = toml_table(file)
     refuse_unknown(table, ("name", "attempts", *_SECTIONS), "a campaign")
     own = text(table["name"], "name") if "name" in table and not given else name

@@ -80,7 +80,6 @@ class _TaskFlow:
     began_s: float = field(default_factory=time.monotonic)
 
     def to_the_end(self) -> CampaignRun:
-        """Give tasks away until all are done, or no more can be."""
         stored = self.results.done()
         self.done = {task.id for task in self.campaign.tasks if task.id in stored}
         self._queue([task for task in self.campaign.tasks if task.id not in self.done])
@@ -310,7 +309,6 @@ class _Slot:
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
-        """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
             self._pool = children.spawned({"CUDA_VISIBLE_DEVICES": self._visible})
         return self._pool.submit(perform_all, bundle, platform.node())

@@ -167,7 +167,7 @@ class JobPredictor:
         self._sources: dict[tuple[object, ...], tuple[Target, StepSource]] = {}
 
     def __call__(self, spec: JobSpec, gpus: Mapping[str, Cluster | None]) -> Sequence[Candidate]:
-        """What a job takes on each GPU in machines of a kind, for each of its counts."""
+        """The job on each GPU in machines of a kind, for each of its counts."""
         with prefixed(f"job {spec.name}: "):
             target, source = self._source(spec)
             question = TrainingQuestion(
@@ -203,7 +203,6 @@ class JobPredictor:
 def _best_layout(
     candidate: Candidate, question: TrainingQuestion, target: Target, source: StepSource
 ) -> Candidate:
-    """A candidate with the fastest of all strategies for its GPUs."""
     samples, together = (
         candidate.batch or source.on(candidate.device).samples,
         question.plan.global_batch,

@@ -237,14 +237,12 @@ def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
 
 
 def _memory(profile: Profile) -> dict[str, Any]:
-    """The memory of each kind, keyed by the column's name."""
     return {f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()}
 
 
 def _timed(
     row: SuiteResult, seconds: Sequence[float], peak_bytes: int, reserved_bytes: int
 ) -> SuiteResult:
-    """The row with the times and the memory of sampled iterations."""
     start = settled_from(seconds)
     median_s = statistics.median(seconds[start:])
     benchmark = suite.benchmark(row.model)

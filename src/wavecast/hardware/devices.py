@@ -52,10 +52,7 @@ def device(name: str) -> Device:
 
 
 def known_device(name: str) -> Device:
-    """The device of a name that was read from a file.
-
-    Paths are refused, so that no file opens another.
-    """
+    """The device of a name from a file. Paths are refused, so that no file opens another."""
     if name.endswith(".toml"):
         raise UnknownName(f'"{name}" is not the name of a device; files cannot name others')
     if re.match(r"[./~\\]", name):
@@ -333,9 +330,9 @@ def available(unit: Unit, device: Device) -> Unit | None:
 
 
 def user_files(folder: Path, variable: str) -> tuple[Path, ...]:
-    """The user's files of facts: those in a folder, then those that an environment variable names.
+    """The user's files: of a folder, then of an environment variable.
 
-    A later file replaces an earlier one with the same id.
+    Later ones replace earlier.
     """
     files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
     # As in $PATH, the first entry wins.

@@ -202,10 +202,7 @@ def demands(
 
 
 def _issuers(calls: Sequence[Call], graphs: Sequence[CompiledGraph]) -> list[str]:
-    """For each call, the compiled code that issues it; empty if Python or autograd does.
-
-    Compiled code issues the calls of its graph. The launch of a CUDA graph replays them.
-    """
+    """The compiled code that issues each call, or replays it as a CUDA graph; empty if none."""
     issuers = [call.op.name if call.op.name in fused.HOST_CALLS else "" for call in calls]
     for graph in graphs:
         for position in graph.members:
@@ -234,7 +231,6 @@ def _costs_of_issued(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, f
 
 
 def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
-    """The costs that one run of an op incurs, and how often each."""
     if not ops.launches(op):
         yield "view_s", 1
         return
@@ -262,7 +258,6 @@ def _costs_of_kernels(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
 
 
 def _costs_of_list(op: Op) -> Iterator[tuple[str, float]]:
-    """The costs of a call on lists of tensors in the optimizer."""
     yield "other_s", 1
     yield "tensor_s", len(op.inputs)
 

@@ -172,7 +172,6 @@ BUSY_SHARE = 0.1
 
 
 def _times(value: Any, where: str) -> dict[str, float]:
-    """A check of a table of seconds by cost."""
     times = a_table(value, where)
     for key, seconds in times.items():
         if key not in COSTS:

@@ -30,11 +30,9 @@ class _TimedTrainerCallback(TrainerCallback):
     timer: TrainingRecorder | TrainingWatch
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the evaluation."""
         self.timer.interrupt()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the checkpoint."""
         self.timer.interrupt()
 
 

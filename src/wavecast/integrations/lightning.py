@@ -46,16 +46,13 @@ class _TimedLightningCallback(_callback()):  # type: ignore[misc]
     _step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a new training."""
         self.timer.begin()
         self._step = trainer.global_step
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Exclude the time of the validation."""
         self.timer.interrupt()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Exclude the time of the checkpoint."""
         self.timer.interrupt()
 
     def _ended(self, trainer: Any) -> bool:

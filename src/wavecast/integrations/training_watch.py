@@ -93,11 +93,7 @@ class TrainingWatch:
         device: Any,
         samples: int | None = None,
     ) -> None:
-        """Predict the step of the training, once.
-
-        `make_step` makes the step on a copy of the model (`step_of`), for the torch device of the
-        training.
-        """
+        """Predict the step of the training once; it runs on a copy of the model (`step_of`)."""
         self._asked = True
         try:
             self.running_on = self.running_on or _gpu_of(device)
@@ -189,7 +185,6 @@ _REASONS = {
 
 
 def _announced(step: wavecast.Prediction) -> str:
-    """The prediction in one line."""
     parts = [f"predicted {_ms(step.seconds)} a step on {step.device.id}"]
     if step.low_s is not None and step.high_s is not None:
         parts.append(f"range {_ms(step.low_s)} to {_ms(step.high_s)}")
@@ -374,7 +369,6 @@ def step_of(
 
 
 def _update(optimizer: Any, trained: list[Any], scaler: Any, recipe: StepRecipe) -> None:
-    """Clip the gradients, update the weights, and forget the gradients."""
     if scaler is not None and (recipe.clip_norm or recipe.clip_value):
         scaler.unscale_(optimizer)
     if recipe.clip_norm:

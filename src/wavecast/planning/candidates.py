@@ -319,7 +319,6 @@ class _CandidateFinder:
             yield Parallel(data=count, shard=most, microbatches=micro, offload="optimizer")
 
     def _may_offload(self, trace: Trace) -> bool:
-        """Whether there are optimizer states, and a host whose memory is known."""
         if not self._question.offload or self._question.predictor is not None:
             return False
         if trace.measurement is not None or not RankStates.of(trace).has_optimizer:

@@ -35,7 +35,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Jobs that are expected, each drawing with its arrivals."""
+    """Jobs that are expected, each draw with its own arrivals."""
 
     draw: Callable[[int], Sequence[Job]]
     """The jobs of a drawing, by its number."""
@@ -43,10 +43,7 @@ class Forecast:
 
 
 def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) -> Forecast:
-    """Jobs that arrive at random, each kind so many times a week.
-
-    Deadlines count from the arrival.
-    """
+    """Jobs that arrive at random, so often a week on average. Deadlines count from the arrival."""
 
     def drawn(number: int) -> list[Job]:
         chance = random.Random(number)
@@ -64,7 +61,7 @@ def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) 
 
 
 def from_trace(jobs: Sequence[Job], draws: int) -> Forecast:
-    """Jobs as they came; in all drawings but the first, days are drawn, twice over."""
+    """Jobs as they came in the first draw; in the others, days are drawn, twice over."""
     days: dict[int, list[Job]] = {}
     for job in jobs:
         days.setdefault(int(job.submit_s // DAY_S), []).append(job)

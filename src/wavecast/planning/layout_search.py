@@ -231,8 +231,7 @@ class _Running:
             self._enter(large, way + 1)
 
     def _try(self, members: Sequence[int], way: int, key: _Key) -> None:
-        """Try strategies with layers sharded alike. Those that are too large come again,
-        recomputing more.
+        """Try strategies with layers sharded alike; too large ones come again, recomputing more.
 
         What fits without recomputing is slower with it, so it is not tried again.
         """
@@ -293,7 +292,6 @@ class _Running:
         least_bytes: Callable[[Parallel], float],
         large: list[int],
     ) -> list[int]:
-        """The strategies that may fit, by the least memory of a rank."""
         left = []
         for at in members:
             needed_bytes = least_bytes(self.todo[at][0])
@@ -318,7 +316,6 @@ class _Running:
         return sorted(left, key=self.least_s.__getitem__)
 
     def _played(self, at: int, way: int, steps: ParallelSteps) -> Layout:
-        """A strategy with its memory and time, as far as they are needed to judge it."""
         try:
             step = steps.unplayed(steps.spread(self.todo[at][0]))
             least_bytes = peak_bytes(step.fullest.allocations)
@@ -377,7 +374,6 @@ class _Running:
 
     @property
     def _room_bytes(self) -> float:
-        """The memory of a GPU that a step may fill."""
         return self.predictor.device.memory_bytes * (1 - self.search.memory_margin)
 
     @property
@@ -421,7 +417,6 @@ _Change = tuple[str, Search, Device | None, bool]
 
 
 def _least_change(changes: Iterator[_Change], device: Device, fitting: Fitting) -> list[str]:
-    """The first of some changes with which something fits; empty if none helps."""
     for words, search, gpu, has_adapters in changes:
         try:
             layout = fitting(search, gpu or device, has_adapters)

@@ -255,7 +255,6 @@ class RankWork:
         return self._parts_of[parts]
 
     def _cut(self, parts: int) -> Cut:
-        """Where the model is cut, as it will be when it is spread."""
         if parts not in self._cuts:
             known_s = self.predictor.known_s
             self._cuts[parts] = cut_model(self.trace, parts, lambda call: known_s(call.op))
@@ -421,10 +420,7 @@ class RankStates:
 
     @staticmethod
     def held_bytes(parts: Sequence[RankStates], strategy: Parallel, held: int) -> float:
-        """The least memory of a rank with these parts, where a backward pass begins.
-
-        It holds the activations of `held` micro-batches.
-        """
+        """The least memory of a rank with these parts and `held` micro-batches' activations."""
         alone = strategy.microbatches == 1
         kept = [part._kept(strategy) for part in parts]
         states = sum(part._shared(strategy, with_gradients=not alone) for part in parts)
@@ -440,10 +436,7 @@ class RankStates:
         return self.activations - (self.copies if strategy.shard == 3 else 0)
 
     def _shared(self, strategy: Parallel, *, with_gradients: bool, ways: _Pair = (1, 1)) -> float:
-        """The weights and states of a rank, shared out among the data axis.
-
-        `ways` says how many ways layers are sharded.
-        """
+        """The weights and states of a data-parallel rank; layers are sharded so many `ways`."""
         stage = strategy.shard
         held = [(self.weights, stage >= 3)]
         if with_gradients:
@@ -553,7 +546,6 @@ def candidates(
 
 
 def _axes(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[int, int, int]]:
-    """The sizes of tensor, context and pipeline."""
     most_tensor = search.most_tensor or domain_gpus
     for tensor in _powers(search.gpus, most_tensor):
         for context in _powers(search.gpus // tensor, max(domain_gpus // tensor, 1)):
@@ -604,7 +596,6 @@ def shards_layers(shared: tuple[int, ...]) -> bool:
 
 
 def _powers(total: int, most: int) -> list[int]:
-    """The powers of two that divide a number, up to the largest allowed."""
     powers = [1]
     while total % (2 * powers[-1]) == 0 and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])
@@ -625,10 +616,7 @@ PUBLISHED = (
 
 
 def batch_warning(trace: Trace, global_batch: int, samples: int) -> str | None:
-    """A warning if a global batch is larger than such models are known to be trained with.
-
-    The trace is one micro-batch of so many samples.
-    """
+    """A warning if a global batch is larger than such models are known to be trained with."""
     if trace.unit != TOKENS or trace.samples is None:
         return None
     tokens = global_batch * trace.samples / samples

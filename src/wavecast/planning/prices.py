@@ -481,7 +481,6 @@ def _with_hosts(rows: list[Price]) -> Iterator[Price]:
 
 
 def _of_table(rows: Iterable[Mapping[str, str]]) -> Iterator[Price]:
-    """The rows of the table of many providers."""
     for row in rows:
         count, names = _number(row["count"]), (row["accelerator"], row["provider"])
         if count is None or count < 1 or count != int(count) or not all(names):

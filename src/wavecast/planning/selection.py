@@ -290,6 +290,5 @@ def tells_apart(first: Candidate, other: Candidate, less: Ranged, more: Ranged) 
 
 
 def _same_step(first: Candidate, other: Candidate) -> bool:
-    """Whether two candidates run the very same step, so that only their prices differ."""
     ran = ((c.device.id, c.gpus, c.batch, c.strategy, c.settings) for c in (first, other))
     return next(ran) == next(ran)

@@ -223,7 +223,7 @@ class Observation(Shown):
 def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
     """All observations that one GPU and one framework can show, but for those of kernels.
 
-    Results that had not settled count only for those of memory, because their time is not that of a
+    Results that had not settled count only for those of memory, as their time is not that of a
     step.
     """
     of_memory = partial(_observed, list(sweeps(rows)), _namer(rows))
@@ -288,7 +288,6 @@ def _settled(rows: Sequence[SuiteResult]) -> tuple[list[SuiteResult], int]:
 
 
 def _without(restless: int, observation: Observation) -> Observation:
-    """An observation that says how many results it leaves out."""
     if not restless:
         return observation
     return replace(
@@ -316,8 +315,7 @@ def observe_all(
 ) -> tuple[Observation, ...]:
     """All twelve observations, in TBD's order; those that cannot be judged say what is missing.
 
-    Results may be of any GPUs, machines and frameworks. The traces of `suite run --traces` are for
-    observation 8.
+    The measured traces of `suite run --traces` are for observation 8.
     """
     single = [row for row in rows if row.gpus == 1]
     eighth = Observation(8, _EIGHTH, figure="needs the measured traces (--traces FOLDER)")

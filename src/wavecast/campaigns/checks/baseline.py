@@ -101,7 +101,6 @@ def _kept_parts(parts: Sequence[Share]) -> tuple[Share, ...]:
 
 
 def _kinds_of(parts: Sequence[Share]) -> tuple[Share, ...]:
-    """The kinds of ops, summed from the ops."""
     kinds: dict[str, Share] = {}
     for part in parts:
         kind = str(kind_of(part.name) or NO_KIND)

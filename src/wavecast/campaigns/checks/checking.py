@@ -86,10 +86,7 @@ class CheckResult(Shown):
 
 
 def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicted:
-    """The current steps of a file of checks.
-
-    `tracing` surrounds each tracing, such as by a line of progress.
-    """
+    """The current steps of a file of checks; `tracing` surrounds the tracing of each."""
     steps: dict[str, dict[str, StepSummary]] = {}
     problems: dict[str, str] = {}
     for target in config.targets:
@@ -329,7 +326,6 @@ def baseline_at(commit: str, config: CheckConfig) -> Baseline:
 
 
 def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
-    """Whether steps could be traced into the baseline of a folder."""
     chosen = [part for name in names for part in ("--target", name)]
     done = subprocess.run(
         children.command("wavecast", "check", "--update", "--config", config.name, *chosen),

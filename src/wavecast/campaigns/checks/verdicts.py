@@ -123,7 +123,6 @@ def _counted(name: str, before: int, after: int, tolerance: float | None) -> Fig
 
 
 def _fits(before: StepSummary, after: StepSummary) -> Figure | None:
-    """The verdict on whether the step fits, where that changed."""
     if before.fits is None or after.fits is None or before.fits == after.fits:
         return None
     outcome = Outcome.BETTER if after.fits else Outcome.WORSE

@@ -133,7 +133,6 @@ class _LinearProgram:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return len(self.limits)
 
     def _costs(self) -> tuple[np.ndarray, list[float | None]]:
@@ -263,7 +262,6 @@ class _Shares:
         self.costs = aims.completion / len(jobs) * hours + aims.cost * usd
 
     def solve(self) -> tuple[float, np.ndarray] | None:
-        """The value and the shares."""
         solved = _solved(self.costs, *self._limits(), self._job, len(self._jobs))
         return None if solved.x is None else (float(solved.fun), solved.x)
 
@@ -293,7 +291,6 @@ class _Shares:
         return np.asarray(np.maximum(left, 0.0).ravel())
 
     def most_used(self, shares: np.ndarray) -> tuple[RunOption, ...]:
-        """The option of which each job has most."""
         used = np.bincount(self._way, shares, len(self._options))
         best: dict[int, tuple[float, RunOption]] = {}
         for (at, option), share in zip(self._options, used, strict=True):
@@ -302,7 +299,6 @@ class _Shares:
         return tuple(best[at][1] for at in range(len(self._jobs)))
 
     def busy_at(self, shares: np.ndarray) -> tuple[float, ...]:
-        """When each job is busy on average."""
         return tuple(np.bincount(self._job, shares * self._begins, len(self._jobs)).tolist())
 
 

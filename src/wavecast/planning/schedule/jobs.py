@@ -75,10 +75,7 @@ class Pool:
         return min(self.gpus, int(self.power_limit_w // self.power_w))
 
     def holds(self, gpus: int) -> bool:
-        """Whether a job on so many GPUs has room when nothing else runs.
-
-        It runs within one machine if it fits there, and on whole machines otherwise.
-        """
+        """Whether a job has room when nothing else runs: within a machine, or on whole machines."""
         if gpus > self.usable:
             return False
         if gpus <= self.gpus_per_node:
@@ -440,7 +437,6 @@ _COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
 
 
 def _csv_jobs(path: Path) -> Iterator[JobSpec]:
-    """The jobs of a table, one in each row: a trace of jobs that ran, with their durations."""
     for line, row in table_rows(path, "a table of jobs", _COLUMNS):
         where = f"line {line}, "
         if not row["duration_s"] or not row["n_gpu"] or _cell(row, "n_gpu", where) == 0:
@@ -512,10 +508,7 @@ class _PoolSpec:
 
 
 def read_fleet(path: Path, book: PriceBook) -> Fleet:
-    """The pools of a TOML file with the table `cluster`, or of a CSV file with a pool in each row.
-
-    The book has the prices of pools that state none.
-    """
+    """The pools of a TOML or CSV file; the book has the prices of pools that state none."""
     with prefixed(f"{path}: "):
         table = _csv_table(path) if path.suffix == ".csv" else read_toml(path)
         if not isinstance(table.get("cluster"), dict):

@@ -402,7 +402,6 @@ class _Trial:
 
 
 def _changed(fleet: Fleet, pool: Pool) -> Fleet:
-    """The fleet with another version of a pool."""
     return replace(
         fleet, pools=tuple(pool if old.name == pool.name else old for old in fleet.pools)
     )

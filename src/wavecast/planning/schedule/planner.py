@@ -71,10 +71,9 @@ def make_schedule(
     robust: bool = False,
     effort: Effort | None = None,
 ) -> JobSchedule:
-    """The best schedule that was found, with all jobs in their order.
+    """The best schedule that was found; NoRoom if not all jobs find room while GPUs can be had.
 
-    All options of the jobs have room when nothing else runs (`planned.with_room`). NoRoom if not
-    all jobs find room while GPUs can be had.
+    All options of the jobs must have room when nothing else runs (`planned.with_room`).
     """
     effort, began = effort or Effort(), time.perf_counter()
     relaxation = relax(fleet, jobs, aims, robust)
@@ -102,10 +101,7 @@ def make_schedule(
 
 
 def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float) -> JobSchedule:
-    """The schedule with the least tardiness, where not all deadlines can be met.
-
-    Only the rest of the time is left for it.
-    """
+    """The schedule with the least tardiness, searched for in the rest of the time."""
     aims = replace(planner.aims, tardiness=1.0)
     soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
     runs = soft.by_rules(relaxation)
@@ -285,9 +281,8 @@ def search(
     limit_s: float = 60.0,
     workers: int | None = None,
 ) -> ExactSearch:
-    """The best options and order that were found within a time limit.
-
-    It begins with `warm`, a schedule of the same jobs in the same units, which may be empty.
+    """The best options and order found within a time limit, beginning with `warm`, if it is not
+    empty.
     """
     with needing_extra("planning"):
         from ortools.sat.python import cp_model
@@ -407,7 +402,6 @@ class _Model:
         self.model.minimize(sum(terms))
 
     def hint(self, warm: Sequence[PlannedRun]) -> None:
-        """Begin with a schedule."""
         by_name = {run.job.name: run for run in warm}
         for index, job in enumerate(self._jobs):
             if (run := by_name.get(job.name)) is None:
@@ -564,7 +558,6 @@ class _Seats:
         return cls(pool, nodes, whole)
 
     def earliest(self, after: float, seconds: float, gpus: int) -> tuple[float, tuple[int, ...]]:
-        """The first time at which a job has room, and the machines."""
         size = self.pool.gpus_per_node
         start = self.whole.earliest(after, seconds, gpus)
         if gpus <= size:
@@ -644,10 +637,7 @@ class Seating:
 
 
 def seat(fleet: Fleet, chosen: Iterable[Chosen], robust: bool = False) -> tuple[PlannedRun, ...]:
-    """The schedule in which jobs are placed in an order, each as early as there is room.
-
-    NoRoom if a job finds none, because its GPUs can no longer be had or are taken until then.
-    """
+    """The schedule in which jobs are placed in an order, each as early as possible; else NoRoom."""
     seating = Seating(fleet, robust)
     runs = [seating.place(job, option) for job, option in chosen]
     return tuple(sorted(runs, key=lambda run: (run.start_s, run.job.name)))

@@ -252,7 +252,6 @@ class ReplanningPolicy:
     def _chosen(
         self, actives: list[Active], now_s: float, free: Free
     ) -> list[tuple[Active, RunOption]]:
-        """The jobs that get GPUs, in the order of the plan."""
         starts = []
         for active in sorted(actives, key=self._key):
             if free.total <= 0:
@@ -330,7 +329,6 @@ def _moved(job: Job, now_s: float) -> Job:
 
 
 def _rest(active: Active, now_s: float) -> Job:
-    """What is left of a running job, where it runs."""
     assert active.option is not None
     left = max(1.0, active.placed_s + active.seconds * active.left - now_s)
     option = replace(active.option, seconds=Ranged(left))

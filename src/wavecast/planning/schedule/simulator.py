@@ -58,14 +58,12 @@ def simulate(
     seconds: Seconds | None = None,
     most_late: int | None = None,
 ) -> Simulation:
-    """The history of jobs under a policy; each job has at least one option, and no pool has
-    windows.
+    """The history of jobs under a policy. All have an option; no pool has windows.
 
     Args:
         restart_s: what stopping a job and starting it again costs it.
         seconds: how long jobs really take. None for as long as predicted.
         most_late: how many jobs may miss their deadlines before TooManyLate ends the simulation.
-            None for any number.
     """
     if any(pool.windows for pool in fleet.pools):
         raise InvalidInput(
@@ -156,7 +154,6 @@ class _Simulator:
             self._is_round_due = True
 
     def _stuck(self, now: float) -> bool:
-        """Whether a round has just been decided and left all jobs waiting."""
         return getattr(self, "_decided_s", -1.0) == now
 
     def _arrive(self, active: Active, now: float) -> bool:
@@ -512,10 +509,7 @@ def _take(
 
 
 def any_free(active: Active, free: Free) -> RunOption | None:
-    """The first option that has room, for a policy that knows no speeds.
-
-    The pool with the most free GPUs comes first.
-    """
+    """The first option that has room, in the emptiest pools first: a policy that knows no speeds."""
     job = active.job
     if len(job.options) == 1:
         return job.options[0] if free.has(job.options[0]) else None

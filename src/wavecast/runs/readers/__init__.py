@@ -176,8 +176,7 @@ OWN_STORE = "runs"
 
 @contextmanager
 def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]]:
-    """The runs of a source, while the block lasts; with a model, only its runs, of which there must
-    be one.
+    """The runs of a source, of one model if that is given, while the block lasts.
 
     The source is a log or table, the file or URL of a store, or `OWN_STORE`. A store is read run by
     run.

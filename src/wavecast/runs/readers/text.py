@@ -175,10 +175,7 @@ _PAIR = re.compile(r"([\w./-]+):(.*)", re.ASCII)
 
 
 def read_flat(lines: Iterable[str]) -> dict[str, str]:
-    """The outermost `name: value` pairs of a YAML file, as text.
-
-    Nested values and lists are ignored.
-    """
+    """The outermost `name: value` pairs of a YAML file. Nested values and lists are ignored."""
     pairs = {}
     for line in lines:
         pair = _PAIR.fullmatch(line)

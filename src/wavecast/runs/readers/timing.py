@@ -297,7 +297,6 @@ def stable_part(
 
 
 def _without_jumps(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
-    """The stretches without those over which the step numbers jumped."""
     if len(stretches) < FEWEST:
         return stretches
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
@@ -346,7 +345,6 @@ def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
 
 
 def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches that took too long to be iterations alone."""
     if not stretches:
         return []
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)

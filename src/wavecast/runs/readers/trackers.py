@@ -415,7 +415,6 @@ def _is_test(data: dict[str, Any]) -> bool:
 
 
 def _step_marks(steps: list[_Step | None]) -> Iterator[Mark]:
-    """The times of iterations, numbered through all epochs."""
     numbers = [len(step.numbers) for step in steps if step is not None]
     if not numbers:
         return

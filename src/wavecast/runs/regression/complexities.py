@@ -531,7 +531,6 @@ def family_of(op: Op) -> LayerCategory | None:
 
 
 def _layer(call: Call, batch: int) -> NetworkLayer | None:
-    """The layer of a call of the forward pass. None without a formula."""
     build = _BUILDERS.get(call.op.base.removesuffix("_"))
     if build is None:
         return None
@@ -545,10 +544,7 @@ def _layer(call: Call, batch: int) -> NetworkLayer | None:
 
 
 def _unknown(calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int) -> tuple[str, ...]:
-    """Ops without a formula.
-
-    Those within a module that is a layer are left out, as counters are.
-    """
+    """Ops without a formula, but for those within a module that is a layer, such as counters."""
     paths = {layer.name for layer in layers}
     names: dict[str, None] = {}
     for call in calls:
@@ -566,7 +562,6 @@ def _first_inputs(layers: Sequence[NetworkLayer]) -> Shape:
 
 
 def _whole(count: int, batch: int) -> int:
-    """A count for one sample."""
     if count % batch:
         raise ValueError(f"{count} values are no whole number for each of {batch} samples")
     return count // batch

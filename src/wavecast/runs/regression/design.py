@@ -189,10 +189,7 @@ class _Problem:
     most: int
 
     def loss(self, weights: Array) -> float:
-        """The uncertainty of a design.
-
-        The weight of a run is its number of repeats, which may be 0.3.
-        """
+        """The uncertainty of a design: how often to make each run, also in fractions."""
         information = self._information(weights)
         if self.criterion is Criterion.D:
             return -float(np.linalg.slogdet(information)[1])
@@ -246,7 +243,6 @@ class _Problem:
         return min((counts for counts in designs if counts.sum() >= self.fewest), key=self.loss)
 
     def efficiency(self, counts: Array, weights: Array) -> float:
-        """The information of whole runs relative to that of the relaxed design."""
         lost = self.loss(counts) - self.loss(weights)
         return float(np.exp(-lost / (self.rows.shape[1] if self.criterion is Criterion.D else 1)))
 

@@ -445,8 +445,7 @@ class RunTable:
 def tabulate(runs: Iterable[Run], phase: str, time: RunTime | str | None = None) -> RunTable:
     """The runs of a phase as columns, so that a million fit into memory. They are read only once.
 
-    The time to learn is by default that of whole runs if all runs say it, else that of the timed
-    iterations.
+    The time to learn is by default that of whole runs, if all runs say it.
     """
     if phase not in PHASES:
         raise InvalidInput(f'a phase is {" or ".join(PHASES)}, not "{phase}"')

@@ -120,7 +120,6 @@ def predicted_work(
 def _summed(
     trace: Trace, network: Network, seconds_of: Callable[[Call], float | None]
 ) -> dict[tuple[Place, Pass], float]:
-    """Seconds of calls by layer and pass."""
     prefix = _prefix(trace, network)
     places = _places(network)
     sums: dict[tuple[Place, Pass], float] = defaultdict(float)
@@ -154,7 +153,6 @@ def _place_of_call(
 
 
 def _places(network: Network) -> dict[str, dict[Pass, set[Place]]]:
-    """The places of each module in which a pass does work."""
     places: dict[str, dict[Pass, set[Place]]] = {}
     for layer in network.layers:
         working = places.setdefault(layer.name, {which: set() for which in Pass})

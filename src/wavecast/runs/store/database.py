@@ -405,8 +405,7 @@ def migrate(
     *,
     told: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Upgrade the tables to a version, by default the newest, in one transaction; returns the
-    version.
+    """Upgrade the tables to a version, by default the newest, and return their version.
 
     Tables of another program, or of a newer version of Wavecast, are refused.
     """
@@ -475,7 +474,6 @@ def _is_virtual(statement: object) -> bool:
 
 # Each upgrade is written out in SQL, because the tables above are of the newest version only.
 def _numbered(connection: Connection) -> str:
-    """The type of a column that numbers the rows."""
     is_server = connection.dialect.name == "postgresql"
     return "BIGSERIAL PRIMARY KEY" if is_server else "INTEGER PRIMARY KEY AUTOINCREMENT"
 

@@ -391,10 +391,7 @@ def _check(runs: Iterable[Run]) -> _Checked:
 
 
 def _content(run: Run, key: str) -> bytes:
-    """The bytes of a run that an import adds.
-
-    Whole times count, so a file that now has them is imported again.
-    """
+    """What an import adds of a run. A file that now gives whole times is imported again."""
     totals = [repr(value) for name in TOTALS if (value := getattr(run, name)) is not None]
     return " ".join([key, *totals]).encode()
 
