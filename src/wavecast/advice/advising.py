@@ -54,7 +54,6 @@ Progress = Callable[[str], None]
 
 
 def _waits(trace: Trace) -> int:
-    """How often the host waits for the GPU."""
     return sum(call.syncs for call in trace)
 
 
@@ -159,7 +158,6 @@ class _ChangeSearch:
         )
 
     def single(self, name: str) -> Proposal:
-        """One change, tried if it is worth it."""
         reason = why_not(name, self.trace, self.gpu)
         if not reason and name == "compile_graphs" and not self._is_bound_by_host(("compile",)):
             reason = "compiled code keeps the GPU busy without graphs"

@@ -293,7 +293,6 @@ def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> 
 
 
 def _on_others(before: Prediction, book: PriceBook, host: str | None) -> Iterator[Prediction]:
-    """The step on each GPU that has a price, where it fits."""
     offered = {offer.device_id for offer in book.seen()} - {before.device.id}
     for gpu in devices():
         if gpu.id not in offered or not is_verified(gpu):

@@ -174,8 +174,6 @@ class _Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
-    """Measurements of drawn layers."""
-
     kind: str
     count: int
     gpus: _MeasuringGpus
@@ -196,8 +194,6 @@ class _Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class _Suite:
-    """Measurements of models of the suite."""
-
     gpus: _MeasuringGpus
     models: Annotated[tuple[str, ...], texts] = ()
     precisions: Annotated[tuple[str, ...], _precisions] = ("fp32", "bf16")

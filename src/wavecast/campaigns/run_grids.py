@@ -103,8 +103,8 @@ def run(
         path: the CSV file. It is created if missing, and continued if it is of the same GPU.
         software: the software that runs it, as `Run.framework`.
         phase: "training" or "testing".
-        failed: called with a start that could not be measured, and the error. It gets no rows, so
-            the next run tries it again. If None, the error ends the campaign.
+        failed: called with a start that could not be measured, and the error. The next run tries it
+            again. If None, the error ends the campaign.
     """
     with TABLE.growing(path, lambda rows: refuse_another_gpu(path, gpu, rows)) as (rows, add):
         known = {_key(row) for row in rows}

@@ -80,6 +80,7 @@ class _TaskFlow:
     began_s: float = field(default_factory=time.monotonic)
 
     def to_the_end(self) -> CampaignRun:
+        """Give tasks away until all are done, or no worker can take the others."""
         stored = self.results.done()
         self.done = {task.id for task in self.campaign.tasks if task.id in stored}
         self._queue([task for task in self.campaign.tasks if task.id not in self.done])

@@ -68,8 +68,8 @@ def run(
         path: the file. It is created if missing, and continued if it is of the same GPU.
         again: samples a step once more whose row has fewer than `ENOUGH` stable iterations, or
             whose run did not settle. The new row replaces the old one.
-        failed: called with a step that could not be measured, and the error. The step gets no row,
-            so the next run tries it again. If None, the error ends the run.
+        failed: called with a step that could not be measured, and the error. The next run tries it
+            again. If None, the error ends the run.
     """
     steps = tuple(asked)
     with TABLE.growing(path, partial(refuse_another_gpu, path, gpu)) as (rows, add):

@@ -53,7 +53,7 @@ def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
 
 
 def with_device(cluster: Cluster, device: Device) -> Cluster:
-    """The cluster with the links of a GPU, which must be known, if its file names no GPU."""
+    """The cluster with the links of a GPU, where its file does not say which GPU it has."""
     if cluster.gpu is not None:
         return cluster
     node, switched = cluster.node, cluster.node.link in (LinkKind.NVSWITCH, LinkKind.NVLINK)

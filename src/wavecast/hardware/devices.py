@@ -434,7 +434,6 @@ _LONGEST_NAME = 200
 
 
 def _nearest(name: str, things: Iterable[Thing], keys: Keys[Thing]) -> list[Thing]:
-    """Up to five things with similar names, the most similar first."""
     letters = "".join(sorted(words_of(name))) or name.lower()
     if len(letters) > _LONGEST_NAME:  # the time to compare grows with the lengths of both
         return []

@@ -83,12 +83,6 @@ class TrainerStepPredictor(_TimedTrainerCallback):
     The first batch is traced on a copy of the model without weights. The training, its random
     numbers and the memory of the GPU stay as they are.
 
-    ```python
-    from wavecast.integrations.huggingface import TrainerStepPredictor
-
-    trainer = Trainer(..., callbacks=[TrainerStepPredictor(gpu="a100-sxm-80gb")])
-    ```
-
     Args:
         gpu: the GPU to predict for. None for the one that the training runs on.
         options: further arguments of `TrainingWatch`.

@@ -103,12 +103,6 @@ class LightningStepPredictor(_TimedLightningCallback):
     The first batch is traced on a copy of the module without weights. The training, its random
     numbers and the memory of the GPU stay as they are.
 
-    ```python
-    from wavecast.integrations.lightning import LightningStepPredictor
-
-    trainer = Trainer(..., callbacks=[LightningStepPredictor(gpu="a100-sxm-80gb")])
-    ```
-
     Args:
         gpu: the GPU to predict for. None for the one that the training runs on.
         options: further arguments of `TrainingWatch`.

@@ -206,7 +206,6 @@ class CapacitySearch:
     def _simulated(
         self, counts: Counts, number: int, jobs: Sequence[Job], most_late: int | None = None
     ) -> Simulation:
-        """One draw, with those of its jobs that have room on a mix."""
         pools = tuple(
             replace(pool, gpus=n) for pool, n in zip(self._fleet.pools, counts, strict=True) if n
         )

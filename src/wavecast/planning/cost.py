@@ -376,8 +376,6 @@ def interruptions(
 
     Args:
         training_s: the time of the training without failures.
-        gpus: how many GPUs it has.
-        gpu_hours_between: the GPU hours between two failures.
         checkpoint_s: how long one checkpoint stops the training.
         restart_s: the time from a failure to the first new step.
         every_s: the time between checkpoints. None for the best.

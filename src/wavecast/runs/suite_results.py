@@ -538,12 +538,12 @@ def _ratio(sweep: Sweep, last: int = 0) -> float:
 
 
 def growing(sweep: Sweep) -> bool:
-    """Whether the last step of the batch still pays: the GPU is not saturated."""
+    """Whether the largest batch still pays: the GPU is not saturated."""
     return _ratio(sweep, -2) >= SATURATED
 
 
 def gain(sweep: Sweep) -> float:
-    """What the last step of the batch gains in throughput."""
+    """How much the largest batch gains in throughput over the next smaller one."""
     return _ratio(sweep, -2) - 1
 
 
@@ -579,7 +579,7 @@ def growth(every: Sequence[Sweep]) -> str:
 
 
 def typical_gain(every: Sequence[Sweep]) -> str:
-    """What the last step of the batch gains."""
+    """How much the largest batch gains over the next smaller one."""
     gains = [gain(sweep) for sweep in every]
     return f"last step of the batch {min(gains):+.0%} to {max(gains):+.0%}, median {_median(gains)}"
 

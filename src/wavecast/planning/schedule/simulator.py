@@ -453,6 +453,7 @@ class QueuePolicy:
         return self._round(free) if self.round_s is not None else self._next(free)
 
     def _next(self, free: Free) -> Starts:
+        """The waiting jobs that start now; the others stay in the queue."""
         starts: list[tuple[Active, RunOption]] = []
         kept: list[tuple[float, int, Active]] = []
         index = 0
@@ -500,7 +501,6 @@ def _take(
     free: Free,
     starts: list[tuple[Active, RunOption]],
 ) -> bool:
-    """Give a job its option, if there is one."""
     if option is None:
         return False
     free.take(option)
@@ -509,7 +509,7 @@ def _take(
 
 
 def any_free(active: Active, free: Free) -> RunOption | None:
-    """The first option that has room, in the emptiest pools first: a policy that knows no speeds."""
+    """The option with room whose pool has the most free GPUs, whatever their speeds."""
     job = active.job
     if len(job.options) == 1:
         return job.options[0] if free.has(job.options[0]) else None

@@ -327,8 +327,8 @@ def _tell_jump(jump: Stretch, usual_s: float, doubts: Doubts) -> None:
 def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
     """Refuse a training with many stretches that are far too slow.
 
-    The host runs ahead of the GPU and waits now and then, or the step numbers began to count
-    something else.
+    In such a log, the host runs ahead of the GPU and waits now and then, or the step numbers began
+    to count something else.
     """
     pauses = _pauses(stretches)
     lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
@@ -408,10 +408,10 @@ class RunTotals:
 
 
 def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts) -> RunTotals:
-    """The times of a whole run; unknown, with a warning, if its time stamps do not agree.
+    """The times of a whole run; unknown, with a warning, if they cannot be trusted.
 
-    Gianniti et al. regress this time. It includes start-up, warm-up, tests and checkpoints, but not
-    the pauses (`paused_s`).
+    Gianniti et al. regress this time, which includes start-up, warm-up, tests and checkpoints. It
+    is not trusted if its time stamps do not agree, or if pauses (`paused_s`) are most of it.
     """
     first, last = training.first, training.last
     total_s = span.end_s - span.begin_s

@@ -372,6 +372,7 @@ def read_dllogger(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
 
 
 def _dllogger_span(clock: _DlloggerClock, marks: list[Mark]) -> LogSpan | None:
+    """The whole run. Each test begins at the last training step before it."""
     if clock.first_s is None or not marks:
         return None
     times = sorted(mark.time_s for mark in marks)

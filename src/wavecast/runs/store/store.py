@@ -378,6 +378,7 @@ def add_file(
 
 
 def _check(runs: Iterable[Run]) -> _Checked:
+    """The first reading of a file. Its runs are kept if one transaction has room for them."""
     digest, count = hashlib.sha256(), 0
     kept: list[Run] | None = []
     for run in runs:
