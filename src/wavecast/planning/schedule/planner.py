@@ -704,6 +704,7 @@ def rank(aims: Aims, runs: Sequence[PlannedRun]) -> tuple[float, float, float]:
 def _tried(
     fleet: Fleet, jobs: Sequence[Job], aims: Aims, relaxed: Sequence[RunOption], robust: bool
 ) -> Iterator[tuple[PlannedRun, ...]]:
+    """The schedules of each order with each choice of options, where these are not too many."""
     keys = orders(robust)
     rules = [list(zip(jobs, relaxed, strict=True))]
     nodes = sum(len(pool.nodes) for pool in fleet.pools)

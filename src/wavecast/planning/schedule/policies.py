@@ -266,6 +266,7 @@ class ReplanningPolicy:
 
     @property
     def _key(self) -> Callable[[Active], tuple[float, ...]]:
+        """The order in which jobs start, which follows from the aims."""
         aims = self._aims
 
         def key(active: Active) -> tuple[float, ...]:

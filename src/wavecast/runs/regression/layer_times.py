@@ -250,6 +250,7 @@ def _prefix(trace: Trace, network: Network) -> str:
 def _matched(
     network: Network, batch: int, seconds: Seconds, work: LayerWork | None = None
 ) -> LayerTimes:
+    """The layers with their times, and the time that belongs to none of them."""
     shares = _shares(network)
     times, untimed = [], []
     layers = [layer for layer in network.layers if layer.category is not None]
