@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _stop(signal_number: int, frame: Any) -> NoReturn:
-    """End the process at once: nothing has begun yet, and C code could hide an exception."""
+    """End the process at once. Nothing has begun yet, and C code could hide an exception."""
     if sys.stderr is not None:
         os.write(2, b"interrupted\n")
     os._exit(130)

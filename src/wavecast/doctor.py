@@ -56,12 +56,7 @@ class Finding:
 
 
 def examine(version: str, *, deep: bool = False) -> tuple[Finding, ...]:
-    """What was found on this machine.
-
-    Args:
-        version: the version of Wavecast.
-        deep: compute figures that are known from elsewhere, too.
-    """
+    """The findings on this machine; `deep` also computes figures that are known from elsewhere."""
     looks = (*_LOOKS, _figures) if deep else _LOOKS
     return tuple(finding for look in looks for finding in _looked(look, version))
 
@@ -72,7 +67,6 @@ def is_broken(findings: tuple[Finding, ...]) -> bool:
 
 
 def _looked(look: Callable[[str], Iterator[Finding]], version: str) -> Iterator[Finding]:
-    """The findings of one check. A check that fails is a finding itself."""
     try:
         yield from look(version)
     except WavecastError as error:
@@ -172,7 +166,6 @@ def _is_known(name: str) -> bool:
 
 
 def _extras(version: str) -> Iterator[Finding]:
-    """The optional dependencies, as the package names them."""
     for extra, needed in sorted(_needs().items()):
         missing = [text for name, text in needed.items() if not _is_there(name, text)]
         what = f"extra {extra}"
@@ -184,7 +177,6 @@ def _extras(version: str) -> Iterator[Finding]:
 
 
 def _needs() -> dict[str, dict[str, str]]:
-    """What each extra needs: the requirement by the name of its package."""
     try:
         lines = metadata.requires("wavecast") or []
     except metadata.PackageNotFoundError:  # run from its source
@@ -213,7 +205,7 @@ def _installed(name: str) -> str:
 
 
 def _torchvision(version: str) -> Iterator[Finding]:
-    """A torchvision for another build of torch breaks what imports it, such as transformers."""
+    """Whether torchvision suits torch; if not, what imports it breaks, such as transformers."""
     fault = torchvision_fault()
     if fault is not None:
         yield Finding("torchvision", State.DOUBTFUL, fault, REMEDY)
@@ -280,7 +272,7 @@ _VARIABLES = {"settings": "CONFIG", "runs": "DATA", "cache": "CACHE"}
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """The numbers of a version, up to the first part that is none."""
+    """The numbers of a version, up to the first part that has none."""
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -295,10 +287,8 @@ _LOOKS: tuple[Callable[[str], Iterator[Finding]], ...] = (
 )
 
 
-# Figures that are known from elsewhere, computed again: can the numbers of this machine be right?
-#
-# Each has a source: a formula of a textbook or a paper, or a number that others published. If one
-# is off, a file of the installation is damaged, or a library computes something else than it did.
+# Figures that are known from elsewhere, each with a source, computed again here. If one is off, the
+# installation is damaged, or a library computes something else than it did.
 
 
 @dataclass(frozen=True)
@@ -314,7 +304,7 @@ class KnownFigure:
 
     @property
     def holds(self) -> bool:
-        """Whether what comes out here is what is known."""
+        """Whether the figure computed here is the known one."""
         slack = 1e-9 * max(abs(self.low), abs(self.high))
         return self.low - slack <= self.found <= self.high + slack
 
@@ -330,11 +320,7 @@ def _exact(what: str, known: float, found: float, source: str) -> KnownFigure:
 
 
 def known_figures() -> Iterator[KnownFigure]:
-    """All figures, the quick ones first.
-
-    Raises:
-        MissingExtra: torch is not installed; figures of ops and links came before.
-    """
+    """All figures, the quick ones first. Those of torch raise MissingExtra without it."""
     for figures in (_ops, _equations, _links, _models):
         yield from figures()
 

@@ -81,7 +81,7 @@ def _short(message: str) -> str:
 def prefixed(prefix: str) -> Iterator[None]:
     """A context in which the messages of errors get a prefix, such as the file's path.
 
-    Those of what is not installed or cannot be reached stay as they are: no input is to blame.
+    Missing software and unreachable stores get none, since no input is to blame.
     """
     try:
         yield
@@ -110,7 +110,7 @@ _REQUIRED = frozenset({"numpy", "rich", "tomli_w", "typer"})
 
 
 def missing_requirement(error: BaseException) -> str | None:
-    """What to say of an error if a package that wavecast always needs is missing; else None."""
+    """A message if a package is missing which wavecast always needs; else None."""
     name = error.name if isinstance(error, ModuleNotFoundError) else None
     if name not in _REQUIRED:
         return None
@@ -119,11 +119,7 @@ def missing_requirement(error: BaseException) -> str | None:
 
 @contextmanager
 def needing_extra(what: str) -> Iterator[None]:
-    """A context in which a missing optional dependency raises MissingExtra.
-
-    Args:
-        what: the feature that needs it, for the message: "tracing a step".
-    """
+    """A context in which a missing dependency of a feature, `what`, raises MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as error:

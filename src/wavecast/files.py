@@ -63,21 +63,12 @@ def _user_folder(variable: str, windows: str | None, usual: str) -> Path:
 
 
 def read_toml(path: Path, most_bytes: int = LARGEST_SETTINGS_BYTES) -> dict[str, Any]:
-    """The content of a TOML file, which may have `most_bytes` at most.
-
-    Raises:
-        InvalidInput: the file cannot be read or is not TOML. The message does not name the path;
-            the caller adds it.
-    """
+    """The content of a TOML file of `most_bytes` at most. Errors do not name the path."""
     return toml_table(read_settings(path, most_bytes))
 
 
 def toml_table(text: str) -> dict[str, Any]:
-    """The content of a text in TOML.
-
-    Raises:
-        InvalidInput: it is not TOML.
-    """
+    """The content of a text in TOML."""
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # TOML errors, and numbers of 5000 digits
@@ -89,11 +80,8 @@ def replacing(path: Path) -> Iterator[Path]:
     """A context with a draft file, which replaces `path` when the context ends without an error.
 
     Until then, and after an error, the file at `path` is unchanged. The new file has the
-    permissions of the old one. Where `path` is a link, the file that it leads to is replaced. A
-    device or a pipe cannot be replaced: it gets the content of the draft.
-
-    Raises:
-        OSError: the file cannot be written, or may not be.
+    permissions of the old one. If `path` is a link, the file behind it is replaced. A device or a
+    pipe gets the content of the draft. Failures are OSErrors.
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "a path holds no null characters")
@@ -120,7 +108,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _to_disk(path: Path) -> None:
-    """Wait until a file is on the disk: some disks say only then that they are full."""
+    """Wait until a file is on the disk, because some disks say only then that they are full."""
     file = os.open(path, os.O_RDWR)
     try:
         os.fsync(file)
@@ -129,11 +117,7 @@ def _to_disk(path: Path) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file completely or not at all. Text that is not valid Unicode is escaped.
-
-    Raises:
-        InvalidInput: the file cannot be written. An existing file is unchanged.
-    """
+    """Write a file completely, or leave it unchanged. Text that is not valid Unicode is escaped."""
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
     with refusing_unwritable(path), replacing(path) as draft:
         draft.write_bytes(data)
@@ -154,7 +138,7 @@ def refusing_unwritable(path: Path) -> Iterator[None]:
 def remove_folder(top: Path) -> None:
     """Remove a folder that a stranger has filled, as far as that is possible.
 
-    Its folders may be nested deeper than Python's stack can be, and may be closed to their owner.
+    Its folders may be nested deeper than Python's stack, and closed to their owner.
     """
     folders = [top]
     for folder in folders:
@@ -185,11 +169,7 @@ def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None:
-    """Write a file completely, and only if `read` accepts it; else an existing file is kept.
-
-    Raises:
-        InvalidInput: the file cannot be written. An existing file is unchanged.
-    """
+    """Write a file completely, and only if `read` accepts it; else an existing file is kept."""
     with refusing_unwritable(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as draft:
@@ -199,11 +179,7 @@ def write_checked(path: Path, text: str, read: Callable[[Path], object]) -> None
 
 @contextmanager
 def appending(path: Path) -> Iterator[int]:
-    """A context with a file opened for appending, locked until the context or the process ends.
-
-    Raises:
-        InvalidInput: the file cannot be written, or another process holds the lock.
-    """
+    """A context with a file opened for appending, and locked against other processes."""
     import fcntl  # does not exist on Windows, where everything except campaigns works
 
     with refusing_unwritable(path):
@@ -231,8 +207,7 @@ def appending(path: Path) -> Iterator[int]:
 def append(file: int, line: bytes) -> None:
     """Append one line in a single write, so that a killed process leaves at most one torn line.
 
-    Raises:
-        OSError: the disk is full, for example. The file is then as before.
+    After an OSError, such as of a full disk, the file is as before.
     """
     size = os.fstat(file).st_size
     try:
@@ -274,11 +249,7 @@ class GrowingTable(Generic[Row]):
     """The columns of files of earlier versions: still read, but not continued."""
 
     def read(self, path: Path) -> tuple[Row, ...]:
-        """The rows of a file, in the order in which they were written.
-
-        Raises:
-            InvalidInput: the file cannot be read or has other rows; says which line and why.
-        """
+        """The rows of a file, in the order in which they were written."""
         return self._rows(path, read_bytes(path, prefix=f"cannot read {path}: it "))
 
     def write(self, path: Path, rows: Iterable[Row]) -> None:
@@ -319,10 +290,8 @@ class GrowingTable(Generic[Row]):
     ) -> Iterator[tuple[tuple[Row, ...], Callable[[Row], None]]]:
         """A context with the rows of a file and a function that appends one.
 
-        Args:
-            path: the file. It is created if missing, and locked for other writers meanwhile.
-            check: a function that raises InvalidInput if rows should not be added to these. A file
-                that is refused is unchanged.
+        The file is created if missing, and locked against other writers. `check` raises
+        InvalidInput if rows should not be added to these; the file is then unchanged.
         """
         with appending(path) as file:
             content = read_bytes(path, prefix=f"cannot read {path}: it ")

@@ -1,13 +1,11 @@
 """How files of unknown origin are opened, the budget of each, and how their values are checked.
 
 A file may be hostile: a pipe that never ends, a megabyte that unpacks to gigabytes, a million empty
-lists. Each reader opens files here, so each has the same limits. They are on bytes and on values,
-not on seconds, so that a slow machine reads the same files as a fast one; the seconds follow from
-them (docs/concepts/limits.md, "The budget of a file").
+lists. All readers open files here, within limits on bytes and values. These are not on seconds, so
+slow machines read the same files as fast ones (docs/concepts/limits.md, "The budget of a file").
 
-Messages are predicates, such as "is not UTF-8 text". The caller gives the text that comes before.
-
-Settings become dataclasses, whose annotations say what may stand in a file (`read_record`).
+Messages are predicates, such as "is not UTF-8 text"; the caller gives the text before. Settings
+become dataclasses, whose annotations say what a file may hold (`read_record`).
 """
 
 from __future__ import annotations
@@ -91,7 +89,7 @@ def open_file(
     prefix: str = "",
     follow: bool = True,
 ) -> io.BufferedReader:
-    """A file, open for reading bytes. Whatever goes wrong while reading it is an InvalidInput.
+    """A file, open for reading bytes. All failures, also while reading it, are InvalidInput.
 
     Args:
         path: the file. Folders, pipes, sockets and devices are refused, and never waited for.
@@ -99,10 +97,6 @@ def open_file(
         most_bytes: how many bytes may be read, after unpacking. None for a plain file of any size.
         prefix: the beginning of messages: "cannot read the trace x.trace: it ".
         follow: whether the path may be a link.
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be opened; says why.
     """
     with prefixed(prefix):
         file = _opened(path, follow)
@@ -112,9 +106,9 @@ def open_file(
 
 
 def kind_of(path: Path) -> str | None:
-    """Whether there is a "file" or a "folder" at a path, or "other"; None if there is nothing.
+    """What a path leads to: "file", "folder" or "other"; None if there is nothing.
 
-    A name that no file can have (too long, a zero byte, half a character) is that of nothing.
+    A name that no file can have (too long, a zero byte, half a character) leads to nothing.
     """
     try:
         mode = path.stat().st_mode
@@ -134,7 +128,7 @@ def _is_packed(file: io.FileIO) -> bool:
 
 
 def _opened(path: Path, follow: bool) -> io.FileIO:
-    """The file, unbuffered. It is opened without waiting: opening a pipe waits for its writer."""
+    """The file, unbuffered and opened without waiting, as a pipe would wait for its writer."""
     try:
         refuse_irregular(path.stat(follow_symlinks=follow).st_mode)
         number = os.open(path, sum(_FLAGS) | (0 if follow else _NO_LINK))
@@ -164,7 +158,7 @@ def _refuse_system(error: OSError) -> NoReturn:
 
 
 class _BoundedFile(io.RawIOBase):
-    """A file of which no more than a number of bytes is read; unpacks it if it is packed."""
+    """A file of which no more than a number of bytes is read, unpacked if it is packed."""
 
     def __init__(self, file: io.FileIO, packed: bool, most_bytes: int | None, prefix: str) -> None:
         self._file = file
@@ -219,12 +213,7 @@ def read_bytes(
     prefix: str = "",
     follow: bool = True,
 ) -> bytes:
-    """The content of a file, which may have `most_bytes` at most (see `open_file`).
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be read, or is larger; says why.
-    """
+    """The content of a file, at most `most_bytes` (see `open_file`)."""
     how: Any = {"packed": packed, "most_bytes": most_bytes, "follow": follow}
     with open_file(path, **how, prefix=prefix) as file:
         return file.read()
@@ -237,12 +226,7 @@ def read_text(
     prefix: str = "",
     follow: bool = True,
 ) -> str:
-    """The content of a file of UTF-8 text, which may have `most_bytes` at most (see `open_file`).
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be read, is larger, or is not UTF-8; says why.
-    """
+    """The content of a file of UTF-8 text, at most `most_bytes` (see `open_file`)."""
     try:
         return read_bytes(path, most_bytes, prefix=prefix, follow=follow).decode()
     except UnicodeDecodeError:
@@ -250,12 +234,7 @@ def read_text(
 
 
 def read_settings(path: Path, most_bytes: int = LARGEST_SETTINGS_BYTES) -> str:
-    """The text of a TOML file, in whose lines the parser cannot be lost for minutes.
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be read, or is no file of settings; says why.
-    """
+    """The text of a TOML file, refused if the parser could need minutes for its lines."""
     text = read_text(path, most_bytes)
     if any(line.count(".") > _MOST_DOTS for line in text.splitlines()):
         raise InvalidInput(f"has a line with more than {_MOST_DOTS} dots")
@@ -273,7 +252,7 @@ def size_factor(path: Path) -> float:
 def values_bytes(text: str) -> int:
     """An upper estimate of the memory that the values of a JSON text need as Python's objects.
 
-    It counts characters, also those within strings, so it is never too low; and it is fast.
+    It counts characters, those within strings included, so it is fast and never too low.
     """
     characters = len(text) * (_WIDE if "\\u" in text or not text.isascii() else _NARROW)
     return characters + sum(text.count(mark) * size for mark, size in _VALUE_BYTES.items())
@@ -290,16 +269,10 @@ def refuse_many_values(text: str, most_bytes: int = LARGEST_VALUES_BYTES) -> Non
 def parse_json(
     text: str | bytes, *, constants: bool = False, unique: bool = False, prefix: str = ""
 ) -> Any:
-    """The value of a JSON text, within the budget.
+    """The value of a JSON text, within the budget; bytes must be UTF-8.
 
-    Args:
-        text: the text; bytes must be UTF-8.
-        constants: accept NaN and Infinity, which are not JSON.
-        unique: refuse an object that has a field twice. The last one counts otherwise.
-        prefix: the beginning of messages.
-
-    Raises:
-        InvalidInput: it is not JSON, or too large; says where and why.
+    `constants` accepts NaN and Infinity, which are not JSON. `unique` refuses an object that has a
+    field twice; otherwise the last one counts. Messages begin with `prefix`.
     """
     with prefixed(prefix):
         return _parsed(text, constants, unique)
@@ -373,10 +346,9 @@ def _shown(count: int) -> str:
     return f"{count >> 20} MiB" if count >= 1 << 20 else f"{count >> 10} KiB"
 
 
-# Settings and tables as the dataclasses that declare them.
-#
-# What may stand at a key follows from the annotation of its field: a `Check` where there is one, as
-# in `Annotated[int, Quantity("bytes", 1e8, 1e14)]`, else the type. All messages begin with the key.
+# Settings and tables as dataclasses. The annotation of a field says what may stand at its key: a
+# `Check`, as in `Annotated[int, Quantity("bytes", 1e8, 1e14)]`, else the type. Messages begin with
+# the key.
 
 
 Check = Callable[[Any, str], Any]
@@ -458,16 +430,11 @@ def read_record(
     """The dataclass that a table of a file declares.
 
     Args:
-        kind: the dataclass.
-        table: the table.
         what: what the table describes, for messages: "a device".
-        where: what keys begin with in messages: "node.".
+        where: the beginning of keys in messages: "node.".
         besides: keys of the table that the caller reads.
         facts: keeps the sources of facts. None if values are bare.
         known: the fields that the table does not have.
-
-    Raises:
-        InvalidInput: a key is unknown or missing, or its value is wrong; names the key.
     """
     values = read_fields(kind, table, what, where, left_out=known, besides=besides, facts=facts)
     return kind(**values, **known)
@@ -486,7 +453,7 @@ def read_fields(
 ) -> dict[str, Any]:
     """The fields of a dataclass that a table has, but for those left out (see `read_record`).
 
-    All fields without a default must be there, if they are `needed`.
+    If they are `needed`, all fields without a default must be there.
     """
     table, declared = a_table(table, where.rstrip(".")), _declared(kind, frozenset(left_out))
     refuse_unknown(table, (*(field.key for field in declared), *besides), what, where)
@@ -667,11 +634,7 @@ _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
 
 
 def seconds_of(text: str, option: str) -> float:
-    """The seconds of a time such as `48h` or `1h30min`; a plain number counts seconds.
-
-    Raises:
-        InvalidInput: it is no time.
-    """
+    """The seconds of a time such as `48h` or `1h30min`; a plain number counts seconds."""
     total, rest = 0.0, text.strip().lower()
     while rest:
         part = _PART.match(rest)
@@ -695,15 +658,9 @@ def time_s(value: Any, where: str) -> float:
 def table_rows(
     path: Path, what: str, columns: Sequence[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file, with the numbers of their lines.
+    """The rows of a CSV file that has these columns, with the numbers of their lines.
 
-    Args:
-        path: the file.
-        what: what it is, for the message: "a table of jobs".
-        columns: those that it must have.
-
-    Raises:
-        InvalidInput: it is no such table. The caller adds its name.
+    `what` it is, such as "a table of jobs", is for the message. The caller adds the file's name.
     """
     reader = csv.DictReader(io.StringIO(read_text(path), newline=None))
     try:

@@ -38,7 +38,7 @@ class Brief:
 
 
 def _is_told(value: object, default: object) -> bool:
-    """Whether a field says something: not where it is empty, or what it is by default."""
+    """Whether a field is worth showing: not if it is empty, or has its default."""
     if value is None or value is default:
         return False
     if isinstance(value, str | int | float):
@@ -47,7 +47,7 @@ def _is_told(value: object, default: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """A value in a few characters: of long ones only their type and size."""
+    """A value in a few characters. Of a long one, these are its type and size."""
     if isinstance(value, tuple | list) and len(value) <= _SHORT_ITEMS:
         text = f"({', '.join(map(_short, value))})"
     elif isinstance(value, str):
@@ -133,13 +133,10 @@ def show_lists() -> None:
 show_lists()
 
 
-# What holds for the numbers of every result, by the units that end their names.
-#
-# A class declares a field such as `low_s` or `peak_bytes` once, and the name says what it is:
-# times and sizes are finite and at least 0, a range lies around its value, shares are at most 1,
-# memory is at least its parts, and a total is the sum of its parts. Results are checked once,
-# where they leave the function that made them (`checked`), and their fields again where a report
-# tells them.
+# Checks of the numbers of every result, by the units that end their names, such as `low_s` or
+# `peak_bytes`: times and sizes are finite and at least 0, a range lies around its value, shares are
+# at most 1, memory is at least its parts, and a total is the sum of its parts. Results are checked
+# where they leave the function that made them, and again where a report shows their fields.
 
 
 T = TypeVar("T")
@@ -186,16 +183,12 @@ def _rule(name: str) -> _Rule:
 def checked(
     result: T, what: str, names: Iterable[str], totals: Mapping[str, Iterable[float]] | None = None
 ) -> T:
-    """The result itself, if the fields of these names can be.
+    """The result itself, if the fields of these names are possible; else an InvalidInput.
 
     Args:
-        result: the result.
         what: what it is and where it comes from, for the message: "the step on l4".
-        names: the fields to look at. `seconds` is the time of the whole, which is not 0.
-        totals: the parts of which fields are the sums, by their names.
-
-    Raises:
-        InvalidInput: they cannot be; says which, and why.
+        names: the fields to check. `seconds` is the time of the whole, which is not 0.
+        totals: the parts of which fields are the sums, by the names of the fields.
     """
     refuse_impossible(what, {name: getattr(result, name) for name in names}, whole=True)
     for name, parts in (totals or {}).items():
@@ -209,13 +202,11 @@ def checked(
 
 
 def refuse_impossible(what: str, fields: Mapping[str, Any], *, whole: bool = False) -> None:
-    """Raise InvalidInput unless all numbers among the fields of a result can be.
+    """Raise InvalidInput unless all numbers among the fields of a result are possible.
 
-    Args:
-        what: what the result is and where it comes from, for the message.
-        fields: its fields by their names. Fields that are None or no numbers are left out; of a
-            table or a list of numbers, all are looked at.
-        whole: whether `seconds` is the time of something whole, which is not 0. A part may be.
+    Fields without numbers are left out; those with tables or lists are checked throughout. `what`
+    describes the result, for the message. `whole` says that `seconds` is the time of something
+    whole, which is not 0 as that of a part may be.
     """
     seconds = fields.get("seconds")
     if whole and seconds is not None and not seconds > 0:
@@ -244,7 +235,6 @@ def _refuse_outside(what: str, value: Any, low: Any, high: Any) -> None:
 
 
 def _numbers(value: Any) -> Sequence[float]:
-    """The numbers in a field: itself, or those of a table or a list."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return (value,)
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The search for changes that help: each is traced and predicted, then those that help together."""
+"""The search for changes that help: first each alone, then the best of them together."""
 
 from __future__ import annotations
 
@@ -54,7 +54,6 @@ Progress = Callable[[str], None]
 
 
 def _waits(trace: Trace) -> int:
-    """How often the host waits for the GPU."""
     return sum(call.syncs for call in trace)
 
 
@@ -116,7 +115,6 @@ def advise_on(
     """The advice on a step from its variants.
 
     Args:
-        variants: the step, and its variants with changes.
         offer: its cheapest offer. None when unknown.
         changes: the names of the changes to try. None for all.
         host: the host that issues the ops, as for `wavecast.predict`.
@@ -160,7 +158,6 @@ class _ChangeSearch:
         )
 
     def single(self, name: str) -> Proposal:
-        """One change, tried if it makes sense."""
         reason = why_not(name, self.trace, self.gpu)
         if not reason and name == "compile_graphs" and not self._is_bound_by_host(("compile",)):
             reason = "compiled code keeps the GPU busy without graphs"
@@ -171,12 +168,11 @@ class _ChangeSearch:
         return proposal((name,), self.before, self.before, reason)
 
     def _without_waits(self) -> list[str]:
-        """The changes without which a step that waits for the GPU is no CUDA graph."""
+        """The changes that remove waits for the GPU, without which the step can be a CUDA graph."""
         kinds = {"fewer_waits": is_read, "async_copies": is_copy_to_gpu}
         return [name for name, test in kinds.items() if any(map(test, self.trace))]
 
     def tried(self, names: tuple[str, ...]) -> Proposal:
-        """Some changes together, traced and predicted."""
         if names not in self._known:
             self._known[names] = self._try(names)
         return self._known[names]
@@ -205,8 +201,8 @@ class _ChangeSearch:
     def together(self, singles: Sequence[Proposal]) -> Proposal | None:
         """The changes that help, added one by one as long as each helps beside the others.
 
-        What does not help alone may help beside them: channels-last, compiling and padded sizes
-        once the step runs in 16 bits, and what spares the host once the GPU is faster.
+        Some help only beside others: channels-last, compiling and padded sizes once the step runs
+        in 16 bits, and what spares the host once the GPU is faster.
         """
         current = self._extended(None, self._in_order(singles))
         if current is not None:
@@ -216,7 +212,7 @@ class _ChangeSearch:
         return current if current is not None and len(current.changes) > 1 else None
 
     def _extended(self, current: Proposal | None, names: Iterator[str]) -> Proposal | None:
-        """Some changes with those of further ones that help beside them."""
+        """The current changes, with each further one that helps beside them."""
         for name in names:
             together = (name,) if current is None else self._added(current, name)
             if not together:
@@ -229,7 +225,7 @@ class _ChangeSearch:
         return current
 
     def _others(self, current: Proposal, singles: Sequence[Proposal]) -> Iterator[str]:
-        """The changes that gain nothing alone, but are worth a try beside some that do."""
+        """The changes that gain nothing alone, but may help beside others."""
         after = current.after
         if after is None:
             return
@@ -250,7 +246,7 @@ class _ChangeSearch:
         yield from (name for name in dict.fromkeys(names) if name in SLOW_TO_TRACE)
 
     def _added(self, current: Proposal, name: str) -> tuple[str, ...]:
-        """The names with one more; none if the new one excludes one of them."""
+        """The names with one more; empty if the new one excludes one of them."""
         names = [change.name for change in current.changes]
         if name == GRAPHED:
             names += self._without_waits()
@@ -259,7 +255,7 @@ class _ChangeSearch:
         return tuple(known for known in CHANGES if known in (*names, name))
 
     def _fitting(self, current: Proposal | None, singles: Sequence[Proposal]) -> Proposal | None:
-        """The changes with as many that save memory as it takes to fit."""
+        """The changes, with as many that save memory as the step needs to fit."""
         savers = [
             single
             for single in singles

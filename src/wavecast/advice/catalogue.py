@@ -207,9 +207,6 @@ OF_JAX = frozenset({"jax_bf16", "donation", "remat_matmuls", "remat"})
 """The changes to steps of JAX; all others but a larger batch are to steps of torch."""
 
 
-# The variants of a step: its trace with some changes, from its code or from its trace alone.
-
-
 GRAPHED = "cuda_graph"
 """The change that concerns the host alone: the trace stays as it is."""
 _ADAPTERS = ("lora", "qlora")
@@ -231,11 +228,7 @@ class StepVariants(Protocol):
         ...
 
     def traced(self, names: Sequence[str]) -> Trace:
-        """The trace with changes to the code.
-
-        Raises:
-            WavecastError: the step cannot be changed so; the message says why.
-        """
+        """The trace with changes to the code. An error says why the step cannot be changed so."""
         ...
 
     @property
@@ -246,7 +239,7 @@ class StepVariants(Protocol):
 
 @dataclass(frozen=True)
 class TargetVariants:
-    """Variants of a target: a function, a script, a model, or a trace, which is as it is."""
+    """Variants of a target: a function, a script, a model, or a trace, whose code cannot change."""
 
     target: Target
     gpu: Device
@@ -260,7 +253,7 @@ class TargetVariants:
 
     @property
     def unsuitable(self) -> frozenset[str]:
-        """All that need code for a trace; adapters for all but Hugging Face models."""
+        """For a trace, all changes of code; for all but Hugging Face models, adapters."""
         if self.target.trace is not None:
             return frozenset(CHANGES) - {*EDITS, GRAPHED}
         if Trait.JAX in self.target.traits:
@@ -293,11 +286,7 @@ class TargetVariants:
 
 
 def changed_target(target: Target, names: Sequence[str]) -> Target:
-    """The target with changes, by the names of the catalogue.
-
-    Raises:
-        InvalidInput: the step cannot be changed so.
-    """
+    """The target with changes of the catalogue, by their names."""
     for name in names:
         target = _changed(target, name)
     return target
@@ -331,11 +320,7 @@ def _with_options(target: Target, name: str) -> Target:
 
 
 def variant(variants: StepVariants, names: Sequence[str]) -> Trace:
-    """The trace of a step with changes, those of code before those of the trace.
-
-    Raises:
-        InvalidInput: a change has nothing to change.
-    """
+    """The trace of a step with changes: first those of code, then those of the trace."""
     trace = variants.traced([n for n in names if n not in EDITS and n != GRAPHED])
     for name in names:
         if name in EDITS:
@@ -344,9 +329,6 @@ def variant(variants: StepVariants, names: Sequence[str]) -> Trace:
                 raise InvalidInput("there is nothing to change")
             trace = edited
     return trace
-
-
-# Changes that are made to a trace itself: they need no run of the step's code.
 
 
 _READS = ("aten._local_scalar_dense", "aten.item")
@@ -370,7 +352,7 @@ def _from_host(op: Op) -> bool:
 
 
 def is_read(call: Call) -> bool:
-    """Whether the host waits in a call for a value or a copy that need not be there at once."""
+    """Whether the host waits in a call for a value or a copy that could come later."""
     op = call.op
     if not call.syncs:
         return False
@@ -409,7 +391,7 @@ def with_async_copies(trace: Trace) -> Trace | None:
 
 
 def with_padded_sizes(trace: Trace) -> Trace | None:
-    """The step with vocabularies and widths that no matmul has to read unaligned."""
+    """The step with vocabularies and widths padded, so that no matmul reads unaligned memory."""
     odd = odd_sizes(trace)
     if not odd:
         return None
@@ -469,7 +451,7 @@ def _padded(spec: TensorSpec, sizes: dict[int, int]) -> TensorSpec:
 
 
 def _grown(trace: Trace, padded: Callable[[TensorSpec], TensorSpec]) -> tuple[Allocation, ...]:
-    """The memory of the step, with that of padded tensors grown in proportion."""
+    """The memory of the step, in which padded tensors have grown in proportion."""
     factors: dict[int, float] = {}
     for value in trace.values:
         if value.allocation is not None and value.view_of is None and value.spec.nbytes:
@@ -495,16 +477,13 @@ EDITS = {
 """The changes that are made to a trace, by name; each gives None where it has nothing to change."""
 
 
-# Which changes make sense for a step on a GPU: what its trace and the GPU say beforehand.
-
-
 _MATMUL_OPS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "aten.convolution")
 _LEAST_CLASSES = 8192
 _FIRST_BF16 = (8, 0)
 
 
 def why_not(name: str, trace: Trace, gpu: Device) -> str:
-    """Why a change is not worth trying; empty if it is."""
+    """Why a change is not worth trying on this GPU; empty if it is."""
     check = _CHECKS.get(name)
     return "" if check is None else check(trace, gpu)
 

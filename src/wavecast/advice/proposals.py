@@ -246,9 +246,6 @@ def proposal(
     return Proposal(tuple(CHANGES[name] for name in names), before, after, reason, lines)
 
 
-# The same step elsewhere: on another GPU, or on several of the same.
-
-
 @dataclass(frozen=True)
 class OtherGpus:
     """Other GPUs for a step, unchanged."""
@@ -276,8 +273,8 @@ class OtherGpus:
 def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> list[OtherGpus]:
     """The fastest and the cheapest GPU that is for rent, and a machine full of the present one.
 
-    Those are left out that are no better than the present GPU, on which the step does not fit, or
-    whose generation was never measured.
+    A GPU is left out if it is no better than the present one, the step does not fit, or its
+    generation was never measured.
     """
     now = OtherGpus("", before, book.cheapest(before.device.id))
     matching = [
@@ -296,7 +293,6 @@ def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> 
 
 
 def _on_others(before: Prediction, book: PriceBook, host: str | None) -> Iterator[Prediction]:
-    """The step on each GPU that has a price, where it fits."""
     offered = {offer.device_id for offer in book.seen()} - {before.device.id}
     for gpu in devices():
         if gpu.id not in offered or not is_verified(gpu):
@@ -324,9 +320,6 @@ def _several(before: Prediction, book: PriceBook, host: str | None) -> Iterator[
                 return
     except InvalidInput:  # nothing is known of its machines, or the step cannot be spread
         return
-
-
-# Whether a script's data loader keeps up with its step, and how many workers would.
 
 
 @dataclass(frozen=True)
@@ -368,13 +361,7 @@ class LoaderAdvice(Shown):
 def loader_advice(
     loading: Loading | None, step: Prediction, cores: int | None = None
 ) -> LoaderAdvice | None:
-    """The loader of a script beside its step; None if the script has none.
-
-    Args:
-        loading: what is known of the loader.
-        cores: the cores of the machine with the GPU, if the loader was timed with its workers.
-            None for those of this one.
-    """
+    """The loader of a script beside its step; None without one. `None` cores are this machine's."""
     if loading is None or not loading.batches:
         return None
     there = loading if cores is None else loading.on_cores(cores)

@@ -1,4 +1,4 @@
-"""The settings that a choice of GPUs searches: ways to run a step that its user allows."""
+"""The settings among which a choice of GPUs may search: ways to run a step that its user allows."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ SourceOf = Callable[[Target], StepSource]
 
 
 def allowed_names(text: str | None) -> frozenset[str]:
-    """The settings that a text allows, as in "precision,lora".
-
-    Raises:
-        InvalidInput: there is no such setting.
-    """
+    """The settings that a text such as "precision,lora" allows."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     names = list(ALLOWED) if "all" in names else names
     for name in names:
@@ -86,7 +82,6 @@ class StepSettings:
 
     @property
     def _is_bf16(self) -> bool:
-        """Whether the step as it is computes in bfloat16."""
         target = self.target
         chosen = target.precision, target.options.weights
         return "bf16" in chosen or target.options.qlora
@@ -120,7 +115,7 @@ class StepSettings:
 
 
 class _Traces:
-    """The traces of a step with some settings, whose source is made when it is first needed."""
+    """The traces of a step with some settings. Their source is made at first use."""
 
     def __init__(self, settings: StepSettings, names: tuple[str, ...]) -> None:
         self._settings, self._names = settings, names

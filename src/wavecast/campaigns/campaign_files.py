@@ -89,27 +89,13 @@ class Campaign:
 
 
 def read_campaign(path: Path, name: str | None = None) -> Campaign:
-    """The campaign of a file.
-
-    Args:
-        name: its name. None for the name in the file, else that of the file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
-    """
+    """The campaign of a file. Without a name it has the name in the file, else that of the file."""
     with prefixed(f"{path}: "):
         return make_campaign(read_settings(path), name or path.stem, given=name is not None)
 
 
 def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
-    """The campaign that a text in TOML describes.
-
-    Args:
-        given: whether this name counts more than the one in the text.
-
-    Raises:
-        InvalidInput: a value is wrong; names the key.
-    """
+    """The campaign that a text in TOML describes; a `given` name replaces the one in the text."""
     table = toml_table(file)
     refuse_unknown(table, ("name", "attempts", *_SECTIONS), "a campaign")
     own = text(table["name"], "name") if "name" in table and not given else name
@@ -147,7 +133,7 @@ def _gpus(value: Any, where: str) -> tuple[str, ...]:
 
 
 def _measuring(value: Any, where: str) -> tuple[str, ...]:
-    """The ids of GPUs that measure, or "cpu"."""
+    """The ids of GPUs that measure, or "cpu" to try it out."""
     named = texts(value, where)
     return tuple(dict.fromkeys(CPU if name == CPU else device(name).id for name in named))
 
@@ -188,8 +174,6 @@ class _Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Layers:
-    """Measurements of drawn layers."""
-
     kind: str
     count: int
     gpus: _MeasuringGpus
@@ -210,8 +194,6 @@ class _Layers:
 
 @dataclass(frozen=True, kw_only=True)
 class _Suite:
-    """Measurements of models of the suite."""
-
     gpus: _MeasuringGpus
     models: Annotated[tuple[str, ...], texts] = ()
     precisions: Annotated[tuple[str, ...], _precisions] = ("fp32", "bf16")

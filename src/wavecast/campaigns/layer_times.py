@@ -1,9 +1,8 @@
 """Measured times of sampled layers, in a CSV file that survives any interruption.
 
 Each row is appended in one write. A collector that is killed leaves at most one incomplete line,
-which the next run cuts off. Each row has the layer's index in the sample, so the next run knows
-which layers are done. No layer is lost and none is measured twice, not even one that did not fit
-into memory.
+which the next run cuts off. A row has its layer's index in the sample, so the next run knows which
+layers are done, those included that did not fit into memory.
 """
 
 from __future__ import annotations
@@ -72,23 +71,16 @@ def collect(
     limit_s: float | None = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> int:
-    """Measure the first `count` layers of a sample, except those that the file already has.
+    """Measure the first `count` layers of a sample that a file lacks; returns its number of rows.
 
     Args:
         kind: the kind of the layers, one of `KINDS`.
         seed: the seed of the sample, or a name for the list of `layers`.
-        count: how many layers the file should have in the end.
         path: the CSV file. It is created if missing, and continued if it has the same kind of
-            layers, the same seed and the same GPU.
+            layers, the same seed and the same GPU; else it is refused.
         software: versions and settings of the software that measures.
         layers: layers to measure instead of a sample. Pass the same list at each call.
         limit_s: start no layer after this many seconds.
-
-    Returns:
-        The number of rows that the file has now.
-
-    Raises:
-        InvalidInput: the file holds something else, or another process is writing it.
     """
     chosen = islice(_sampled(kind, seed) if layers is None else layers, count)
     check = partial(_refuse_another_campaign, path, str(seed), gpu)
@@ -108,11 +100,7 @@ def collect(
 
 
 def read_rows(path: Path) -> tuple[LayerRow, ...]:
-    """The rows of a file, ordered by index. An incomplete last line is ignored.
-
-    Raises:
-        InvalidInput: `collect` did not write this file. The message says which line is wrong.
-    """
+    """The rows of a file, ordered by index. An incomplete last line is ignored."""
     rows = _table_in(path).read(path)
     _refuse_repeated(path, rows)
     return tuple(sorted(rows, key=lambda row: row.index))
@@ -126,7 +114,6 @@ def table_of(kind: str) -> GrowingTable[LayerRow]:
 
 
 def _table_in(path: Path) -> GrowingTable[LayerRow]:
-    """The format of a file, by the columns in its first line, which may be incomplete."""
     with open_file(path, prefix=f"cannot read {path}: it ") as file:
         first_line = file.readline(_LONGEST_HEAD)
     for table in map(table_of, KINDS):
@@ -201,9 +188,6 @@ def _from_texts(texts: Mapping[str, str]) -> LayerRow:
     )
 
 
-# Habitat's networks, fitted on collected layer times, each with a card of its errors.
-
-
 Floats = NDArray[np.float64]
 
 TARGETS = ("forward", "backward", "forward+backward")
@@ -229,9 +213,8 @@ def fit(
 ) -> FittedNetwork:
     """Fit a network as Habitat does (section 4.3), and measure its errors.
 
-    The errors come from fits that leave data out: one leaves out a fifth of the configurations,
-    and if there are several GPUs, one fit per GPU leaves that GPU out. The network that is
-    returned was trained on all rows.
+    The returned network is trained on all rows. Its errors come from fits that leave data out: a
+    fifth of the configurations, and each GPU in turn if there are several.
 
     Args:
         rows: measured layers of one kind, from `wavecast collect` on one or several GPUs.
@@ -324,8 +307,7 @@ def _fit_seconds(row: LayerRow, target: str) -> float:
 def _card(
     table: _LayerTable, target: str, recipe: Recipe, scores: Mapping[str, Any]
 ) -> dict[str, Any]:
-    # The range of the predictions: the worst mean error on data that was left out, in both
-    # directions.
+    # The range of predictions is the worst mean error on data left out, in both directions.
     worst = max(scores["left_out"].values(), default=scores["configuration_error"]) / 100
     ends = zip(table.features.min(0).tolist(), table.features.max(0).tolist(), strict=True)
     return {

@@ -1,4 +1,4 @@
-"""How far campaigns are; and the loop and checks of those of one GPU into one file."""
+"""How far campaigns are, and the loop of campaigns on one GPU that write one file."""
 
 from __future__ import annotations
 
@@ -42,13 +42,11 @@ def work_off(
     """Do tasks one by one in this process, and report the progress after each.
 
     Args:
-        tasks: what is still to do.
-        work: does one of them, and keeps what comes of it.
+        work: does one task, and keeps its result.
         already_done: how many tasks an earlier run has done. They count as done in the reports.
-        report: called with the progress after each task.
         limit_s: start no task after this many seconds.
-        failed: called with a task that could not be done, and the error; the next run tries it
-            again. If None, the error ends the work.
+        failed: called with a task that could not be done, and the error. If None, the error ends
+            the work.
     """
     began = time.monotonic()
     for number, task in enumerate(tasks, start=1):

@@ -1,9 +1,8 @@
 """A Ray cluster as workers: tasks go to nodes that have their GPU.
 
-Each node says which GPUs it has by resources with the ids of our devices, as
-`wavecast campaign resources` prints them: `ray start --resources '{"l4": 4}'`. The driver alone
-writes the store, so nodes need no way to it. Ray retries nothing: a bundle that was lost comes back
-and is given away again.
+Nodes declare their GPUs as resources with the ids of our devices, as `wavecast campaign resources`
+prints them: `ray start --resources '{"l4": 4}'`. Only the driver writes the store. Ray retries
+nothing: a lost bundle comes back, and is given away again.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ _Answer = TypeVar("_Answer")
 class RayWorkers:
     """The nodes of a Ray cluster.
 
-    Args:
-        address: HOST:PORT of the head, "auto" for the cluster of this machine, or `LOCAL`.
-        own: the resources of this machine, for a cluster that is started here.
+    The address is HOST:PORT of the head, "auto" for the cluster of this machine, or `LOCAL` to
+    start one here, of which `own` has the resources.
     """
 
     def __init__(self, address: str, own: Mapping[str, float] | None = None) -> None:
@@ -55,7 +53,7 @@ class RayWorkers:
         return self._capacity(gpu) > 0
 
     def has_room(self, gpu: str) -> bool:
-        """Whether fewer bundles are given away than the nodes soon have room for."""
+        """Whether fewer bundles are given away than the nodes will soon have room for."""
         given = sum(bundle[0].gpu == gpu for bundle in self._running.values())
         return given < _AHEAD * self._capacity(gpu)
 
@@ -97,7 +95,6 @@ class RayWorkers:
         self._ray.shutdown()
 
     def _capacity(self, gpu: str) -> int:
-        """How many bundles for this GPU can run at once."""
         asked_s, resources = self._resources
         if time.monotonic() - asked_s >= _FRESH_S:
             resources = self._ray.cluster_resources()
@@ -114,15 +111,10 @@ def perform_on_node(tasks: Sequence[CampaignTask], release: str) -> list[TaskOut
 
 
 def connect_ray(address: str, own: Mapping[str, float] | None = None) -> Any:
-    """Ray, connected to a cluster.
+    """Ray, connected to a cluster at an address as `RayWorkers` takes it.
 
-    Args:
-        address: as `RayWorkers` takes it.
-        own: the resources of this machine, for a cluster that is started here.
-
-    Raises:
-        MissingExtra: Ray is not installed.
-        WavecastError: no cluster answers at the address.
+    `own` has the resources of this machine, for a cluster that is started here. Raises MissingExtra
+    if Ray is not installed, and WavecastError if no cluster answers.
     """
     with needing_extra("a Ray cluster"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, about its future releases
@@ -151,10 +143,10 @@ def connect_ray(address: str, own: Mapping[str, float] | None = None) -> Any:
 
 @contextmanager
 def spread_over_ray(address: str) -> Iterator[tuple[Callable[..., Iterator[Any]], int]]:
-    """A context with a function like `map`, which calls a function on the nodes of a cluster.
+    """A context with a function like `map` over the nodes of a cluster, and its number of cores.
 
-    The function must be one of a module, and what comes back is in the order of the items. A call
-    whose node died is made again. Beside it comes the number of cores of the cluster.
+    The mapped function must be one of a module. Results come in the order of the items. A call
+    whose node died is made again.
     """
     ray = connect_ray(address)
 

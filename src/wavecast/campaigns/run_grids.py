@@ -1,9 +1,9 @@
 """A grid of whole runs, measured on this machine's GPU: batches and numbers of iterations.
 
-It is the campaign of Gianniti, Zhang and Ardagna 2019 (section 4.3). The runs that a model will be
-fitted on are runs of their own, each with its own start-up, in random order. Longer ones are read
-off one run for each batch, as from a log that prints the time now and then, unless all are to be
-separate. The file grows by whole runs, and what it has is not measured again.
+It is the campaign of Gianniti, Zhang and Ardagna 2019 (section 4.3). Runs that a model will be
+fitted on have a start-up of their own, in random order. The times of longer runs are read off one
+run for each batch, unless all are to be separate. The file grows by whole runs, and none is
+measured twice.
 """
 
 from __future__ import annotations
@@ -60,11 +60,8 @@ def plan(
 ) -> tuple[Start, ...]:
     """The starts of a campaign, in random order with a fixed seed.
 
-    Args:
-        models: names of models of the suite.
-        splits: the thresholds that will divide the runs; those below any are separate runs.
-        precision: one of `suite.PRECISIONS`.
-        separate: whether every run has its own start-up.
+    The splits are the thresholds that will divide the runs. Runs below any of them have a start-up
+    of their own; all have one if `separate`.
     """
     if precision not in suite.PRECISIONS:
         raise InvalidInput(f"unknown precision {precision!r}; known: {', '.join(suite.PRECISIONS)}")
@@ -106,8 +103,8 @@ def run(
         path: the CSV file. It is created if missing, and continued if it is of the same GPU.
         software: the software that runs it, as `Run.framework`.
         phase: "training" or "testing".
-        failed: called with a start that could not be measured, and the error. It gets no rows, so
-            the next run tries it again. If None, the error ends the campaign.
+        failed: called with a start that could not be measured, and the error. The next run tries it
+            again. If None, the error ends the campaign.
     """
     with TABLE.growing(path, lambda rows: refuse_another_gpu(path, gpu, rows)) as (rows, add):
         known = {_key(row) for row in rows}
@@ -135,13 +132,10 @@ def measure_here(
     phase: str = "training",
     **options: object,
 ) -> TimesOfStart:
-    """Time one start on this machine.
+    """Time one start on this machine, on "cuda", or on "cpu" to try it out.
 
-    Args:
-        device: "cuda", or "cpu" to try it out.
-        graph: whether each iteration is one CUDA graph.
-        phase: "training", or "testing" for the forward pass alone.
-        options: of the model, such as `image`.
+    With `graph`, each iteration is one CUDA graph. The phase "testing" runs the forward pass alone.
+    Options are the model's, such as `image`.
     """
     from wavecast.frameworks.pytorch.measurement import whole_runs
 

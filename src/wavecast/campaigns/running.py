@@ -1,7 +1,7 @@
-"""A campaign that runs: tasks are given to workers, and each result is stored once.
+"""A campaign in progress: tasks are given to workers, and each result is stored once.
 
-Only what the store has counts. Whatever dies, workers or this process, the next start continues
-with the tasks that have no result.
+Only the store counts. Whatever dies, workers or this process, the next start continues with the
+tasks that have no result.
 """
 
 from __future__ import annotations
@@ -53,10 +53,8 @@ def run_campaign(
     """Run the tasks of a campaign that have no result yet.
 
     Args:
-        results: where its results are stored.
-        workers: who performs the tasks.
         progress: called whenever results were stored.
-        patience_s: how long to wait for a node with a GPU that none has now.
+        patience_s: how long to wait for a node with a GPU that no node has now.
     """
     results.keep_file(campaign.file)
     return _TaskFlow(campaign, results, workers, progress, patience_s).to_the_end()
@@ -82,7 +80,7 @@ class _TaskFlow:
     began_s: float = field(default_factory=time.monotonic)
 
     def to_the_end(self) -> CampaignRun:
-        """Give tasks away until all are done, or none can be."""
+        """Give tasks away until all are done, or no worker can take the others."""
         stored = self.results.done()
         self.done = {task.id for task in self.campaign.tasks if task.id in stored}
         self._queue([task for task in self.campaign.tasks if task.id not in self.done])
@@ -111,7 +109,7 @@ class _TaskFlow:
         )
 
     def _may_come(self, waited_s: float) -> bool:
-        """Whether it is worth waiting for a worker that can run what is left."""
+        """Whether it is worth waiting for a worker that can run the remaining tasks."""
         somebody = any(self.workers.can_run(gpu) for gpu, queue in self.queues.items() if queue)
         return somebody or waited_s < self.patience_s
 
@@ -188,12 +186,6 @@ def _result(task: CampaignTask, outcome: TaskOutcome) -> TaskResult:
     )
 
 
-# Workers: who performs the tasks of a campaign. This process, processes of this machine, or Ray.
-#
-# A bundle of tasks is given to a worker that has the GPU it must run on. It comes back with the
-# outcome of each task, or as lost if the worker died.
-
-
 Bundle = tuple[CampaignTask, ...]
 
 
@@ -209,7 +201,11 @@ class Finished:
 
 
 class Workers(Protocol):
-    """Those who perform tasks."""
+    """Those who perform tasks: this process, processes of this machine, or Ray.
+
+    A bundle of tasks goes to a worker that has its GPU. It comes back with the outcome of each
+    task, or as lost if the worker died.
+    """
 
     def can_run(self, gpu: str) -> bool:
         """Whether some worker has this GPU now."""
@@ -255,13 +251,9 @@ class ThisProcess:
 
 
 class MachineWorkers:
-    """Processes of this machine: one for each of its GPUs, and some without.
+    """Processes of this machine: one for each of its GPUs, and `processes` that predict.
 
-    CPUs are measured by one process at a time, since others would disturb it.
-
-    Args:
-        gpus: the id of each GPU of this machine.
-        processes: how many processes predict.
+    The CPU is measured by one process at a time, since others would disturb it.
     """
 
     def __init__(self, gpus: Sequence[str], processes: int) -> None:
@@ -318,19 +310,14 @@ class _Slot:
         self._pool: ProcessPoolExecutor | None = None
 
     def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
-        """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
             self._pool = children.spawned({"CUDA_VISIBLE_DEVICES": self._visible})
         return self._pool.submit(perform_all, bundle, platform.node())
 
     def close(self) -> None:
-        """End the process."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
-
-
-# Where a campaign stands, from its store alone; and its results as files for other commands.
 
 
 _PACE_OF = 200
@@ -338,11 +325,7 @@ _PACE_OF = 200
 
 
 def status_of(results: CampaignResults) -> CampaignStatus:
-    """How far a campaign is.
-
-    Raises:
-        InvalidInput: the store has no such campaign.
-    """
+    """How far a campaign is."""
     campaign = kept_campaign(results)
     by_task = {result.task: result for result in results.results()}
     done = [by_task[task.id] for task in campaign.tasks if task.id in by_task]
@@ -398,9 +381,6 @@ def export_results(results: CampaignResults, folder: Path) -> list[Path]:
 
     Layers are for `wavecast fit`, steps of the suite for `wavecast suite show`, whole runs for
     `wavecast fit --runs`; predictions are a table.
-
-    Raises:
-        InvalidInput: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     groups: dict[str, list[TaskResult]] = {}

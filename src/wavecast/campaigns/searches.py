@@ -1,7 +1,7 @@
 """Large searches in parts, each of which a node of a cluster makes by itself.
 
-A part names the step by its target, and traces it where it runs: code, files and models must be
-there, too.
+A part names its step by the target and traces it where it runs, so that machine needs the code,
+files and models, too.
 """
 
 from __future__ import annotations
@@ -45,11 +45,7 @@ class NamedStep:
 
     @classmethod
     def of(cls, target: Target) -> NamedStep:
-        """The name of a target.
-
-        Raises:
-            InvalidInput: it is a script, which runs on this machine only.
-        """
+        """The name of a target. A script has none, since it runs on this machine only."""
         if target.script is not None:
             raise InvalidInput(f"{target.name} is a script, which runs here only; leave out --ray")
         rest = tuple(target.tracing.items())
@@ -78,7 +74,7 @@ def candidates_in_parts(
     spread: Spread,
     progress: Callable[[int, int], None],
 ) -> list[Candidate]:
-    """What `find_candidates` finds, with each GPU looked at by itself, wherever there is room."""
+    """The result of `find_candidates`, with each GPU searched by itself, on any node with room."""
     step, allowed = NamedStep.of(settings.target), frozenset(settings.allowed)
     parts = [_CandidatePart(step, allowed, (device,), question, book) for device in devices]
     candidates: list[Candidate] = []
@@ -113,15 +109,12 @@ def layouts_in_parts(
     spread: Spread,
     progress: Callable[[int, int, Layout | None], None],
 ) -> list[Layout]:
-    """What `search_layouts` finds first, with the strategies divided among parts.
+    """The first results of `search_layouts`, with the strategies divided among parts.
 
-    Each part knows its own best ones, so that the first of all are exact. Strategies after those
-    that are wanted have no prediction.
+    Each part finds its own best ones, so the best of all are exact. The others have no prediction.
 
     Args:
-        search: what is looked for.
         where: the names of the cluster and of the host; None for the usual ones.
-        parts: how many parts to make.
         spread: calls a function on other machines.
         progress: called with the number of parts that are done, that of all, and the best so far.
     """
@@ -150,18 +143,15 @@ def find_layouts_of(asked: _LayoutPart) -> list[Layout]:
     return shortened(layouts, asked.search.best)
 
 
-# Jobs of a file predicted on GPUs: each step is traced once, for all jobs that run it.
-
-
 Progress = Callable[[str], AbstractContextManager[Callable[[int, int], None] | None]]
 """Shows how many GPUs are done, under a name."""
 
 
 class JobPredictor:
-    """Predicts jobs on GPUs.
+    """Predicts jobs of a file on GPUs. Each step is traced once, for all jobs that run it.
 
     Args:
-        host: the host that issues the ops. None for that which fits each GPU.
+        host: the host that issues the ops. None for the usual one of each GPU.
         source: makes the traces of a target.
         progress: what surrounds the prediction of a job.
     """
@@ -177,7 +167,7 @@ class JobPredictor:
         self._sources: dict[tuple[object, ...], tuple[Target, StepSource]] = {}
 
     def __call__(self, spec: JobSpec, gpus: Mapping[str, Cluster | None]) -> Sequence[Candidate]:
-        """What a job takes on each GPU in machines of a kind, for each of its counts."""
+        """The job on each GPU in machines of a kind, for each of its counts."""
         with prefixed(f"job {spec.name}: "):
             target, source = self._source(spec)
             question = TrainingQuestion(
@@ -213,7 +203,6 @@ class JobPredictor:
 def _best_layout(
     candidate: Candidate, question: TrainingQuestion, target: Target, source: StepSource
 ) -> Candidate:
-    """The GPUs of a candidate with the fastest of all strategies for them."""
     samples, together = (
         candidate.batch or source.on(candidate.device).samples,
         question.plan.global_batch,
@@ -250,7 +239,7 @@ def _best_layout(
 
 
 def _halves(samples: int) -> tuple[int, ...]:
-    """A batch, its half, and so on to one, as far as they are whole: micro-batches to try."""
+    """A batch, its half, and so on, as long as they are whole: micro-batches to try."""
     sizes = [samples]
     while sizes[-1] % 2 == 0:
         sizes.append(sizes[-1] // 2)

@@ -1,8 +1,7 @@
 """The benchmark suite, measured on this machine's GPU: one row of results for each step.
 
-Each step runs until its time is stable, and is sampled from then on (TBD, section III-D2). One
-more iteration is profiled for its utilisation and memory. The file grows by whole rows, and a step
-that has a row is not measured again.
+Each step runs until its time is stable, and is sampled from then on (TBD, section III-D2). One more
+iteration is profiled for its utilisation and memory. Steps that have a row are not measured again.
 """
 
 from __future__ import annotations
@@ -35,13 +34,7 @@ def configurations(
 ) -> tuple[SuiteStep, ...]:
     """The steps of a campaign: each model in each precision, at several batch sizes.
 
-    Args:
-        models: names of models of the suite; empty for all of them.
-        precisions: precisions of `suite.PRECISIONS`.
-        scales: the batch sizes, as fractions of the model's default batch.
-
-    Raises:
-        InvalidInput: a precision is unknown, or a scale is not above 0.
+    No models means all of the suite. `scales` are fractions of each model's default batch.
     """
     for precision in precisions:
         if precision not in suite.PRECISIONS:
@@ -69,14 +62,14 @@ def run(
     progress: Callable[[Progress], None] | None = None,
     failed: Callable[[SuiteStep, Exception], None] | None = None,
 ) -> tuple[SuiteResult, ...]:
-    """Measure the steps that a file does not have yet, and return all its rows.
+    """Measure the steps that a CSV file does not have yet, and return all its rows.
 
     Args:
-        path: the CSV file. It is created if missing, and continued if it is of the same GPU.
+        path: the file. It is created if missing, and continued if it is of the same GPU.
         again: samples a step once more whose row has fewer than `ENOUGH` stable iterations, or
             whose run did not settle. The new row replaces the old one.
-        failed: called with a step that could not be measured, and the error. The step gets no row,
-            so the next run tries it again. If None, the error ends the run.
+        failed: called with a step that could not be measured, and the error. The next run tries it
+            again. If None, the error ends the run.
     """
     steps = tuple(asked)
     with TABLE.growing(path, partial(refuse_another_gpu, path, gpu)) as (rows, add):
@@ -102,12 +95,9 @@ def measure_here(
 ) -> SuiteResult:
     """Measure a step of the suite on this machine's GPU.
 
-    Args:
-        device: the data sheet of this machine's GPU.
-        limit_s: stop sampling iterations after this many seconds.
-        traces: a folder in which to save the measured traces. None to save none.
-        iterations: sample at least this many iterations, however long they take. TBD runs some
-            hundreds, and thousands of Faster R-CNN.
+    Sampling ends after `limit_s` seconds, but not before `iterations` iterations; TBD runs some
+    hundreds, and thousands of Faster R-CNN. Measured traces are saved in the folder `traces`, if
+    there is one.
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
@@ -147,11 +137,7 @@ def measure_here(
 
 
 def spread_over(steps: Iterable[SuiteStep], gpus: int, nodes: int) -> tuple[SuiteStep, ...]:
-    """The steps on 1, 2, 4 ... GPUs of one machine, or on all GPUs of several machines.
-
-    Raises:
-        InvalidInput: the machines cannot have equally many GPUs.
-    """
+    """The steps on 1, 2, 4 ... GPUs of one machine, or on all GPUs of several equal machines."""
     if gpus % nodes:
         raise InvalidInput(
             f"{gpus} GPUs in {nodes} machines are not equally many in each; --gpus counts the GPUs "
@@ -176,15 +162,8 @@ def measure_spread(
 ) -> SuiteResult | None:
     """Measure a step on several GPUs, each with its own batch, by torchrun.
 
-    Args:
-        step: the step, with its number of GPUs.
-        gpu: the id of the GPU, or "cpu".
-        device: "cuda" or "cpu".
-        limit_s: stop sampling iterations after this many seconds.
-        iterations: sample at least this many iterations.
-
-    Returns:
-        The result; None on all machines but the first.
+    The result is None on all machines but the first. Sampling ends after `limit_s` seconds, but not
+    before `iterations` iterations.
     """
     from wavecast.frameworks.pytorch.measurement.data_parallel import sample_spread
 
@@ -206,9 +185,8 @@ def measure_spread(
 def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
     """Run a function in a new process, and return its result.
 
-    Once a profiler has run in a process, every later launch in that process takes longer; steps
-    that wait for the host become a quarter slower (lab/notes). So each step gets a process
-    in which no profiler has run yet.
+    Once a profiler has run in a process, every later launch there takes longer; steps that wait for
+    the host become a quarter slower (lab/notes).
     """
     with children.spawned() as pool:
         return pool.submit(work, *arguments).result()
@@ -217,8 +195,8 @@ def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
 def time_again(row: SuiteResult, limit_s: float = 20.0, iterations: int = 0) -> SuiteResult:
     """Sample the iterations of a step once more, and keep the profile of its kernels.
 
-    As in TBD, a short profile shows what a step consists of, and a longer sample how fast it
-    runs. Kernel times repeat well; iteration times need many samples.
+    As in TBD, a short profile shows what a step consists of. Its kernel times repeat well, but
+    iteration times need many samples.
     """
     from wavecast.frameworks.pytorch.measurement import sampling
 
@@ -259,14 +237,12 @@ def predict_there(step: SuiteStep, device: Device) -> SuiteResult:
 
 
 def _memory(profile: Profile) -> dict[str, Any]:
-    """The memory of each kind, keyed by the column's name."""
     return {f"{kind.replace(' ', '_')}_bytes": n for kind, n in profile.memory_bytes.items()}
 
 
 def _timed(
     row: SuiteResult, seconds: Sequence[float], peak_bytes: int, reserved_bytes: int
 ) -> SuiteResult:
-    """The row with the times and the memory of a sample of iterations filled in."""
     start = settled_from(seconds)
     median_s = statistics.median(seconds[start:])
     benchmark = suite.benchmark(row.model)

@@ -1,6 +1,7 @@
-"""What a task does: it measures a layer, a step or a run here, or predicts a step anywhere.
+"""The tasks of a campaign: each measures a layer, a step or a run here, or predicts a step
+anywhere.
 
-An answer is a table of plain values, so that it can be sent between machines and stored.
+The answer to a task is a table of plain values, so it can be sent between machines and stored.
 """
 
 from __future__ import annotations
@@ -26,12 +27,6 @@ from wavecast.steps.request import predict
 from wavecast.targets.sources import StepSource, target_source
 from wavecast.targets.targets import resolve, strategy_of
 
-# Tasks: the pieces of a campaign, each of which has one result.
-#
-# A task is known by what it asks for, so that a campaign which is started again, elsewhere or with
-# a longer file, knows what is done.
-
-
 ANYWHERE = ""
 """What a task has in place of a GPU if any machine will do: predictions."""
 CPU = "cpu"
@@ -54,7 +49,7 @@ class CampaignTask:
 
     @cached_property
     def id(self) -> str:
-        """A hash of what it asks for."""
+        """A hash of what it asks for, by which a later start knows what is done."""
         text = "\n".join((self.kind, self.gpu, self.question))
         return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:32]
 
@@ -78,7 +73,7 @@ def task(
 
 
 def together(tasks: Iterable[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
-    """Tasks in bundles, each of which runs as a whole: those that share work, up to 64 of them."""
+    """Tasks in bundles of up to 64 that share work. Each bundle runs as a whole."""
     groups: dict[tuple[str, str], list[CampaignTask]] = {}
     for member in tasks:
         groups.setdefault((member.gpu, member.shared or member.id), []).append(member)
@@ -111,9 +106,8 @@ def perform_all(
 ) -> list[TaskOutcome]:
     """Perform tasks one after the other; one that fails does not stop the others.
 
-    Args:
-        node: the name of the machine; its own by default.
-        release: the release of wavecast that asks. Another one here is refused.
+    The node is the name of the machine, its own by default. Tasks of another release of wavecast
+    are refused.
     """
     name = node or platform.node()
     if release and release != this_release():
@@ -166,7 +160,7 @@ def _predict(task: CampaignTask) -> Answer:
 
 @lru_cache(maxsize=4)
 def _source(target: str, batch: int | None, precision: str | None) -> StepSource:
-    """The traces of a step, kept for the tasks that share it."""
+    """The traces of a step, cached for the tasks that share it."""
     return target_source(resolve(target, batch, precision))
 
 
@@ -204,11 +198,7 @@ def _measure_run(task: CampaignTask) -> Answer:
 
 
 def _measuring_device(gpu: str) -> str:
-    """Where torch measures: "cuda" if this machine's GPU is the one that is asked for, or "cpu".
-
-    Raises:
-        WavecastError: this machine has another GPU, or none.
-    """
+    """Where torch measures: "cuda" if this machine has that GPU, or "cpu"; else an error."""
     if gpu == CPU:
         return CPU
     from wavecast.frameworks.pytorch.measurement.iteration import require_gpu

@@ -1,8 +1,8 @@
 """The known clusters, and the usual machine of each GPU.
 
 One TOML file describes one kind of machine with several GPUs, and the network between such
-machines. ``data/clusters/*.toml`` ships with wavecast; the user's files are read from
-``~/.config/wavecast/clusters`` and from ``$WAVECAST_CLUSTERS``.
+machines: those of ``data/clusters`` ship with wavecast, and the user's are in
+``~/.config/wavecast/clusters`` and ``$WAVECAST_CLUSTERS``.
 """
 
 from __future__ import annotations
@@ -22,10 +22,7 @@ from wavecast.results import Shown
 
 
 def clusters() -> tuple[Cluster, ...]:
-    """All known clusters by name, the user's included.
-
-    Files are read once per process and search path.
-    """
+    """All known clusters by name, the user's included; files are read once per search path."""
     return CLUSTER_FILES.all()
 
 
@@ -36,25 +33,16 @@ def cluster(name: str) -> Cluster:
 
     >>> cluster("DGX H100").id
     'dgx-h100'
-
-    Raises:
-        UnknownName: the name fits no cluster or several; the message names the candidates.
-        InvalidInput: a cluster file is wrong.
     """
     return CLUSTER_FILES.of_file(name) if name.endswith(".toml") else CLUSTER_FILES.of_name(name)
 
 
 def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
-    """The machine in which a GPU is usually found.
+    """The machine in which a GPU is usually found, or one with another number of GPUs.
 
     For GPUs on boards with NVLink it is the DGX or HGX of their generation. Cards on PCIe are in a
-    box of eight, GeForce cards in one of four, with the PCIe of the card.
-
-    Args:
-        gpus_per_node: another number of GPUs in the machine.
-
-    Raises:
-        InvalidInput: the speed of the GPU's links is unknown, or its usual machine has fewer GPUs.
+    box of eight, GeForce cards in one of four, with the PCIe of the card. The speed of the GPU's
+    links must be known.
     """
     usual = next((cluster for cluster in clusters() if device.id in cluster.usual_for), None)
     if usual is None:
@@ -65,11 +53,7 @@ def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
 
 
 def with_device(cluster: Cluster, device: Device) -> Cluster:
-    """The cluster with the links of a GPU, where its file does not say which GPU it has.
-
-    Raises:
-        InvalidInput: the speed of the GPU's links is unknown.
-    """
+    """The cluster with the links of a GPU, where its file does not say which GPU it has."""
     if cluster.gpu is not None:
         return cluster
     node, switched = cluster.node, cluster.node.link in (LinkKind.NVSWITCH, LinkKind.NVLINK)
@@ -105,13 +89,10 @@ def _is_geforce(device: Device) -> bool:
 
 
 def _lacks_peer_to_peer(device: Device) -> bool:
-    """Whether the driver lets no two of these cards read each other's memory over PCIe."""
+    """Whether the driver keeps these cards from reading each other's memory over PCIe."""
     words = device.id.split("-")
     consumer = words[0] == "rtx" and len(words) > 1 and words[1].isdigit()
     return (consumer and words[-1] != "ada") or device.id == "titan-rtx"
-
-
-# The facts about machines with several GPUs, and the network that joins such machines.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +140,7 @@ class Cluster(Shown):
         return self.node.gpus * self.node.domain_nodes
 
     def with_gpus_per_node(self, gpus: int) -> Cluster:
-        """The same cluster with another number of GPUs used in each machine.
-
-        Raises:
-            InvalidInput: the machine does not have so many.
-        """
+        """The same cluster with another number of GPUs used in each machine."""
         if not 1 <= gpus <= self.node.gpus:
             raise InvalidInput(
                 f"{gpus} GPUs per machine are too many or too few; a machine of {self.id} has "
@@ -181,9 +158,6 @@ class Cluster(Shown):
 
     def __str__(self) -> str:
         return self.name
-
-
-# The links between GPUs: inside a machine, and between machines.
 
 
 class LinkKind(StrEnum):
@@ -265,15 +239,8 @@ class NodeNetwork:
     """Whether the switches reduce in the network (InfiniBand SHARP)."""
 
 
-# Cluster files: one TOML file describes one kind of machine, with a source for each fact.
-
-
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
-    """The cluster that a TOML file describes; its id is the file's name.
-
-    Raises:
-        InvalidInput: the file cannot be read or is not a cluster file; says which key and why.
-    """
+    """The cluster that a TOML file describes; its id is the file's name."""
     return _read(Path(path), False)
 
 

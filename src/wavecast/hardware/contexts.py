@@ -1,7 +1,7 @@
 """The GPU memory of a process outside of its allocator: the CUDA context and libraries.
 
-The sizes were measured; data/contexts.toml has them with their source. Kernels are loaded at their
-first use, so each library adds to the context when a step uses it.
+Their sizes were measured (data/contexts.toml). Kernels are loaded at their first use, so each
+library that a step uses adds to the context.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Context:
 def context_bytes(trace: Trace, device: Device) -> int | None:
     """The bytes of context and libraries for this step; None for GPUs that do not run CUDA.
 
-    The sizes of the measured GPU are used for all GPUs. That is too much for smaller ones, since a
-    context grows with the number of SMs.
+    All GPUs get the sizes of the measured GPU. That is too much for smaller ones, since a context
+    grows with the number of SMs.
     """
     if device.compute_capability is None:
         return None

@@ -1,8 +1,8 @@
 """The known accelerators.
 
-One TOML file describes one GPU. ``data/devices/*.toml`` ships with wavecast; the user's files are
-read from ``~/.config/wavecast/devices`` and from ``$WAVECAST_DEVICES``. Units are SI: Hz, bytes,
-bytes/s, FLOP/s, W. A number without a source is left out (``None``), never guessed.
+One TOML file describes one GPU: those of ``data/devices`` ship with wavecast, and the user's are in
+``~/.config/wavecast/devices`` and ``$WAVECAST_DEVICES``. Units are SI: Hz, bytes, bytes/s, FLOP/s,
+W. A number without a source is left out (``None``), never guessed.
 """
 
 from __future__ import annotations
@@ -52,11 +52,7 @@ def device(name: str) -> Device:
 
 
 def known_device(name: str) -> Device:
-    """The device of a name that was read from a file. Paths are refused: no file opens another.
-
-    Raises:
-        UnknownName: the name fits no device or several; the message names the candidates.
-    """
+    """The device of a name from a file. Paths are refused, so that no file opens another."""
     if name.endswith(".toml"):
         raise UnknownName(f'"{name}" is not the name of a device; files cannot name others')
     if re.match(r"[./~\\]", name):
@@ -96,17 +92,12 @@ def _order(device: Device) -> tuple[object, ...]:
     return rank(_VENDORS, device.vendor), rank(_BY_AGE, device.architecture), natural, device.id
 
 
-# The facts about one accelerator.
-#
-# Conventions:
-#
-# * A *device* is what a framework sees: one die of a K80, one GCD of an MI250X.
-# * ``memory_bytes`` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much
-#   (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB",
-#   have the number that nvidia-smi shows.
-# * Rates are dense. Those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch
-#   uses them: a GeForce then runs at half its advertised tensor rate.
-# * The attributes of a `Device` are nominal numbers. Measured numbers are in `Device.measured`.
+# Conventions: a device is what a framework sees, such as one die of a K80 or one GCD of an MI250X.
+# `memory_bytes` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much; cards
+# sold by a decimal number, such as the H200's "141 GB", have the number that nvidia-smi shows.
+# Rates are dense; those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch uses
+# them, so a GeForce has half its advertised tensor rate. Attributes are nominal; measured numbers
+# are in `Device.measured`.
 
 
 RATE_UNITS = (
@@ -225,15 +216,8 @@ class Device(Shown, metaclass=_Named):
         return self.name
 
 
-# Device files: one TOML file describes one GPU, with a source for each number.
-
-
 def read_device(path: str | os.PathLike[str]) -> Device:
-    """The device that a TOML file describes; its id is the file's name.
-
-    Raises:
-        InvalidInput: the file cannot be read or is not a device file; says which key and why.
-    """
+    """The device that a TOML file describes; its id is the file's name."""
     return _read(Path(path), False)
 
 
@@ -279,7 +263,7 @@ def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
 def save(device: Device, folder: Path | None = None) -> Path:
     """Write a device file, all or nothing; returns its path.
 
-    By default it goes to the user's folder, where `device` finds it by its id.
+    The user's folder is the default: there `device` finds it by its id.
     """
     path = (folder or DEVICE_FILES.own_folder) / f"{device.id}.toml"
     write_checked(path, to_toml(device), read_device)
@@ -305,9 +289,8 @@ def _fact(value: object, source: str) -> object:
     return {"value": shown, "source": source} if source else shown
 
 
-# Families of GPUs that run the same attention kernels, so that one trace serves all of them.
-#
-# A family is named by a compute capability.
+# Families of GPUs that run the same attention kernels, so that one trace serves all of them. A
+# family is named by a compute capability.
 
 
 Family = tuple[int, int]
@@ -346,9 +329,6 @@ def usual_gpu(capability: tuple[int, int] = DEFAULT_CAPABILITY) -> Device:
     return device(_USUAL.get(family_of(capability), "v100-sxm2-16gb"))
 
 
-# The arithmetic unit on which a GPU runs an op.
-
-
 AMPERE_SHARE = {9: 0.63, 10: 0.63}
 """The share of a tensor core's peak that kernels with Ampere's instructions (`mma.sync`) attain, by
 the major compute capability of GPUs with faster ones: 62.9% on average on Hopper (Luo et al.,
@@ -357,23 +337,17 @@ alike."""
 
 
 def available(unit: Unit, device: Device) -> Unit | None:
-    """The unit on which this GPU runs ops meant for `unit`: that unit, else a fallback.
-
-    None when the GPU has neither.
-    """
+    """The unit on which this GPU runs ops meant for `unit`: that one or a fallback; else None."""
     for candidate in (unit, *fallbacks(unit)):
         if candidate in RATE_UNITS and device.rate(candidate) is not None:
             return candidate
     return None
 
 
-# Files of facts: TOML files in which each number may have a source.
-
-
 def user_files(folder: Path, variable: str) -> tuple[Path, ...]:
-    """The user's files of facts: those in a folder, then those that an environment variable names.
+    """The user's files: of a folder, then of an environment variable.
 
-    A later file replaces an earlier one with the same id.
+    Later ones replace earlier.
     """
     files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
     # As in $PATH, the first entry wins.
@@ -395,14 +369,11 @@ def names(value: Any, where: str) -> tuple[str, ...]:
 
 
 def slug(stem: str, what: str = "device") -> str:
-    """The id that follows from the name of a file of facts."""
+    """The id of a file of facts, from its name."""
     slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
     if not slug:
         raise InvalidInput(f"the file's name is the {what}'s id and needs a letter or a digit")
     return slug
-
-
-# Matching the names that people write to known GPUs and clusters.
 
 
 _SHOWN = 12
@@ -455,13 +426,8 @@ def keys_of(thing: Named) -> list[frozenset[str]]:
 def the_one(name: str, things: Sequence[Thing], what: str, keys: Keys[Thing] = keys_of) -> Thing:
     """The thing of a name: the one with exactly its words, else with these words and others.
 
-    Args:
-        name: what the user wrote.
-        what: what they are, "device" or "cluster", for messages.
-        keys: the sets of words that are full names of a thing.
-
-    Raises:
-        UnknownName: the name fits none of them or several; the message names the candidates.
+    Refused if it fits none or several. `what` they are, "device" or "cluster", is for messages;
+    `keys` gives the sets of words that are full names of a thing.
     """
     words = words_of(name)
     matches = [thing for thing in things if words in keys(thing)]
@@ -483,7 +449,6 @@ _LONGEST_NAME = 200
 
 
 def _nearest(name: str, things: Iterable[Thing], keys: Keys[Thing]) -> list[Thing]:
-    """Up to five things with similar names, the most similar first."""
     letters = "".join(sorted(words_of(name))) or name.lower()
     if len(letters) > _LONGEST_NAME:  # the time to compare grows with the lengths of both
         return []
@@ -527,7 +492,7 @@ class FactFiles(Generic[Thing]):
         return config_folder() / f"{self.what}s"
 
     def own_files(self) -> tuple[Path, ...]:
-        """The user's files, a later one of which replaces an earlier one with the same id."""
+        """The user's files. A later one replaces an earlier one with the same id."""
         return user_files(self.own_folder, f"WAVECAST_{self.what.upper()}S")
 
     def all(self) -> tuple[Thing, ...]:

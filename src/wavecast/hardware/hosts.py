@@ -153,11 +153,11 @@ COSTS = tuple(field.name for field in fields(Host) if field.name.endswith("_s"))
 def demands(
     calls: Sequence[Call], hooks: float = RECOMPUTED, inner_view: float = INNER_VIEW
 ) -> NDArray[np.float64]:
-    """The number of times that each call incurs each cost: a row per call, a column per cost.
+    """How often each call incurs each cost: a row per call, a column per cost.
 
-    Activations that are computed again in the backward pass (activation checkpointing) are issued
-    by Python and recorded by autograd, as in the forward pass, with what checkpointing adds at the
-    beginning of each block. Synchronisations are not in it; the player adds them.
+    Activations that are computed again in the backward pass (checkpointing) are issued by Python
+    and recorded by autograd, as in the forward pass; each block begins with the extra cost of
+    checkpointing. The player adds synchronisations.
     """
     column = {name: index for index, name in enumerate(COSTS)}
     graphs = graphs_of(calls)
@@ -202,10 +202,7 @@ def demands(
 
 
 def _issuers(calls: Sequence[Call], graphs: Sequence[CompiledGraph]) -> list[str]:
-    """For each call, the compiled code that issues it: empty if Python or autograd does.
-
-    Compiled code issues the calls of its graph, and the launch of a CUDA graph replays them.
-    """
+    """The compiled code that issues each call, or replays it as a CUDA graph; empty if none."""
     issuers = [call.op.name if call.op.name in fused.HOST_CALLS else "" for call in calls]
     for graph in graphs:
         for position in graph.members:
@@ -219,7 +216,6 @@ def _costs_of_call(op: Op, phase: Phase, issuer: str) -> tuple[tuple[str, float]
 
 
 def _costs_of_issued(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, float]]:
-    """The costs of one call, by who issues it."""
     if op.name == GRAPH_LAUNCH:
         yield "graph_s", 1
     elif op.name in fused.HOST_CALLS:
@@ -235,7 +231,6 @@ def _costs_of_issued(op: Op, phase: Phase, issuer: str) -> Iterator[tuple[str, f
 
 
 def _costs_of_op(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
-    """The costs that one run of an op incurs, and how often each."""
     if not ops.launches(op):
         yield "view_s", 1
         return
@@ -263,7 +258,6 @@ def _costs_of_kernels(op: Op, phase: Phase) -> Iterator[tuple[str, float]]:
 
 
 def _costs_of_list(op: Op) -> Iterator[tuple[str, float]]:
-    """The costs of a call on lists of tensors in the optimizer."""
     yield "other_s", 1
     yield "tensor_s", len(op.inputs)
 
@@ -395,10 +389,8 @@ def _check_factor(factor: float) -> None:
         )
 
 
-# Processors, and how fast they issue work, relative to the reference host.
-#
-# The reference host was measured on one processor. The speed of one thread on another processor
-# follows from its clock and its generation (`data/processors.toml`).
+# Processors, and how fast one thread of each issues work, by its clock and its generation
+# (data/processors.toml). Only that of the reference host was measured.
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +504,7 @@ def host_of(cluster: Cluster) -> Host:
 def update_rate(cluster: Cluster) -> float | None:
     """The bytes per second that an optimizer moves in the memory of a machine's host.
 
-    All ranks of the machine share it. None if the bandwidth of that memory is unknown.
+    All ranks share it. None if the bandwidth of that memory is unknown.
 
     >>> from wavecast.hardware.clusters import cluster
     >>> f"{update_rate(cluster('dgx-2')):.3g}"
@@ -529,21 +521,16 @@ def update_rate(cluster: Cluster) -> float | None:
     return bandwidth * attained
 
 
-# Views that an op written in C++ makes by itself: `linear` and `matmul` reshape what they get.
-#
-# Python issues one op, and torch's dispatcher sees four or five. Views among them cost the host a
-# fraction of what a view in Python code costs.
-
-
 _OF_LINEAR = ("aten.t", "aten.view")
 _OF_MATMUL = ("aten.expand", "aten.view", "aten._unsafe_view")
 
 
 def inner_views(calls: Sequence[Call]) -> list[int]:
-    """The positions of views that are part of a `linear` or a `matmul`.
+    """The positions of views that an op written in C++ makes by itself.
 
-    `linear` runs t, view, mm, _unsafe_view without a bias, and view, t, addmm, view with one.
-    `matmul` runs expand and view of both sides, bmm and _unsafe_view.
+    Python issues one op, and torch's dispatcher sees four or five; such views cost a fraction of a
+    view in Python code. `linear` runs t, view, mm, _unsafe_view without a bias, and view, t, addmm,
+    view with one. `matmul` runs expand and view of both sides, bmm and _unsafe_view.
     """
     names = [call.op.base for call in calls]
     inner = {at for at, name in enumerate(names) if name == "aten._unsafe_view"}
@@ -556,7 +543,7 @@ def inner_views(calls: Sequence[Call]) -> list[int]:
 
 
 def _around_linear(names: Sequence[str], at: int) -> list[int]:
-    """The views around the matmul of a `linear`. Empty if its weight is not transposed there."""
+    """The views around the matmul of a `linear`; empty if its weight is not transposed there."""
     before = _right_before(names, at, _OF_LINEAR)[:2]
     if not any(names[position] == "aten.t" for position in before):
         return []

@@ -41,17 +41,13 @@ def find_host(
     """The host of a name.
 
     Args:
-        choice: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
-            of a usual one (`usual_hosts`), or a path to a .toml file; a Host is returned as it is.
+        choice: "reference", "mine" (this machine, calibrated), the name of a calibrated host or of
+            a usual one (`usual_hosts`), or a path to a .toml file; a Host is returned as it is.
             None takes the host that $WAVECAST_HOST names, else a host that was calibrated with this
             GPU, else "reference".
         gpu: the GPU that the host issues work to.
         cluster: the machines. If no host is named or calibrated, the reference host is scaled to
             their processor, where that is known.
-
-    Raises:
-        UnknownName: there is no such host.
-        InvalidInput: its file is not a valid host file.
     """
     if isinstance(choice, Host):
         return choice
@@ -89,11 +85,7 @@ def kept_hosts() -> tuple[KeptHost, ...]:
 
 
 def path_of(name: str) -> Path:
-    """The path of the file that keeps a host. The file need not exist yet.
-
-    Raises:
-        InvalidInput: the name cannot be the name of a host.
-    """
+    """The path of the file that keeps a host. The file need not exist yet."""
     if not _NAME.fullmatch(name) or name in (MINE, REFERENCE) or name.endswith(".toml"):
         raise InvalidInput(
             f'a host cannot be named "{name}"; use letters, digits, ".", "_" and "-", and neither '
@@ -128,12 +120,11 @@ def _read(path: Path) -> HostFile:
 
 @lru_cache(maxsize=32)
 def _read_once(path: Path, changed: int) -> HostFile:
-    """The host in a file, cached until its modification time `changed` is another."""
+    """The host in a file, cached until its modification time `changed` differs."""
     return read_host(path)
 
 
 def _own_host() -> KeptHost:
-    """This machine's host: the one that was calibrated last."""
     own = [kept for kept in kept_hosts() if _is_here(kept)]
     if not own:
         raise UnknownName(
@@ -154,7 +145,7 @@ def _is_here(kept: KeptHost) -> bool:
 
 
 def _age(kept: KeptHost) -> tuple[bool, int, int]:
-    """Sort key: the newest calibration last, files of earlier versions first."""
+    """A sort key: the newest calibration comes last, files of earlier versions first."""
     file = kept.file
     return file.machine != "", file.date.toordinal(), kept.path.stat().st_mtime_ns
 
@@ -164,9 +155,6 @@ def _has(file: HostFile, gpu: Device) -> bool:
         return bool(file.gpu) and known_device(file.gpu).id == gpu.id
     except UnknownName:
         return False
-
-
-# Host files: reading and writing the TOML files that describe calibrated hosts.
 
 
 MEASURED_ON_GPU = ("launch_s", "sync_s", "graph_s", "node_s")
@@ -184,7 +172,6 @@ BUSY_SHARE = 0.1
 
 
 def _times(value: Any, where: str) -> dict[str, float]:
-    """A check of a table of seconds by cost."""
     times = a_table(value, where)
     for key, seconds in times.items():
         if key not in COSTS:
@@ -262,11 +249,7 @@ def _geometric_mean(factors: Iterable[float]) -> float:
 
 
 def read_host(path: Path) -> HostFile:
-    """The host that a TOML file describes.
-
-    Raises:
-        InvalidInput: the file cannot be read or is not a host file; says which key and why.
-    """
+    """The host that a TOML file describes."""
     with prefixed(f"{path}: "):
         table = read_toml(path)
         times = {title: _times(table.pop(title), title) for title in BENCHMARKS if title in table}
@@ -298,14 +281,6 @@ def to_toml(host: HostFile) -> str:
     )
 
 
-# Calibration of a host: its costs are those of the reference host times one measured factor.
-#
-# `wavecast calibrate` times a few small patterns of ops
-# (`frameworks.pytorch.measurement.issuing`). The factor is the median, over the patterns that
-# launch kernels, of this host's time divided by the reference host's time. The costs of the
-# reference host were fitted on whole steps.
-
-
 _PYTHON_ONLY = ("view_s", "module_s")
 """Patterns that run Python code alone. Slow machines are slower still at these than at whole steps,
 which wait for memory and driver as well (lab/notes), so they are left out of the median."""
@@ -321,19 +296,18 @@ def calibrated(
     machine: MeasuredMachine | None = None,
     reference: Mapping[str, Mapping[str, float]] | None = None,
 ) -> HostFile:
-    """The calibrated host, from the times of the benchmark.
+    """The calibrated host: all costs of the reference host times one measured factor.
 
-    All costs get the same factor. On six machines this predicted steps better than a factor for
-    each cost (lab/notes).
+    The factor is the median, over the patterns of the benchmark that launch kernels, of this host's
+    time divided by the reference host's. One factor for all costs predicts steps better than one
+    for each (lab/notes).
 
     Args:
-        name: the name of the host.
-        times: the benchmark's seconds by cost, on "cpu" and, where there is a GPU, on "cuda".
-            Those on "cuda" are used when both are given.
+        times: the benchmark's seconds by cost, on "cpu" and, where there is a GPU, on "cuda". Those
+            on "cuda" are used when both are given.
         direct: costs in seconds that were measured on a GPU themselves.
         software: the versions with which the benchmark ran.
         source: how the host was measured.
-        machine: the machine, and how busy it was.
         reference: the benchmark's times on the reference host; the shipped ones by default.
     """
     benchmark = "cuda" if "cuda" in times else "cpu"

@@ -1,8 +1,8 @@
 """How many thread blocks of a kernel run at a time on one SM of an NVIDIA GPU.
 
 The rule is that of NVIDIA's occupancy calculator (cuda_occupancy.h): warps, blocks, registers and
-shared memory each allow a number of blocks per SM, and the smallest of the four numbers counts.
-Habitat's waves (Yu et al., ATC 2021; `wavecast.predictors.wave`) are built on it.
+shared memory each allow a number of blocks per SM, and the smallest counts. Habitat's waves (Yu et
+al., ATC 2021; `wavecast.predictors.wave`) are built on it.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ LIMITS: Mapping[tuple[int, int], SmLimits] = {
 def limits_of(device: Device) -> SmLimits | None:
     """The limits of a device's SMs: the facts of its file, else those of its compute capability.
 
-    A capability that the table lacks gets the limits of the nearest older one, and `SmLimits.note`
-    says so. None for a device without one (AMD, Intel) or with one older than the table.
+    A capability that the table lacks gets the limits of the nearest older one (`SmLimits.note`).
+    None for a device without one (AMD, Intel) or with one older than the table.
     """
     capability = device.compute_capability
     older = [listed for listed in LIMITS if capability is not None and listed <= capability]
@@ -120,11 +120,8 @@ def _dotted(capability: tuple[int, int]) -> str:
 def blocks_per_sm(limits: SmLimits, threads: int, registers: int, shared_bytes: int) -> int:
     """How many blocks fit on one SM at a time; 0 if the kernel cannot run there.
 
-    Args:
-        limits: the limits of the GPU.
-        threads: the threads of one block.
-        registers: the registers of one thread; 0 means no limit.
-        shared_bytes: the shared memory of one block; 0 means no limit.
+    Threads and shared memory are those of one block, registers those of one thread. 0 means no
+    limit of registers or shared memory.
     """
     if not 0 < threads <= MAX_THREADS_PER_BLOCK:
         return 0

@@ -30,11 +30,9 @@ class _TimedTrainerCallback(TrainerCallback):
     timer: TrainingRecorder | TrainingWatch
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the evaluation."""
         self.timer.interrupt()
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Exclude the time of the checkpoint."""
         self.timer.interrupt()
 
 
@@ -84,12 +82,6 @@ class TrainerStepPredictor(_TimedTrainerCallback):
 
     The first batch is traced on a copy of the model without weights. The training, its random
     numbers and the memory of the GPU stay as they are.
-
-    ```python
-    from wavecast.integrations.huggingface import TrainerStepPredictor
-
-    trainer = Trainer(..., callbacks=[TrainerStepPredictor(gpu="a100-sxm-80gb")])
-    ```
 
     Args:
         gpu: the GPU to predict for. None for the one that the training runs on.

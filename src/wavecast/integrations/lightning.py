@@ -40,22 +40,19 @@ def _callback() -> Any:
 
 
 class _TimedLightningCallback(_callback()):  # type: ignore[misc]
-    """A callback whose `timer` counts steps, and leaves out validations and checkpoints."""
+    """A callback whose `timer` counts steps, without validations and checkpoints."""
 
     timer: TrainingRecorder | TrainingWatch
     _step = 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start a new training."""
         self.timer.begin()
         self._step = trainer.global_step
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """Exclude the time of the validation."""
         self.timer.interrupt()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: Any) -> None:
-        """Exclude the time of the checkpoint."""
         self.timer.interrupt()
 
     def _ended(self, trainer: Any) -> bool:
@@ -105,12 +102,6 @@ class LightningStepPredictor(_TimedLightningCallback):
 
     The first batch is traced on a copy of the module without weights. The training, its random
     numbers and the memory of the GPU stay as they are.
-
-    ```python
-    from wavecast.integrations.lightning import LightningStepPredictor
-
-    trainer = Trainer(..., callbacks=[LightningStepPredictor(gpu="a100-sxm-80gb")])
-    ```
 
     Args:
         gpu: the GPU to predict for. None for the one that the training runs on.

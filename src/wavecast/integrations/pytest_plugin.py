@@ -48,10 +48,8 @@ def wavecast_step(request: Any) -> StepAssertions:
 class StepAssertions:
     """Assertions about training steps, which are predicted and need no GPU.
 
-    Args:
-        folder: where baselines are, if a test names no other place.
-        test: the name of the test, under which its steps are kept.
-        update: whether baselines are written instead of compared.
+    The folder is where baselines are, unless a test names another place. Steps are kept under the
+    name of the test. With `update`, baselines are written instead of compared.
     """
 
     def __init__(self, folder: Path, test: str, *, update: bool = False) -> None:

@@ -93,13 +93,7 @@ class TrainingWatch:
         device: Any,
         samples: int | None = None,
     ) -> None:
-        """Predict the step of the training, once.
-
-        Args:
-            make_step: the step on a copy of the model, from `step_copies.step_of`.
-            device: the torch device of the training.
-            samples: how many samples a step takes.
-        """
+        """Predict the step of the training once; it runs on a copy of the model (`step_of`)."""
         self._asked = True
         try:
             self.running_on = self.running_on or _gpu_of(device)
@@ -191,7 +185,6 @@ _REASONS = {
 
 
 def _announced(step: wavecast.Prediction) -> str:
-    """The prediction in one line."""
     parts = [f"predicted {_ms(step.seconds)} a step on {step.device.id}"]
     if step.low_s is not None and step.high_s is not None:
         parts.append(f"range {_ms(step.low_s)} to {_ms(step.high_s)}")
@@ -207,7 +200,7 @@ def _ms(seconds: float) -> str:
 
 
 def _gpu_of(device: Any) -> str | None:
-    """The id of the GPU of a training; None on another device, or on a GPU that is not known."""
+    """The id of the GPU of a training; None on other devices, and for an unknown GPU."""
     import torch
 
     if getattr(device, "type", "") != "cuda":
@@ -218,19 +211,16 @@ def _gpu_of(device: Any) -> str | None:
         return None
 
 
-# The recorder of a running training, which all callbacks for training loops share.
-#
-# Steps are timed on the host when they end. The GPU may be a few steps behind, but by the same
-# amount at both ends of the stable phase. A recorder never stops a training: if it cannot record
-# something, it warns.
-
-
 MOST_MARKS = 100_000
 """The most step times to keep, however long the training is."""
 
 
 class TrainingRecorder:
     """Collects the times of a training's steps, and stores the training as a run.
+
+    Steps are timed on the host when they end. The GPU may be a few steps behind, but by the same
+    amount at both ends of the stable phase. A recorder never stops a training: it warns of what it
+    cannot record.
 
     Args:
         store: the run store, as for `wavecast.RunStore`. It is opened at once, so that a wrong one
@@ -319,13 +309,6 @@ def precision_of(model: Any) -> str | None:
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "fp32"
 
 
-# A training's own step, copied so that it can be traced without touching the training.
-#
-# The copy has no weights: its parameters and buffers are new tensors of the same shape, which take
-# no memory in the trace. The model, its optimizer, its data and the random numbers of the training
-# stay as they are.
-
-
 _PATCHED = ("forward", "_original_forward")
 """Attributes that accelerate overwrites: a forward pass that is bound to the original model."""
 
@@ -352,11 +335,12 @@ def step_of(
     recipe: StepRecipe,
     keep: Mapping[int, Any] | None = None,
 ) -> Callable[[], Callable[[], None]]:
-    """A `make_step` for `wavecast.trace`: the step of a training, on a copy.
+    """A `make_step` for `wavecast.trace`: the step of a training, on a copy without weights.
+
+    The parameters and buffers of the copy take no memory in the trace. The model, its optimizer,
+    its data and the random numbers of the training stay as they are.
 
     Args:
-        model: the model that trains. It is not changed.
-        optimizer: its optimizer. It is not changed.
         batch: a batch on the host, from `on_host`.
         loss_of: the loss of a model (the copy) for a batch on the GPU.
         recipe: what else belongs to a step.
@@ -385,7 +369,6 @@ def step_of(
 
 
 def _update(optimizer: Any, trained: list[Any], scaler: Any, recipe: StepRecipe) -> None:
-    """Clip the gradients, update the weights, and forget the gradients."""
     if scaler is not None and (recipe.clip_norm or recipe.clip_value):
         scaler.unscale_(optimizer)
     if recipe.clip_norm:
@@ -459,7 +442,7 @@ def _on_gpu(batch: Any, pinned: bool) -> Any:
 
 
 def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
-    """A batch in which each tensor is changed: dictionaries, lists, tuples, named tuples."""
+    """A batch with each tensor changed, in dictionaries, lists, tuples and named tuples."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, Mapping):
@@ -491,8 +474,8 @@ def undisturbed() -> Iterator[None]:
 def _outside_autocast() -> Iterator[None]:
     """A block outside of autocast, although the training may be within its own.
 
-    Torch keeps weights in half precision until the outermost autocast ends. A step that is traced
-    within another would find those of the step before.
+    Torch keeps weights in half precision until the outermost autocast ends, so a step that is
+    traced within another would find the weights of the step before.
     """
     kinds = {kind: torch.is_autocast_enabled(kind) for kind in ("cuda", "cpu")}
     depth = torch.autocast_increment_nesting() - 1

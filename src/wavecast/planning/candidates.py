@@ -103,11 +103,8 @@ def find_candidates(
 ) -> list[Candidate]:
     """What the training takes on each GPU, and on several of each, with each of the settings.
 
-    Settings with which it cannot run are left out where others do.
-
-    Args:
-        settings: the ways to run the step, the step as it is first.
-        progress: called with the number of GPUs that are done, and of all.
+    The step as it is comes first among the settings. Settings with which it cannot run are left out
+    where others can. `progress` gets the number of GPUs that are done, and of all.
     """
     candidates: list[Candidate] = []
     ranks = RankCache()
@@ -130,12 +127,10 @@ def find_candidates(
 
 
 def _machines(device: Device, question: TrainingQuestion) -> ClusterPredictor:
-    """The predictor of ops on a GPU, in the machine that was asked for."""
     return on_cluster(device, Parallel(), machines=question.clusters.get(device.id))
 
 
 def _machine_size(device: Device, question: TrainingQuestion) -> int:
-    """How many GPUs the machine of a GPU has."""
     try:
         return _machines(device, question).cluster.gpus_per_node
     except InvalidInput:
@@ -191,7 +186,7 @@ class _CandidateFinder:
         )
 
     def _next_offer(self, candidate: Candidate) -> Price | None:
-        """The cheapest offer of another provider than the one that was chosen."""
+        """The cheapest offer of any other provider."""
         offer = None if candidate.cost is None else candidate.cost.offer
         if offer is None:
             return None
@@ -239,7 +234,7 @@ class _CandidateFinder:
     def _grown(
         self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
-        """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
+        """The step at a larger batch, where no batch was given and a sample gets cheaper."""
         question = self._question
         if not self._may_grow:
             return batch, trace, needed, step
@@ -324,7 +319,6 @@ class _CandidateFinder:
             yield Parallel(data=count, shard=most, microbatches=micro, offload="optimizer")
 
     def _may_offload(self, trace: Trace) -> bool:
-        """Whether there are optimizer states, and a host whose memory is known."""
         if not self._question.offload or self._question.predictor is not None:
             return False
         if trace.measurement is not None or not RankStates.of(trace).has_optimizer:
@@ -341,11 +335,7 @@ class _CandidateFinder:
         return replace(plan, global_batch=question.batch * question.each * count)
 
     def _tried(self, count: int) -> Iterator[tuple[int | None, Trace]]:
-        """The batch sizes to try on one GPU, with their traces, largest first.
-
-        Raises:
-            InvalidInput: the global batch cannot be divided among the GPUs.
-        """
+        """The batch sizes to try on one GPU, with their traces, largest first."""
         question, share = self._question, self._share(count)
         if question.batch is None:
             trace = self._trace_for(self._device, None)
@@ -401,9 +391,6 @@ def _far_too_large(needs: list[int], device: Device) -> bool:
 
 def _too_large(nbytes: float) -> str:
     return f"{_NOT_FITTING}: needs {nbytes / (1 << 30):.1f} GiB"
-
-
-# What the ranks of a step run and hold, kept for all GPUs that its trace serves.
 
 
 @dataclass

@@ -1,13 +1,13 @@
 """How many GPUs to have: the cheapest mix with which jobs meet their deadlines, by simulation.
 
-A forecast is simulated several times: arrivals are drawn (a Poisson process for jobs with a rate,
-days in a drawn order for a trace), and times are drawn from their ranges. A mix keeps its promise
-if in nine of ten drawings the share of jobs that end in time is at least the promised one. Jobs
-that are due first come first, each on the cheapest free GPUs on which it ends in time.
+A forecast is simulated several times, with drawn arrivals (a Poisson process for jobs with a rate,
+days in a drawn order for a trace) and times drawn from their ranges. A mix keeps its promise if in
+nine of ten draws the share of jobs that end in time is at least the promised one. Jobs that are due
+first come first, each on the cheapest free GPUs on which it ends in time.
 
-The days of a trace are few, and other days will come. So a drawing does not draw from the days
-themselves, but from days that were drawn from them: its shares differ as much as those of days that
-were not seen do from those that were (a bootstrap of both, Efron and Tibshirani 1993, chapter 8).
+The days of a trace are few, and the days to come will differ from them. So days are drawn twice
+over: a sample of the days, and each draw's days from that sample (Efron and Tibshirani 1993,
+chapter 8).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Counts = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Forecast:
-    """Jobs that are expected, each drawing with its arrivals."""
+    """Jobs that are expected, each draw with its own arrivals."""
 
     draw: Callable[[int], Sequence[Job]]
     """The jobs of a drawing, by its number."""
@@ -43,10 +43,7 @@ class Forecast:
 
 
 def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) -> Forecast:
-    """Jobs that arrive at random, each kind so many times a week on average.
-
-    The deadline of a job counts from its arrival.
-    """
+    """Jobs that arrive at random, so often a week on average. Deadlines count from the arrival."""
 
     def drawn(number: int) -> list[Job]:
         chance = random.Random(number)
@@ -64,7 +61,7 @@ def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) 
 
 
 def from_trace(jobs: Sequence[Job], draws: int) -> Forecast:
-    """Jobs as they came; in all drawings but the first, days are drawn, twice over."""
+    """Jobs as they came in the first draw; in the others, days are drawn, twice over."""
     days: dict[int, list[Job]] = {}
     for job in jobs:
         days.setdefault(int(job.submit_s // DAY_S), []).append(job)
@@ -146,10 +143,8 @@ class CapacityPlan(Shown):
 class CapacitySearch:
     """Searches the cheapest mix.
 
-    Args:
-        fleet: the pools; their numbers of GPUs are the most that can be had.
-        promise: the share of jobs that are to end in time.
-        steps: by how many GPUs each pool grows: a machine, or one GPU.
+    The fleet's numbers of GPUs are the most that can be had; the promise is the share of jobs that
+    are to end in time. `steps` says by how many GPUs each pool grows: by a machine, or by one GPU.
     """
 
     def __init__(
@@ -191,7 +186,7 @@ class CapacitySearch:
         )
 
     def keeps(self, counts: Counts) -> bool:
-        """Whether a mix keeps the promise; what cannot is not simulated to its end."""
+        """Whether a mix keeps the promise. A simulation ends as soon as it cannot."""
         if counts not in self._kept:
             failed = (not self._keeps(counts, number, jobs) for number, jobs in self._draws)
             self._kept[counts] = sum(islice(filter(None, failed), self._may_fail + 1)) <= (
@@ -211,7 +206,6 @@ class CapacitySearch:
     def _simulated(
         self, counts: Counts, number: int, jobs: Sequence[Job], most_late: int | None = None
     ) -> Simulation:
-        """A drawing, with those of its jobs that have room on a mix."""
         pools = tuple(
             replace(pool, gpus=n) for pool, n in zip(self._fleet.pools, counts, strict=True) if n
         )
@@ -238,7 +232,7 @@ class CapacitySearch:
         return sum(price * n for price, n in zip(prices, counts, strict=True))
 
     def _mixed(self, base: Counts, pools: Sequence[int]) -> Iterator[Counts]:
-        """Mixes in which other GPUs take the place of a part of one kind."""
+        """Mixes in which other GPUs replace some of one kind."""
         main = max(range(len(base)), key=lambda index: base[index])
         for other in pools:
             if other == main:
@@ -302,20 +296,13 @@ class CapacitySearch:
 
 
 def _limited(job: Job, fleet: Fleet) -> Job:
-    """The job with the options that a fleet has room for."""
     pools = fleet.by_name
     kept = tuple(o for o in job.options if o.pool in pools and pools[o.pool].holds(o.gpus))
     return job if kept == job.options else replace(job, options=kept)
 
 
 def buy_or_rent(pool: Pool, gpus: int, purchase: Purchase) -> BuyOrRent:
-    """Buying the GPUs of a pool against renting them, with the break-even.
-
-    Args:
-        pool: the pool, with its price of an hour.
-        gpus: how many are needed.
-        purchase: what one costs to buy.
-    """
+    """Buying the GPUs of a pool against renting them, with the break-even."""
     rent = pool.usd_per_hour or 0.0
     power = (pool.power_w or 0.0) / 1000 * purchase.usd_per_kwh
     own = replace(purchase, utilisation=1.0).usd_per_used_hour(pool.power_w or 0.0)

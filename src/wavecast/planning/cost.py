@@ -210,12 +210,7 @@ def training_cost(
 
 
 def mean_beyond(step: Prediction, others: Iterable[tuple[Prediction, float]]) -> Ranged:
-    """How much longer the mean of all steps is than one of them, which may be below zero.
-
-    Args:
-        step: the step that most of them are like.
-        others: the steps that are not, and the share of each.
-    """
+    """How much longer the mean of all steps is than one of them, which may be below zero."""
     beyond = _NONE
     for other, share in others:
         difference = _step(other, 1).plus(_step(step, 1).times(-1))
@@ -224,10 +219,9 @@ def mean_beyond(step: Prediction, others: Iterable[tuple[Prediction, float]]) ->
 
 
 def accumulating(strategy: Parallel, plan: TrainingPlan | None, samples: int | None) -> Parallel:
-    """The strategy with as many micro-batches as the plan's global batch asks for.
+    """The strategy with as many micro-batches as the plan's global batch needs.
 
-    Raises:
-        InvalidInput: the global batch is no multiple of what all replicas take at once.
+    The global batch must be a multiple of what all replicas take at once.
     """
     batch = None if plan is None else plan.global_batch
     if batch is None or samples is None or strategy.microbatches > 1:
@@ -282,7 +276,6 @@ def _share(prediction: Prediction, phase: Phase) -> float:
 
 
 def _validation(prediction: Prediction, plan: TrainingPlan) -> Ranged:
-    """The time of one validation."""
     stated = exactly(plan.validation_s)
     if not plan.validation_samples:
         return stated
@@ -300,7 +293,6 @@ def _validation(prediction: Prediction, plan: TrainingPlan) -> Ranged:
 
 
 def _steps(plan: TrainingPlan, samples: float | None, unit: str) -> int:
-    """The number of optimizer steps."""
     if plan.iterations is not None:
         return math.ceil(plan.iterations)
     if samples is None:
@@ -331,7 +323,7 @@ def _all_samples(plan: TrainingPlan, unit: str) -> float:
 def _times(
     steps: int, every: float | None, plan: TrainingPlan, samples: float | None, what: str
 ) -> int:
-    """How many validations or checkpoints there are: one every so many steps, else one an epoch."""
+    """How many validations or checkpoints there are: one every so many steps, or one an epoch."""
     if every is not None:
         return int(steps // every)
     if plan.epochs is not None:
@@ -342,14 +334,6 @@ def _times(
         f"say how often a {what} comes: --{what}-every N steps, or --dataset-samples for once in "
         "an epoch"
     )
-
-
-# Failures and restarts of long trainings on many GPUs.
-#
-# A failure of any GPU stops the training. What was done since the last checkpoint is lost, and the
-# restart takes time. The interval between checkpoints that loses least is that of Young ("A first
-# order approximation to the optimum checkpoint interval", CACM 1974) and Daly (2006): sqrt(2 x
-# checkpoint time x time between failures).
 
 
 LLAMA_3_GPU_HOURS = 54 * 24 * 16384 / 419
@@ -385,16 +369,16 @@ def interruptions(
 ) -> Interruptions:
     """The failures that are expected in a training, and the time that they cost.
 
+    Any failure stops the training; the work since the last checkpoint is lost, and the restart
+    takes time. The interval between checkpoints that loses least is sqrt(2 x checkpoint time x time
+    between failures): Young, "A first order approximation to the optimum checkpoint interval", CACM
+    1974, and Daly 2006.
+
     Args:
-        training_s: the time of the training without them.
-        gpus: how many GPUs it has.
-        gpu_hours_between: the GPU hours between two failures.
+        training_s: the time of the training without failures.
         checkpoint_s: how long one checkpoint stops the training.
         restart_s: the time from a failure to the first new step.
         every_s: the time between checkpoints. None for the best.
-
-    Raises:
-        InvalidInput: a time is not above 0, or failures come faster than restarts.
     """
     given = (training_s, gpu_hours_between, checkpoint_s, restart_s, every_s or 1.0)
     if min(given) <= 0 or not math.isfinite(sum(given)):
@@ -412,7 +396,7 @@ def interruptions(
     return Interruptions(failures, mean_s / 3600, every_s, share)
 
 
-# Hardware that you buy: its price as a price of an hour, to be compared with rented GPUs.
+# Hardware that you buy, priced by the hour so that it compares with rented GPUs.
 
 
 BOUGHT = "bought"
@@ -453,11 +437,7 @@ class Purchase:
         return self.usd / hours + power_w / 1000 * self.usd_per_kwh
 
     def offer(self, device: Device, date: datetime.date) -> Price:
-        """The purchase as an offer of one GPU.
-
-        Raises:
-            InvalidInput: power has a price, and the board's power is not known.
-        """
+        """The purchase as an offer of one GPU."""
         if device.tdp_w is None and self.usd_per_kwh:
             raise InvalidInput(
                 f"the board power of {device.id} is not known, so the price of power cannot be "

@@ -1,8 +1,8 @@
 """The search for the best way to spread a training step over a number of GPUs.
 
-What may be fastest is tried first. Strategies whose least memory does not fit are not spread, and
-those whose least possible time (`bounds`) is above the times of enough others are not played. So
-the first strategies of the answer are those that playing all of them would have given.
+Strategies that are likely to be fast are tried first. Those whose least memory does not fit are not
+spread, and those whose least possible time (`layouts.RankWork`) is above the times of enough others
+are not played. The best strategies are still those that playing all of them would give.
 """
 
 from __future__ import annotations
@@ -72,20 +72,14 @@ def search_layouts(
 ) -> list[Layout]:
     """All strategies for a number of GPUs: those that fit, fastest first, then the others.
 
-    When `Search.within_s` is over, it gives what it has.
+    It gives what it has when `Search.within_s` is over.
 
     Args:
-        search: the number of GPUs and the global batch.
         trace_of: gives the trace of one micro-batch of so many samples.
-        predictor: predicts ops on the GPU and its cluster.
-        host: the host that issues the ops.
         progress: called when a strategy is done.
-        part: which part of the strategies to try, from 0 on, and how many parts there are. Those
-            whose layers are sharded alike stay together.
+        part: which part of the strategies to try, from 0 on, and how many parts there are.
+            Strategies whose layers are sharded alike stay together.
         keeps_interrupted: whether it gives what it has after Ctrl-C, too, instead of passing it on.
-
-    Raises:
-        InvalidInput: the global batch cannot be divided among the GPUs.
     """
     ends_s = math.inf if search.within_s is None else time.monotonic() + search.within_s
     smallest = trace_of(min(search.micro_batches), search.recompute[0])
@@ -119,7 +113,7 @@ def search_layouts(
 def _part_of(
     todo: Sequence[tuple[Parallel, int]], at: int, parts: int
 ) -> list[tuple[Parallel, int]]:
-    """One of several parts of the strategies, with those together whose layers are alike."""
+    """One of several parts of the strategies; those with layers sharded alike stay together."""
     keys = [(*shared_layers(strategy), micro) for strategy, micro in todo]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
     return [strategy for strategy, key in zip(todo, keys, strict=True) if order[key] % parts == at]
@@ -130,7 +124,7 @@ def _has_buckets(strategy: Parallel) -> bool:
 
 
 class _SearchEnds(Exception):
-    """The time for the search is over, or it has what is wanted."""
+    """The time for the search is over, or it has enough."""
 
 
 def _peak_bytes(steps: ParallelSteps, strategy: Parallel) -> float:
@@ -149,17 +143,16 @@ class _MicroBatch:
 
     @cached_property
     def states(self) -> RankStates:
-        """What it keeps."""
         return RankStates.of(self.steps.trace)
 
     @cached_property
     def alone_s(self) -> float:
-        """Its time on one GPU, as if it fitted there."""
+        """The time on one GPU, as if it fitted there."""
         timed = self.steps.alone
         return timed.play(0, backward_end(timed.trace)).seconds
 
     def guessed_s(self, strategy: Parallel) -> float:
-        """About how long a strategy takes: only what is tried first depends on it."""
+        """About how long a strategy takes. Only the order of the search depends on it."""
         shared = strategy.tensor * strategy.context
         passes = strategy.microbatches + (strategy.pipeline - 1) / strategy.virtual
         alone = strategy.tensor > 1 and not strategy.sequence
@@ -169,7 +162,7 @@ class _MicroBatch:
 
 @dataclass
 class _Running:
-    """A search on its way."""
+    """A search in progress."""
 
     search: Search
     trace_of: TraceOf
@@ -194,7 +187,6 @@ class _Running:
     bounds: dict[int, LayerBounds] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Try all strategies; the search ends earlier when its time is over."""
         self._enter(range(len(self.todo)), 0)
         while self.queue:
             _, last, key = heappop(self.queue)
@@ -204,7 +196,7 @@ class _Running:
         self._try_buckets()
 
     def _try_buckets(self) -> None:
-        """Try other sizes of buckets with the best, and add those with which they are faster."""
+        """Try the best strategies with other sizes of buckets, and add those that are faster so."""
         timed = (layout for layout in ranked(list(self.done.values())) if layout.seconds)
         bucketed = (layout for layout in timed if _has_buckets(layout.strategy))
         for layout in list(islice(bucketed, _REFINED)):
@@ -221,7 +213,7 @@ class _Running:
                     self.todo.pop()
 
     def _enter(self, members: Iterable[int], way: int) -> None:
-        """Put strategies that may fit with so much recomputed into the queue."""
+        """Queue the strategies that may fit when so much is recomputed."""
         groups: dict[_Key, list[int]] = {}
         for at in members:
             strategy, micro = self.todo[at]
@@ -239,9 +231,9 @@ class _Running:
             self._enter(large, way + 1)
 
     def _try(self, members: Sequence[int], way: int, key: _Key) -> None:
-        """Try strategies with layers sharded alike; those too large come again, recomputing more.
+        """Try strategies with layers sharded alike; too large ones come again, recomputing more.
 
-        What fits without is slower with it: the same calls run, and some of them twice.
+        What fits without recomputing is slower with it, so it is not tried again.
         """
         large: list[int] = []
         steps = self._micro_batch(key[-1], way).steps
@@ -300,7 +292,6 @@ class _Running:
         least_bytes: Callable[[Parallel], float],
         large: list[int],
     ) -> list[int]:
-        """The strategies that may fit, by the least memory of a rank."""
         left = []
         for at in members:
             needed_bytes = least_bytes(self.todo[at][0])
@@ -325,7 +316,6 @@ class _Running:
         return sorted(left, key=self.least_s.__getitem__)
 
     def _played(self, at: int, way: int, steps: ParallelSteps) -> Layout:
-        """A strategy with its memory and time, as far as they are needed to judge it."""
         try:
             step = steps.unplayed(steps.spread(self.todo[at][0]))
             least_bytes = peak_bytes(step.fullest.allocations)
@@ -354,7 +344,7 @@ class _Running:
         return replace(layout, least_bytes=needed_bytes)
 
     def _refuse(self, at: int, layout: Layout, way: int, large: list[int]) -> None:
-        """Try a strategy that does not fit again with more recomputed, if there is more."""
+        """Queue a strategy that does not fit again, with more recomputed, if there is more."""
         if way + 1 < len(self.search.recompute):
             large.append(at)
         else:
@@ -384,17 +374,13 @@ class _Running:
 
     @property
     def _room_bytes(self) -> float:
-        """The memory of a GPU that a step may fill."""
         return self.predictor.device.memory_bytes * (1 - self.search.memory_margin)
 
     @property
     def _enough_s(self) -> float:
-        """The time above which a strategy is not among the best that are wanted."""
+        """The time above which a strategy is not among the best."""
         best = self.search.best
         return math.inf if best is None or len(self.best_s) < best else self.best_s[best - 1]
-
-
-# What to change where no strategy fits: adapters, GPUs with more memory, or more GPUs.
 
 
 ADAPTERS = "r=16"
@@ -408,12 +394,10 @@ Fitting = Callable[[Search, Device, bool], Layout | None]
 def fitting_changes(
     search: Search, device: Device, fitting: Fitting, *, adaptable: bool
 ) -> list[str]:
-    """What fits instead, in words: the least change of each kind.
+    """What fits where no strategy does, in words: the least change of each kind.
 
-    Args:
-        search: what was looked for in vain.
-        fitting: looks for a strategy that fits.
-        adaptable: whether adapters can be trained instead of all weights.
+    The changes are adapters instead of all weights (if `adaptable`), GPUs with more memory, and
+    more GPUs. `fitting` looks for a strategy that fits.
     """
     first = replace(search, first_fitting=True, best=1, within_s=None)
     words = []
@@ -433,7 +417,6 @@ _Change = tuple[str, Search, Device | None, bool]
 
 
 def _least_change(changes: Iterator[_Change], device: Device, fitting: Fitting) -> list[str]:
-    """The first of some changes with which something fits; none if there is none."""
     for words, search, gpu, has_adapters in changes:
         try:
             layout = fitting(search, gpu or device, has_adapters)

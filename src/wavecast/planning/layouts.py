@@ -130,12 +130,8 @@ def losses(prediction: Prediction) -> str:
     return ", ".join(shares)
 
 
-# The least time that a strategy can take, known before the step is spread that way.
-#
-# A search that knows it need not play most strategies. The bound is sound: it leaves calls out and
-# never adds one. It has the calls of a rank's micro-batch as its layers are sharded, played on its
-# host and its streams; the collectives of the data axis, each stream by itself; and a pipeline's
-# schedule, played with the GPU's time of each stage alone.
+# The least time that a strategy can take, known before the step is spread that way. It is sound: it
+# leaves calls out and never adds one. So a search need not play most strategies.
 
 
 _ROUNDING = 1e-9
@@ -189,9 +185,10 @@ class RankWork:
 
     @cached_property
     def units(self) -> Mapping[tuple[int, int, bool], int]:
-        """How many FSDP units there are of each size, in bytes of float32, roots apart.
+        """How many FSDP units there are of each size, roots counted apart.
 
-        The second size is that of the weights with gradients."""
+        A size is the bytes of all weights in float32, then of those with gradients.
+        """
         units = gathered_units(self.trace, self.end)
         return Counter((*sizes, bool(name)) for name, sizes in units.items())
 
@@ -247,7 +244,7 @@ class RankWork:
     def _parts(self, parts: int) -> list[tuple[float, float]]:
         """The GPU's time of forward and backward pass in each part of the model.
 
-        Collectives of sharded layers are waited for at once, but for those of rings (context).
+        Only collectives of rings (context) overlap with other calls.
         """
         if parts not in self._parts_of:
             sums = np.zeros((parts, 2))
@@ -258,7 +255,6 @@ class RankWork:
         return self._parts_of[parts]
 
     def _cut(self, parts: int) -> Cut:
-        """Where the model is cut, as it will be when it is spread."""
         if parts not in self._cuts:
             known_s = self.predictor.known_s
             self._cuts[parts] = cut_model(self.trace, parts, lambda call: known_s(call.op))
@@ -274,7 +270,6 @@ class RankWork:
         )
 
     def _states(self, parts: int) -> list[RankStates]:
-        """What each part of the model keeps."""
         if parts not in self._states_of:
             cut = self._cut(parts) if parts > 1 else None
             self._states_of[parts] = RankStates.of_parts(self.trace, cut, parts, self.end)
@@ -312,7 +307,6 @@ class RankWork:
         return (reduced_s, 0.0) if strategy.shard == 2 else (0.0, reduced_s)
 
     def _gather(self, strategy: Parallel, nbytes: int) -> Call:
-        """The gather of the weights of an FSDP unit."""
         axis = strategy.axes["shard"]
         size = nbytes if self.dtype == "float32" else nbytes // 2
         share = shard_of(flat(size, self.dtype), axis)
@@ -323,17 +317,17 @@ class RankWork:
 
 
 class LayerBounds:
-    """What one way to shard layers says about others, before they are sharded so.
+    """The bounds that one way to shard layers gives for others, before layers are sharded so.
 
-    Without sequence parallelism tensor ranks run the kernels that they run with it, and larger
-    ones between the matmuls.
+    Without sequence parallelism tensor ranks run the kernels that they run with it, and larger ones
+    between the matmuls.
     """
 
     def __init__(self) -> None:
         self._kernels_s: dict[tuple[int, ...], float] = {}
 
     def add(self, key: tuple[int, ...], work: RankWork | None) -> None:
-        """Remember what was found for layers (`shared_layers`) and a micro-batch."""
+        """Remember the work with layers sharded so (`shared_layers`) and a micro-batch."""
         if work is not None:
             self._kernels_s[key] = work.kernels_s
 
@@ -372,13 +366,7 @@ class RankStates:
 
     @staticmethod
     def of_parts(trace: Trace, cut: Cut | None, parts: int, end: int) -> list[RankStates]:
-        """What each part of a model keeps.
-
-        Args:
-            trace: one micro-batch.
-            cut: where the model is cut. None for one part.
-            end: the position where the backward pass ends.
-        """
+        """What each part of a model keeps."""
         owners = (0,) * len(trace) if cut is None else cut.owners
         every = [list(range(len(trace.allocations)))]
         homes = every if cut is None else memory_by_part(trace, cut, owners[:end], parts)
@@ -420,8 +408,8 @@ class RankStates:
     def least_with_activations(self, strategy: Parallel) -> float:
         """The least memory of the fullest rank, before layers are sharded and the model is cut.
 
-        Stage s of a pipeline holds the activations of at least `stages - s` micro-batches, as far
-        as there are so many. How they are distributed is not known, so it is as good as can be.
+        Stage s of a pipeline holds the activations of at least `stages - s` micro-batches, if there
+        are so many. How these are distributed is not known, so the best case is taken.
         """
         stages, count = strategy.pipeline, strategy.microbatches
         kept = self._kept(strategy) / (strategy.tensor * strategy.context)
@@ -432,13 +420,7 @@ class RankStates:
 
     @staticmethod
     def held_bytes(parts: Sequence[RankStates], strategy: Parallel, held: int) -> float:
-        """The least memory of a rank with these parts, where a backward pass begins.
-
-        Args:
-            parts: the parts of the model that it has.
-            strategy: how the step is spread.
-            held: the micro-batches whose activations it holds.
-        """
+        """The least memory of a rank with these parts and `held` micro-batches' activations."""
         alone = strategy.microbatches == 1
         kept = [part._kept(strategy) for part in parts]
         states = sum(part._shared(strategy, with_gradients=not alone) for part in parts)
@@ -454,7 +436,7 @@ class RankStates:
         return self.activations - (self.copies if strategy.shard == 3 else 0)
 
     def _shared(self, strategy: Parallel, *, with_gradients: bool, ways: _Pair = (1, 1)) -> float:
-        """The weights and states, of which layers are sharded so many ways, among the data axis."""
+        """The weights and states of a data-parallel rank; layers are sharded so many `ways`."""
         stage = strategy.shard
         held = [(self.weights, stage >= 3)]
         if with_gradients:
@@ -485,7 +467,7 @@ def _is_kept(allocation: Allocation, turn: int) -> bool:
 
 
 def _waiting(strategy: Parallel) -> float:
-    """How much longer a step takes since ranks wait for each other."""
+    """How many times as long a step takes because ranks wait for each other."""
     return (1 + shipped_overlap().waiting(strategy.gpus)) * (1 - _ROUNDING)
 
 
@@ -564,7 +546,6 @@ def candidates(
 
 
 def _axes(search: Search, domain_gpus: int, blocks: int) -> Iterator[tuple[int, int, int]]:
-    """The sizes of tensor, context and pipeline."""
     most_tensor = search.most_tensor or domain_gpus
     for tensor in _powers(search.gpus, most_tensor):
         for context in _powers(search.gpus // tensor, max(domain_gpus // tensor, 1)):
@@ -615,7 +596,6 @@ def shards_layers(shared: tuple[int, ...]) -> bool:
 
 
 def _powers(total: int, most: int) -> list[int]:
-    """The powers of two that divide a number, up to the largest allowed."""
     powers = [1]
     while total % (2 * powers[-1]) == 0 and 2 * powers[-1] <= most:
         powers.append(2 * powers[-1])
@@ -636,13 +616,7 @@ PUBLISHED = (
 
 
 def batch_warning(trace: Trace, global_batch: int, samples: int) -> str | None:
-    """A sentence if a global batch is larger than such models are known to be trained with.
-
-    Args:
-        trace: one micro-batch.
-        global_batch: the sequences of one optimizer step.
-        samples: the sequences of the trace.
-    """
+    """A warning if a global batch is larger than such models are known to be trained with."""
     if trace.unit != TOKENS or trace.samples is None:
         return None
     tokens = global_batch * trace.samples / samples
@@ -657,9 +631,6 @@ def batch_warning(trace: Trace, global_batch: int, samples: int) -> str | None:
         f"model of this size has {batch / 1e6:.1f} million ({source}), and a larger one may need "
         "more tokens to reach the same loss"
     )
-
-
-# How much of the GPUs' arithmetic a training uses: model FLOPs utilisation.
 
 
 def model_flops_utilization(step: Prediction) -> float | None:
@@ -706,10 +677,10 @@ class NetworkPoint:
 def network_points(
     layouts: Sequence[Layout], predictor: ClusterPredictor, host: HostModel
 ) -> list[NetworkPoint]:
-    """The fastest of some layouts on slower and faster networks.
+    """The fastest of these layouts on slower and faster networks.
 
-    Empty if the GPUs are in one machine, or the network is not known. Layouts that are not given
-    are not tried again, so the table says what the network costs these.
+    The table is empty if the GPUs are in one machine, or the network is not known. No other layouts
+    are tried.
     """
     cluster = predictor.cluster
     steps = [

@@ -162,12 +162,8 @@ class PriceBook:
         """The offer at which so many GPUs cost least; whole machines are paid. None if unknown.
 
         Offers of a GPU without the machine around it, and offers that are old today, count only if
-        there are no others.
-
-        Args:
-            gpus: how many of them.
-            together: how many of them must be in one machine.
-            besides: a provider whose offers do not count.
+        there are no others. `together` GPUs must be in one machine; offers of the provider
+        `besides` do not count.
         """
         suiting = (offer for offer in self.of(device_id) if offer.gpus >= together)
         return min(
@@ -220,13 +216,9 @@ def price(device: Device | str, setup: str | None = None) -> Price | None:
 
 
 def price_book(setup: str | None = None) -> PriceBook:
-    """The user's table of prices if there is one, else the shipped one; or that of a paper.
+    """The user's table of prices if there is one, else the shipped one.
 
-    Args:
-        setup: "habitat" for the prices of Habitat's paper; None for today's.
-
-    Raises:
-        InvalidInput: the user's own table is damaged.
+    The setup "habitat" gives the prices of Habitat's paper.
     """
 
     if setup is not None:
@@ -256,9 +248,6 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
 
     An offer is a table `[prices.<device id>]`, or a line of the list `offers`, which may have
     several for a GPU.
-
-    Raises:
-        InvalidInput: the file cannot be read or is not a price file; says which key and why.
     """
     file = Path(path)
     try:
@@ -271,7 +260,6 @@ def read_prices(path: str | os.PathLike[str]) -> PriceBook:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, _written: int) -> PriceBook:
-    """The offers of a file; cached until the file changes."""
     table = read_toml(path)
     refuse_unknown(
         table, ("source", "snapshot", "currency", "prices", "offers"), "a file of prices"
@@ -307,11 +295,7 @@ def _offers(table: Mapping[str, Any]) -> Iterator[Price]:
 
 
 def write_prices(path: Path, book: PriceBook, comment: Iterable[str] = ()) -> None:
-    """Write a table of prices.
-
-    Raises:
-        InvalidInput: the file cannot be written.
-    """
+    """Write a table of prices."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, prices_toml(book, comment))
 
@@ -347,11 +331,8 @@ def _offer(offer: Price) -> dict[str, Any]:
     }
 
 
-# Catalogues of cloud prices, read as offers of GPUs that we know.
-#
-# A catalogue is a CSV file of SkyPilot's price catalogue, one for each provider
-# (`catalogs/v8/<provider>/vms.csv`), or the table that docs/sources.md describes, which has the
-# cheapest region of many providers.
+# Catalogues of cloud prices, read as offers of GPUs that we know. A catalogue is a CSV file of
+# SkyPilot's (`catalogs/v8/<provider>/vms.csv`), or the table that docs/sources.md describes.
 
 
 SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
@@ -398,15 +379,10 @@ def catalogue_names() -> tuple[CatalogueName, ...]:
 def read_catalogue(
     path: Path, provider: str | None = None, date: datetime.date | None = None
 ) -> PriceBook:
-    """The offers of a catalogue in which we know the GPU.
+    """The offers of a catalogue in which we know the GPU; an error if there are none.
 
-    Args:
-        provider: the provider of a file of SkyPilot's, which does not name it. None for the name of
-            its folder.
-        date: the date of its prices. None for the day on which the file was written.
-
-    Raises:
-        InvalidInput: the file cannot be read, or is no catalogue, or has no GPU that we know.
+    SkyPilot's files do not name their provider: without one, the name of the folder is taken.
+    Without a date, prices are of the day on which the file was written.
     """
     try:
         written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC).date()
@@ -419,11 +395,7 @@ def read_catalogue(
 
 
 def catalogue_of(text: str, provider: str, date: datetime.date) -> PriceBook:
-    """The offers in the text of a catalogue.
-
-    Raises:
-        InvalidInput: it is no catalogue, or has no GPU that we know. The caller adds its name.
-    """
+    """The offers in the text of a catalogue in which we know the GPU; there must be one."""
     reader = csv.DictReader(io.StringIO(text))
     try:
         columns = tuple(reader.fieldnames or ())
@@ -446,7 +418,7 @@ def catalogue_of(text: str, provider: str, date: datetime.date) -> PriceBook:
 
 
 def named(rows: Iterable[Price]) -> Iterator[Price]:
-    """The offers whose GPU we know, with its id; `device_id` was the catalogue's name for it."""
+    """The offers whose GPU we know, with our id instead of the catalogue's name for it."""
     for row in rows:
         line = next((name for name in catalogue_names() if name.matches(row)), None)
         if line is not None and line.gpu and row.provider not in AUCTIONS and _is_usable(row):
@@ -460,7 +432,7 @@ def _is_usable(row: Price) -> bool:
 
 
 def cheapest_regions(offers: Iterable[Price]) -> tuple[Price, ...]:
-    """Of each GPU, provider, size of machine and way to pay, the offer in the cheapest region."""
+    """The offer in the cheapest region, for each GPU, provider, size of machine and way to pay."""
     best: dict[tuple[str, str, int, bool, bool], Price] = {}
     for offer in offers:
         key = offer.device_id, offer.provider, offer.gpus, offer.is_spot, offer.includes_host
@@ -493,10 +465,7 @@ def _of_skypilot(
 
 
 def _with_hosts(rows: list[Price]) -> Iterator[Price]:
-    """The rows, with the price of the machine added where it is listed apart from its GPUs.
-
-    Google's catalogue has a row for the machine, and one without a machine for its GPUs.
-    """
+    """The rows, with the price of the machine added where Google lists it apart from its GPUs."""
     bare = {
         (row.device_id, row.gpus, row.region, row.is_spot): row.usd_per_hour
         for row in rows
@@ -512,7 +481,6 @@ def _with_hosts(rows: list[Price]) -> Iterator[Price]:
 
 
 def _of_table(rows: Iterable[Mapping[str, str]]) -> Iterator[Price]:
-    """The rows of the table of many providers."""
     for row in rows:
         count, names = _number(row["count"]), (row["accelerator"], row["provider"])
         if count is None or count < 1 or count != int(count) or not all(names):

@@ -57,9 +57,6 @@ def scale(
 
     The data axis grows, the other axes stay. Weak scaling keeps the work of each GPU. Strong
     scaling keeps the samples of one optimizer step, so that each GPU runs fewer micro-batches.
-
-    Raises:
-        InvalidInput: a number of GPUs does not fit the strategy.
     """
     inner = strategy.gpus // strategy.data
     whole = strategy.microbatches * strategy.data
@@ -90,9 +87,6 @@ def doubled_counts(strategy: Parallel, up_to: int) -> list[int]:
     """The numbers of GPUs to try: the smallest possible one, then twice as many each time.
 
     The smallest holds one replica, or all replicas that share the experts.
-
-    Raises:
-        InvalidInput: even the first is too large.
     """
     sharing = strategy.expert // math.gcd(strategy.expert, strategy.tensor * strategy.sequence or 1)
     smallest = strategy.gpus // strategy.data * sharing

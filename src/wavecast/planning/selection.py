@@ -1,11 +1,10 @@
-"""Which GPUs to choose for a training: what is fastest, what is cheapest, and what is as good.
+"""Which GPUs to choose for a training: the fastest, the cheapest, and those that count as equal.
 
-How two choices are told apart: both come from the same trace, so part of their errors
-is the same and cancels when they are compared. For times a < b, the distance of their logarithms
-must exceed sqrt(u^2 + d^2 - 2 r u d), where u is the distance from a to its high end, d that from b
-to its low end, and r the correlation of the errors of one step on two GPUs. Below that, the order
-may be the other way round, and the choices count as equal. Two offers of the same GPUs have the
-same error, so only their prices count.
+Two predictions from one trace share a part of their errors, which cancels when they are compared.
+Times a < b differ for sure if the distance of their logarithms exceeds sqrt(u^2 + d^2 - 2 r u d),
+where u is the distance from a to its high end, d that from b to its low end, and r the correlation
+of the errors of one step on two GPUs. Otherwise the choices count as equal. Two offers of the same
+GPUs have the same error, so only their prices count.
 """
 
 from __future__ import annotations
@@ -151,9 +150,9 @@ def select(
     """The candidates in order: by time, by money, or by both.
 
     By both means that candidates on the Pareto front come first, those with the smallest product of
-    time and money before others. A budget or deadline is kept if the prediction keeps it; whether
-    the whole range does is noted. GPUs on whose generation nothing was measured are listed apart,
-    unless they are asked for.
+    time and money before others. A budget or deadline counts as kept if the predicted value keeps
+    it; whether the whole range does is noted. GPUs of generations that were never measured are
+    listed apart, unless they are asked for.
     """
     limited = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
     looked_at = _best_settings(limited, aim)
@@ -264,9 +263,9 @@ def _with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def is_better(first: Candidate, other: Candidate, aim: Aim) -> bool:
-    """Whether the first is better than the other beyond the error of the predictions.
+    """Whether the first is better than the other, beyond the error of the predictions.
 
-    By both means that it is better in one, and not known to be worse in the other.
+    By both aims it must be better in one, and not known to be worse in the other.
     """
     if aim is Aim.TIME:
         return tells_apart(first, other, first.seconds, other.seconds)
@@ -278,7 +277,7 @@ def is_better(first: Candidate, other: Candidate, aim: Aim) -> bool:
 
 
 def tells_apart(first: Candidate, other: Candidate, less: Ranged, more: Ranged) -> bool:
-    """Whether one value is less than another beyond doubt, as the head of this module says."""
+    """Whether one value is less than another for sure, by the rule at the head of this module."""
     if not less.value < more.value:
         return False
     if math.isinf(more.value) or _same_step(first, other):
@@ -291,6 +290,5 @@ def tells_apart(first: Candidate, other: Candidate, less: Ranged, more: Ranged) 
 
 
 def _same_step(first: Candidate, other: Candidate) -> bool:
-    """Whether two candidates run the very same step, so that only their prices differ."""
     ran = ((c.device.id, c.gpus, c.batch, c.strategy, c.settings) for c in (first, other))
     return next(ran) == next(ran)

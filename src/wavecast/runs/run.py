@@ -1,11 +1,9 @@
 """Records of past trainings: the settings of a run, and how long it took.
 
-Runs come from logs (`readers/`) and the run store (`store/`), and regression models are fitted to
-them. Two runs with the same values are the same run.
-
-A run has two times. `seconds` is the time of its `iterations` timed iterations: after warm-up,
-without tests, checkpoints and pauses. `total_s` and `total_iterations` belong to the whole run,
-from its first to its last time stamp, with all of these (Gianniti et al., section 4.1).
+Two runs with the same values are the same run. A run has two times: `seconds` is that of its
+`iterations` timed iterations, after warm-up and without tests, checkpoints and pauses. `total_s` is
+that of the whole run with all of these, from its first to its last time stamp (Gianniti et al.,
+section 4.1).
 """
 
 from __future__ import annotations
@@ -72,11 +70,7 @@ TEXTS = ("model", "phase", "gpu", "precision", "framework", "source")
 
 
 def check(run: Run) -> Run:
-    """The run, unchanged, if its values are possible.
-
-    Raises:
-        InvalidInput: a value is impossible; says which.
-    """
+    """The run, unchanged, if its values are possible; else an error."""
     for name in WHOLE:
         value = getattr(run, name)
         if value is None and name in ("inner_modules", "total_iterations"):
@@ -103,7 +97,7 @@ def identity(run: Run) -> str:
     Values equal to their default are left out, so that a field added later changes no identity.
     """
     # repr gives the shortest text that reads back as the same number on every machine. The
-    # separator is not printable, so no text of a run contains it.
+    # separator is not printable, so it is in no text of a run.
     text = "\x1f".join(
         [
             f"{name}={float(value)!r}" if name == "seconds" else f"{name}={value}"
@@ -152,15 +146,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-# The stable phase of a run, after its warm-up (TBD, section III-D2).
-#
-# In the first iterations frameworks try algorithms and fill caches. The paper samples "once
-# throughput is stable" but gives no rule. The rule here: the median of each window of 50
-# iterations is compared with the median of the run's last third. The stable phase begins after the
-# last window that differs by more than the tolerance. A median misses a warm-up shorter than half
-# a window, so the iterations of the first half window are also compared one by one.
-
-
 WINDOW = 50
 TOLERANCE = 0.05
 ENOUGH = 50
@@ -172,14 +157,15 @@ _UNLIKELY = 4
 
 
 def stable_from(seconds: Sequence[float], window: int = WINDOW) -> int:
-    """The first iteration of the stable phase.
+    """The first iteration of the stable phase, from the time of each iteration.
 
-    Args:
-        seconds: the time of each iteration, in order.
-        window: how many iterations a window has; fewer for a short run.
+    Frameworks try algorithms and fill caches at first. TBD samples "once throughput is stable"
+    (section III-D2), but gives no rule. Ours compares the median of each window of iterations with
+    that of the run's last third: the stable phase begins after the last window that differs by more
+    than the tolerance. A median misses a warm-up shorter than half a window, so the iterations of
+    the first half window are also compared one by one.
 
-    Raises:
-        InvalidInput: there are too few iterations, too much noise, or no stable phase.
+    An error says if there are too few iterations, too much noise, or no stable phase.
     """
     if len(seconds) < 6 * window:
         raise InvalidInput(

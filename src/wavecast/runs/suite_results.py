@@ -110,11 +110,7 @@ def gpu_name(gpu: str) -> str:
 
 
 def read_results(path: Path) -> tuple[SuiteResult, ...]:
-    """The results in a file. If a step was measured again on a GPU, its last result there.
-
-    Raises:
-        InvalidInput: the file holds something else, or is damaged; says which line and why.
-    """
+    """The results in a file; of a step measured again on a GPU, the last one there."""
     rows = {(row.configuration, row.gpu, row.framework): row for row in TABLE.read(path)}
     return tuple(rows.values())
 
@@ -163,10 +159,9 @@ def write_results(path: Path, results: Sequence[SuiteResult]) -> None:
     TABLE.write(path, results)
 
 
-# Do TBD's twelve observations (Zhu et al., IISWC 2018, section IV) hold in results of the suite?
-#
-# Observation 3 needs results of two frameworks, 8 the measured traces, 9 results of two GPUs, and
-# 12 results on several GPUs. Without them they are not judged, and say what is missing.
+# TBD's twelve observations (Zhu et al., IISWC 2018, section IV), judged on results of the suite.
+# Observation 3 needs results of two frameworks, 8 measured traces, 9 results of two GPUs, and 12
+# results on several GPUs; without them they say what is missing.
 
 
 _BATCH_NORM = re.compile(r"batch_norm|bn_(?:fw|bw)")
@@ -226,9 +221,10 @@ class Observation(Shown):
 
 
 def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
-    """Every observation that one GPU and one framework can show, but for those of kernels.
+    """All observations that one GPU and one framework can show, but for those of kernels.
 
-    Results that had not settled count for those of memory only: their time is not that of a step.
+    Results that had not settled count only for those of memory, as their time is not that of a
+    step.
     """
     of_memory = partial(_observed, list(sweeps(rows)), _namer(rows))
     rows, restless = _settled(rows)
@@ -292,7 +288,6 @@ def _settled(rows: Sequence[SuiteResult]) -> tuple[list[SuiteResult], int]:
 
 
 def _without(restless: int, observation: Observation) -> Observation:
-    """An observation that says how many results it leaves out."""
     if not restless:
         return observation
     return replace(
@@ -320,9 +315,7 @@ def observe_all(
 ) -> tuple[Observation, ...]:
     """All twelve observations, in TBD's order; those that cannot be judged say what is missing.
 
-    Args:
-        rows: results of any number of GPUs, machines and frameworks.
-        traces: the measured traces of `suite run --traces` by name, for observation 8.
+    The measured traces of `suite run --traces` are for observation 8.
     """
     single = [row for row in rows if row.gpus == 1]
     eighth = Observation(8, _EIGHTH, figure="needs the measured traces (--traces FOLDER)")
@@ -337,7 +330,7 @@ def observe_all(
 
 
 def _namer(rows: Sequence[SuiteResult]) -> Callable[[SuiteResult], str]:
-    """How a sweep is called: model and precision, and the GPU if there are several."""
+    """A function that names a sweep: model and precision, and the GPU if there are several."""
     several = len({row.gpu for row in rows}) > 1
     return lambda row: f"{row.model} {row.precision}" + (f" on {row.gpu}" if several else "")
 
@@ -428,7 +421,7 @@ def _ninth(rows: Sequence[SuiteResult]) -> Observation:
 
 
 def peak_flops(gpu: str) -> float:
-    """The fp32 peak of a GPU, by which GPUs are ordered; 0 where it is unknown, as for a CPU."""
+    """The fp32 peak of a GPU, by which GPUs are ordered; 0 if unknown, as for a CPU."""
     return 0.0 if gpu == CPU else known_device(gpu).fp32_flops or 0.0
 
 
@@ -477,9 +470,6 @@ def _twelfth(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
         missing = f"needs results on {where}: rows with the columns gpus and nodes"
         observations.append(_judged(12, claim, verdicts, "; ".join(words) or missing))
     return tuple(observations)
-
-
-# A model of the suite over its batches: what TBD looks at, as predicates and in figures.
 
 
 RECURRENT = frozenset({"nmt", "gnmt", "deep-speech-2"})
@@ -548,12 +538,12 @@ def _ratio(sweep: Sweep, last: int = 0) -> float:
 
 
 def growing(sweep: Sweep) -> bool:
-    """Whether the last step of the batch still pays: the GPU is not saturated."""
+    """Whether the largest batch still pays: the GPU is not saturated."""
     return _ratio(sweep, -2) >= SATURATED
 
 
 def gain(sweep: Sweep) -> float:
-    """What the last step of the batch gains in throughput."""
+    """How much the largest batch gains in throughput over the next smaller one."""
     return _ratio(sweep, -2) - 1
 
 
@@ -589,7 +579,7 @@ def growth(every: Sequence[Sweep]) -> str:
 
 
 def typical_gain(every: Sequence[Sweep]) -> str:
-    """What the last step of the batch gains."""
+    """How much the largest batch gains over the next smaller one."""
     gains = [gain(sweep) for sweep in every]
     return f"last step of the batch {min(gains):+.0%} to {max(gains):+.0%}, median {_median(gains)}"
 

@@ -1,7 +1,7 @@
 """The baseline: the figures of checked steps in a file that is committed and reviewed.
 
-Numbers are rounded, parts without GPU time are left out, and everything has a fixed order. So equal
-steps give equal files on every machine, and a changed step changes the lines that are about it.
+Numbers are rounded, parts without GPU time are left out, and the order is fixed. So equal steps
+give equal files on every machine, and a changed step changes only its own lines.
 """
 
 from __future__ import annotations
@@ -95,13 +95,12 @@ def _whole_mib(nbytes: int | None) -> int | None:
 
 
 def _kept_parts(parts: Sequence[Share]) -> tuple[Share, ...]:
-    """The parts that take time, by name: an order that does not depend on the times."""
+    """The parts that take time, sorted by name: this order does not depend on the times."""
     rounded = (replace(part, gpu_s=_rounded_part(part.gpu_s)) for part in parts)
     return tuple(sorted((part for part in rounded if part.gpu_s), key=lambda part: part.name))
 
 
 def _kinds_of(parts: Sequence[Share]) -> tuple[Share, ...]:
-    """The kinds of ops, from the ops."""
     kinds: dict[str, Share] = {}
     for part in parts:
         kind = str(kind_of(part.name) or NO_KIND)
@@ -111,11 +110,7 @@ def _kinds_of(parts: Sequence[Share]) -> tuple[Share, ...]:
 
 
 def write_baseline(baseline: Baseline, path: Path) -> None:
-    """Write a baseline, all or nothing.
-
-    Raises:
-        InvalidInput: the file cannot be written.
-    """
+    """Write a baseline, all or nothing."""
     write_checked(path, to_toml(baseline), read_baseline)
 
 
@@ -138,8 +133,6 @@ def to_toml(baseline: Baseline) -> str:
 
 @dataclass(frozen=True)
 class _KeptPart:
-    """A type, an op or a module of a step as the file has it."""
-
     calls: Annotated[float, _amount]
     gpu_ms: Annotated[float, _amount]
 
@@ -153,8 +146,6 @@ _Parts = Mapping[str, Annotated[_KeptPart, _kept_part]]
 
 @dataclass(frozen=True)
 class _KeptStep:
-    """A step as the file has it."""
-
     step_ms: Annotated[float, _amount_above_0]
     gpu_ms: Annotated[float, _amount]
     host_ms: Annotated[float, _amount]
@@ -205,11 +196,7 @@ def _ms(seconds: float) -> float:
 
 
 def read_baseline(path: Path) -> Baseline:
-    """The baseline in a file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or is not a baseline.
-    """
+    """The baseline in a file."""
     with prefixed(f"{path}: "):
         table = read_toml(path)
         form = table.get("format")

@@ -86,11 +86,7 @@ class CheckResult(Shown):
 
 
 def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicted:
-    """The steps that a file of checks names, as they are now.
-
-    Args:
-        tracing: what surrounds the tracing of a step, such as a line of progress.
-    """
+    """The current steps of a file of checks; `tracing` surrounds the tracing of each."""
     steps: dict[str, dict[str, StepSummary]] = {}
     problems: dict[str, str] = {}
     for target in config.targets:
@@ -150,14 +146,10 @@ def software(version: str) -> dict[str, str]:
 def baseline_of(
     predicted: Predicted, config: CheckConfig, before: Baseline | None, *, whole: bool
 ) -> Baseline:
-    """The baseline that holds the steps as they are now.
+    """The baseline with the current steps, all of which must be predicted.
 
-    Args:
-        before: the baseline so far. None if there is none.
-        whole: whether targets that were not predicted leave the baseline.
-
-    Raises:
-        InvalidInput: a target could not be predicted.
+    Of the earlier baseline `before`, targets that were not predicted are kept, unless this is the
+    `whole`.
     """
     for name, problem in predicted.problems.items():
         raise InvalidInput(f"the baseline was not written: {name}: {problem}")
@@ -177,13 +169,7 @@ def check_all(
     baseline: Baseline,
     changed: ChangedLines | None = None,
 ) -> CheckResult:
-    """The verdicts on the steps of a file of checks.
-
-    Args:
-        predicted: the steps as they are.
-        baseline: the steps as they were.
-        changed: the lines of code that changed since. None if that is not known.
-    """
+    """The verdicts on the steps of a file of checks."""
     steps: list[StepVerdict] = []
     choices: list[ChoiceVerdict] = []
     for target in config.targets:
@@ -221,16 +207,7 @@ def compare_step(
     allowed: Tolerances,
     versions: tuple[Mapping[str, str], Mapping[str, str]],
 ) -> StepVerdict:
-    """The verdict on one step on one GPU.
-
-    Args:
-        target: the name of the target.
-        gpu: the id of the GPU.
-        before: the step of the baseline. None if it is not there.
-        now: the step as it is.
-        allowed: how much its figures may change.
-        versions: the software of the baseline, and that of now.
-    """
+    """The verdict on one step on one GPU."""
     if before is None:
         problem = "is not in the baseline; add it with --update"
         return StepVerdict(target, gpu, problem=problem)
@@ -242,7 +219,7 @@ def compare_step(
 
 
 def _cause(comparison: StepComparison, before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """Where a change comes from, as far as versions and ops tell."""
+    """The likely cause of a change, as far as versions and ops tell."""
     changed = version_changes(before, after)
     ours = [text for text in changed if text.startswith(f"{WAVECAST} ")]
     others = [text for text in changed if text not in ours]
@@ -258,7 +235,7 @@ def _cause(comparison: StepComparison, before: Mapping[str, str], after: Mapping
 
 
 def version_changes(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """What changed among the versions of two moments: `torch 2.11.0 -> 2.13.0`."""
+    """The changes between two sets of versions: `torch 2.11.0 -> 2.13.0`."""
     names = [name for name in before if name in after and before[name] != after[name]]
     return [f"{name} {before[name]} -> {after[name]}" for name in sorted(names)]
 
@@ -282,9 +259,6 @@ def _remarks(config: CheckConfig, predicted: Predicted, baseline: Baseline) -> t
     return tuple(remarks)
 
 
-# The code of another commit: what changed since, and the figures that its steps had.
-
-
 MERGE_BASE = "merge-base"
 """The commit at which this branch left the main one."""
 _MAIN = ("origin/HEAD", "origin/main", "origin/master", "main", "master")
@@ -292,11 +266,7 @@ _HUNK = re.compile(r"@@ -\S+ \+(\d+)(?:,(\d+))? @@")
 
 
 def commit_of(name: str) -> str:
-    """The id of a commit by its name; `merge-base` is where this branch left the main one.
-
-    Raises:
-        InvalidInput: this is no repository of git, or has no such commit.
-    """
+    """The id of a commit by its name; `merge-base` is where this branch left the main one."""
     if name != MERGE_BASE:
         return _git("rev-parse", "--verify", "--end-of-options", f"{name}^{{commit}}")
     if diff_base := os.environ.get("CI_MERGE_REQUEST_DIFF_BASE_SHA"):  # GitLab
@@ -323,7 +293,7 @@ def folder_in_repository() -> str:
 
 
 def changed_since(commit: str) -> ChangedLines:
-    """The lines that changed since a commit, in files that are not yet committed, too."""
+    """The lines that changed since a commit, uncommitted ones included."""
     lines: dict[str, list[range]] = {}
     file = ""
     for text in _git("diff", "--unified=0", "--relative", "--no-color", commit).splitlines():
@@ -337,10 +307,10 @@ def changed_since(commit: str) -> ChangedLines:
 
 
 def baseline_at(commit: str, config: CheckConfig) -> Baseline:
-    """The figures of the steps as the code of a commit has them, by the checks of now.
+    """The figures of the steps by the code of a commit, with the present file of checks.
 
-    The commit is checked out into a folder of its own, and its steps are traced there by another
-    process. Steps that it does not have are left out.
+    The commit is checked out into a folder of its own, and another process traces its steps there.
+    Steps that it does not have are left out.
     """
     with _checked_out(commit) as folder:
         file = folder / folder_in_repository() / _relative(config.path)
@@ -356,7 +326,6 @@ def baseline_at(commit: str, config: CheckConfig) -> Baseline:
 
 
 def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
-    """Whether steps could be traced into the baseline of a folder."""
     chosen = [part for name in names for part in ("--target", name)]
     done = subprocess.run(
         children.command("wavecast", "check", "--update", "--config", config.name, *chosen),
@@ -384,11 +353,7 @@ def _relative(path: Path, start: Path | None = None) -> Path:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints.
-
-    Raises:
-        InvalidInput: git refuses; says why.
-    """
+    """The output of git; an InvalidInput if git refuses."""
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
     except FileNotFoundError:
@@ -400,7 +365,7 @@ def _git(*arguments: str) -> str:
 
 
 def _tried(*arguments: str) -> str:
-    """What git prints; nothing if it refuses."""
+    """The output of git; empty if it refuses."""
     try:
         return _git(*arguments)
     except InvalidInput:

@@ -90,11 +90,7 @@ class CheckConfig:
     """The host that issues the steps. One that every machine has gives everyone equal results."""
 
     def only(self, names: list[str]) -> CheckConfig:
-        """The same with these targets alone.
-
-        Raises:
-            InvalidInput: there is no target of a name.
-        """
+        """The same with these targets alone."""
         known = {target.name: target for target in self.targets}
         for name in names:
             if name not in known:
@@ -103,11 +99,7 @@ class CheckConfig:
 
 
 def find_config(folder: Path) -> Path:
-    """The file of checks in a folder.
-
-    Raises:
-        InvalidInput: the folder has none.
-    """
+    """The file of checks in a folder."""
     if (folder / CONFIG).is_file():
         return folder / CONFIG
     project = folder / PROJECT
@@ -122,11 +114,7 @@ def find_config(folder: Path) -> Path:
 
 
 def read_config(path: Path) -> CheckConfig:
-    """The checks that a TOML file asks for.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a key or value in it is wrong.
-    """
+    """The checks that a TOML file asks for."""
     with prefixed(f"{path}: "):
         table: Mapping[str, Any] = read_toml(path)
         if path.name == PROJECT:
@@ -172,7 +160,7 @@ def _target(
 
 
 def _placed(target: str, folder: Path) -> str:
-    """A target whose file is named from the folder of the file of checks."""
+    """A target; the path of its file is relative to the folder of the file of checks."""
     if not begins_with_path(target) or Path(target).is_absolute():
         return target
     return str(folder / target) if folder != Path() else target
@@ -182,11 +170,7 @@ def given_tolerances(
     given: Mapping[str, Any],
     usual: Tolerances = Tolerances(),  # noqa: B008  (it is frozen)
 ) -> Tolerances:
-    """The usual tolerances, with those that are given: shares, percentages, or False and None.
-
-    Raises:
-        InvalidInput: there is no such figure, or a value is wrong.
-    """
+    """The usual tolerances, replaced by those given: shares, percentages, or False and None."""
     figures = [field.name for field in fields(Tolerances)]
     refuse_unknown(given, figures, "the tolerances", "tolerance.")
     values = {name: _tolerance(name, value) for name, value in given.items()}
@@ -207,9 +191,6 @@ def _tolerance(name: str, value: Any) -> float | None:
     if name == "waits" and value != int(value):
         raise InvalidInput(f"tolerance.waits must be a whole number of waits, not {value!r}")
     return float(value)
-
-
-# The lines of code at which a step does more than before.
 
 
 _MOST_OF_AN_OP = 3
@@ -261,11 +242,8 @@ def new_places(
 ) -> tuple[CodePlace, ...]:
     """The lines of waits and ops that are new or that became more, the costliest op first.
 
-    Lines that did not change since the baseline are named only if all that the line does is new.
-
-    Args:
-        comparison: the step before and after.
-        changed: the lines that changed. None if that is not known.
+    `changed` has the lines that changed, None if not known. Lines that did not change are named
+    only if everything that they do is new.
     """
     places: list[CodePlace] = []
     old, new = comparison.before, comparison.after

@@ -78,7 +78,7 @@ class ChoiceVerdict:
 
 
 def overall(outcomes: Iterable[Outcome]) -> Outcome:
-    """The outcome of several: the most important one."""
+    """The most important of several outcomes."""
     order = (Outcome.WORSE, Outcome.CHANGED, Outcome.UNKNOWN, Outcome.BETTER, Outcome.WITHIN)
     return min(outcomes, key=order.index, default=Outcome.WITHIN)
 
@@ -103,7 +103,7 @@ def judge(target: str, comparison: StepComparison, allowed: Tolerances) -> StepV
 def _relative(
     name: str, before: float | None, after: float | None, tolerance: float | None
 ) -> Figure | None:
-    """The verdict on a figure that may change by a share of itself; None if nobody asks."""
+    """The verdict on a figure that may change by a share of itself; None if it is not checked."""
     if tolerance is None or (before is None and after is None):
         return None
     if before is None or after is None:
@@ -123,7 +123,6 @@ def _counted(name: str, before: int, after: int, tolerance: float | None) -> Fig
 
 
 def _fits(before: StepSummary, after: StepSummary) -> Figure | None:
-    """The verdict on whether the step fits, where that changed."""
     if before.fits is None or after.fits is None or before.fits == after.fits:
         return None
     outcome = Outcome.BETTER if after.fits else Outcome.WORSE
@@ -139,13 +138,9 @@ def judge_choices(
 ) -> tuple[ChoiceVerdict, ...]:
     """The verdicts on which GPU is the fastest for a target, and which the cheapest for a step.
 
-    Args:
-        target: the name of the target.
-        before: the steps of the baseline, by GPU.
-        after: the steps of now, by GPU.
-        usd_per_hour: the prices of the baseline, by GPU. With today's prices, the choice could
-            change although the step did not.
-        tolerance: how much better another GPU must be to count; None if nobody asks.
+    Steps and prices are keyed by GPU. Both choices use the prices of the baseline: with today's,
+    the choice could change although the step did not. `tolerance` is how much better another GPU
+    must be; None checks nothing.
     """
     gpus = [gpu for gpu in after if gpu in before]
     if tolerance is None or len(gpus) < 2:
@@ -163,7 +158,7 @@ def judge_choices(
 
 
 def best_gpu(steps: Mapping[str, StepSummary], rates: Mapping[str, float]) -> str:
-    """The GPU on which a step costs least: its time times a rate; empty if it fits on none."""
+    """The GPU on which time times rate is least; empty if the step fits on none."""
     able = [gpu for gpu in steps if is_able(steps[gpu]) and gpu in rates]
     return min(able, key=lambda gpu: steps[gpu].seconds * rates[gpu], default="")
 
@@ -193,9 +188,6 @@ def exit_code(outcomes: Sequence[Outcome]) -> int:
     """0 if all is within tolerance or better, 1 if a figure got worse, 2 if nobody can say."""
     verdict = overall(outcomes)
     return 1 if verdict in FAILING else 2 if verdict is Outcome.UNKNOWN else 0
-
-
-# A verdict in plain lines of text, for tools that have no tables.
 
 
 _PARTS = 5

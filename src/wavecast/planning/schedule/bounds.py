@@ -1,8 +1,8 @@
-"""A bound that no schedule can beat, and the choice of GPUs behind it, by linear programming.
+"""A bound that no schedule can beat, and a choice of GPUs, by linear programming.
 
 The program lets a job be cut into shares that run on several options at once, and counts only the
-GPU time of each pool. What it finds is a relaxation, so its value is a bound for every schedule;
-and nearly all jobs have one option only, so it is a good choice to begin with.
+GPU time of each pool. This is a relaxation, so its value is a bound for every schedule. Nearly all
+jobs get one option only, so the choice is a good one to begin with.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Relaxation:
 def relax(fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool = False) -> Relaxation:
     """The relaxed problem, solved.
 
-    For the makespan alone, options that take longer than it are left out, and the least makespan
-    for which that is possible is searched (Lenstra, Shmoys and Tardos 1990). It is a bound, too.
+    For the makespan alone, the least makespan is searched that is possible without options that
+    take longer (Lenstra, Shmoys and Tardos 1990). It is a bound, too.
     """
     whole = _relaxed(fleet, jobs, aims, robust)
     alone = aims.makespan and not (aims.cost or aims.completion or aims.tardiness)
@@ -96,8 +96,8 @@ def _solved(
 ) -> Any:
     """The least costs at which the shares of each job add up to one, within limits.
 
-    The entries above the limits are values with their rows and columns; the first columns are
-    shares, of the jobs `job_of`.
+    The entries above the limits are values with their rows and columns. The first columns are the
+    shares; `job_of` says of which job each is.
     """
     sparse = needing_scipy("planning", "scipy.sparse")
     shares = np.ones(len(job_of)), (job_of, np.arange(len(job_of)))
@@ -112,7 +112,7 @@ def _solved(
 
 
 class _LinearProgram:
-    """The program: a variable for each way to run a job, the makespan, and the delay of each."""
+    """The program: variables for each option of a job, for the makespan, and for each delay."""
 
     def __init__(self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool) -> None:
         self._fleet, self._jobs, self._aims = fleet, jobs, aims
@@ -133,7 +133,6 @@ class _LinearProgram:
 
     @property
     def count(self) -> int:
-        """The number of rows."""
         return len(self.limits)
 
     def _costs(self) -> tuple[np.ndarray, list[float | None]]:
@@ -174,7 +173,7 @@ class _LinearProgram:
                 self._add([*of_job[index], delay], job.deadline_s - job.submit_s)
 
     def _loads(self) -> None:
-        """The GPU time of a pool lies before the makespan, that of due jobs before they are due."""
+        """The GPU time of a pool fits before the makespan, that of due jobs before they are due."""
         dues = sorted({job.deadline_s for job in self._jobs if job.deadline_s is not None})
         step = max(1, math.ceil(len(dues) / _MOST_DEADLINES))
         hard = dues[step - 1 :: step] if self._aims.deadlines_are_hard else []
@@ -195,14 +194,11 @@ class _LinearProgram:
                 self._add(before, due - self._first_s)
 
 
-# A bound of the mean completion that knows of waiting, by a linear program over time.
-#
-# Time is cut into intervals. A variable is the share of a job that an option runs in an interval;
-# the shares of a pool fit into its GPUs, and a job runs no faster than its option does. A job that
-# runs from S for p seconds is busy at S + p/2 on average, so it ends at the mean time of its
-# shares plus p/2 (Goemans 1997; Schulz and Skutella 2002). The program may cut jobs and takes
-# every share at the begin of its interval, so that no schedule has a lower value. The order of the
-# mean times, with the option of which each job has most, is a good one to plan in.
+# A bound of the mean completion that knows of waiting, by a linear program over time. Time is cut
+# into intervals; a variable is the share of a job that an option runs in an interval. A job that
+# runs from S for p seconds is busy at S + p/2 on average, so it ends at the mean time of its shares
+# plus p/2 (Goemans 1997; Schulz and Skutella 2002). The program may cut jobs, and takes every share
+# at the begin of its interval, so no schedule has a lower value.
 
 
 _MOST_SHARES = 300_000
@@ -221,16 +217,11 @@ def relax_over_time(
     robust: bool = False,
     most: int = _MOST_INTERVALS,
 ) -> tuple[float, tuple[Chosen, ...]] | None:
-    """The value of the relaxed problem over time, and the jobs in the order of its solution.
+    """The value of the relaxed problem over time, and the jobs in the order of their mean times.
 
-    Args:
-        aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
-            of the bound, which is valid without them.
-        until_s: when a good schedule ends. The last interval begins there.
-        most: how many intervals to make at the most; the bound is better with more.
-
-    Returns:
-        None if there are no jobs, or too many for a program over time, or it was not solved.
+    None if there are no jobs, too many of them, or no solution. Makespan and tardiness are left
+    out, and the bound holds without them. The last interval begins at `until_s`, the end of a good
+    schedule. With more intervals (`most`) the bound is better.
     """
     ways = sum(len(job.options) for job in jobs)
     intervals = min(most, _MOST_SHARES // max(1, ways))
@@ -271,12 +262,11 @@ class _Shares:
         self.costs = aims.completion / len(jobs) * hours + aims.cost * usd
 
     def solve(self) -> tuple[float, np.ndarray] | None:
-        """The value and the shares."""
         solved = _solved(self.costs, *self._limits(), self._job, len(self._jobs))
         return None if solved.x is None else (float(solved.fun), solved.x)
 
     def _limits(self) -> tuple[tuple[Any, tuple[Any, Any]], np.ndarray]:
-        """Pools have so many GPUs in an interval, and a job so much time; the last has no end."""
+        """Pools have only so many GPUs in an interval, and jobs so much time; the last is open."""
         intervals = len(self._cuts)
         lengths = np.diff(self._cuts)
         finite = self._interval < intervals - 1
@@ -301,7 +291,6 @@ class _Shares:
         return np.asarray(np.maximum(left, 0.0).ravel())
 
     def most_used(self, shares: np.ndarray) -> tuple[RunOption, ...]:
-        """The option of which each job has most."""
         used = np.bincount(self._way, shares, len(self._options))
         best: dict[int, tuple[float, RunOption]] = {}
         for (at, option), share in zip(self._options, used, strict=True):
@@ -310,19 +299,14 @@ class _Shares:
         return tuple(best[at][1] for at in range(len(self._jobs)))
 
     def busy_at(self, shares: np.ndarray) -> tuple[float, ...]:
-        """When each job is busy on average."""
         return tuple(np.bincount(self._job, shares * self._begins, len(self._jobs)).tolist())
 
 
-# A bound of the mean completion from start times, by a linear program.
-#
-# Time is cut into slots of one length. A variable is the share of a job that starts in a slot with
-# an option. A job that starts in a slot is still there at the end of the slot, and at the end of
-# each later one that is not further away than the job is long; at none of these moments do jobs
-# use more GPUs of a pool than there are. Taken at the begin of its slot, a start costs no more
-# than it does, so no schedule has a lower value (Dyer and Wolsey 1990; Sousa and Wolsey 1992).
-# Unlike the program of `waiting_bound`, this one cuts no job in time, which makes it the better
-# one where slots are short.
+# A bound of the mean completion from start times, by a linear program. Time is cut into slots of
+# one length; a variable is the share of a job that starts in a slot with an option. At the end of
+# no slot do jobs use more GPUs of a pool than there are. A start is taken at the begin of its slot,
+# so no schedule has a lower value (Dyer and Wolsey 1990; Sousa and Wolsey 1992). Unlike
+# `relax_over_time` it cuts no job in time, so it is better where slots are short.
 
 
 _MOST_SLOTS = 400
@@ -337,14 +321,11 @@ def bound_by_starts(
     robust: bool = False,
     most_entries: int = 1_500_000,
 ) -> float:
-    """What no schedule is below; 0 if the program is too large or was not solved.
+    """The bound; 0 if the program is too large or was not solved.
 
-    Args:
-        aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
-            of the bound, which is valid without them.
-        until_s: when a good schedule ends. What starts after it needs no room.
-        most_entries: about as many entries as the program may have. 3 million are solved in about
-            20 seconds.
+    Makespan and tardiness are left out, and the bound holds without them. Starts after `until_s`,
+    the end of a good schedule, need no room. The program has about `most_entries` entries; 3
+    million are solved in about 20 seconds.
     """
     if not aims.completion or not jobs:
         return 0.0
@@ -372,7 +353,7 @@ def bound_by_starts(
 
 
 def _slots(submitted: np.ndarray, lengths: np.ndarray, most_entries: int) -> int:
-    """How many slots there can be; times are shares of the whole."""
+    """How many slots the number of entries allows. Times are shares of the whole."""
     left = np.clip(1 - submitted, 0, 1)
     short = np.minimum(lengths, left)
     # A start has an entry for each slot that it covers; those near the end cover fewer.

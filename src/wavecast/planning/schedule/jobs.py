@@ -75,10 +75,7 @@ class Pool:
         return min(self.gpus, int(self.power_limit_w // self.power_w))
 
     def holds(self, gpus: int) -> bool:
-        """Whether a job on so many GPUs has room when nothing else runs.
-
-        A job that is not larger than a machine runs within one; a larger one has whole machines.
-        """
+        """Whether a job has room when nothing else runs: within a machine, or on whole machines."""
         if gpus > self.usable:
             return False
         if gpus <= self.gpus_per_node:
@@ -120,7 +117,7 @@ class Fleet:
         return sum(pool.gpus for pool in self.pools)
 
     def holds(self, pool: str, gpus: int) -> bool:
-        """Whether a job on so many GPUs of a pool has room and power when nothing else runs."""
+        """Whether a job has room and power when nothing else runs."""
         found, limit_w = self.by_name[pool], self.power_limit_w
         return found.holds(gpus) and (limit_w is None or gpus * (found.power_w or 0.0) <= limit_w)
 
@@ -384,11 +381,7 @@ class JobSpec:
 
 
 def read_jobs(path: Path) -> tuple[JobSpec, ...]:
-    """The jobs of a file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
-    """
+    """The jobs of a TOML or CSV file."""
     with prefixed(f"{path}: "):
         specs = _distinct(_csv_jobs(path)) if path.suffix == ".csv" else jobs_of(read_toml(path))
         if not specs:
@@ -397,11 +390,7 @@ def read_jobs(path: Path) -> tuple[JobSpec, ...]:
 
 
 def jobs_of(table: Mapping[str, Any]) -> tuple[JobSpec, ...]:
-    """The jobs of the content of a TOML file.
-
-    Raises:
-        InvalidInput: a value is wrong; names the key.
-    """
+    """The jobs of the content of a TOML file."""
     jobs = tables_of(table, "jobs")
     if not jobs:
         raise InvalidInput("has no jobs; write each as [[jobs]]")
@@ -409,7 +398,7 @@ def jobs_of(table: Mapping[str, Any]) -> tuple[JobSpec, ...]:
 
 
 def _distinct(specs: Iterable[JobSpec]) -> tuple[JobSpec, ...]:
-    """The jobs, none of which has the name of another."""
+    """The jobs; no two may have the same name."""
     by_name: dict[str, JobSpec] = {}
     for place, spec in enumerate(specs, start=1):
         if spec.name in by_name:
@@ -448,7 +437,6 @@ _COLUMNS = ("job_id", "submit_s", "duration_s", "n_gpu")
 
 
 def _csv_jobs(path: Path) -> Iterator[JobSpec]:
-    """The jobs of a table, one in a row: a trace of jobs that ran, with their durations."""
     for line, row in table_rows(path, "a table of jobs", _COLUMNS):
         where = f"line {line}, "
         if not row["duration_s"] or not row["n_gpu"] or _cell(row, "n_gpu", where) == 0:
@@ -474,8 +462,7 @@ def _cell(row: Mapping[str, str], column: str, where: str) -> float:
         raise InvalidInput(f"{where}{column} must be a number, not {row[column]!r}") from None
 
 
-# Files of clusters: the pools of GPUs that jobs are planned on, as TOML; or as CSV, a pool in each
-# row, whose columns have the names of the keys.
+# Files of clusters: the pools of GPUs, as TOML or as CSV with a pool in each row.
 
 
 _MOST_MACHINES = 10_000
@@ -484,7 +471,7 @@ _KW = Quantity("kW", 1e-3, 1e7)
 
 
 def _windows(value: Any, where: str) -> tuple[tuple[float, float], ...]:
-    """The times in order, of which those that touch or overlap are one."""
+    """The times in order; those that touch or overlap are merged."""
     if not isinstance(value, list):
         raise InvalidInput(f'{where} must be a list such as [["0h", "72h"]], not {value!r}')
     windows = []
@@ -521,15 +508,7 @@ class _PoolSpec:
 
 
 def read_fleet(path: Path, book: PriceBook) -> Fleet:
-    """The pools of a file.
-
-    Args:
-        path: a TOML file with the table `cluster`, or a CSV file with a pool in each row.
-        book: the prices of pools that state none.
-
-    Raises:
-        InvalidInput: the file cannot be read, or a value is wrong; names the file and the key.
-    """
+    """The pools of a TOML or CSV file; the book has the prices of pools that state none."""
     with prefixed(f"{path}: "):
         table = _csv_table(path) if path.suffix == ".csv" else read_toml(path)
         if not isinstance(table.get("cluster"), dict):
@@ -541,11 +520,7 @@ def read_fleet(path: Path, book: PriceBook) -> Fleet:
 
 
 def listed_fleet(text: str, book: PriceBook) -> Fleet:
-    """The pools of a list such as `l4=16,h100-sxm-80gb=8`.
-
-    Raises:
-        InvalidInput: it is no such list.
-    """
+    """The pools of a list such as `l4=16,h100-sxm-80gb=8`."""
     pools = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         gpu, _, gpus = part.partition("=")
@@ -559,11 +534,7 @@ def listed_fleet(text: str, book: PriceBook) -> Fleet:
 
 
 def fleet_of(table: Mapping[str, Any], book: PriceBook) -> Fleet:
-    """The pools of the content of a TOML file.
-
-    Raises:
-        InvalidInput: there are none, or a value is wrong; names the key.
-    """
+    """The pools of the content of a TOML file, which must have some."""
     cluster = table.get("cluster")
     if not isinstance(cluster, dict):
         raise InvalidInput("has no cluster; write its pools as [[cluster.pools]]")

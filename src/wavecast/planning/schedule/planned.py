@@ -1,4 +1,4 @@
-"""A plan as it is handed to its reader: the schedule, outlooks, reasons, and what would help."""
+"""The plan that a user reads: the schedule, when each job ends, reasons, and what would help."""
 
 from __future__ import annotations
 
@@ -105,11 +105,7 @@ def make_plan(
     robust: bool = False,
     effort: Effort | None = None,
 ) -> JobsPlan:
-    """The plan of some jobs.
-
-    Raises:
-        InvalidInput: a job can run nowhere, or not all find room; says why, and what would help.
-    """
+    """The plan of some jobs."""
     effort = effort or Effort()
     jobs = with_room(fleet, jobs, robust)
     try:
@@ -129,7 +125,7 @@ def cost_against_time(
 ) -> list[tuple[float, float]]:
     """What the cheapest plan costs for some limits of the makespan, in seconds.
 
-    There are none where deadlines are missed without such a limit, or no plan was found.
+    The list is empty where deadlines are missed without such a limit, or no plan was found.
     """
     jobs, points = with_room(fleet, jobs), []
     with suppress(NoRoom):
@@ -141,9 +137,6 @@ def cost_against_time(
             if not cheapest.late:
                 points.append((due, cheapest.usd))
     return points
-
-
-# The reason for each placement, in a sentence.
 
 
 def reason(run: PlannedRun, robust: bool = False) -> str:
@@ -163,7 +156,6 @@ def reason(run: PlannedRun, robust: bool = False) -> str:
 
 
 def _against(run: PlannedRun, cheapest: RunOption, robust: bool) -> str:
-    """Why not the cheapest."""
     saved = run.option.usd - cheapest.usd
     price = f" (${saved:.2f} cheaper)" if saved > 0 else ""
     end = run.job.submit_s + cheapest.planned_s(robust)
@@ -180,11 +172,8 @@ def _waiting(run: PlannedRun) -> str:
     return f"; waits {waited / HOUR_S:.1f} h for GPUs" if waited > 60 else ""
 
 
-# When will a job start and end? The same plan, carried out with times drawn from their ranges.
-#
-# The order and the GPUs of a plan stay; each job starts when those before it leave room. The
-# errors of jobs of one kind on one GPU are the same; those of one kind on two GPUs are shared in
-# part (`SHARED_ERROR`).
+# When each job starts and ends: the plan, carried out with times drawn from their ranges. Its order
+# and its GPUs stay, and each job starts when those before it leave room.
 
 
 _NINE_IN_TEN = 2 * 1.6449
@@ -211,7 +200,11 @@ class Outlook:
 
 
 class DrawnErrors:
-    """DrawnErrors of predictions, drawn once for each kind of job and pool."""
+    """Errors of predictions, drawn once for each kind of job and pool.
+
+    Jobs of one kind on one GPU have the same error; on two GPUs they share a part of it
+    (`SHARED_ERROR`).
+    """
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -259,14 +252,10 @@ def _outlook(runs: Sequence[PlannedRun], draws: int) -> Outlook:
     return Outlook(starts[low], starts[high], ends[low], ends[high], known)
 
 
-# Why a plan is impossible, and what would make it possible.
-
-
 def with_room(fleet: Fleet, jobs: Sequence[Job], robust: bool = False) -> tuple[Job, ...]:
     """The jobs with the options that have room when nothing else runs.
 
-    Raises:
-        InvalidInput: a job can run nowhere; says why for each kind of GPU, and what would help.
+    An error says for each kind of GPU why a job can run nowhere, and what would help.
     """
     return tuple(_with_room(fleet, job, robust) for job in jobs)
 
@@ -314,9 +303,9 @@ def no_room(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) -> 
 def explain(
     fleet: Fleet, jobs: Sequence[Job], schedule: JobSchedule, effort: Effort
 ) -> Iterator[str]:
-    """Why deadlines are missed, one sentence for each reason, and what would meet them.
+    """Why deadlines are missed, a sentence for each reason, and what would meet them.
 
-    Each change of the cluster that is named was planned with, and meets all deadlines that jobs
+    Each change of the cluster that it names was planned with. It meets all deadlines that jobs
     could meet if they were alone.
     """
     robust = schedule.is_robust
@@ -362,12 +351,6 @@ def _alone_late(jobs: Sequence[Job], robust: bool) -> Iterator[str]:
             )
 
 
-# Changes of a cluster with which all jobs run in time: each is planned before it is named.
-#
-# Tried one at a time: GPUs that can be had at any hour, no limit of power, and more GPUs of a
-# pool, as few as were found to do.
-
-
 _MOST_TIMES = 8
 """A pool is not enlarged beyond this many times its size and a machine."""
 _SHARE = 0.05
@@ -380,9 +363,9 @@ _WHOLE_S = 5.0
 def remedies(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) -> list[str]:
     """What would let all jobs run and meet their deadlines, each in a few words.
 
-    Args:
-        jobs: the jobs, none of which has a deadline that it cannot meet alone.
-        effort: how hard the plan was searched; this takes about as long again at the most.
+    The changes are tried one at a time, and planned before they are named: GPUs at any hour, no
+    limit of power, and the fewest further GPUs of a pool that help. No job may have a deadline that
+    it cannot meet alone. This takes about as long again as the plan (`effort`) at the most.
     """
     trial = _Trial(jobs, robust, effort)
     return [*_hours(fleet, trial), *_power(fleet, trial), *_more(fleet, trial)]
@@ -397,9 +380,9 @@ class _Trial:
         self._until = time.perf_counter() + max(_WHOLE_S, effort.limit_s)
 
     def plan(self, fleet: Fleet) -> tuple[PlannedRun, ...]:
-        """The runs of a plan that is in time. Nothing if none was found, or time is up.
+        """The runs of a plan that is in time; empty if none was found, or time is up.
 
-        Simple rules are tried first, since they often do where there is room.
+        Simple rules are tried first, since they often suffice where there is room.
         """
         if time.perf_counter() > self._until:
             return ()
@@ -415,12 +398,10 @@ class _Trial:
         return () if schedule.late else schedule.runs
 
     def uses(self, pool: Pool) -> bool:
-        """Whether a job may run there."""
         return any(option.pool == pool.name for job in self._jobs for option in job.options)
 
 
 def _changed(fleet: Fleet, pool: Pool) -> Fleet:
-    """The fleet with another version of a pool."""
     return replace(
         fleet, pools=tuple(pool if old.name == pool.name else old for old in fleet.pools)
     )
@@ -462,7 +443,7 @@ def _raised(
     trial: _Trial,
     name: str,
 ) -> Iterator[str]:
-    """A limit of power for a few GPUs more, which draw so many watts each."""
+    """A higher limit of power, for a few more GPUs that draw so many watts each."""
     begin = int(now_w // watts) if watts else gpus
     steps = _fewest(gpus - begin, lambda more: bool(trial.plan(limited((begin + more) * watts))))
     if steps:
@@ -483,7 +464,7 @@ def _more(fleet: Fleet, trial: _Trial) -> Iterator[str]:
 
 
 def _fewest(most: int, helps: Callable[[int], bool]) -> int:
-    """The least number from 1 to most that helps, as larger ones do. 0 if none does."""
+    """The least number from 1 to most that helps, as all larger ones do; 0 if none does."""
     low, high = 0, max(0, min(1, most))
     while high and not helps(high):
         if high == most:
@@ -507,11 +488,7 @@ _LONGEST_S = _LONGEST_YEARS * 365 * 24 * HOUR_S
 
 
 def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple[Job, ...]:
-    """The jobs with the ways to run them; one for each run of a job that runs several times.
-
-    Raises:
-        InvalidInput: a job can run nowhere; says why, and what would help.
-    """
+    """The jobs with the ways to run them; one for each run of a job that runs several times."""
     jobs: list[Job] = []
     for spec in specs:
         [first] = with_room(fleet, [make_job(spec, fleet, predict)])  # before more are traced
@@ -523,11 +500,7 @@ def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple
 
 
 def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
-    """A job with the ways to run it on a fleet.
-
-    Raises:
-        InvalidInput: it names a GPU that the fleet does not have.
-    """
+    """A job with the ways to run it on a fleet."""
     pools = [pool for pool in fleet.pools if _allowed(spec, pool)]
     known = {name for pool in fleet.pools for name in (pool.gpu, pool.name)}
     for name in spec.gpus:
@@ -580,7 +553,7 @@ def _allowed(spec: JobSpec, pool: Pool) -> bool:
 
 
 def _rounds(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[dict[str, list[Pool]]]:
-    """Pools by GPU, so that a round has one kind of machine for each; nearly always it is one."""
+    """Pools by GPU, in rounds with one kind of machine for each; nearly always one is enough."""
     kinds: dict[str, dict[tuple[str, int], list[Pool]]] = {}
     for pool in pools:
         kind = pool.links, pool.gpus_per_node if max(spec.counts) > 1 else 0

@@ -1,8 +1,8 @@
 """The planner: a relaxed problem, greedy schedules, then the exact search.
 
-The relaxed problem gives a bound and a choice of options, simple rules give a schedule to begin
-with, and CP-SAT improves it and its bound. Many jobs are decomposed: the relaxed problem divides
-them among the pools, and each pool is searched by itself.
+The relaxed problem gives a bound and a choice of options, greedy rules give a first schedule, and
+CP-SAT improves it and its bound. Many jobs are decomposed: the relaxed problem divides them among
+the pools, and each pool is searched by itself.
 """
 
 from __future__ import annotations
@@ -71,13 +71,9 @@ def make_schedule(
     robust: bool = False,
     effort: Effort | None = None,
 ) -> JobSchedule:
-    """The best schedule that was found.
+    """The best schedule that was found; NoRoom if not all jobs find room while GPUs can be had.
 
-    Args:
-        jobs: the jobs; all their options have room when nothing else runs (`refusals.with_room`).
-
-    Raises:
-        NoRoom: no schedule was found in which all jobs have room while GPUs can be had.
+    All options of the jobs must have room when nothing else runs (`planned.with_room`).
     """
     effort, began = effort or Effort(), time.perf_counter()
     relaxation = relax(fleet, jobs, aims, robust)
@@ -105,10 +101,7 @@ def make_schedule(
 
 
 def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float) -> JobSchedule:
-    """The schedule with the least tardiness, where not all deadlines can be met.
-
-    It is searched for in what is left of the time, since that it is needed took some to prove.
-    """
+    """The schedule with the least tardiness, searched for in the rest of the time."""
     aims = replace(planner.aims, tardiness=1.0)
     soft = _SchedulePlanner(planner.fleet, planner.jobs, aims, planner.robust, planner.effort)
     runs = soft.by_rules(relaxation)
@@ -131,16 +124,12 @@ class _SchedulePlanner:
     effort: Effort
 
     def by_rules(self, relaxation: Relaxation) -> tuple[PlannedRun, ...]:
-        """The best schedule of simple rules, or one that was searched where they leave no room.
-
-        Raises:
-            NoRoom: none was found.
-        """
+        """The best schedule of simple rules; a searched one, or NoRoom, if they leave no room."""
         runs = greedy(self.fleet, self.jobs, self.aims, relaxation.chosen, self.robust)
         if runs or not self.jobs:
             return runs
         if self.effort.limit_s and len(self.jobs) <= self.effort.most_whole:
-            # Only pools that close leave no room, so that their last hour is the horizon.
+            # Rules fail only where pools close, so the last hour of these is the horizon.
             last_s = max(end for pool in self.fleet.pools for _, end in pool.windows)
             soft = replace(self, aims=Aims(makespan=1.0, tardiness=1.0))
             searched = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
@@ -151,7 +140,6 @@ class _SchedulePlanner:
     def search(
         self, jobs: Sequence[Job], runs: Sequence[PlannedRun], unit_s: float, limit_s: float
     ) -> ExactSearch:
-        """The exact search for some jobs, beginning with their runs."""
         return search(
             self.fleet,
             jobs,
@@ -201,7 +189,8 @@ class _SchedulePlanner:
     def over_time(self, runs: tuple[PlannedRun, ...]) -> tuple[tuple[PlannedRun, ...], float, str]:
         """A schedule of short waits, the bound that knows of waiting, and the method.
 
-        The orders of coarse programs over time are the starts, and small changes improve the best.
+        It starts from the orders of coarse programs over time, and improves the best by small
+        changes.
         """
         end_s, best, method = max(run.end_s for run in runs), runs, "greedy"
         for most in COARSE:
@@ -243,14 +232,6 @@ class _SchedulePlanner:
         return self.better(runs, chosen, "CP-SAT by pools", before)
 
 
-# The exact search: options and order of jobs by OR-Tools CP-SAT, in whole time units.
-#
-# Each option of a job is an optional interval; one of them is present. The intervals of a pool
-# share its GPUs (a cumulative constraint), and all share the limit of power. Machines are left
-# out, so that the bound holds for schedules with machines, too; `Seating` puts jobs on machines
-# afterwards.
-
-
 MOST_UNITS = 20_000
 """The horizon has about this many time units."""
 
@@ -277,7 +258,7 @@ def time_unit_s(last_s: float) -> float:
 
 
 def in_units(job: Job, unit_s: float, robust: bool) -> Job:
-    """The job with times in whole units: runs take no less, and it starts no earlier."""
+    """The job with times in whole units, rounded so that runs take no less and start no earlier."""
 
     def up(seconds: float) -> float:
         return math.ceil(seconds / unit_s - 1e-9) * unit_s
@@ -300,10 +281,8 @@ def search(
     limit_s: float = 60.0,
     workers: int | None = None,
 ) -> ExactSearch:
-    """The best options and order that were found within a time limit.
-
-    Args:
-        warm: a schedule of the same jobs in the same units to begin with. Empty for none.
+    """The best options and order found within a time limit, beginning with `warm`, if it is not
+    empty.
     """
     with needing_extra("planning"):
         from ortools.sat.python import cp_model
@@ -325,7 +304,13 @@ def search(
 
 
 class _Model:
-    """The model of CP-SAT."""
+    """The exact search by OR-Tools CP-SAT, in whole time units.
+
+    Each option of a job is an optional interval, of which one is present. The intervals of a pool
+    share its GPUs (a cumulative constraint), and all share the limit of power. Machines are left
+    out, so the bound holds for schedules with machines, too; `Seating` finds the machines
+    afterwards.
+    """
 
     def __init__(
         self, cp_model: Any, fleet: Fleet, jobs: Sequence[Job], aims: Aims, unit_s: float
@@ -384,7 +369,7 @@ class _Model:
             self.model.add_cumulative(*zip(*powered, strict=True), limit)
 
     def _order_equals(self) -> None:
-        """Of two jobs that are alike, the first starts first: fewer schedules are looked at."""
+        """Of two jobs that are alike, the first starts first: fewer schedules are searched."""
         seen: dict[object, int] = {}
         for index, job in enumerate(self._jobs):
             key = (job.options, job.submit_s, job.deadline_s, job.priority)
@@ -417,7 +402,6 @@ class _Model:
         self.model.minimize(sum(terms))
 
     def hint(self, warm: Sequence[PlannedRun]) -> None:
-        """Begin with a schedule."""
         by_name = {run.job.name: run for run in warm}
         for index, job in enumerate(self._jobs):
             if (run := by_name.get(job.name)) is None:
@@ -427,18 +411,12 @@ class _Model:
                 self.model.add_hint(literal, _same(option, run.option))
 
     def taken(self, solver: Any, index: int) -> int:
-        """Which option a job has."""
+        """The index of the option that a job has."""
         return next(i for i, literal in enumerate(self._present[index]) if solver.value(literal))
 
 
 def _same(option: RunOption, other: RunOption) -> bool:
     return (option.pool, option.gpus) == (other.pool, other.gpus)
-
-
-# A schedule made better by small changes: another option for a job, or another place in the order.
-#
-# The jobs are seated anew after each change. Gains are kept, and losses now and then, less and
-# less (simulated annealing). It knows of machines, which the exact search does not.
 
 
 _SEED = 39
@@ -456,9 +434,9 @@ def improve(
 ) -> tuple[PlannedRun, ...]:
     """The best schedule that small changes found within a time limit.
 
-    Args:
-        runs: the schedule to begin with.
-        goal: a value that is good enough, such as a bound.
+    A change gives a job another option, or another place in the order; then all jobs are seated
+    anew. Gains are kept, and losses sometimes, less and less (simulated annealing). It knows of
+    machines, which the exact search does not. It ends early at a value of `goal`, such as a bound.
     """
     draw = random.Random(_SEED)
     order: list[Chosen] = [(run.job, run.option) for run in sorted(runs, key=_start)]
@@ -485,7 +463,7 @@ def improve(
 def _is_taken(
     new: tuple[float, ...], old: tuple[float, ...], heat: float, draw: random.Random
 ) -> bool:
-    """Whether a change is kept: a gain always, a small loss at times (simulated annealing)."""
+    """Whether a change is kept: a gain always, a small loss sometimes."""
     if new[0] != old[0]:  # late jobs
         return new[0] < old[0]
     loss = (new[1] - old[1]) / max(abs(old[1]), 1e-12)
@@ -509,11 +487,8 @@ def _changed(order: Sequence[Chosen], draw: random.Random) -> list[Chosen]:
     return left
 
 
-# From an order of jobs to times and machines: each starts as early as there is room for it.
-#
-# This is the serial generation of schedules: jobs are placed one after the other, and a later one
-# may fill a gap before an earlier one. It keeps what the exact search leaves out: the machines. A
-# job that is not larger than a machine runs within one; a larger one has whole machines to itself.
+# From an order of jobs to times and machines: jobs are placed one after the other, each as early as
+# there is room, so a later one may fill a gap before an earlier one.
 
 
 class NoRoom(ValueError):
@@ -583,7 +558,6 @@ class _Seats:
         return cls(pool, nodes, whole)
 
     def earliest(self, after: float, seconds: float, gpus: int) -> tuple[float, tuple[int, ...]]:
-        """The first time at which a job has room, and the machines."""
         size = self.pool.gpus_per_node
         start = self.whole.earliest(after, seconds, gpus)
         if gpus <= size:
@@ -648,11 +622,7 @@ class Seating:
         return start, nodes
 
     def place(self, job: Job, option: RunOption) -> PlannedRun:
-        """Place a job as early as possible.
-
-        Raises:
-            NoRoom: there is never room for it.
-        """
+        """Place a job as early as possible; NoRoom if there is never room for it."""
         start, nodes = self.look(job, option)
         if math.isinf(start):
             raise NoRoom(f"{job.name} never has room on {option.name}")
@@ -667,17 +637,10 @@ class Seating:
 
 
 def seat(fleet: Fleet, chosen: Iterable[Chosen], robust: bool = False) -> tuple[PlannedRun, ...]:
-    """The schedule in which jobs are placed in an order, each as early as there is room.
-
-    Raises:
-        NoRoom: a job finds none, since its GPUs are gone or taken until then.
-    """
+    """The schedule in which jobs are placed in an order, each as early as possible; else NoRoom."""
     seating = Seating(fleet, robust)
     runs = [seating.place(job, option) for job, option in chosen]
     return tuple(sorted(runs, key=lambda run: (run.start_s, run.job.name)))
-
-
-# Greedy schedules: a choice of options and an order, each of them a simple rule.
 
 
 _MOST_LOOKS = 400_000
@@ -724,18 +687,15 @@ def greedy(
 ) -> tuple[PlannedRun, ...]:
     """The best of the greedy schedules: the fewest late jobs if deadlines are hard, then the value.
 
-    Args:
-        relaxed: the option of each job in the relaxed problem.
-
-    Returns:
-        Nothing if every rule leaves a job without room, before GPUs cannot be had any more.
+    Each combines an order with a choice of options, such as those of the relaxed problem. It is
+    empty if every rule leaves a job without room.
     """
     tried = _tried(fleet, jobs, aims, relaxed, robust)
     return min(tried, key=lambda runs: rank(aims, runs), default=())
 
 
 def rank(aims: Aims, runs: Sequence[PlannedRun]) -> tuple[float, float, float]:
-    """The order of schedules: better ones are less."""
+    """A sort key of schedules, with the best first."""
     late = sum(run.late_s > 1e-6 for run in runs) if aims.deadlines_are_hard else 0
     ends = sum(run.completion_s for run in runs)
     return late, round(aims.value(runs), 9), ends
@@ -744,6 +704,7 @@ def rank(aims: Aims, runs: Sequence[PlannedRun]) -> tuple[float, float, float]:
 def _tried(
     fleet: Fleet, jobs: Sequence[Job], aims: Aims, relaxed: Sequence[RunOption], robust: bool
 ) -> Iterator[tuple[PlannedRun, ...]]:
+    """The schedules of each order with each choice of options, where these are not too many."""
     keys = orders(robust)
     rules = [list(zip(jobs, relaxed, strict=True))]
     nodes = sum(len(pool.nodes) for pool in fleet.pools)
@@ -777,7 +738,7 @@ def _in_time(job: Job, robust: bool) -> RunOption:
 def _looking(
     fleet: Fleet, order: Sequence[Chosen], aims: Aims, robust: bool
 ) -> tuple[PlannedRun, ...]:
-    """Each job in turn gets the option that adds least to the value."""
+    """The schedule in which each job in turn gets the option that adds least to the value."""
     seating, runs, last = Seating(fleet, robust), [], 0.0
     for job, _ in order:
 

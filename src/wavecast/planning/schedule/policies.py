@@ -30,16 +30,10 @@ NAMES = (*QUEUES, "max-min", "makespan", "ours")
 def policy_of(
     name: str, fleet: Fleet, aims: Aims, *, stops: bool = False, round_s: float = ROUND_S
 ) -> SchedulingPolicy:
-    """A policy.
+    """The policy of a name, one of `NAMES`; the aims are what our own policy minimises.
 
-    Args:
-        name: one of `NAMES`.
-        aims: what our own policy minimises.
-        stops: whether running jobs may be stopped for others. Gavel's policies always do.
-        round_s: the time between decisions that may stop jobs.
-
-    Raises:
-        UnknownName: there is no such policy.
+    Running jobs may be stopped for others if `stops`, and always by Gavel's policies; then
+    `round_s` is the time between decisions.
     """
     if name in QUEUES:
         in_rounds = stops or name == "gavel-fifo"
@@ -51,22 +45,16 @@ def policy_of(
     raise UnknownName(f"there is no policy {name!r}; known: {', '.join(NAMES)}")
 
 
-# Gavel's policies: shares of time on each GPU type by a linear program, kept in rounds.
-#
-# Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads",
-# OSDI 2020. `x[j, o]` is the share of time that job j runs on option o. Max-min fairness maximises
-# the least normalised throughput; makespan minimises the largest of what is left of a job, divided
-# by its throughput. In a round, jobs with the largest x over the rounds that they received come
-# first.
-
-
 class AllocationPolicy:
-    """Runs jobs in rounds by shares of time from a linear program.
+    """Gavel's policies: jobs run in rounds by shares of time from a linear program.
 
-    Args:
-        for_makespan: whether the makespan is minimised. Otherwise the least normalised throughput
-            is maximised.
-        every: the program is solved again after so many rounds, and when jobs come or go.
+    Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads",
+    OSDI 2020. `x[j, o]` is the share of time that job j runs on option o. The program maximises the
+    least normalised throughput (max-min fairness), or minimises the makespan: the largest remaining
+    work of a job divided by its throughput. In a round, the jobs with the largest x over the rounds
+    that they received come first.
+
+    The program is solved again after `every` rounds, and when jobs come or go.
     """
 
     def __init__(
@@ -208,25 +196,19 @@ def shares_of(fleet: Fleet, actives: Sequence[Active], for_makespan: bool) -> li
     return list(np.split(solved.x[:width], ends[:-1]))
 
 
-# Our own policy: the jobs that wait and run are planned again when jobs arrive.
-#
-# The relaxed problem of `schedule.bounds` chooses the GPUs of each waiting job, together with what
-# runs already; the order follows from the aims: longest first for the makespan, shortest first for
-# the mean completion, earliest deadline first for tardiness. If jobs may be stopped, what is left
-# of a job decides: the longest rest first, or the smallest (Schrage 1968, for one machine).
-
-
 _MOST_PLANNED = 1500
 """At most so many jobs are planned at once: those that come first."""
 
 
 class ReplanningPolicy:
-    """Plans again when jobs arrive.
+    """Our own policy: plans waiting and running jobs again when jobs arrive.
 
-    Args:
-        every_s: the least time between two plans.
-        round_s: the time between rounds in which running jobs may be stopped for others. None for
-            no stops.
+    The relaxed problem (`bounds`) chooses the GPUs of each waiting job. The order follows from the
+    aims: longest first for the makespan, shortest first for the mean completion, earliest deadline
+    first for tardiness. If jobs may be stopped, what is left of a job decides: the longest rest
+    first, or the smallest (Schrage 1968, for one machine).
+
+    Two plans are at least `every_s` apart. Jobs may be stopped every `round_s`; None for no stops.
     """
 
     def __init__(
@@ -249,7 +231,7 @@ class ReplanningPolicy:
         self._running.pop(active.order, None)
 
     def decide(self, now_s: float, free: Free) -> Starts:
-        """The jobs that start, in the order of the plan, on their planned GPUs; or all that run."""
+        """The jobs that start, in the order of the plan; with rounds, all jobs that run."""
         stopped = [] if self.round_s is None else list(self._running.values())
         if not self._waiting or (free.total <= 0 and not stopped):
             return [(active, active.option) for active in stopped if active.option is not None]
@@ -270,7 +252,6 @@ class ReplanningPolicy:
     def _chosen(
         self, actives: list[Active], now_s: float, free: Free
     ) -> list[tuple[Active, RunOption]]:
-        """The jobs that get GPUs, in the order of the plan."""
         starts = []
         for active in sorted(actives, key=self._key):
             if free.total <= 0:
@@ -285,6 +266,7 @@ class ReplanningPolicy:
 
     @property
     def _key(self) -> Callable[[Active], tuple[float, ...]]:
+        """The order in which jobs start, which follows from the aims."""
         aims = self._aims
 
         def key(active: Active) -> tuple[float, ...]:
@@ -301,7 +283,7 @@ class ReplanningPolicy:
         return key
 
     def _idle(self, active: Active, now_s: float, free: Free) -> RunOption | None:
-        """Other GPUs that are idle, where a job ends there no later than it would by the plan."""
+        """Other GPUs that are idle, if the job ends there no later than it would by the plan."""
         planned = self._plan.get(active.order)
         if planned is None or self._aims.cost:
             return None
@@ -348,7 +330,6 @@ def _moved(job: Job, now_s: float) -> Job:
 
 
 def _rest(active: Active, now_s: float) -> Job:
-    """What is left of a running job, where it runs."""
     assert active.option is not None
     left = max(1.0, active.placed_s + active.seconds * active.left - now_s)
     option = replace(active.option, seconds=Ranged(left))

@@ -1,8 +1,8 @@
 """The simulator: jobs arrive, a policy says what runs, jobs end.
 
-GPUs are counted by pool; machines are not followed. A policy that stops jobs decides anew in every
-round (`Policy.round_s`), as Gavel does, and a job that was stopped, or moves to other GPUs, loses
-`restart_s` before it goes on. Other policies decide when a job arrives or ends.
+It counts GPUs by pool, and does not follow machines. A policy that may stop jobs decides anew in
+every round (`Policy.round_s`), as Gavel does; a job that was stopped, or moves to other GPUs, loses
+`restart_s`. Other policies decide when a job arrives or ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DONE = 1e-9
 
 
 class TooManyLate(Exception):
-    """More jobs are late than a simulation was to go on for."""
+    """More jobs are late than the caller allows."""
 
 
 class SchedulingPolicy(Protocol):
@@ -58,17 +58,12 @@ def simulate(
     seconds: Seconds | None = None,
     most_late: int | None = None,
 ) -> Simulation:
-    """What becomes of jobs under a policy.
+    """The history of jobs under a policy. All have an option; no pool has windows.
 
     Args:
-        jobs: the jobs; each has at least one option.
         restart_s: what stopping a job and starting it again costs it.
         seconds: how long jobs really take. None for as long as predicted.
-        most_late: how many jobs may miss their deadlines. None for any number.
-
-    Raises:
-        InvalidInput: a pool has windows, or a job never starts.
-        TooManyLate: more jobs are late; the simulation ends as soon as that is seen.
+        most_late: how many jobs may miss their deadlines before TooManyLate ends the simulation.
     """
     if any(pool.windows for pool in fleet.pools):
         raise InvalidInput(
@@ -112,7 +107,6 @@ class _Simulator:
         heapq.heappush(self._events, (time_s, kind, next(self._numbers), active, version))
 
     def end_after(self, most_late: int) -> None:
-        """End when more jobs are late."""
         self._may_be_late = most_late
         for _, _, _, active, _ in tuple(self._events):
             if active is not None and active.job.deadline_s is not None:
@@ -160,7 +154,6 @@ class _Simulator:
             self._is_round_due = True
 
     def _stuck(self, now: float) -> bool:
-        """Whether a round has just been decided and left all jobs waiting."""
         return getattr(self, "_decided_s", -1.0) == now
 
     def _arrive(self, active: Active, now: float) -> bool:
@@ -379,19 +372,19 @@ class Free:
         return self._power >= option.gpus * self._watts[option.pool] - 1e-6
 
     def take(self, option: RunOption, sign: int = 1) -> None:
-        """Use the GPUs of an option; with a sign of -1, give them back."""
+        """Mark the GPUs of an option as used; with a sign of -1, as free."""
         self.gpus[option.pool] -= sign * option.gpus
         self.total -= sign * option.gpus
         self._power -= sign * option.gpus * self._watts[option.pool]
 
     def give_back(self, options: Iterable[RunOption]) -> None:
-        """No longer use the GPUs of options."""
+        """Mark the GPUs of options as free."""
         for option in options:
             self.take(option, -1)
 
     @contextmanager
     def without(self, running: Sequence[RunOption]) -> Iterator[None]:
-        """A block in which the GPUs of running jobs are free, too."""
+        """A block in which the GPUs of running jobs count as free, too."""
         self.give_back(running)
         yield
         for option in running:
@@ -417,12 +410,13 @@ class QueuePolicy:
     """Starts waiting jobs in an order.
 
     Args:
-        order: jobs with less come first.
-        choice: the option of a job.
-        is_strict: whether no job is passed by a later one, as in FIFO.
-        moves: whether a running job may get other GPUs in a round, although its own are there.
-        leftover: the option of a job that the choice left waiting, when all others had theirs.
-        round_s: the time between rounds in which running jobs may be stopped for those that come
+        order: the key by which jobs are sorted, the smallest first.
+        choice: picks the option of a job.
+        is_strict: whether no job may overtake an earlier one, as in FIFO.
+        moves: whether a running job may get other GPUs in a round, although it could keep its own.
+        leftover: picks an option for a job that the choice left waiting, when all others have
+            theirs.
+        round_s: the time between rounds in which running jobs may be stopped for jobs that come
             first. None for no stops.
     """
 
@@ -448,7 +442,7 @@ class QueuePolicy:
         return True
 
     def ended(self, active: Active) -> None:
-        """Take a job out of the queue, in which those stay that may be stopped."""
+        """Take a job out of the queue, where jobs stay while they may be stopped."""
         if self.round_s is not None:
             key = self._order(active.job), active.order
             self._queue.pop(bisect.bisect_left(self._queue, key, key=lambda active: active[:2]))
@@ -459,6 +453,7 @@ class QueuePolicy:
         return self._round(free) if self.round_s is not None else self._next(free)
 
     def _next(self, free: Free) -> Starts:
+        """The waiting jobs that start now; the others stay in the queue."""
         starts: list[tuple[Active, RunOption]] = []
         kept: list[tuple[float, int, Active]] = []
         index = 0
@@ -506,7 +501,6 @@ def _take(
     free: Free,
     starts: list[tuple[Active, RunOption]],
 ) -> bool:
-    """Let a job have an option, if there is one."""
     if option is None:
         return False
     free.take(option)
@@ -515,10 +509,7 @@ def _take(
 
 
 def any_free(active: Active, free: Free) -> RunOption | None:
-    """The first option that has room, whatever its speed: a policy that knows no speeds.
-
-    The pool with the most free GPUs comes first, as if GPUs were alike.
-    """
+    """The option with room whose pool has the most free GPUs, whatever their speeds."""
     job = active.job
     if len(job.options) == 1:
         return job.options[0] if free.has(job.options[0]) else None
@@ -543,7 +534,7 @@ def fastest_free(active: Active, free: Free) -> RunOption | None:
 
 
 def cheapest_only(active: Active, free: Free) -> RunOption | None:
-    """The cheapest option; the job waits for it."""
+    """The cheapest option. The job waits until it is free."""
     cheapest = active.job.cheapest
     return cheapest if free.has(cheapest) else None
 
@@ -554,12 +545,12 @@ def cheapest_in_time(active: Active, free: Free) -> RunOption | None:
 
 
 def cheapest_if_late(active: Active, free: Free) -> RunOption | None:
-    """The cheapest option that has room, for a job that meets its deadline on none."""
+    """The cheapest option that has room, for a job that cannot meet its deadline on any."""
     return None if _in_time(active, free) else _cheapest(free, active.job.options)
 
 
 def _in_time(active: Active, free: Free) -> list[RunOption]:
-    """The options that meet the deadline of a job, if it runs from now on."""
+    """The options on which a job that starts now meets its deadline."""
     due = active.job.deadline_s
     given_s = math.inf if due is None else due - free.now_s
     return [

@@ -1,4 +1,4 @@
-"""Is a schedule possible? This shares no code with the planners: it looks at every event anew."""
+"""Is a schedule possible? It looks at every event anew, and shares no code with the planners."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ _TOLERANCE_S = 1e-6
 def faults(
     fleet: Fleet, jobs: Sequence[Job], runs: Sequence[PlannedRun], *, robust: bool = False
 ) -> list[str]:
-    """What is wrong with a schedule, one sentence for each fault; empty if it can be carried out.
-
-    Args:
-        jobs: the jobs that were to be planned.
-    """
+    """What is wrong with a schedule, one sentence for each fault; empty if nothing is."""
     return [
         *_counted(jobs, runs),
         *(fault for run in runs for fault in _alone(fleet, run, robust)),
@@ -67,7 +63,7 @@ def _alone(fleet: Fleet, run: PlannedRun, robust: bool) -> Iterator[str]:
 
 
 def _together(fleet: Fleet, runs: Sequence[PlannedRun]) -> Iterator[str]:
-    """Looks at each moment at which a job starts: use grows only then."""
+    """The faults of jobs that run at the same time. Their use grows only when a job starts."""
     power = {pool.name: pool.power_w or 0.0 for pool in fleet.pools}
     for pool in fleet.pools:
         inside = [run for run in runs if run.option.pool == pool.name]

@@ -1,8 +1,8 @@
-"""Readers of training logs: one module for each format, with `recognises` and `read`.
+"""Readers of training logs: each format has `recognises` and `read`.
 
-Impossible times are never used. Either the file is refused, or the part is left out with a warning
-that names the file and the line. Warm-up is dropped: the user gives its length, or its end is
-detected (`wavecast.runs.run`).
+Impossible times are never used: the file is refused, or the part is left out with a warning that
+names file and line. Warm-up is dropped: the user gives its length, or its end is detected
+(`wavecast.runs.run`).
 """
 
 from __future__ import annotations
@@ -108,11 +108,7 @@ def iterate_runs(
 
 
 def make_given(given: dict[str, Any]) -> Given:
-    """The facts that the user gives, checked.
-
-    Raises:
-        InvalidInput: there is no such fact, or its value is impossible.
-    """
+    """The facts that the user gives, checked."""
     names = [field.name for field in fields(Given)]
     if unknown := given.keys() - set(names):
         raise InvalidInput(
@@ -127,11 +123,7 @@ def make_given(given: dict[str, Any]) -> Given:
 
 
 def find_files(path: Path, format: str | None = None) -> list[Path]:
-    """The files to read: the file itself, or those below a folder that a reader recognises.
-
-    Raises:
-        InvalidInput: there is no such file.
-    """
+    """The files to read: the file itself, or those below a folder that a reader recognises."""
     if format is not None and format not in FORMATS:
         raise UnknownName(f'there is no format "{format}"; the formats are {", ".join(FORMATS)}')
     kind = kind_of(path)
@@ -178,24 +170,16 @@ def _kinds() -> str:
     )
 
 
-# Past runs from wherever the user keeps them: a log, a table, or a run store.
-
-
 OWN_STORE = "runs"
 """The name of the user's own run store, as commands take it."""
 
 
 @contextmanager
 def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]]:
-    """The runs of a source, while the block lasts. A store is read run by run.
+    """The runs of a source, of one model if that is given, while the block lasts.
 
-    Args:
-        source: a log or table, the file or URL of a store, or `OWN_STORE`.
-        model: only runs of this model; None for all.
-        phase: "training" or "testing".
-
-    Raises:
-        InvalidInput: the source has no run of the model.
+    The source is a log or table, the file or URL of a store, or `OWN_STORE`. A store is read run by
+    run.
     """
     if source == OWN_STORE or "://" in source or _is_store(Path(source)):
         with needing_extra("a run store"):

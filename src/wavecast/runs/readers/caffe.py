@@ -1,9 +1,9 @@
 """Logs of `caffe train`: trainings and the tests between them (Gianniti et al., section 4.1).
 
 Caffe logs with glog: `I1102 10:12:11.123456  1234 solver.cpp:228] Iteration 20, loss = 6.9`.
-Between such lines it prints the definitions of the solver and the nets. A stretch between two
-iterations is not timed if a test or a snapshot happened in it. The whole run lasts from the first
-line of its process to the last.
+Between such lines are the definitions of the solver and the nets. Two iterations with a test or a
+snapshot between them are not timed. A whole run lasts from the first line of its process to the
+last.
 """
 
 from __future__ import annotations
@@ -82,10 +82,7 @@ class _Training:
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
     """The runs of a Caffe log: its trainings, and their tests except the first, which warms up.
 
-    An only test is used, with a warning.
-
-    Raises:
-        InvalidInput: the log has no times, or does not say the model or batch; says where.
+    If there is only one test, it is used with a warning.
     """
     trainings_read = [_Training(Facts(framework="caffe"))]
     for entry in _entries(read_lines(path, doubts), doubts):
@@ -215,7 +212,6 @@ def _take_net(text: Iterable[str], to: _Training) -> None:
 
 
 def _entries(lines: Iterable[tuple[int, str]], doubts: Doubts) -> Iterator[_Entry]:
-    """The lines of the log, each with the unmarked lines that follow it."""
     year, month = 2000, 0  # a leap year, until the log gives the real one
     entry: _Entry | None = None
     for number, line in lines:

@@ -1,7 +1,7 @@
 """Tables of runs as CSV, JSON or JSON Lines, such as `wavecast runs export` writes.
 
-Each row or object is a run. Columns have the names of `Run`'s fields, or those in `ALIASES`. One
-wrong row refuses the whole file. Repeated rows count once.
+Each row or object is a run. Columns have the names of `Run`'s fields or of `ALIASES`. One wrong row
+refuses the whole file. Repeated rows count once.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ def recognises(path: Path, head: bytes) -> bool:
 
 
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The runs of a table, one by one.
-
-    Raises:
-        InvalidInput: a row is not a run; says which line and why.
-    """
+    """The runs of a table, one by one."""
     facts = given.known()
     seen: set[int] = set()
     for line, values in _rows(path, doubts):
@@ -111,7 +107,6 @@ def _json_lines(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any
 
 
 def _json_items(path: Path, doubts: Doubts) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSON list, each with its line number."""
     text = read_whole(path, _MOST_BYTES)
     if not isinstance(parse_json(text, str(path)), list):
         raise InvalidInput(f"{path}: is not a list of runs; save one object per line as FILE.jsonl")

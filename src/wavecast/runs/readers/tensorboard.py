@@ -1,7 +1,6 @@
 """TensorBoard event files: the steps of a scalar, and the times at which they were written.
 
-Settings are read from the hparams plug-in, and from the text `args` that Hugging Face's Trainer
-writes.
+Settings come from the hparams plug-in, and from the text `args` that Hugging Face's Trainer writes.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ def recognises(path: Path, head: bytes) -> bool:
 
 @dataclass
 class _Events:
-    """The scalars and settings of a file."""
-
     marks: dict[str, list[Mark]] = field(default_factory=dict)
     """The steps and times of each scalar."""
     settings: dict[str, object] = field(default_factory=dict)
@@ -47,11 +44,7 @@ class _Events:
 
 
 def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training in an event file.
-
-    Raises:
-        InvalidInput: the file has no times, or does not say the model or batch; says where.
-    """
+    """The training in an event file."""
     events = _Events()
     for start, data in records(path, doubts):
         try:
@@ -66,7 +59,7 @@ def read(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
 
 
 def _take(data: bytes, place: str, events: _Events, doubts: Doubts) -> None:
-    """Add an event. Event: 1 wall_time, 2 step, 5 summary. Summary: 1 value."""
+    """Add an event, with the fields 1 wall_time, 2 step, 5 summary (1 value)."""
     time_s, step = math.nan, 0
     values: list[bytes] = []
     for number, value in message(data):
@@ -161,11 +154,9 @@ def _text(value: Value) -> str:
     return _bytes(value).decode(errors="replace")
 
 
-# The encoding of TensorBoard's files: records with checksums, and simple protocol buffers.
-#
-# A record has its length (8 bytes), a checksum of the length, the data, and a checksum of the
-# data. Checksums are masked CRC-32C. https://www.tensorflow.org/tutorials/load_data/tfrecord and
-# https://protobuf.dev/programming-guides/encoding describe the formats.
+# The encoding of TensorBoard's files: records with masked CRC-32C checksums
+# (https://www.tensorflow.org/tutorials/load_data/tfrecord), and protocol buffers
+# (https://protobuf.dev/programming-guides/encoding).
 
 
 LARGEST = 1 << 20
@@ -176,8 +167,8 @@ _HEAD = struct.Struct("<QI")
 def records(path: Path, doubts: Doubts) -> Iterator[tuple[int, bytes]]:
     """The records of a file up to the size `LARGEST`, each with the byte at which it begins.
 
-    Raises:
-        InvalidInput: the file has no records, or is damaged in the middle; says at which byte.
+    A record has its length (8 bytes), a checksum of the length, the data, and a checksum of the
+    data. A file that has none, or is damaged in the middle, is refused.
     """
     with open_file(path) as file:
         size = file.seek(0, 2)
@@ -223,11 +214,7 @@ Value = int | bytes
 
 
 def message(data: bytes) -> Iterator[tuple[int, Value]]:
-    """The fields of a message in their order, each as number and value.
-
-    Raises:
-        ValueError: the data is not a message.
-    """
+    """The fields of a message in order, each as number and value; ValueError if it is none."""
     place = 0
     while place < len(data):
         key, place = _varint(data, place)

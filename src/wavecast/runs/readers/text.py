@@ -22,12 +22,8 @@ _MARKS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 def read_lines(path: Path, doubts: Doubts, strict: bool = False) -> Iterator[tuple[int, str]]:
     """The lines of a text file, numbered from 1, without their line ends.
 
-    A last line without a line end may be cut off, perhaps within a number. It is left out with a
-    warning.
-
-    Args:
-        doubts: takes warnings about lines that are not UTF-8 or have no line end.
-        strict: refuse a file that is not UTF-8. Otherwise its invalid characters are replaced.
+    A last line without a line end may be cut off within a number, so it is left out with a warning.
+    Characters that are not UTF-8 are replaced with a warning, or refused if `strict`.
     """
     with open_file(path) as file:
         number = 0
@@ -64,12 +60,9 @@ def read_head(path: Path, size: int = 4096) -> bytes:
 
 
 def parse_json(text: str, place: str) -> Any:
-    """The value of a JSON text.
+    """The value of a JSON text at a place of a file.
 
     NaN and Infinity are accepted, because losses may have these values. `number_of` refuses them.
-
-    Raises:
-        InvalidInput: the text is not JSON; says where.
     """
     return reading.parse_json(text, constants=True, prefix=f"{place}: ")
 
@@ -108,11 +101,7 @@ def number_of(value: object) -> float | None:
 
 
 def open_file(path: Path) -> BinaryIO:
-    """The file, open for reading.
-
-    Raises:
-        InvalidInput: the file cannot be opened; says why. So does reading it.
-    """
+    """The file, open for reading; failures to open or to read it are InvalidInput."""
     return reading.open_file(path, prefix=f"{path}: ")
 
 
@@ -132,9 +121,6 @@ def _decoded(path: Path, line: int, content: bytes, doubts: Doubts, strict: bool
             raise InvalidInput(f"{path}: line {line} is not UTF-8 text; save it as UTF-8") from None
         doubts.tell(f"line {line}", "is not UTF-8 text; its invalid characters are replaced")
         return content.decode(errors="replace")
-
-
-# Warnings about logs: what is wrong in a file, where, and what was done about it.
 
 
 MOST_TOLD = 10
@@ -162,12 +148,10 @@ class Doubts:
     """How many warnings of each kind there were."""
 
     def tell(self, place: str, what: str, kind: str = "") -> None:
-        """Warn about a problem in the file.
+        """Warn about a problem in the file, and say what was done about it.
 
-        Args:
-            place: where in the file: "line 12". Empty for the whole file.
-            what: the problem, and what was done about it.
-            kind: the problem without its details, under which many are counted; `what` if empty.
+        The place is "line 12", or empty for the whole file. Problems of one `kind`, which is `what`
+        without details, are counted together if there are many.
         """
         kind = kind or what
         if kind not in self.counts and len(self.counts) >= _MOST_KINDS:
@@ -187,14 +171,11 @@ class Doubts:
         self.told(str(DoubtfulInput(f"{self.path}: {doubt}")))
 
 
-# The outermost `name: value` lines of a YAML file, which is all that these logs need.
-
-
 _PAIR = re.compile(r"([\w./-]+):(.*)", re.ASCII)
 
 
 def read_flat(lines: Iterable[str]) -> dict[str, str]:
-    """The pairs at the outermost level, as text. Nested values and lists are ignored."""
+    """The outermost `name: value` pairs of a YAML file. Nested values and lists are ignored."""
     pairs = {}
     for line in lines:
         pair = _PAIR.fullmatch(line)

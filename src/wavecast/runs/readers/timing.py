@@ -1,9 +1,8 @@
 """Timed runs from the times in a log, without wrong times, warm-up and pauses.
 
-A stretch is the time between two logged iterations. If its iterations took a tenth of the usual
-time, the step numbers jumped; if they took ten times as long, there was a pause. Both are left out
-with a warning. A log with time stamps before and after its iterations also gives the time of the
-whole run (`totals`).
+A stretch is the time between two logged iterations. It is left out with a warning if its iterations
+took a tenth of the usual time (the step numbers jumped), or ten times as long (a pause). A log with
+time stamps before and after its iterations also gives the time of the whole run.
 """
 
 from __future__ import annotations
@@ -85,7 +84,10 @@ class Training:
 
     @property
     def iterations(self) -> int:
-        """All iterations up to the last mark. Those before the first mark are as many as usual."""
+        """All iterations up to the last mark.
+
+        Those before the first mark are estimated to be as many as usual.
+        """
         usual = round(statistics.median(stretch.iterations for stretch in self.stretches))
         return self.last.iteration - self.first.iteration + min(self.first.iteration, usual)
 
@@ -93,12 +95,9 @@ class Training:
 def trainings(marks: Iterable[Mark], doubts: Doubts) -> list[Training]:
     """The trainings in a log, with the stretches between their marks.
 
-    When the iterations start again, another training begins. Repeated marks, and stretches in
-    which the clock went back, are left out with a warning. A mark with the same time as the one
-    before, from a coarse clock, does not end a stretch.
-
-    Raises:
-        InvalidInput: the clock goes back so often that no time can be trusted.
+    Another training begins when the iterations start again. Repeated marks, and stretches in which
+    the clock went back, are left out with a warning; a clock that often goes back is refused. A
+    mark with the same time as the one before, from a coarse clock, does not end a stretch.
     """
     parts = [_Part()]
     seen = 0
@@ -147,7 +146,6 @@ class _Part:
             self.last = mark
 
     def training(self) -> Training | None:
-        """The training. None if nothing in it is timed."""
         if self.first is None or self.last is None or not self.stretches:
             return None
         parts = (tuple(self.stretches), self.first, self.last, tuple(self.breaks))
@@ -196,17 +194,10 @@ def runs_of(
     doubts: Doubts,
     span: LogSpan | None = None,
 ) -> list[Run]:
-    """One run for each training.
+    """One run for each training; if none can be used, an error says why the first cannot.
 
-    Args:
-        facts: what the log says about the runs.
-        given: what the user says about them.
-        doubts: takes warnings about trainings that are left out.
-        span: the first and last stamp of the log, if there are such. They belong to a run if the
-            log has only one training.
-
-    Raises:
-        InvalidInput: no training can be used; says why the first cannot.
+    The span is the first and last stamp of the log, if there are such. They belong to a run if the
+    log has only one training.
     """
     runs: list[Run] = []
     refused: list[tuple[str, str]] = []
@@ -245,8 +236,8 @@ def _used(
 ) -> tuple[Sequence[Stretch], RunTotals]:
     """The stretches to time a training by, and the times of the whole run.
 
-    If no stable part is found, the whole training is used, with its warm-up, provided that it is
-    short or that the time of the whole run is known.
+    If no stable part is found, the whole training with its warm-up is used, provided that it is
+    short or the time of the whole run is known.
     """
     stretches = _without_jumps(training.stretches, doubts)
     if warm_up is None:
@@ -285,14 +276,9 @@ def _used(
 def stable_part(
     stretches: Sequence[Stretch], warm_up: int | None, doubts: Doubts
 ) -> Sequence[Stretch]:
-    """The stretches after warm-up, without pauses.
+    """The stretches of a training after warm-up, without pauses; an error if there are none.
 
-    Args:
-        stretches: all stretches of one training, in order.
-        warm_up: how many iterations to drop. None to detect the end of warm-up.
-
-    Raises:
-        InvalidInput: the end of warm-up cannot be found, or nothing follows it.
+    `warm_up` is the number of iterations to drop. If it is None, the end of warm-up is detected.
     """
     if warm_up is not None:
         return _without_pauses(_after(stretches, warm_up), doubts)
@@ -311,7 +297,6 @@ def stable_part(
 
 
 def _without_jumps(stretches: Sequence[Stretch], doubts: Doubts) -> Sequence[Stretch]:
-    """The stretches without those over which the step numbers jumped."""
     if len(stretches) < FEWEST:
         return stretches
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
@@ -342,9 +327,8 @@ def _tell_jump(jump: Stretch, usual_s: float, doubts: Doubts) -> None:
 def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
     """Refuse a training with many stretches that are far too slow.
 
-    Raises:
-        InvalidInput: there are many. Either the host runs ahead of the GPU and waits now and then,
-            or the step numbers began to count something else.
+    In such a log, the host runs ahead of the GPU and waits now and then, or the step numbers began
+    to count something else.
     """
     pauses = _pauses(stretches)
     lost_s, whole_s = (math.fsum(s.seconds for s in some) for some in (pauses, stretches))
@@ -361,7 +345,6 @@ def _refuse_bursts(stretches: Sequence[Stretch]) -> None:
 
 
 def _pauses(stretches: Sequence[Stretch]) -> list[Stretch]:
-    """The stretches that took too long to be iterations alone."""
     if not stretches:
         return []
     usual_s = statistics.median(stretch.iteration_s for stretch in stretches)
@@ -391,12 +374,6 @@ def _after(stretches: Sequence[Stretch], warm_up: int) -> Sequence[Stretch]:
             return stretches[index:]
         done += stretch.iterations
     raise InvalidInput(f"all {done} timed iterations are within the warm-up of {warm_up}")
-
-
-# The time of whole runs: from the first to the last stamp of a log.
-#
-# The end-to-end models of Gianniti et al. regress this time. It includes start-up, warm-up, tests
-# and checkpoints, which the time of single iterations leaves out.
 
 
 MOST_PAUSED = 0.5
@@ -431,12 +408,10 @@ class RunTotals:
 
 
 def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts) -> RunTotals:
-    """The times of a whole run; unknown, with a warning, if its time stamps do not agree.
+    """The times of a whole run; unknown, with a warning, if they cannot be trusted.
 
-    Args:
-        span: its first and last stamp.
-        paused_s: the seconds of pauses in it.
-        doubts: takes the warning if the times are unknown.
+    Gianniti et al. regress this time, which includes start-up, warm-up, tests and checkpoints. It
+    is not trusted if its time stamps do not agree, or if pauses (`paused_s`) are most of it.
     """
     first, last = training.first, training.last
     total_s = span.end_s - span.begin_s
@@ -464,9 +439,6 @@ def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts
     training_s = last.time_s - first.time_s - math.fsum(within)
     testing_s = math.fsum(end - begin for begin, end in span.tests)
     return RunTotals(iterations, total_s, max(0.0, training_s), testing_s)
-
-
-# The model, batch and GPU of a run: given by the user, or found among a log's settings.
 
 
 @dataclass(frozen=True, slots=True)
@@ -510,11 +482,7 @@ def make_run(
     phase: str = "training",
     totals: RunTotals = RunTotals(),  # noqa: B008  (frozen)
 ) -> Run:
-    """A checked run.
-
-    Raises:
-        InvalidInput: the model or the batch is unknown, or a value is impossible; says where.
-    """
+    """A checked run."""
     corrected = facts.corrected(given)
     for name in ("model", "batch"):
         if getattr(corrected, name) is None:
@@ -597,22 +565,15 @@ def _first_whole(settings: Mapping[str, object], names: tuple[str, ...]) -> int 
     return None
 
 
-# The choice of the metric whose times show how fast a training was.
-#
-# Trackers keep many metrics. The one with the most steps is chosen, among those that belong
-# neither to a test nor to whole epochs. Time spent in a test is not training time, so a stretch in
-# which a test was recorded is not timed.
-
-
 _TEST = re.compile(r"(val|valid|validation|eval|evaluation|test|testing)\d*([_\-. ].*)?")
 _EPOCH = re.compile(r"(.*[_\- ])?epoch([_\- ].*)?|hp_metric")
 
 
 def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given) -> list[Mark]:
-    """The times of the chosen metric; marks after a test say so.
+    """The times of the metric with the most steps, or of the given one; marks after a test say so.
 
-    Raises:
-        InvalidInput: the file lacks the given metric, or has no metric of training steps.
+    Metrics of tests and of whole epochs are not chosen. A stretch in which a test was recorded is
+    not timed, because it is no training time.
     """
     chosen = _choose(path, marks, given)
     tests = sorted(
@@ -627,14 +588,10 @@ def training_marks(path: Path, marks: Mapping[str, Sequence[Mark]], given: Given
 def test_spans(
     marks: Mapping[str, Sequence[Mark]], chosen: Sequence[Mark]
 ) -> tuple[tuple[float, float], ...] | None:
-    """When each test began and ended. None if it is unknown.
+    """When each test began and ended, from the marks of all metrics. None if it is unknown.
 
-    A tracker writes the metrics of a test at its end. The test began when the training reached the
-    step of these metrics, which follows from the last logged step and the usual time of a step.
-
-    Args:
-        marks: the times of all metrics.
-        chosen: the times of the metric of training steps.
+    A tracker writes the metrics of a test at its end. The test began when the training reached
+    their step, which follows from the last logged step and the usual time of a step.
     """
     steps = sorted(chosen, key=lambda mark: mark.time_s)
     pairs = [(a, b) for a, b in pairwise(steps) if b.iteration > a.iteration]

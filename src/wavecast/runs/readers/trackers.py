@@ -41,8 +41,8 @@ from wavecast.runs.suite_results import read_results
 _MOST_BYTES = 1 << 20
 
 
-# MLflow's file stores: `mlruns/EXPERIMENT/RUN/` with `meta.yaml`, `params/` and `metrics/`. The
-# file of a metric has lines of `time in milliseconds, value, step`.
+# MLflow's file stores: `mlruns/EXPERIMENT/RUN/` with `meta.yaml`, `params/` and `metrics/`, where
+# the file of a metric has lines of `time in milliseconds, value, step`.
 
 
 def is_mlflow(path: Path, head: bytes) -> bool:
@@ -51,11 +51,7 @@ def is_mlflow(path: Path, head: bytes) -> bool:
 
 
 def read_mlflow(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training of an MLflow run, by its `meta.yaml`.
-
-    Raises:
-        InvalidInput: the run has no times, or does not say the model or batch; says where.
-    """
+    """The training of an MLflow run, by its `meta.yaml`."""
     folder = path.parent
     meta = read_flat(read_whole(path, _MOST_BYTES).splitlines())
     if meta.get("lifecycle_stage") == "deleted":
@@ -101,12 +97,6 @@ def _parameters(folder: Path) -> dict[str, object]:
     return parameters
 
 
-# `trainer_state.json` of Hugging Face's Trainer: the time of the whole training.
-#
-# It has no times of single steps, so warm-up cannot be dropped; a warning says so. The callback
-# `wavecast.integrations.huggingface.TrainerRunRecorder` records runs without their warm-up.
-
-
 _MOST_STATE_BYTES = 256 << 20
 
 
@@ -118,10 +108,10 @@ def is_trainer(path: Path, head: bytes) -> bool:
 
 
 def read_trainer(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training in the saved state of a Trainer.
+    """The training in the `trainer_state.json` of Hugging Face's Trainer, which must have ended.
 
-    Raises:
-        InvalidInput: the training had not ended, or the model or batch is unknown; says where.
+    It has no times of single steps, so warm-up is included, and a warning says so. The callback
+    `wavecast.integrations.huggingface.TrainerRunRecorder` records runs without their warm-up.
     """
     state = parse_json(read_whole(path, _MOST_STATE_BYTES), str(path))
     history = state.get("log_history") if isinstance(state, dict) else None
@@ -206,13 +196,6 @@ def _trainer_model(path: Path) -> str | None:
     return next((name for name in names if isinstance(name, str) and name.strip()), None)
 
 
-# Lightning's `metrics.csv`: the times of iterations, if something recorded them.
-#
-# `CSVLogger` itself writes no times. The callback `ThroughputMonitor` adds `train/time`, in
-# seconds of training, and `train/batches`; or the module logs the time itself, as `time` or
-# `timestamp`. Hyperparameters are in `hparams.yaml`, next to it.
-
-
 CLOCKS = (
     ("train/time", "train/batches"),
     *((name, "step") for name in ("timestamp", "wall_time", "time", "train_time", "created_at")),
@@ -229,10 +212,11 @@ def is_lightning(path: Path, head: bytes) -> bool:
 
 
 def read_lightning(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training of a table of metrics.
+    """The training of Lightning's `metrics.csv`, if something recorded the times of iterations.
 
-    Raises:
-        InvalidInput: the table has no times, or the model or batch is unknown; says where.
+    `CSVLogger` itself writes none. The callback `ThroughputMonitor` adds `train/time`, in seconds
+    of training, and `train/batches`; or the module logs the time itself, as `time` or `timestamp`.
+    Hyperparameters are in `hparams.yaml`, next to it.
     """
     rows = list(_metric_rows(path, doubts))
     names = rows[0][1].keys() if rows else ()
@@ -311,21 +295,12 @@ def _lightning_facts(path: Path, rows: Iterable[tuple[int, dict[str, str]]], giv
 
 
 def _lightning_gpus(rows: Iterable[tuple[int, dict[str, str]]]) -> int | None:
-    """The number of GPUs, from the rates of all and of one. None if only one rate is logged."""
+    """The number of GPUs, as the rate of all divided by that of one; None if one is not logged."""
     for _, row in rows:
         both = [number(row.get(f"train/{of}samples_per_sec", "")) for of in ("", "device/")]
         if both[0] and both[1] and both[1] > 0 and both[0] / both[1] < 1e6:
             return max(1, round(both[0] / both[1]))
     return None
-
-
-# Logs of NVIDIA's DeepLearningExamples (dllogger): one line `DLLL {...}` for each iteration.
-#
-# Each line has a time, a step and data. The step is [epoch, iteration] (in some scripts followed
-# by the number of all iterations) or [iteration]; "PARAMETER" for settings; [] or [epoch] for
-# summaries. The stretch between two epochs is not timed, because other work happens there. The
-# whole run lasts from the first line to the last, and a test from the last training step before it
-# to its last line.
 
 
 _PREFIX = "DLLL "
@@ -356,7 +331,6 @@ class _DlloggerClock:
     """The times of lines about tests."""
 
     def take(self, entry: dict[str, Any]) -> None:
-        """Take the time of a line."""
         self.name = self.name or ("timestamp" if "timestamp" in entry else "elapsedtime")
         time_s = number_of(entry.get(self.name))
         if time_s is None or time_s < 0:
@@ -368,10 +342,12 @@ class _DlloggerClock:
 
 
 def read_dllogger(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """The training of a dllogger file.
+    """The training in a log of NVIDIA's DeepLearningExamples: one line `DLLL {...}` per iteration.
 
-    Raises:
-        InvalidInput: the log has no times, or does not say the model or batch; says where.
+    Each line has a time, a step and data. The step is [epoch, iteration] (in some scripts followed
+    by the number of all iterations) or [iteration]; "PARAMETER" for settings; [] or [epoch] for
+    summaries. Other work happens between two epochs, so that stretch is not timed. A test lasts
+    from the last training step before it to its last line.
     """
     settings: dict[str, object] = {}
     steps: list[_Step | None] = []  # None for a line about something other than training
@@ -396,6 +372,7 @@ def read_dllogger(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
 
 
 def _dllogger_span(clock: _DlloggerClock, marks: list[Mark]) -> LogSpan | None:
+    """The whole run. Each test begins at the last training step before it."""
     if clock.first_s is None or not marks:
         return None
     times = sorted(mark.time_s for mark in marks)
@@ -439,7 +416,6 @@ def _is_test(data: dict[str, Any]) -> bool:
 
 
 def _step_marks(steps: list[_Step | None]) -> Iterator[Mark]:
-    """The times of iterations, numbered through all epochs."""
     numbers = [len(step.numbers) for step in steps if step is not None]
     if not numbers:
         return
@@ -462,9 +438,6 @@ def _step_marks(steps: list[_Step | None]) -> Iterator[Mark]:
         before, broken = step, False
 
 
-# Files of `wavecast suite run`: one row for each step, with its median stable iteration.
-
-
 _HEAD = b"model,batch,precision,gpu,status,unit,seconds,throughput_per_s,"
 
 
@@ -474,11 +447,7 @@ def is_suite(path: Path, head: bytes) -> bool:
 
 
 def read_suite(path: Path, given: Given, doubts: Doubts) -> Iterator[Run]:
-    """One run for each measured step: its stable iterations, each with their median time.
-
-    Raises:
-        InvalidInput: a row is damaged; says which line and why.
-    """
+    """One run for each measured step: its stable iterations, each with their median time."""
     for row in read_results(path):
         if row.status != "ok" or row.seconds is None or not row.iterations:
             step = f"{row.model}, batch {row.batch}, {row.precision}"

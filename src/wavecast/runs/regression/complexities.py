@@ -1,9 +1,9 @@
 """Layers of networks and their numbers of operations, as Gianniti et al. count them.
 
-The formulas of the published categories are from the slides of Gianniti, Zhang and Ardagna (CLOSER
-2019, "Layer Computational Complexity"). They are for one output position, and are multiplied by
-height and width of the output and by the batch. One multiply-add counts as one operation here,
-unlike everywhere else in wavecast. The other categories are ours, counted in the same way.
+The formulas of the published categories are from their slides (CLOSER 2019, "Layer Computational
+Complexity"), for one output position; they are multiplied by height and width of the output and by
+the batch. One multiply-add counts as one operation here, unlike everywhere else in wavecast. The
+other categories are ours, counted in the same way.
 """
 
 from __future__ import annotations
@@ -287,12 +287,10 @@ def joined(shapes: Iterable[Shape]) -> Shape:
     return sum(shape[0] for shape in parts), *parts[0][1:]
 
 
-# AlexNet, GoogLeNet and VGG-16, layer by layer, as in Caffe's reference files.
-#
-# They reproduce tables 2 and 3 of Gianniti et al. 2019 with these conventions: AlexNet in one
-# group and in the order of `bvlc_alexnet` (normalize, then pool), pools that round up, and both
-# auxiliary heads of GoogLeNet. Layers have the names of Caffe's files, so that the log of `caffe
-# time` matches.
+# AlexNet, GoogLeNet and VGG-16, layer by layer, with the names of Caffe's files, so that the log of
+# `caffe time` matches. They reproduce tables 2 and 3 of Gianniti et al. 2019 with these
+# conventions: AlexNet in one group and in the order of `bvlc_alexnet` (normalize, then pool), pools
+# that round up, and both auxiliary heads of GoogLeNet.
 
 
 class _Builder:
@@ -464,10 +462,8 @@ def caffe_net(name: str) -> Network:
     return NETWORKS[plain]()
 
 
-# The layers of a traced or measured step, read from its ops; no model code is needed.
-#
-# Each op is one layer, under the path of the module that called it. Functions such as `F.relu` are
-# layers, too, under the path of the module whose `forward` calls them.
+# The layers of a step, read from its ops without model code. Each op is one layer, under the path
+# of the module that called it; so are functions such as `F.relu`.
 
 
 _SAMPLES = ("samples", "images")
@@ -520,7 +516,7 @@ def samples_of(trace: Trace, batch: int | None = None) -> int:
 
 
 def counts_samples(trace: Trace) -> bool:
-    """Whether a trace says how many samples its step has, and not tokens or seconds of audio."""
+    """Whether a trace counts its step in samples, and not in tokens or seconds of audio."""
     return trace.samples is not None and trace.unit in _SAMPLES
 
 
@@ -535,7 +531,6 @@ def family_of(op: Op) -> LayerCategory | None:
 
 
 def _layer(call: Call, batch: int) -> NetworkLayer | None:
-    """The layer of a call of the forward pass. None without a formula."""
     build = _BUILDERS.get(call.op.base.removesuffix("_"))
     if build is None:
         return None
@@ -549,7 +544,7 @@ def _layer(call: Call, batch: int) -> NetworkLayer | None:
 
 
 def _unknown(calls: Iterable[Call], layers: Sequence[NetworkLayer], batch: int) -> tuple[str, ...]:
-    """Ops without a formula. Those of a module that is a layer belong to it, as counters do."""
+    """Ops without a formula, but for those within a module that is a layer, such as counters."""
     paths = {layer.name for layer in layers}
     names: dict[str, None] = {}
     for call in calls:
@@ -567,7 +562,6 @@ def _first_inputs(layers: Sequence[NetworkLayer]) -> Shape:
 
 
 def _whole(count: int, batch: int) -> int:
-    """A count for one sample."""
     if count % batch:
         raise ValueError(f"{count} values are no whole number for each of {batch} samples")
     return count // batch

@@ -79,12 +79,10 @@ class Design(Shown):
 def linear_seconds(
     startup_s: float, iteration_s: float, sample_s: float
 ) -> Callable[[int, int], float]:
-    """A function of batch and iterations that guesses the time of a run.
+    """A function that guesses the time of a run from batch and iterations.
 
-    Args:
-        startup_s: seconds before the first iteration.
-        iteration_s: seconds of an iteration that do not depend on the batch.
-        sample_s: seconds of an iteration for each sample of its batch.
+    It adds the seconds before the first iteration, those of each iteration whatever its batch, and
+    those of each sample.
     """
     if iteration_s + sample_s <= 0 or min(startup_s, iteration_s, sample_s) < 0:
         raise InvalidInput("the guessed times must not be negative, nor all be 0")
@@ -191,14 +189,13 @@ class _Problem:
     most: int
 
     def loss(self, weights: Array) -> float:
-        """The uncertainty of a design; the weight of a run is its number of repeats, even 0.3."""
+        """The uncertainty of a design: how often to make each run, also in fractions."""
         information = self._information(weights)
         if self.criterion is Criterion.D:
             return -float(np.linalg.slogdet(information)[1])
         return float(np.log(np.trace(np.linalg.solve(information, self._of_interest))))
 
     def gradient(self, weights: Array) -> Array:
-        """The derivative of the loss by the weight of each run."""
         inverse = np.linalg.inv(self._information(weights))
         middle, whole = inverse, 1.0
         if self.criterion is not Criterion.D:
@@ -246,7 +243,6 @@ class _Problem:
         return min((counts for counts in designs if counts.sum() >= self.fewest), key=self.loss)
 
     def efficiency(self, counts: Array, weights: Array) -> float:
-        """The information of whole runs relative to that of the relaxed design."""
         lost = self.loss(counts) - self.loss(weights)
         return float(np.exp(-lost / (self.rows.shape[1] if self.criterion is Criterion.D else 1)))
 

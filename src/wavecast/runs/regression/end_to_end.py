@@ -2,11 +2,11 @@
 
     wc.EndToEnd().fit(runs).predict(batch=64, iterations=90_000)
 
-The features are 1, b, i and b*i for batch b and iterations i (theorem 3.1). If the runs differ in
-only one of the two, they are 1 and that one. Training and testing have separate models. The time is
-that of the whole run, as in the paper, if the runs say it, and else that of their iterations. The
-paper fits by ordinary least squares. The default here minimises relative errors with no coefficient
-below 0, which is more accurate on short runs.
+The features are 1, b, i and b*i for batch b and iterations i (theorem 3.1); if the runs differ in
+only one of the two, 1 and that one. Training and testing have separate models. The time is that of
+the whole run, as in the paper, if the runs say it, and else that of their iterations. The paper
+fits by ordinary least squares. The default here minimises relative errors with no coefficient below
+0, which is more accurate on short runs.
 
 If the time of an iteration is not linear in the batch, its predicted time can replace the batch in
 all features (`work`). This is our extension; it needs the network's code or a trace of it.
@@ -232,7 +232,6 @@ def rows_of(features: Sequence[str], batch: Array, iterations: Array) -> Array:
 
 
 def _varying(table: RunTable) -> tuple[str, ...]:
-    """The features of the dimensions in which runs differ."""
     batches, lengths = len(np.unique(table.batch)), len(np.unique(table.iterations))
     if batches > 1 and lengths > 1:
         return FULL
@@ -249,7 +248,7 @@ def _varying(table: RunTable) -> tuple[str, ...]:
 
 
 def _check_identified(table: RunTable, features: Sequence[str]) -> None:
-    """Check that the runs determine the coefficients; the error says which runs to add."""
+    """Refuse runs that do not determine the coefficients, with those to add."""
     needed = len(features) + 1  # with no more runs than coefficients, errors are unknown
     rows = rows_of(features, table.batch, table.iterations)
     if rank(rows) == len(features) and len(rows) >= needed:
@@ -263,9 +262,9 @@ def _check_identified(table: RunTable, features: Sequence[str]) -> None:
 
 
 def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[tuple[int, int]]:
-    """The fewest runs that must be added to determine the coefficients.
+    """The fewest runs to add, so that the coefficients are determined.
 
-    They have batches and iterations of existing runs, or twice the largest ones.
+    Their batches and iterations are those of existing runs, or twice the largest ones.
     """
     batches = _candidates(table.batch, any("batch" in name for name in features))
     lengths = _candidates(table.iterations, any("iterations" in name for name in features))
@@ -288,13 +287,6 @@ def _runs_to_add(table: RunTable, features: Sequence[str], needed: int) -> list[
 def _candidates(values: Array, varies: bool) -> list[float]:
     distinct = sorted(set(values.tolist()))
     return [*distinct, 2 * distinct[-1]] if varies else distinct
-
-
-# Runs divided at a batch and a length: fitted on the small ones, judged on the others.
-#
-# This is how Gianniti, Zhang and Ardagna 2019 judge their models of whole runs (section 4.3 and
-# table 4): a model is fitted on the runs up to a threshold, and all models are judged on the same
-# runs, which are those beyond every threshold.
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,18 +351,14 @@ def judge(
 ) -> tuple[SplitScore, ...]:
     """The errors of models fitted below each threshold on the runs beyond all of them.
 
+    This is how Gianniti, Zhang and Ardagna 2019 judge models of whole runs (section 4.3 and table
+    4). For each method there is a score on all runs, then one for each threshold.
+
     Args:
         runs: runs of one network on one machine.
         methods: the least-squares fits to compare.
         phase: "training" or "testing".
         time: the time to learn; by default that of whole runs if every run says it.
-
-    Returns:
-        For each method a score on all runs, then one for each threshold.
-
-    Raises:
-        InvalidInput: the runs below a threshold do not determine the model, or no run is beyond
-            all thresholds.
     """
     every = [run for run in runs if run.phase == phase]
     learned = tabulate(every, phase, time).time
@@ -400,9 +388,6 @@ def judge(
                 )
             )
     return tuple(scores)
-
-
-# Runs as columns of numbers, so that a million runs fit into memory.
 
 
 _LABELS = ("model", "gpu", "gpus", "precision", "framework", "inner_modules")
@@ -445,11 +430,7 @@ class RunTable:
         return len(self.seconds)
 
     def require_one(self, *names: str) -> None:
-        """Check that all runs have the same value of each of these properties.
-
-        Raises:
-            InvalidInput: They differ.
-        """
+        """Refuse runs with different values of any of these properties."""
         for name in names:
             values = self.labels.get(name, ())
             if len(values) > 1:
@@ -462,15 +443,9 @@ class RunTable:
 
 
 def tabulate(runs: Iterable[Run], phase: str, time: RunTime | str | None = None) -> RunTable:
-    """The runs of a phase as columns; the runs are read only once.
+    """The runs of a phase as columns, so that a million fit into memory. They are read only once.
 
-    Args:
-        phase: "training" or "testing".
-        time: the time to learn; by default that of whole runs if all runs say it, else that of
-            the timed iterations.
-
-    Raises:
-        InvalidInput: There are none, or one of them is not a valid run; the message says which.
+    The time to learn is by default that of whole runs, if all runs say it.
     """
     if phase not in PHASES:
         raise InvalidInput(f'a phase is {" or ".join(PHASES)}, not "{phase}"')
@@ -504,11 +479,7 @@ def tabulate(runs: Iterable[Run], phase: str, time: RunTime | str | None = None)
 
 
 def check_run(number: int, run: Run) -> Run:
-    """The run, unchanged, if its numbers are valid.
-
-    Raises:
-        InvalidInput: They are not.
-    """
+    """The run, unchanged, if its numbers are valid; else an error."""
     if not isinstance(run, Run):
         raise InvalidInput(f"run {number} is a {type(run).__name__}, not a wavecast.runs.run.Run")
     where = run.source or f"run {number}"

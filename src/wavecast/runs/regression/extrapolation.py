@@ -5,13 +5,12 @@
     model.reason  # why this law
     Extrapolation(("gpus", "power", "batch")).fit(runs)  # along several axes at once
 
-Laws (`wavecast.runs.regression.extrapolation`) are fitted by least relative errors, with no
-coefficient below 0. To choose a law, the runs closest to the extrapolation are left out: those on
-the strongest GPU, on the most GPUs, and so on. Each law is fitted to the other runs and judged by
-its error on those left out. Along several axes at once, the largest runs of each axis are left out
-one axis after the other, and then all of them together. Among the laws within one standard error of
-the least error, the simplest is taken (Breiman's rule), because so small a difference may be
-chance."""
+Laws are fitted by least relative errors, with no coefficient below 0. Each law is judged on runs
+that were left out: those closest to the extrapolation, such as those on the strongest GPU or on the
+most GPUs. Along several axes, the largest runs of each axis are left out in turn, and then all of
+them together. Among the laws within one standard error of the least error, the simplest is taken
+(Breiman's rule), because so small a difference may be chance.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +32,10 @@ from wavecast.runs.regression.end_to_end import check_run
 from wavecast.runs.regression.least_squares import Array, LinearFit, Method, rank, signed_errors
 from wavecast.runs.run import Run
 
-# Laws for the time of an iteration on other GPUs, more GPUs, deeper networks, larger batches.
-#
-# The slides of Gianniti et al. name what they extrapolate, but not the features. Ours follow
-# physics: an iteration takes a fixed time, the work divided by the number of GPUs and their speed,
-# and the time to all-reduce gradients. The speed P and the number g of GPUs enter as 1/P and 1/g,
-# because a linear term in P or g cannot extrapolate.
+# Laws for the time of an iteration. The slides of Gianniti et al. name what they extrapolate, but
+# not the features. Ours follow physics: a fixed time, the work divided by the number g of GPUs and
+# their speed P, and the time to all-reduce gradients. So P and g enter as 1/P and 1/g; a linear
+# term in them cannot extrapolate.
 
 
 _UNITS: Mapping[str, tuple[str, ...]] = {
@@ -397,7 +394,6 @@ def _check_comparable(runs: Sequence[Run], phase: str, axes: Sequence[Axis]) -> 
 
 
 def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
-    """The position of each run along the axis."""
     levels = {
         Axis.POWER: settings.power,
         Axis.GPUS: settings.gpus,
@@ -414,7 +410,7 @@ def _levels(axis: Axis, runs: Sequence[Run], settings: Settings) -> Array:
 
 
 def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
-    """Pairs of runs to fit on and to leave out: the last level, and if possible the last two."""
+    """Pairs of runs to fit and runs to leave out: the last level, and if possible the last two."""
     distinct = np.unique(levels)
     cuts = [distinct[-1]]
     if len(distinct) >= 2 * _UNSEEN:
@@ -423,7 +419,7 @@ def _splits(levels: Array) -> list[tuple[Mask, Mask]]:
 
 
 def _joint_splits(levels: Sequence[Array]) -> list[tuple[Mask, Mask]]:
-    """The splits along each axis; with several, also the largest runs of all of them together."""
+    """The splits along each axis; with several, also one without the largest runs of all axes."""
     splits = [split for along_axis in levels for split in _splits(along_axis)]
     if len(levels) > 1:
         below = np.logical_and.reduce([along_axis < along_axis.max() for along_axis in levels])
@@ -433,7 +429,7 @@ def _joint_splits(levels: Sequence[Array]) -> list[tuple[Mask, Mask]]:
 
 
 def _laws_for(axes: Sequence[Axis], laws: Sequence[Law], settings: Settings) -> list[Law]:
-    """The laws that make sense for the axes, and for networks of one depth or several."""
+    """The laws that suit the axes, and networks of one depth or several."""
     useless = set(POWERLESS) if Axis.POWER in axes else set()
     if (settings.modules == settings.modules[0]).all():
         useless.add("M")

@@ -120,7 +120,6 @@ def predicted_work(
 def _summed(
     trace: Trace, network: Network, seconds_of: Callable[[Call], float | None]
 ) -> dict[tuple[Place, Pass], float]:
-    """Seconds of calls by layer and pass."""
     prefix = _prefix(trace, network)
     places = _places(network)
     sums: dict[tuple[Place, Pass], float] = defaultdict(float)
@@ -144,7 +143,7 @@ def _place_of_call(
 ) -> Place:
     """The layers to which a call belongs: those of its module that run such ops.
 
-    Where all layers of a module are of one family, every call of the module belongs to them.
+    If all layers of a module are of one family, all its calls belong to them.
     """
     inside = places.get(name, {}).get(which, set()) if name is not None else set()
     place = name, family_of(call.op)
@@ -154,7 +153,6 @@ def _place_of_call(
 
 
 def _places(network: Network) -> dict[str, dict[Pass, set[Place]]]:
-    """The places of each module in which a pass does work."""
     places: dict[str, dict[Pass, set[Place]]] = {}
     for layer in network.layers:
         working = places.setdefault(layer.name, {which: set() for which in Pass})
@@ -252,6 +250,7 @@ def _prefix(trace: Trace, network: Network) -> str:
 def _matched(
     network: Network, batch: int, seconds: Seconds, work: LayerWork | None = None
 ) -> LayerTimes:
+    """The layers with their times, and the time that belongs to none of them."""
     shares = _shares(network)
     times, untimed = [], []
     layers = [layer for layer in network.layers if layer.category is not None]
@@ -294,12 +293,6 @@ def _shares(network: Network) -> Mapping[tuple[NetworkLayer, Pass], float]:
     return shares
 
 
-# The published errors of multi-GPU models, cell by cell (slides of Gianniti et al. 2019).
-#
-# The slides extrapolate along four axes, and print a mean absolute relative error for each
-# network, framework and GPU. They do not publish the times. `SOURCE` says where each table stands.
-
-
 EXPERIMENTS: Mapping[str, str] = {
     "power": "power",
     "gpu_number": "gpus",
@@ -333,7 +326,11 @@ class PublishedError:
 
 @functools.cache
 def published_errors() -> tuple[PublishedError, ...]:
-    """All cells that have a value. VGG-19 was not run on the P600, so two cells have none."""
+    """All cells that have a value. VGG-19 was not run on the P600, so two cells have none.
+
+    These are the mean absolute relative errors of multi-GPU models on the slides of Gianniti et al.
+    2019, for each axis, network, framework and GPU (`SOURCE`). The slides do not have the times.
+    """
     with shipped(FILE).open(newline="", encoding="utf-8") as file:
         return tuple(
             PublishedError(
@@ -351,11 +348,7 @@ def published_errors() -> tuple[PublishedError, ...]:
 
 
 def errors_of(experiment: str) -> tuple[float, ...]:
-    """The errors of one experiment.
-
-    Raises:
-        UnknownName: there is no such experiment.
-    """
+    """The errors of one experiment, by its name."""
     if experiment not in EXPERIMENTS:
         known = ", ".join(EXPERIMENTS)
         raise UnknownName(f'there is no experiment "{experiment}"; the slides have {known}')

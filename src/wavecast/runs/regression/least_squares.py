@@ -1,9 +1,9 @@
 """Linear fits through measured times: five methods, with their uncertainty.
 
 With weighted rows X and times y, the QR decomposition of X gives a triangle R and z = Q'y. Each of
-the five problems has the same solution on (R, z) as on (X, y). The triangle of many rows follows
-from the triangles of parts of them. So the uncertainty costs the same for six runs as for a
-million, and a fit of a million runs needs little more memory than their features.
+the five problems has the same solution on (R, z) as on (X, y), and the triangle of many rows
+follows from those of parts of them. So the uncertainty costs the same for six runs as for a
+million, and a fit needs little more memory than its features.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class LinearFit:
         """Random coefficients and noise that are consistent with the data.
 
         This is a parametric bootstrap on (R, z). The size of the noise is drawn as well, because
-        few runs hardly determine it; the ranges become as wide as those of Student's t.
+        few runs hardly determine it; so the ranges are as wide as those of Student's t.
         """
         if not self.freedom:
             raise InvalidInput(
@@ -126,12 +126,7 @@ class LinearFit:
 
 
 def fit(rows: Array, times: Array, method: Method = Method.RELATIVE_NON_NEGATIVE) -> LinearFit:
-    """The coefficients with which rows @ coefficients are closest to the times.
-
-    Raises:
-        InvalidInput: A time is not positive and finite, or the rows do not determine the
-            coefficients.
-    """
+    """The coefficients with which rows @ coefficients are closest to the times."""
     if not (np.isfinite(times).all() and (times > 0).all()):
         raise InvalidInput("times must be finite and above 0")
     count, columns = rows.shape
@@ -151,7 +146,6 @@ def fit(rows: Array, times: Array, method: Method = Method.RELATIVE_NON_NEGATIVE
 
 
 def _weighted(rows: Array, times: Array, sizes: Array, method: Method) -> LinearFit:
-    """The fit whose errors are divided by these sizes."""
     count, columns = rows.shape
     # Columns differ by orders of magnitude: one is iterations times batch, another is 1.
     with np.errstate(over="ignore"):
@@ -214,11 +208,7 @@ def mape(predicted: Array, actual: Array) -> float:
 
 
 def needing_scipy(what: str, module: str) -> Any:
-    """A module of scipy.
-
-    Raises:
-        MissingExtra: scipy is not installed; the message says how to install it.
-    """
+    """A module of scipy; MissingExtra says how to install it."""
     with needing_extra(what):
         return importlib.import_module(module)
 

@@ -317,12 +317,6 @@ PUBLISHED_GPUS = ("quadro-m6000-12gb", "quadro-m6000")
 """The GPUs with published coefficients. The paper's table 1 gives its M6000 12 GB."""
 
 
-# Files of fitted lines: a per-layer model as JSON, so that others need not fit it again.
-#
-# A file is one object: "format", "version", "source", "unit", "left_out", and "lines", each with
-# its category, pass, seconds, seconds per unit of work, and how it was fitted.
-
-
 FORMAT = "wavecast-layers"
 VERSION = 1
 _LARGEST_BYTES = 1 << 20
@@ -330,7 +324,7 @@ _FIELDS = {"format", "version", "source", "unit", "left_out", "lines"}
 
 
 def lines_as_records(model: LayerModel) -> list[dict[str, Any]]:
-    """The lines of a model as plain data."""
+    """The lines of a model as plain data: category, pass, seconds, seconds per unit, and method."""
     return [
         {
             "category": str(category),
@@ -345,7 +339,7 @@ def lines_as_records(model: LayerModel) -> list[dict[str, Any]]:
 
 
 def write_lines(path: Path, model: LayerModel) -> None:
-    """Write the lines of a model as JSON."""
+    """Write the lines of a model as JSON, so that others need not fit it again."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -358,11 +352,7 @@ def write_lines(path: Path, model: LayerModel) -> None:
 
 
 def read_lines(path: str | Path) -> LayerModel:
-    """The model in a file that `write_lines` wrote.
-
-    Raises:
-        InvalidInput: it is not such a file; says why.
-    """
+    """The model in a file that `write_lines` wrote."""
     prefix = f"cannot read the lines {path}: it "
     content = read_bytes(Path(path), _LARGEST_BYTES, prefix=prefix)
     document = parse_json(content, unique=True, prefix=prefix)

@@ -45,11 +45,7 @@ class FailedAttempt:
 
 
 class CampaignResults:
-    """The results of one campaign in a run store.
-
-    Args:
-        name: the name of the campaign.
-    """
+    """The results of one campaign in a run store, by the name of the campaign."""
 
     def __init__(self, store: RunStore, name: str) -> None:
         self._store, self.name = store, name
@@ -62,11 +58,7 @@ class CampaignResults:
             connection.execute(table.insert().values(name=self.name, file=text))
 
     def file(self) -> str:
-        """The file of the campaign.
-
-        Raises:
-            InvalidInput: the store has no campaign of this name.
-        """
+        """The file of the campaign."""
         table = database.campaigns
         with self._store.reading() as connection:
             chosen = select(table.c.file).where(table.c.name == self.name)
@@ -89,10 +81,7 @@ class CampaignResults:
     def add(self, results: Sequence[TaskResult], failed: Sequence[FailedAttempt] = ()) -> int:
         """Store results with their runs, and failed attempts, in one transaction.
 
-        A task that has a result keeps it; the new one and its runs are left out.
-
-        Returns:
-            How many results were new.
+        It returns how many results were new. A task that has a result keeps it.
         """
         for run in (run for result in results for run in result.runs):
             check(run)

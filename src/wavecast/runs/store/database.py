@@ -59,13 +59,8 @@ def connect(
 ) -> tuple[Engine, str]:
     """An engine for a place, and the name of the place without its password.
 
-    Args:
-        place: a file or a URL; None for the user's own store.
-        read_only: whether nothing will be written. A missing file is then refused, not created.
-
-    Raises:
-        InvalidInput: the place cannot be a store.
-        MissingExtra: the driver of the database is not installed.
+    The place is a file or a URL; None for the user's own store. If `read_only`, a missing file is
+    refused and not created. MissingExtra if the driver of the database is not installed.
     """
     named = os.fspath(place or os.environ.get("WAVECAST_RUNS") or default_place())
     if "\0" in named:
@@ -89,8 +84,7 @@ def writing(
 ) -> Iterator[Connection]:
     """A transaction that writes everything or nothing, one writer after the other.
 
-    Raises:
-        StoreUnavailable: the database failed, or cannot be written; nothing was written.
+    If the database fails or cannot be written, StoreUnavailable is raised and nothing is written.
     """
     with telling(name), engine.connect() as plain:
         connection = plain.execution_options(**{FOR_WRITING: True})
@@ -101,7 +95,7 @@ def writing(
 
 
 def _wait_for_other_writers(connection: Connection, name: str, told: Callable[[str], None]) -> None:
-    """One writer to PostgreSQL at a time, as in SQLite: no deadlocks, and runs keep their order."""
+    """Let one writer to PostgreSQL in at a time: no deadlocks, and runs keep their order."""
     if connection.execute(text(f"SELECT pg_try_advisory_xact_lock({_LOCK})")).scalar_one():
         return
     told(f"another process is writing the run store {name}; waiting up to {WAIT_S:g} s")
@@ -116,11 +110,7 @@ def can_write(engine: Engine) -> bool:
 
 @contextmanager
 def reading(engine: Engine, name: str) -> Iterator[Connection]:
-    """A connection that reads the current content.
-
-    Raises:
-        StoreUnavailable: the database failed.
-    """
+    """A connection that reads the current content."""
     with telling(name), engine.connect() as connection:
         yield connection
 
@@ -162,12 +152,6 @@ def _postgresql(place: str) -> tuple[Engine, str]:
     return engine, engine.url.render_as_string(hide_password=True)
 
 
-# A run store in a file of SQLite: how it is opened, for whom, and what is refused.
-#
-# The file is never opened by other means than SQLite: if a process closes a file that it also has
-# open in SQLite, the operating system drops SQLite's locks on it.
-
-
 WAIT_S = 60.0
 """How many seconds a process waits for others that have locked the file."""
 FOR_WRITING = "wavecast_writes"
@@ -180,14 +164,10 @@ _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT
 
 
 def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engine:
-    """An engine for a file of SQLite.
+    """An engine for a file of SQLite. A missing one is created, unless it is only read.
 
-    Args:
-        path: the file. A missing one is created, unless it is only read.
-        read_only: whether nothing will be written.
-
-    Raises:
-        InvalidInput: the path cannot be a store.
+    Only SQLite ever opens the file: if a process closes a file that it also has open in SQLite, the
+    operating system drops SQLite's locks on it.
     """
     _refuse_impossible(path, read_only)
     reads = read_only or not is_writable(path)
@@ -198,7 +178,7 @@ def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engin
         if reads:
             connection.execute("PRAGMA query_only=1")
         else:
-            # Readers do not block a writer then. If several processes open a new file, SQLite lets
+            # So readers do not block a writer. If several processes open a new file, SQLite lets
             # one of them switch, and tells the others at once that the file is locked.
             _patiently(lambda: connection.execute("PRAGMA journal_mode=WAL"), path, told)
             connection.execute("PRAGMA synchronous=FULL")
@@ -226,7 +206,8 @@ def engine_of(path: Path, read_only: bool, told: Callable[[str], None]) -> Engin
     engine = create_engine(
         URL.create("sqlite", database=str(path)),
         creator=lambda: _open(path, reads),
-        # A file that we may only read is opened anew each time: others may begin to write it.
+        # A file that we may only read is opened anew each time, because others may begin to write
+        # it.
         **({"poolclass": NullPool} if reads else {}),
     )
     event.listen(engine, "connect", prepare)
@@ -293,7 +274,7 @@ def _open(path: Path, reads: bool) -> sqlite3.Connection:
 
 
 def _mode_without_writing(path: Path) -> str:
-    """The mode for a file beside which no log can be created."""
+    """The mode for a file in whose folder no log can be created."""
     sizes = {end: _size(Path(f"{path}{end}")) for end in ("-wal", "-shm", "-journal")}
     if sizes["-wal"] and sizes["-shm"]:
         return "ro"  # another process has it open; its log is read, too
@@ -340,11 +321,9 @@ def _patiently(run: Callable[[], object], path: Path, told: Callable[[str], None
             return
 
 
-# The tables of a run store. A store of an older version is upgraded when it is opened.
-#
-# Version 1: runs. Version 2: the inner modules of a run; imports, so that an interrupted one
-# continues. Version 3: the iterations and times of the whole run. Version 4: campaigns, with the
-# results of their tasks and the attempts that failed.
+# The tables of a run store. Version 1 has runs. Version 2 adds the inner modules of a run, and
+# imports, so that an interrupted one continues. Version 3 adds the iterations and times of the
+# whole run; version 4 campaigns, with the results of their tasks and the failed attempts.
 
 
 _metadata = MetaData()
@@ -426,13 +405,9 @@ def migrate(
     *,
     told: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Upgrade the tables to a version, by default the newest, in one transaction.
+    """Upgrade the tables to a version, by default the newest, and return their version.
 
-    Returns:
-        The version that the tables have now.
-
-    Raises:
-        InvalidInput: these are no tables of a run store, or of a newer version of Wavecast.
+    Tables of another program, or of a newer version of Wavecast, are refused.
     """
     newest = len(_STEPS)
     with reading(engine, name) as connection:
@@ -449,11 +424,7 @@ def migrate(
 
 
 def checked_version(connection: Connection, name: str) -> int:
-    """The version of the tables, which this Wavecast can use. 0 if there are none.
-
-    Raises:
-        InvalidInput: these are no tables of a run store, or of a newer version of Wavecast.
-    """
+    """The version of the tables; 0 if there are none. Those that we cannot use are refused."""
     if connection.dialect.name == "sqlite":
         _refuse_foreign(connection, name)
     now, newest = version_of(connection), len(_STEPS)
@@ -503,7 +474,6 @@ def _is_virtual(statement: object) -> bool:
 
 # Each upgrade is written out in SQL, because the tables above are of the newest version only.
 def _numbered(connection: Connection) -> str:
-    """The type of a column that numbers the rows."""
     is_server = connection.dialect.name == "postgresql"
     return "BIGSERIAL PRIMARY KEY" if is_server else "INTEGER PRIMARY KEY AUTOINCREMENT"
 

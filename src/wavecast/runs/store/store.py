@@ -244,9 +244,7 @@ class RunStore:
 def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
     """Insert the runs that the store does not have, and return how many those are.
 
-    Args:
-        connection: a connection within a transaction.
-        runs: checked runs, each with its identity.
+    The connection is within a transaction. The runs were checked, and each comes with its identity.
     """
     rows = [
         {"id": key, **record(run), "seconds": float(run.seconds)} for key, run in dict(runs).items()
@@ -326,14 +324,6 @@ def _where(
     return chosen
 
 
-# Imports of files into a run store, which continue after an interruption.
-#
-# A file is read twice. The first time its runs are checked, counted and hashed, so that a file
-# with an error anywhere changes nothing. The second time its runs are written in transactions of
-# 10,000. Each transaction also records how many runs are done. An import that was killed continues
-# there.
-
-
 @dataclass(frozen=True, slots=True)
 class _Checked:
     """The result of reading a file for the first time."""
@@ -354,17 +344,16 @@ def add_file(
     told: Callable[[str], None] = warn,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Imported:
-    """Add the runs of a file that the store does not have yet.
+    """Add the runs of a file that the store does not have yet; an interrupted import continues.
+
+    A file is read twice. First its runs are checked, counted and hashed, so that a file with an
+    error anywhere changes nothing. Then they are written in transactions of 10,000, each of which
+    records how many runs are done.
 
     Args:
-        file: a log or table of a known format.
         given: facts that the file does not say.
         format: the format of the file; recognised if not given.
         progress: takes the number of runs written so far and their total.
-
-    Raises:
-        InvalidInput: the file cannot be read; the store is unchanged.
-        StoreUnavailable: the database failed; import again when it is back.
     """
     with store.writing():
         pass  # A store that cannot be written is refused before a long file is read.
@@ -389,6 +378,7 @@ def add_file(
 
 
 def _check(runs: Iterable[Run]) -> _Checked:
+    """The first reading of a file. Its runs are kept if one transaction has room for them."""
     digest, count = hashlib.sha256(), 0
     kept: list[Run] | None = []
     for run in runs:
@@ -402,13 +392,13 @@ def _check(runs: Iterable[Run]) -> _Checked:
 
 
 def _content(run: Run, key: str) -> bytes:
-    """What an import adds of a run: a file that now gives whole times is imported again."""
+    """What an import adds of a run. A file that now gives whole times is imported again."""
     totals = [repr(value) for name in TOTALS if (value := getattr(run, name)) is not None]
     return " ".join([key, *totals]).encode()
 
 
 def _same(runs: Iterable[Run], checked: _Checked, file: Path) -> Iterator[tuple[str, Run]]:
-    """The runs with their identities; an error if they are not those that were checked."""
+    """The runs with their identities. It is an error if they are not those that were checked."""
     digest, count = hashlib.sha256(), 0
     for run in runs:
         key = identity(run)
@@ -453,19 +443,14 @@ def _note(connection: Connection, key: str, rows: int, complete: bool) -> None:
     )
 
 
-# Export of runs as a table that `read_runs`, and other programs, read back exactly.
-
-
 SUFFIXES = (".csv", ".jsonl")
 
 
 def export(runs: Iterable[Run], path: Path) -> int:
     """Write runs as CSV or JSON Lines, depending on the suffix, and return their number.
 
-    The file is replaced when the new one is complete. An interrupted export changes nothing.
-
-    Raises:
-        InvalidInput: the file cannot be written, or has another suffix.
+    `read_runs` reads them back exactly. The file is replaced when the new one is complete; an
+    interrupted export changes nothing.
     """
     refuse_other_suffix(path)
     with (
