@@ -258,9 +258,7 @@ def _keras_step(
     place: str, name: str, text: str, batch: int | None, precision: str | None, backend: str
 ) -> Any:
     """What a function of a file that imports Keras made: a model with its batch, or another step.
-
-    Keras sets the precision, and the batch of a model alone, if the function does not.
-    """
+    Keras sets the precision, and the batch of a model alone, if the function does not."""
     choose_backend(backend)
     make = attribute_of(_import(place), name, text)
     parameters = inspect.signature(make).parameters

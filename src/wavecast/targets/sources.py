@@ -170,10 +170,8 @@ class ScriptSource(StepSource):
         return largest if largest is None or gpu is None else retarget(largest, gpu).trace
 
     def uneven(self, gpu: Device) -> list[tuple[Trace, float]]:
-        """The steps of the loop that are not as the one that repeats, and the share of each.
-
-        Empty where all are alike, or where it is not known how often they come.
-        """
+        """The steps of the loop that are not as the one that repeats, and the share of each. Empty
+        where all are alike, or where it is not known how often they come."""
         trace = self._common(gpu, None)
         run = next(run for run in self.runs if run.trace is trace)
         cycle = run.cycle
@@ -282,10 +280,8 @@ def _refuse_torch_options(target: Target) -> None:
 
 
 def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
-    """The trace of one step with changes to its code.
-
-    The options are those of `wavecast.trace`, for one GPU.
-    """
+    """The trace of one step with changes to its code. The options are those of `wavecast.trace`,
+    for one GPU."""
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.changes.changed_code import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture

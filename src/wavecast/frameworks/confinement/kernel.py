@@ -32,11 +32,7 @@ def is_linux() -> bool:
 
 
 def call(function: str, *arguments: Any) -> int:
-    """The result of a function of the C library.
-
-    Raises:
-        OSError: it failed, or this library does not have it.
-    """
+    """The result of a function of the C library; OSError if it failed or does not exist there."""
     try:
         result = int(getattr(_library(), function)(*arguments))
     except AttributeError:
@@ -53,11 +49,7 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do beyond files: this process, and what it starts, cannot get it back.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Give up, for good, what root may do beyond files; OSError if the kernel refuses."""
     header = struct.pack("=Ii", _CAPABILITIES_VERSION, 0)
     sets = ctypes.create_string_buffer(24)  # effective, permitted, inheritable; twice 32 bits
     call("capget", header, sets)
@@ -148,11 +140,8 @@ def version() -> int:
 
 
 def restrict(writable: Writable, known: int) -> None:
-    """Forbid this thread, and all that it starts, to write anything else.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Forbid this thread, and all that it starts, to write elsewhere; OSError if the kernel
+    refuses."""
     rights = reduce(or_, (*_FIRST, *(right for since, right in _SINCE.items() if known >= since)))
     ruleset = _Ruleset(rights, 0, _SIGNALS if known >= SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.

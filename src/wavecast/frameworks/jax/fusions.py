@@ -1,7 +1,6 @@
 """What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic.
 
-The description is that of Inductor's fused kernels (`wavecast.ops.fused`): points, terms of a sum,
-bytes by how they are reached, and operations for each point.
+It is described as Inductor's fused kernels are (`wavecast.ops.fused`).
 """
 
 from __future__ import annotations
@@ -210,7 +209,7 @@ def _demands(body: Computation) -> dict[str, float]:
 
 
 def _needed(instruction: Instruction, position: int, numel: int, share: float) -> float:
-    """The share of an operand that a share of an instruction's result needs."""
+    """The share of an operand that is needed for a share of an instruction's result."""
     if instruction.opcode in _UPDATES and position == 0:
         return 0.0
     if instruction.opcode in _SLICES and position == 0:

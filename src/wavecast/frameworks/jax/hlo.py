@@ -1,7 +1,6 @@
 """The scheduled HLO of a compiled module, read from its text.
 
-Only what a step's trace needs is kept: computations, instructions with shapes and operands, and a
-few attributes. Anything else stays as text in `Instruction.attributes`.
+Only what a trace needs is parsed; all else stays as text in `Instruction.attributes`.
 """
 
 from __future__ import annotations
@@ -218,8 +217,8 @@ class HloModule:
     def traffic_bytes(self, computation: Computation) -> int:
         """The bytes that its instructions read and write, by which computations are compared.
 
-        Loops count as often as they turn, branches by the larger one, and every kernel as if it
-        moved a few megabytes more, since it takes microseconds to launch.
+        Loops count as often as they turn, and branches by the larger one. Each kernel counts a few
+        megabytes more, since a launch takes microseconds.
         """
         traffic = 0
         for instruction in computation.instructions:
@@ -234,11 +233,8 @@ class HloModule:
         return traffic
 
     def origin(self, instruction: Instruction) -> Instruction:
-        """The instruction that says where another comes from.
-
-        XLA leaves out the path of a fusion that it made of several; then it is that of the last
-        instruction in it that has one.
-        """
+        """The instruction that says where another comes from. XLA leaves out the path of a fusion
+        of several; then it is the last instruction in it that has one."""
         if PATH in instruction.op_name:
             return instruction
         body = self.called(instruction)
@@ -254,11 +250,7 @@ class HloModule:
 
 
 def read_hlo(text: str) -> HloModule:
-    """The module in the text of scheduled HLO.
-
-    Raises:
-        InvalidInput: it is no HLO module, or has not been scheduled.
-    """
+    """The module in the text of scheduled HLO; InvalidInput if it is none, or is not scheduled."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("HloModule"):
         raise InvalidInput("this is no HLO module; it must begin with HloModule")

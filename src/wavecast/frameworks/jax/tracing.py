@@ -35,12 +35,8 @@ TUNING_NOTE = (
 def lowered_step(
     step: Any, arguments: Sequence[Any], named: dict[str, Any], gpu: Device, jit: dict[str, Any]
 ) -> Any:
-    """A step lowered for NVIDIA GPUs, by the user's own jax.
-
-    Args:
-        gpu: the GPU that code which asks for one is told about.
-        jit: options of `jax.jit` for a function that is not jitted yet.
-    """
+    """A step lowered for NVIDIA GPUs, by the user's own jax. Code that asks for a GPU sees `gpu`;
+    `jit` are options of `jax.jit` for a function that is not jitted yet."""
     check_installed()
     import jax
 
@@ -249,11 +245,8 @@ def _overwritten(schedule: Schedule) -> dict[int, int]:
 
 
 def _roles(schedule: Schedule) -> list[Role]:
-    """What each argument is, from who reads it and whether it is updated.
-
-    Weights are read by the forward pass and updated; optimizer state is read by the optimizer only;
-    a batch is not updated.
-    """
+    """What each argument is. Weights are read by the forward pass and updated; optimizer state is
+    read by the optimizer only; a batch is not updated."""
     updated = set(schedule.module.aliases.values())
     readers: dict[int, set[Phase]] = {}
     roots: list[int] = []

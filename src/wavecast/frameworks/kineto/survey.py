@@ -97,8 +97,7 @@ class Survey:
     def periods_s(self) -> dict[int, float]:
         """The time of each step by position: from the GPU's end of the previous step to this one's.
 
-        The host may run ahead of the GPU. Until the GPU's queue is full, steps on the host are
-        too short, so the ends of the GPU's work are used.
+        The host's own steps are too short while it runs ahead and the GPU's queue fills up.
         """
         numbers = [step.number or 0 for step in self.steps]
         ends = [self.last_end_us(position) for position in range(len(self.steps))]
@@ -122,8 +121,7 @@ def union_us(begin_us: Floats, end_us: Floats) -> float:
 def survey_of(path: Path) -> Survey:
     """The survey of a profiler file.
 
-    Raises:
-        InvalidInput: it is not a profiler file, or has no GPU events with possible times.
+    InvalidInput if it is none, or has no GPU events with possible times.
     """
     columns = _Columns()
     for event in read_events(path, columns.fields):
@@ -291,10 +289,8 @@ def choose(survey: Survey, number: int | None) -> int:
     """The position of the step with that number; of the most typical step if the number is None.
 
     The most typical step has the median GPU time among those with the most frequent number of
-    kernels. If there are several steps, the first is left out, because it may be a warm-up.
-
-    Raises:
-        InvalidInput: there is no such step. The message names the steps in the file.
+    kernels. The first of several is left out: it may be a warm-up. InvalidInput, with the steps in
+    the file, if there is no such step.
     """
     if number is None:
         rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))

@@ -32,10 +32,8 @@ def alexnet(
     dropout: float = 0.5,
     learning_rate: float = 0.01,
 ) -> TrainingStep:
-    """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005.
-
-    It has two groups, as in the original on two GPUs. The per-layer papers count it with one.
-    """
+    """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005. It has two
+    groups, as in the original on two GPUs. The per-layer papers count it with one."""
     _check_large_enough("alexnet", image, 67)
     model = AlexNet(image, width, hidden, classes, groups, dropout).to(device)
     optimizer = _sgd(model, learning_rate, decay=5e-4)
@@ -53,10 +51,8 @@ def googlenet(
     dropout: float = 0.4,
     learning_rate: float = 0.01,
 ) -> TrainingStep:
-    """GoogLeNet on ImageNet, Caffe's `bvlc_googlenet`: SGD with momentum, decay 0.0002.
-
-    Both auxiliary heads are trained with it, at a weight of 0.3.
-    """
+    """GoogLeNet on ImageNet, Caffe's `bvlc_googlenet`: SGD with momentum, decay 0.0002. Both
+    auxiliary heads are trained with it, at a weight of 0.3."""
     _check_large_enough("googlenet", image, 80)
     model = GoogLeNet(image, width, classes, dropout).to(device)
     optimizer = _sgd(model, learning_rate, decay=2e-4)

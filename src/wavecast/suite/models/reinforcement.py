@@ -61,10 +61,8 @@ def a3c(
 
 
 class Moment(NamedTuple):
-    """The predictions, actions and rewards of all actors in one step.
-
-    `chances` are the log-probabilities of the actions.
-    """
+    """The predictions, actions and rewards of all actors in one step. `chances` are the
+    log-probabilities of the actions."""
 
     chances: Tensor
     value: Tensor

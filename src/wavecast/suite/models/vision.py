@@ -44,10 +44,8 @@ def vit(
     dropout: float = 0.1,
     learning_rate: float = 3e-3,
 ) -> TrainingStep:
-    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., with gradients clipped at 1.
-
-    The optimizer is AdamW; the authors used Adam with the same strong decay.
-    """
+    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., with gradients clipped at 1. The
+    optimizer is AdamW; the authors used Adam with the same strong decay."""
     if image % patch:
         raise InvalidInput(f"vit's images must be a multiple of {patch} pixels wide, not {image}")
     if width % heads:

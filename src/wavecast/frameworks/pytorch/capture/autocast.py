@@ -1,8 +1,7 @@
 """CUDA's autocast on fake CPU tensors: which ops run in half precision, and which in float32.
 
-The CPU's autocast casts other ops than CUDA's. While tracing, its kernels are replaced by ones
-that follow CUDA's lists in `aten/src/ATen/autocast_mode.h`. A test compares the names with those
-that torch has registered for CUDA.
+The CPU's autocast casts other ops than CUDA's. While tracing, its kernels are replaced by ones that
+follow CUDA's lists in `aten/src/ATen/autocast_mode.h`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """bitsandbytes while tracing: it is imported as without a GPU, and its ops run as on CUDA.
 
-bitsandbytes loads a CUDA library when it is imported and CUDA is available, which a machine without
-a GPU cannot do. Its ops have fake versions; those that CUDA builds from other ops are taken apart
-here as in `bitsandbytes/backends/cuda/ops.py` and `backends/default/ops.py` (release 0.50).
+On import it would load a CUDA library if CUDA is available. Its ops have fake versions; those that
+CUDA builds from other ops are decomposed here as in `bitsandbytes/backends/cuda/ops.py` and
+`backends/default/ops.py` (release 0.50).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collectives of a traced step, recorded as NCCL runs them: kind, bytes, ranks and stream.
 
-A collective with `async_op=True` runs on a stream of its process group, which first waits for the
-present stream; whoever waits for the result makes the present stream wait. One without it runs on
+With `async_op=True`, a collective runs on a stream of its process group, which first waits for the
+present stream; whoever waits for the result makes the present stream wait. Without it, it runs on
 the present stream (torch's `ProcessGroupNCCL.cpp`, since torch 2.8).
 """
 
@@ -73,7 +73,7 @@ class TracedCollectives:
         own: bool,
         ranks: Sequence[int] = (),
     ) -> Sent | None:
-        """Record a collective, such as "all_reduce". None if its tensors are on the host.
+        """Record a collective, such as "all_reduce"; None if its tensors are on the host.
 
         With `own`, it runs on the stream of the group, not on the present one. `ranks` are those
         that take part, if not all of the group do.

@@ -27,7 +27,7 @@ from wavecast.frameworks.replacements import environment_kept, replacing
 def forget_shardings() -> None:
     """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
 
-    Its keys are shapes of meshes. A later mesh of the same shape would get the groups of this one.
+    Its keys are shapes of meshes: a later mesh of the same shape would get the old groups.
     """
     from torch.distributed.tensor import debug
 
@@ -120,10 +120,8 @@ def _modules_with(name: str) -> list[Any]:
 
 
 def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
-    """FSDP's ops that copy weights and gradients, recorded as the aten ops that they run on a GPU.
-
-    They are written in Python.
-    """
+    """FSDP's ops that copy weights and gradients, recorded as the aten ops that their Python code
+    runs on a GPU."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 
     def inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -254,10 +252,8 @@ class RankPlace:
 
 @contextmanager
 def fake_process_groups(place: RankPlace) -> Iterator[None]:
-    """Let the process groups made inside the block be those of a rank of many.
-
-    Groups from before the block are set aside, and come back after it.
-    """
+    """Let the process groups made inside the block be those of a rank of many. Groups from before
+    are set aside, and come back after it."""
     from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -506,10 +506,8 @@ class OutsideTensors:
         return self._fakes[id(real)][1]
 
     def copy_of(self, real: Any) -> Any:
-        """A fake tensor with the present values of a plain one.
-
-        A tensor with a gradient is replaced, because its gradient must arrive at one object.
-        """
+        """A fake tensor with the present values of a plain one. A tensor with a gradient is
+        replaced, because its gradient must arrive at one object."""
         return self.tensor(real) if real.requires_grad else self.fake_for(real)
 
     def fake_for(self, real: Any) -> Any:

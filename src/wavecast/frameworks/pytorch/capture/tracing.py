@@ -199,10 +199,8 @@ def pretending(
     compiler: Compiler | None = None,
     gpu: Device | None = None,
 ) -> Iterator[TracedThreads]:
-    """Run the block with fake tensors, as if on a machine with a CUDA GPU.
-
-    It yields the threads that take part in the trace. The user's code sees the GPU that is given.
-    """
+    """Run the block with fake tensors, as if on a machine with a CUDA GPU. It yields the threads
+    that take part in the trace. The user's code sees the GPU that is given."""
     threads = TracedThreads()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has a faster cache

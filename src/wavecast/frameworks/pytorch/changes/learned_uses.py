@@ -1,7 +1,5 @@
 """Functions of torch that are replaced once a first run has shown what their results are used for.
-
-Where a result is not computed any more, a placeholder stands for it: one element, seen as many.
-"""
+Where a result is not computed any more, a placeholder stands for it: one element, seen as many."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class SeenUses(ABC):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run the block with functions replaced, as far as earlier runs have shown what they do.
-
-        What this run shows is learned at each update of weights and at its end.
-        """
+        What this run shows is learned at each update of weights and at its end."""
         mode = self.mode()
 
         def learn(*_: Any) -> None:

@@ -188,9 +188,7 @@ class _Session:
     @contextmanager
     def outside(self, frame: Any = None) -> Iterator[None]:
         """Run the block as the compiler's code: without modes and hooks, all tensors on the GPU.
-
-        `frame` is the frame that is compiled. None if it is known already.
-        """
+        `frame` is the frame that is compiled. None if it is known already."""
         if frame is not None:
             self._frame = frame
         if self._depth:
@@ -353,10 +351,8 @@ _MEANING = {
 
 
 def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
-    """One note for each line of the user's code at which a graph ends, and the reason.
-
-    The compiler's reasons come with the frames of the user's code.
-    """
+    """One note for each line of the user's code at which a graph ends, and the reason. The
+    compiler's reasons come with the frames of the user's code."""
     notes: dict[str, None] = {}
     explained = set()
     # A break in a library's function is seen there, too, after the line that called it.

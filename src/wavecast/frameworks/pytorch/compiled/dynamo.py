@@ -186,10 +186,8 @@ def _is_called_by_trace(code: Any, caller: Any) -> bool:
 
 
 def look_up_functions() -> None:
-    """Let Dynamo look up torch's functions now, before a trace replaces some of them.
-
-    It refuses to look them up while one function stands for several of torch's.
-    """
+    """Let Dynamo look up torch's functions now, before a trace replaces some of them. It refuses to
+    look them up while one function stands for several of torch's."""
     trace_rules.get_torch_obj_rule_map()
 
 
@@ -241,10 +239,8 @@ def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None
 
 
 def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of guards, without guards on torch's own state.
-
-    Torch's hooks and some of its functions differ while a frame is compiled.
-    """
+    """The constructor of guards, without guards on torch's own state. Torch's hooks and some of its
+    functions differ while a frame is compiled."""
     signature = inspect.signature(init)
     if _FILTER not in signature.parameters:
         return init
@@ -270,10 +266,8 @@ def is_restart(error: BaseException) -> bool:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it.
-
-    The trace's own code, such as that of flex_attention, breaks graphs only here.
-    """
+    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it. The
+    trace's own code, such as that of flex_attention, breaks graphs only here."""
     is_meant = isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
     return is_meant and not any(room in str(error) for room in _OWN)
 
@@ -397,10 +391,8 @@ def tried(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def stay_on_device(gm: Any) -> None:
-    """Take out of a graph the moves to the device on which a tensor is already.
-
-    A move from the host becomes an op that names the GPU, since C++ code would not move anything.
-    """
+    """Take out of a graph the moves to the device on which a tensor is already. A move from the
+    host becomes an op that names the GPU, since C++ code would not move anything."""
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in MAKERS:
             node.kwargs = {name: v for name, v in node.kwargs.items() if name != "device"}

@@ -1,7 +1,5 @@
-"""The plan of a compiled graph, read from Inductor's graph.
-
-Inductor's scheduler has decided on all of it. Only attributes of its nodes are read here.
-"""
+"""The plan of a compiled graph, read from Inductor's graph. Inductor's scheduler has decided on all
+of it. Only attributes of its nodes are read here."""
 
 from __future__ import annotations
 
@@ -43,10 +41,8 @@ _NO_CALLS = ("MultiOutput", "DynamicScalar", "AssertScalar")
 
 
 class Planner:
-    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
-
-    `roots` are the paths of modules, by the names that Dynamo has for them.
-    """
+    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once. `roots` are
+    the paths of modules, by the names that Dynamo has for them."""
 
     def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
@@ -210,11 +206,8 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory.
-
-    One that never leaves the kernel does get memory if it is the first that a kernel writes where
-    it later writes one that does.
-    """
+    """The buffers that get no memory. One that never leaves the kernel does get memory if it is the
+    first that a kernel writes where it later writes one that does."""
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):
@@ -407,10 +400,8 @@ def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
 
 @functools.lru_cache(1 << 14)
 def _lines(stack: str | None, _folder: str) -> tuple[str, str]:
-    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12".
-
-    The second is relative to the present folder.
-    """
+    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12". The
+    second is relative to the present folder."""
     last = source = ""
     for row in (stack or "").splitlines():
         row = row.strip()

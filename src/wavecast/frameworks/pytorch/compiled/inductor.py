@@ -330,10 +330,8 @@ def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool
 
 @contextmanager
 def _traced_under(mode: RealDevices) -> Iterator[None]:
-    """Let passes that trace a replacement find this mode, and not that of AOTAutograd.
-
-    In older releases, AOTAutograd's is still active.
-    """
+    """Let passes that trace a replacement find this mode, and not that of AOTAutograd. In older
+    releases, AOTAutograd's is still active."""
     context = TracingContext.try_get()
     before = None if context is None else context.fake_mode
     if context is not None:
@@ -418,10 +416,8 @@ class _Unkeyed(Exception):
 
 
 def key_of(gm: Any, inputs: Sequence[Any], *about: Any) -> str | None:
-    """The key of a graph with its inputs; None if it has none.
-
-    `about` is what else its lowering depends on: the GPU and options, as plain data.
-    """
+    """The key of a graph with its inputs; None if it has none. `about` is what else its lowering
+    depends on: the GPU and options, as plain data."""
     digest = hashlib.sha256(_environment().encode())
     try:
         for line in (_switches(), _text(about), _text(inputs), *_lines(gm)):

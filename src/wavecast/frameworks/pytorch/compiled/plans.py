@@ -123,10 +123,8 @@ _apart = _Apart()
 
 
 def keep_apart(known: Path) -> None:
-    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`.
-
-    A script can change whatever its process does, so what it leaves is for this script alone.
-    """
+    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`. A
+    script can change whatever its process does, so what it leaves is for this script alone."""
     _apart.known = known
 
 
@@ -137,10 +135,8 @@ def leave(folder: Path) -> None:
 
 
 def adopt(new: Path, folder: Path) -> None:
-    """Keep the plans that the process of a script has left in a folder of its own.
-
-    They are not looked into: whatever they hold, only processes of this script will read it.
-    """
+    """Keep the plans that the process of a script has left in a folder of its own. They are not
+    looked into: whatever they hold, only processes of this script will read it."""
     left_bytes = _MOST_ADOPTED_BYTES
     with suppress(OSError), os.scandir(new) as entries:
         for entry in itertools.islice(entries, MOST_PLANS):

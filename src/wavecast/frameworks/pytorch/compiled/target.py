@@ -45,11 +45,8 @@ class Operand:
 def is_faster_padded(
     target: CompileTarget, precision: str, sizes: tuple[int, ...], padded: tuple[Operand, ...]
 ) -> bool:
-    """Whether a matmul is estimated to be faster when padded.
-
-    The `sizes` are those of the matmul, that of a batch included; `padded` are its operands that
-    have to be padded.
-    """
+    """Whether a matmul is estimated to be faster when padded. The `sizes` are those of the matmul,
+    that of a batch included; `padded` are its operands that have to be padded."""
     if precision not in TENSOR_CORES:
         return False
     matmul_s = 2 * math.prod(sizes) / target.flops_of(precision)

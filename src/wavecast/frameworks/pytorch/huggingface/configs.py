@@ -1,7 +1,5 @@
 """The config of a Hugging Face model: from a file or folder, the local cache, or the presets.
-
-Nothing is downloaded, and no code of a model repository is run.
-"""
+Nothing is downloaded, and no code of a model repository is run."""
 
 from __future__ import annotations
 
@@ -235,10 +233,8 @@ def torchvision_fault() -> str | None:
 
 @contextmanager
 def naming_torchvision(what: str) -> Iterator[None]:
-    """A context in which a failed import names torchvision, if that is what fails.
-
-    transformers says "Could not import module 'LlamaConfig'" then, and no more.
-    """
+    """A context in which a failed import names torchvision, if that is what fails. transformers
+    says "Could not import module 'LlamaConfig'" then, and no more."""
     try:
         yield
     except (ImportError, RuntimeError) as error:

@@ -46,11 +46,8 @@ class InferenceStep:
 
     @staticmethod
     def shorten(layer: Any) -> None:
-        """Take the latest token out of a layer of a growing cache.
-
-        `generate` leaves contiguous keys and values to its next step, so these are as well; what
-        they hold changes no time.
-        """
+        """Take the latest token out of a layer of a growing cache. `generate` leaves contiguous
+        keys and values to its next step, so these are as well; what they hold changes no time."""
         drop_latest(layer)
         if not (layer.is_compileable or layer.is_sliding):
             layer.keys, layer.values = (

@@ -29,10 +29,8 @@ def needing(what: str) -> Iterator[None]:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """The library that could not be imported.
-
-    transformers loads its parts late, and wraps what went wrong in an error without a name.
-    """
+    """The library that could not be imported. transformers loads its parts late, and wraps what
+    went wrong in an error without a name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:

@@ -44,10 +44,8 @@ class ModelStep:
 
 
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> ModelStep:
-    """The step: forward pass, loss, backward pass, clipping and fused AdamW.
-
-    This is what transformers' Trainer runs with its defaults, without data loading and logging.
-    """
+    """The step: forward pass, loss, backward pass, clipping and fused AdamW. This is what
+    transformers' Trainer runs with its defaults, without data loading and logging."""
     options, config, task = recipe.options, recipe.config, recipe.task
     refuse_quantized(config, options.qlora)
     lora = lora_of(options)

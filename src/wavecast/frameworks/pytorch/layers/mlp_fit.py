@@ -36,10 +36,8 @@ class Recipe:
 
     @classmethod
     def sized(cls, width: int, epochs: int) -> Recipe:
-        """The published recipe with another width and number of epochs.
-
-        As published, the learning rate drops after half of the epochs.
-        """
+        """The published recipe with another width and number of epochs. As published, the learning
+        rate drops after half of the epochs."""
         return cls(width=width, epochs=epochs, late_after=epochs // 2)
 
 

@@ -219,10 +219,8 @@ class RecordedIteration:
 
 @contextmanager
 def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedIteration]]:
-    """Record the iteration that runs inside the block, under this recorder's RecordingMode.
-
-    Yields a function that returns the recorded iteration. Call it after the block.
-    """
+    """Record the iteration that runs inside the block, under this recorder's RecordingMode. Yields
+    a function that returns the recorded iteration. Call it after the block."""
 
     def recorded() -> RecordedIteration:
         profile = finished_profile()
@@ -289,10 +287,8 @@ def _check(step: Any, **counts: int) -> None:
 def _steady_s(
     step: Callable[[], Any], repeats: int, average: Callable[[Iterable[float]], float]
 ) -> tuple[float, float]:
-    """The time of one iteration when they run back to back, and the processor time it uses.
-
-    The first is measured by CUDA events. The second includes worker processes.
-    """
+    """The time of one iteration when they run back to back, and the processor time it uses. The
+    first is measured by CUDA events. The second includes worker processes."""
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -533,10 +529,8 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
 
 
 def traced_memory(step: Callable[[], Any]) -> Trace:
-    """The trace of one iteration with its memory, but without kernels.
-
-    The memory includes what libraries allocate inside ops, and what they keep between ops.
-    """
+    """The trace of one iteration with its memory, but without kernels. The memory includes what
+    libraries allocate inside ops, and what they keep between ops."""
     seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(

@@ -138,11 +138,8 @@ def _measured(
 
 
 def timer_on(device: str) -> Callable[[Callable[[], Any], int, float], float]:
-    """The timer of "cuda" or "cpu".
-
-    It takes a function, how often to run it, and the host's time to issue one run; it returns the
-    mean seconds of a run.
-    """
+    """The timer of "cuda" or "cpu". It takes a function, how often to run it, and the host's time
+    to issue one run; it returns the mean seconds of a run."""
     return _cuda_timer if device == "cuda" else _cpu_timer
 
 

@@ -153,11 +153,8 @@ def _blocked_us(calls: Sequence[dict[str, Any]]) -> float:
 
 @contextmanager
 def profiling_ops() -> Iterator[Callable[[], IterationProfile]]:
-    """Profile the iteration that runs inside the block, under a RecordingMode.
-
-    Yields a function that returns the profile, assigned to the recorded ops. Call it after the
-    block.
-    """
+    """Profile the iteration that runs inside the block, under a RecordingMode. Yields a function
+    that returns the profile, assigned to the recorded ops. Call it after the block."""
     with torch_profiler(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
             yield lambda: _iteration_profile(list(events_of(profiler)))

@@ -156,11 +156,8 @@ class ValueTable:
     def numbers(
         self, tensors: Sequence[Any], specs: Sequence[TensorSpec], sources: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """The numbers of tensors that a call reads or writes.
-
-        A new value is a view of the first of the `sources`, which the call reads, that lies in the
-        same storage.
-        """
+        """The numbers of tensors that a call reads or writes. A new value is a view of the first of
+        the `sources`, which the call reads, that lies in the same storage."""
         pairs = zip(tensors, specs, strict=True)
         return tuple(self._number(tensor, spec, sources) for tensor, spec in pairs)
 
@@ -180,10 +177,8 @@ class ValueTable:
         return number
 
     def part(self, tensor: Any, whole: TensorSpec, offset: int, spec: TensorSpec) -> int:
-        """The number of what a compiled kernel sees of a tensor, which may be a view of it.
-
-        `whole` is the spec of the tensor; the view begins at `offset` of its storage.
-        """
+        """The number of what a compiled kernel sees of a tensor, which may be a view of it. `whole`
+        is the spec of the tensor; the view begins at `offset` of its storage."""
         base = self._number(tensor, whole, ())
         return self._number(tensor, spec, (base,), offset)
 
@@ -384,11 +379,8 @@ class OpRecorder:
             yield
 
     def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
-        """Record a kernel of compiled code.
-
-        The tensors in `allocated` are made for it; those in `renewed` take the memory of others,
-        which are not needed any more.
-        """
+        """Record a kernel of compiled code. The tensors in `allocated` are made for it; those in
+        `renewed` take the memory of others, which are not needed any more."""
         for tensor in allocated:
             self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
@@ -770,10 +762,8 @@ class RecordingMode(TorchDispatchMode):
 
 
 class MemoryMode(RecordingMode):
-    """Also records the workspace of each op: memory that it allocates and frees while it runs.
-
-    It asks the allocator before and after each op, which takes the host longer than the op.
-    """
+    """Also records the workspace of each op: memory that it allocates and frees while it runs. It
+    asks the allocator before and after each op, which takes the host longer than the op."""
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         before = held_bytes()["current"]

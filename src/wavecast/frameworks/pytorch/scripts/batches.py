@@ -158,10 +158,8 @@ class Batches:
             self._drawn.append(replace(batch, position=len(self._recorder)))
 
     def samples(self, begin: int, end: int) -> int | None:
-        """The samples drawn between two positions of the recording.
-
-        None when no loader or several ones were used: which samples count is then not clear.
-        """
+        """The samples drawn between two positions of the recording. None when no loader or several
+        ones were used: which samples count is then not clear."""
         drawn = self._between(begin, end)
         sizes = [batch.samples for batch in drawn if batch.samples is not None]
         if len({batch.data for batch in drawn}) != 1 or len(sizes) != len(drawn):
@@ -244,10 +242,8 @@ _INDICES = 64
 
 
 def time_loader(loader: DataLoader[Any]) -> LoaderTime | None:
-    """Load batches for a few seconds, each worker in a process of its own; None if that fails.
-
-    A worker does what torch's workers do, but keeps its batches: handing them over is not timed.
-    """
+    """Load batches for a few seconds, each worker in a process of its own; None if that fails. A
+    worker does what torch's workers do, but keeps its batches: handing them over is not timed."""
     count = max(loader.num_workers, 1)
     indices = list(islice(iter(loader._index_sampler), _INDICES))
     if not indices:

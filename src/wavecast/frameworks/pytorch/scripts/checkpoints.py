@@ -48,10 +48,8 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    """The address of a storage; a number that is only its own where there is no memory.
-
-    Code that saves tensors finds shared ones by it.
-    """
+    """The address of a storage; a number that is only its own where there is no memory. Code that
+    saves tensors finds shared ones by it."""
 
     def data_ptr(storage: Any) -> int:
         try:

@@ -356,10 +356,8 @@ _HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params",
 
 
 def length_at(frame: FrameType | None) -> ScriptLength | None:
-    """The length of the training that runs in a frame and those that called it.
-
-    The innermost frame counts that has such a name: a number of steps, or else of epochs.
-    """
+    """The length of the training that runs in a frame and those that called it. The innermost frame
+    counts that has such a name: a number of steps, or else of epochs."""
     while frame is not None:
         if not is_ours(frame.f_code.co_filename) and (length := _in(frame)) is not None:
             return length

@@ -240,10 +240,8 @@ def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
 
 
 def cycle_of(choice: Choice, steps: Candidates) -> list[Period]:
-    """The last steps after which all kinds of steps come again, seen twice at least.
-
-    Empty if all steps are equal, if they have no such order, or if not all of their ops were run.
-    """
+    """The last steps after which all kinds of steps come again, seen twice at least. Empty if all
+    steps are equal, if they have no such order, or if not all of their ops were run."""
     periods = [period for period in steps.periods if period.number >= choice.equal[0]]
     kinds = [steps.ops_of(period) for period in periods]
     lengths = range(1, len(kinds) // 2 + 1)

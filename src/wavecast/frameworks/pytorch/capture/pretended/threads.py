@@ -1,8 +1,8 @@
 """The threads of a traced step, which share its fake tensors and its recorder.
 
-Torch's dispatch modes belong to one thread. A step may have more: a thread that prefetches the next
+Torch's dispatch modes belong to one thread. A step may have more: one that prefetches the next
 batch, or a pool that runs forward or backward passes. While tracing, threads and pool tasks that
-the step starts run under the modes of the trace. Other threads of the program do not.
+the step starts run under the modes of the trace; other threads of the program do not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ _running: list[TracedThreads] = []
 
 @contextmanager
 def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
-    """Run the block when no other thread traces; tracing changes torch for the whole process.
-
-    A step that traces another one pauses its own trace meanwhile.
-    """
+    """Run the block when no other thread traces; tracing changes torch for the whole process. A
+    step that traces another one pauses its own trace meanwhile."""
     with ExitStack() as stack:
         if in_traced_thread():
             stack.enter_context(_running[-1].paused())
@@ -282,10 +280,8 @@ class TracedThreads:
             self._wake_tracer()
 
     def _wake_tracer(self) -> None:
-        """Interrupt the tracing thread until it notices.
-
-        A signal that comes just before that thread begins to wait for a lock does not end the wait.
-        """
+        """Interrupt the tracing thread until it notices. A signal that comes just before that
+        thread begins to wait for a lock does not end the wait."""
         noticed = False
         while not noticed:
             with self.lock:

@@ -241,10 +241,8 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterabl
 
 @cache
 def only_writes(func: Any) -> bool:
-    """Whether an op on lists of tensors changes them in place and returns nothing.
-
-    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
-    """
+    """Whether an op on lists of tensors changes them in place and returns nothing. Optimizers pass
+    all parameters at once, and torch's fake versions would check each of them."""
     name = func._schema.name
     return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 
