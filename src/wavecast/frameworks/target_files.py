@@ -133,11 +133,8 @@ def _constant(node: ast.expr) -> str:
 
 
 def choose_backend(backend: str) -> None:
-    """Let Keras run on a framework, if it has not been imported yet.
-
-    Raises:
-        InvalidInput: it is TensorFlow, or another that is not followed.
-    """
+    """Let Keras run on a framework, if it was not imported yet; InvalidInput for TensorFlow and
+    others."""
     if backend not in ("jax", "torch"):
         raise InvalidInput(
             f"Keras runs on {backend} here, which is not followed; a Keras 3 model is the same on "
@@ -162,10 +159,8 @@ def is_keras_step(value: Any) -> bool:
 def model_and_batch(step: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
     """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`.
 
-    Args:
-        step: the model alone, whose batch follows from its inputs and its loss, or a tuple
-            `(model, (x, y))` with arrays or shapes.
-        batch: the number of samples, for a model alone.
+    The step is a tuple `(model, (x, y))` with arrays or shapes, or the model alone, whose batch of
+    `batch` samples follows from its inputs and its loss.
     """
     model, *rest = step if isinstance(step, tuple) else (step,)
     if not model.compiled:
@@ -206,11 +201,8 @@ def _loss_name(loss: Any) -> str:
 
 
 def set_precision(precision: str | None) -> None:
-    """Let Keras compute in a precision, by its policy; None leaves the user's own.
-
-    Raises:
-        MissingExtra: Keras is not installed.
-    """
+    """Let Keras compute in a precision, by its policy; None leaves the user's own. MissingExtra if
+    Keras is not installed."""
     if precision is None:
         return
     try:
@@ -238,13 +230,10 @@ def made_step(
     precision: str | None,
     keras: str | None = None,
 ) -> Any:
-    """What a function returns that builds a step.
+    """What a function of a file or module, the `place`, returns that builds a step. `keras` is the
+    framework for Keras, if the file imports it.
 
     It is imported while the step is traced, because its file may put tensors on the GPU.
-
-    Args:
-        place: its file, or its module.
-        keras: the framework that Keras shall run on, if the file imports Keras.
     """
     if keras is not None:
         return _keras_step(place, name, text, batch, precision, keras)
@@ -257,8 +246,8 @@ def made_step(
 def _keras_step(
     place: str, name: str, text: str, batch: int | None, precision: str | None, backend: str
 ) -> Any:
-    """What a function of a file that imports Keras made: a model with its batch, or another step.
-    Keras sets the precision, and the batch of a model alone, if the function does not."""
+    """What a function of a file that imports Keras built: a model with its batch, or another step.
+    Keras sets the precision, and a model's batch, if the function does not."""
     choose_backend(backend)
     make = attribute_of(_import(place), name, text)
     parameters = inspect.signature(make).parameters

@@ -65,11 +65,8 @@ class Benchmark(Shown):
     ) -> TrainingStep:
         """Build the model, its optimizer and a synthetic batch, and return the training step.
 
-        Args:
-            batch: the number of samples in a batch. None for `default_batch`.
-            precision: one of `PRECISIONS`.
-            options: `device` ("cuda" by default) and other parameters of the model's function,
-                such as `image` or `sequence`.
+        A batch of None means `default_batch`, a precision is one of `PRECISIONS`, and the options
+        are `device` ("cuda" by default) and parameters of the model's function, such as `image`.
         """
         batch = self.default_batch if batch is None else batch
         if batch < 1:
@@ -108,11 +105,7 @@ def benchmarks() -> tuple[Benchmark, ...]:
 
 
 def benchmark(name: str) -> Benchmark:
-    """The model of that name.
-
-    Raises:
-        UnknownName: there is none. The message has the nearest names.
-    """
+    """The model of that name; UnknownName, with the nearest names, if there is none."""
     by_name = {model.name: model for model in _BENCHMARKS}
     key = name.strip().lower().replace("_", "-")
     key = _ALIASES.get(key, key)

@@ -1,9 +1,8 @@
 """Small trainings that show that the suite's models learn: one for each of TBD's six domains.
 
-TBD compares what its models reach with what was published: 75 to 80% of ImageNet's images, 20 BLEU,
-19 points in Pong (section III). That takes days. Here small variants of the models learn synthetic
-tasks that a model cannot solve by chance, on a CPU and in seconds. Each task states the quality
-that counts as solved, which is measured on data that was not trained on.
+TBD compares what its models reach with what was published (section III), which takes days. Here
+small variants learn synthetic tasks that a model cannot solve by chance, on a CPU and in seconds.
+Each states the quality that counts as solved, on data that was not trained on.
 """
 
 from __future__ import annotations
@@ -100,10 +99,8 @@ def train(
 ) -> SmallTraining:
     """Train a demonstration, and return the quality that it reached.
 
-    Args:
-        demonstration: one of `DEMONSTRATIONS`.
-        learning_rate: None for the demonstration's own; 0 shows what it reaches without learning.
-        seed: of weights and data. The state of torch's generator is the same afterwards.
+    A learning rate of 0 shows what it reaches without learning. The seed is that of weights and
+    data; the state of torch's generator is the same afterwards.
     """
     with seeded(seed):
         learner = demonstration.make(learning_rate, "cpu")
@@ -442,13 +439,8 @@ def train_to_quality(
 ) -> TrainingToQuality:
     """Train until the needed quality is reached, and compare the time with its prediction.
 
-    Args:
-        demonstration: what to train.
-        seed: of weights and data.
-        device: "cpu" or "cuda".
-        gpu: the id of the GPU.
-        usual_steps: the steps to predict from; by default those of the demonstration.
-        most_steps: give up after so many; by default after 20 times the usual ones.
+    `gpu` is the id of the GPU. The prediction takes the `usual_steps` (of the demonstration by
+    default); training is given up after `most_steps`, by default 20 times as many.
     """
     usual = usual_steps or demonstration.usual_steps
     most = most_steps or _MOST * max(usual, FEW)
@@ -516,11 +508,7 @@ first training of it, on any machine."""
 
 
 def demonstration(model: str) -> Demonstration:
-    """The small training of a model.
-
-    Raises:
-        InvalidInput: there is none.
-    """
+    """The small training of a model; InvalidInput if there is none."""
     known = {each.model: each for each in DEMONSTRATIONS}
     if model not in known:
         raise InvalidInput(f"there is no small training of {model}; known: {', '.join(known)}")

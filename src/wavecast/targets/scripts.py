@@ -199,11 +199,8 @@ class Script:
         return int(value) if value is not None and value.isdecimal() and int(value) else None
 
     def with_batch(self, batch: int) -> Script:
-        """The script, asked for another batch by its own option.
-
-        Raises:
-            InvalidInput: no option of the script is known to be its batch.
-        """
+        """The script, asked for another batch by its own option; InvalidInput if none is known to
+        be it."""
         option = self._batch_option()
         name, joined = option.rstrip("="), not option.startswith("-") or option.endswith("=")
         words = list(self.arguments)
@@ -320,12 +317,10 @@ def _is_batch(name: str, sign: str) -> bool:
 
 
 def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script | None:
-    """The script that a text names, with its arguments; None if it names none.
+    """The script that a text names, such as `train.py --lr 0.1` or `-m package.train --lr 0.1`;
+    None if it names none.
 
-    A script is `train.py --lr 0.1`, or `-m package.train --lr 0.1`.
-
-    Raises:
-        InvalidInput: there is no such file, or a quotation mark is missing.
+    InvalidInput if there is no such file, or a quotation mark is missing.
     """
     if text.endswith(".py") and Path(text).is_file():
         return Script(text, options=options)  # its name may have spaces

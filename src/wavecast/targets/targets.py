@@ -120,8 +120,7 @@ class Target:
     ) -> Target:
         """The same step at another batch, in another precision, or with other options.
 
-        Raises:
-            InvalidInput: it is a saved trace, or a function or script that takes no batch.
+        InvalidInput if it is a saved trace, or a function or script that takes no batch.
         """
         if self.trace is not None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
@@ -143,11 +142,8 @@ def resolve(
 ) -> Target:
     """The target that a text names.
 
-    Args:
-        batch: the number of samples in a batch. None for the target's default.
-        precision: one of `wavecast.suite.PRECISIONS`. None for float32.
-        options: how an `hf:` target is trained. Other targets take none.
-        running: how a script is run. Other targets take none.
+    None means the target's default batch, and float32. The options say how an `hf:` target is
+    trained, `running` how a script is run; other targets take neither.
     """
     _check(text, batch, precision, options)
     if (script := script_of(text, running)) is not None:
@@ -584,11 +580,8 @@ _SWITCHES = ("sequence", "reshard", "reentrant", *HABITS)
 def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> Parallel:
     """The strategy that the option names, with the tensor plan of a Hugging Face model.
 
-    Args:
-        options: how an `hf:` target is trained. Adapters wrap its layers, so its plan is not used.
-
-    Raises:
-        InvalidInput: it is malformed, as `parse_parallel` says.
+    Adapters wrap its layers, so its plan is not used with them. InvalidInput as in
+    `parse_parallel`.
     """
     strategy = parse_parallel(text)
     if strategy.tensor == 1:
@@ -609,8 +602,7 @@ def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str,
 def parse_parallel(text: str) -> Parallel:
     """The strategy that the option names; one GPU if it is empty.
 
-    Raises:
-        InvalidInput: it is not of the form AXIS=N,..., or the strategy contradicts itself.
+    InvalidInput if it is not of the form AXIS=N,..., or if the strategy contradicts itself.
     """
     known = [field.name for field in fields(Parallel) if field.name != "tensor_plan"]
     values: dict[str, Any] = {}

@@ -99,9 +99,7 @@ def confine(
 
 def restrict_files(folders: tuple[str, ...], known: int) -> None:
     """Let this process write to folders and harmless devices only; OSError if the kernel refuses.
-
-    Done again in a child, it also hides the parent: the child can neither signal nor trace it.
-    """
+    Done again in a child, it also hides the parent: the child can neither signal nor trace it."""
     kernel.restrict(kernel.Writable(folders, _devices()), known)
 
 
@@ -179,10 +177,8 @@ def run_guarded(
 
 
 def end_children(*, all_are_ours: bool = False) -> None:
-    """End all that this process has started or adopted, and that is left.
-
-    With `all_are_ours` it signals all processes that it may signal, which none escapes by a fork.
-    """
+    """End all that this process has started or adopted, and that is left. With `all_are_ours` it
+    signals all processes that it may signal, which none escapes by a fork."""
     until_s = time.monotonic() + _PATIENCE_S
     while _has_children() and time.monotonic() < until_s:
         for process in [-1] if all_are_ours else _children():

@@ -199,9 +199,7 @@ def is_known() -> bool:
 
 def filter_calls(*, network: bool) -> None:
     """Refuse the calls that could change what is the user's, here and in all that is started.
-
-    OSError if the kernel refuses, or if the calls of this processor are not known.
-    """
+    OSError if the kernel refuses, or if the calls of this processor are not known."""
     if not is_known():
         raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known")
     code = b"".join(_instructions(_ARCHITECTURES[platform.machine()], network))

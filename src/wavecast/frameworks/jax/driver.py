@@ -1,8 +1,5 @@
-"""Compilations of a lowered step by XLA, each in a process of its own.
-
-Only that process gets the environment that the compiler needs; the user's process and jax stay as
-they are.
-"""
+"""Compilations of a lowered step by XLA, each in a process of its own. Only that process gets the
+environment that the compiler needs; the user's process and jax stay as they are."""
 
 from __future__ import annotations
 
@@ -153,10 +150,8 @@ _LEAST = (7, 0)
 
 
 def target_config(gpu: Device) -> str:
-    """The text of XLA's target config for a GPU.
-
-    InvalidInput if XLA has no compiler for the GPU, or if a fact about it is unknown.
-    """
+    """The text of XLA's target config for a GPU. InvalidInput if XLA has no compiler for the GPU,
+    or if a fact about it is unknown."""
     capability = gpu.compute_capability
     if capability is None or capability < _LEAST:
         raise InvalidInput(

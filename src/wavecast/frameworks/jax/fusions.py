@@ -1,7 +1,5 @@
-"""What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic.
-
-It is described as Inductor's fused kernels are (`wavecast.ops.fused`).
-"""
+"""What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic. It is
+described as Inductor's fused kernels are (`wavecast.ops.fused`)."""
 
 from __future__ import annotations
 
@@ -189,10 +187,8 @@ def behind(instruction: Instruction, body: Computation) -> Instruction:
 
 
 def _demands(body: Computation) -> dict[str, float]:
-    """The share of each instruction's elements that the kernel computes or reads.
-
-    A slice needs only part of its operand, and an update in place does not read what it updates.
-    """
+    """The share of each instruction's elements that the kernel computes or reads. A slice needs
+    only part of its operand, and an update in place does not read what it updates."""
     shares: dict[str, float] = {body.root.name: 1.0}
     for instruction in reversed(body.instructions):
         share = min(shares.get(instruction.name, 0.0), 1.0)

@@ -1,7 +1,5 @@
-"""The scheduled HLO of a compiled module, read from its text.
-
-Only what a trace needs is parsed; all else stays as text in `Instruction.attributes`.
-"""
+"""The scheduled HLO of a compiled module, read from its text. Only what a trace needs is parsed;
+all else stays as text in `Instruction.attributes`."""
 
 from __future__ import annotations
 

@@ -276,10 +276,8 @@ def forget_compiled() -> None:
 
 @contextmanager
 def ops_watched(note: Callable[[str, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
-    """Call `note` with name, arguments and results of what is computed at once, op by op.
-
-    Jax jits each op, which comes through Python when first called after `forget_compiled`.
-    """
+    """Call `note` with name, arguments and results of what is computed at once, op by op. Jax jits
+    each op, which comes through Python when first called after `forget_compiled`."""
     from jax._src import pjit
 
     own = pjit._pjit_call_impl_python

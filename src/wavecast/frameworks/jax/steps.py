@@ -242,9 +242,7 @@ _DONORS = ("tf.aliasing_output", "jax.buffer_donor")
 
 def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
     """The step jitted anew, with those arguments donated whose arrays have the shapes of results.
-
-    InvalidInput if arguments are donated already, or if none could be.
-    """
+    InvalidInput if arguments are donated already, or if none could be."""
     import jax
 
     if any(mark in step.lower(*arguments).as_text() for mark in _DONORS):
@@ -265,10 +263,8 @@ def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
 
 @contextmanager
 def rematerialized(names: Sequence[str]) -> Iterator[None]:
-    """Within it, gradients are those of a loss whose activations are computed again.
-
-    InvalidInput if the step takes no gradient by `jax.grad` or `jax.value_and_grad`.
-    """
+    """Within it, gradients are those of a loss whose activations are computed again. InvalidInput
+    if the step takes no gradient by `jax.grad` or `jax.value_and_grad`."""
     if REMAT not in names and REMAT_MATMULS not in names:
         yield
         return

@@ -363,10 +363,8 @@ def enclosing(nodes: Iterable[Node]) -> set[Node]:
 
 
 def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:
-    """The nodes of all threads, ordered by their start.
-
-    InvalidInput if more than `most_enclosing` events enclose others, counted for each event.
-    """
+    """The nodes of all threads, ordered by their start. InvalidInput if more than `most_enclosing`
+    events enclose others, counted for each event."""
     nodes: list[Node] = []
     enclosing = 0
     open_nodes: dict[Any, list[Node]] = {}

@@ -383,10 +383,8 @@ class Argument:
 def arguments_in(
     recorded: Mapping[str, Any], kernels: Iterable[str] = ()
 ) -> tuple[Argument, ...] | None:
-    """The arguments of an op from its event's `args`; None if no shapes were recorded.
-
-    The event lacks the data type of tensors in lists, which follows from the names of the kernels.
-    """
+    """The arguments of an op from its event's `args`; None if no shapes were recorded. The event
+    lacks the data type of tensors in lists, which follows from the names of the kernels."""
     shapes = recorded.get("Input Dims", recorded.get("Input dims"))
     types = recorded.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):

@@ -1,7 +1,5 @@
-"""The steps of a profiler file and the GPU's time in each, from a first pass over the file.
-
-Only numbers of each event are kept, so a file of gigabytes needs only megabytes of memory.
-"""
+"""The steps of a profiler file and the GPU's time in each, from a first pass over the file. Only
+numbers of each event are kept, so a file of gigabytes needs only megabytes of memory."""
 
 from __future__ import annotations
 
@@ -96,9 +94,7 @@ class Survey:
 
     def periods_s(self) -> dict[int, float]:
         """The time of each step by position: from the GPU's end of the previous step to this one's.
-
-        The host's own steps are too short while it runs ahead and the GPU's queue fills up.
-        """
+        The host's own steps are too short while it runs ahead and the GPU's queue fills up."""
         numbers = [step.number or 0 for step in self.steps]
         ends = [self.last_end_us(position) for position in range(len(self.steps))]
         return {
@@ -119,10 +115,8 @@ def union_us(begin_us: Floats, end_us: Floats) -> float:
 
 
 def survey_of(path: Path) -> Survey:
-    """The survey of a profiler file.
-
-    InvalidInput if it is none, or has no GPU events with possible times.
-    """
+    """The survey of a profiler file. InvalidInput if it is none, or has no GPU events with possible
+    times."""
     columns = _Columns()
     for event in read_events(path, columns.fields):
         columns.add(event)

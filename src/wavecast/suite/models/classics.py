@@ -1,8 +1,8 @@
 """Image classification: AlexNet, GoogLeNet and VGG, as in Caffe's reference files.
 
 As in Caffe, pools round up, and biases have twice the learning rate of weights and no decay
-(`lr_mult` and `decay_mult`). Weights start as in He et al. 2015 and not as in Caffe's files, so
-that small variants learn, too. That does not change the work of a step.
+(`lr_mult` and `decay_mult`). Weights start as in He et al. 2015, so that small variants learn, too;
+that does not change the work of a step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def alexnet(
     learning_rate: float = 0.01,
 ) -> TrainingStep:
     """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005. It has two
-    groups, as in the original on two GPUs. The per-layer papers count it with one."""
+    groups, as the original on two GPUs; the per-layer papers count one."""
     _check_large_enough("alexnet", image, 67)
     model = AlexNet(image, width, hidden, classes, groups, dropout).to(device)
     optimizer = _sgd(model, learning_rate, decay=5e-4)

@@ -1,9 +1,8 @@
 """Object detection: Faster R-CNN with ResNet-101.
 
-All shapes are fixed and do not depend on the data. Where the published code selects lists of
-varying length, here `topk` selects a fixed number, and unused places get a weight of 0. So a step
-can be traced without data, takes the same work for every image, and never waits for the GPU to say
-how many boxes there are.
+Where the published code selects lists of varying length, here `topk` selects a fixed number, and
+unused places get a weight of 0. So all shapes are fixed: a step can be traced without data, takes
+the same work for every image, and never waits for the GPU to say how many boxes there are.
 """
 
 from __future__ import annotations
@@ -246,8 +245,8 @@ class ConstantNorm(nn.Module):
 def _hold_size(resnet: ResNet) -> None:
     """Choose scales with which features neither grow nor vanish, as in a trained network.
 
-    The norms are constants, so without such scales the sum of so many blocks would overflow. Each
-    shortcut with a convolution would halve the features, so its scale is 2.
+    The norms are constants, so the sum of so many blocks would overflow. Each shortcut with a
+    convolution would halve the features, so its scale is 2.
     """
     for block in resnet.stages:
         block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)

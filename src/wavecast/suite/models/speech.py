@@ -60,11 +60,10 @@ def deep_speech_2(
 def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
     """The lengths of a batch's utterances in seconds, longest first.
 
-    LibriSpeech is cut at pauses into pieces that are seldom longer than 17 seconds, mostly between
-    10 and 16, and 12.5 on average. We use a triangular distribution from 5 to 17 seconds with its
-    mode at 15.5. It is divided into equally probable parts, one per utterance, and each utterance
-    gets the middle of its part. So every batch has the same mean, and a larger batch has a longer
-    longest utterance.
+    LibriSpeech is cut at pauses into pieces seldom longer than 17 seconds, mostly of 10 to 16, and
+    of 12.5 on average: here a triangular distribution from 5 to 17 with its mode at 15.5. It is cut
+    into equally probable parts, and each utterance gets the middle of one. So every batch has the
+    same mean, and the longest utterance is longer in a larger batch.
     """
     if not mean > 0:
         raise InvalidInput(f"an utterance must take more than 0 seconds, not {mean:g}")
@@ -119,11 +118,8 @@ class DeepSpeech2(nn.Module):
 
     def forward(self, spectrograms: Tensor, frames: list[int]) -> tuple[Tensor, list[int]]:
         """The logits of blank and letters, (steps, batch, letters + 1), and each sample's steps.
-
-        Args:
-            spectrograms: (batch, 1, frequencies, frames).
-            frames: the number of frames of each sample, longest first.
-        """
+        The spectrograms are (batch, 1, frequencies, frames), `frames` each sample's, longest
+        first."""
         steps = [math.ceil(count / 2) for count in frames]
         x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
         packed = pack_padded_sequence(x, steps)
@@ -136,8 +132,7 @@ class DeepSpeech2(nn.Module):
 class Recurrent(nn.Module):
     """A bidirectional recurrent layer that sums the outputs of both directions.
 
-    Its norm is sequence-wise: the statistics are over all frames of all samples, which are the rows
-    of a packed sequence.
+    Its norm is sequence-wise: over all frames of all samples, the rows of a packed sequence.
     """
 
     def __init__(self, features: int, width: int, *, norm: bool = True) -> None:

@@ -259,8 +259,8 @@ def inception_v3(
 ) -> TrainingStep:
     """Inception v3 on ImageNet, trained with its auxiliary head at a weight of 0.4.
 
-    The optimizer is SGD with momentum, as in Habitat. The best models of Szegedy et al. (section
-    8) used RMSProp.
+    The optimizer is SGD with momentum, as in Habitat; the best models of Szegedy et al. (section 8)
+    used RMSProp.
     """
     if batch < 2 or image < 299:
         raise InvalidInput(
@@ -324,9 +324,8 @@ class InceptionV3(nn.Module):
 class Path(nn.Sequential):
     """A sequence of layers, to which methods add layers with the right number of channels.
 
-    Args:
-        channels: channels of the input. The attribute of that name has those of the output.
-        width: the width of the network, by which the published numbers of filters are scaled.
+    `channels` are those of the input, and as an attribute those of the output. By `width`, that of
+    the network, the published numbers of filters are scaled.
     """
 
     def __init__(self, channels: int, width: int) -> None:

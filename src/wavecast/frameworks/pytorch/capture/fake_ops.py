@@ -1,7 +1,5 @@
-"""Fake versions of ops whose results on CUDA differ from those of torch's fake CPU tensors.
-
-Each returns empty tensors of the shapes, types and layouts that CUDA would return.
-"""
+"""Fake versions of ops whose results on CUDA differ from those of torch's fake CPU tensors. Each
+returns empty tensors of the shapes, types and layouts that CUDA would return."""
 
 from __future__ import annotations
 

@@ -25,10 +25,8 @@ from wavecast.frameworks.replacements import environment_kept, replacing
 
 
 def forget_shardings() -> None:
-    """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
-
-    Its keys are shapes of meshes: a later mesh of the same shape would get the old groups.
-    """
+    """Clear DTensor's cache of shardings, which refers to process groups that may be gone. Its keys
+    are shapes of meshes: a later mesh of the same shape would get the old groups."""
     from torch.distributed.tensor import debug
 
     if hasattr(debug, "_clear_sharding_prop_cache"):
@@ -358,9 +356,7 @@ def pipeline_replacements(assumptions: Assumptions) -> Iterator[tuple[Any, dict[
 
 def _warmup(schedule: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
     """Decide, without the votes of other ranks, whether shapes are given or found by a first run.
-
-    The ranks would also open their connections here, which happens once, before the steps.
-    """
+    The ranks would also open their connections here, which happens once, before the steps."""
     from torch.distributed.pipelining._utils import InferenceMode
     from torch.distributed.pipelining.stage import PipelineStage
 

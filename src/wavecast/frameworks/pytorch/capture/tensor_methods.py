@@ -1,8 +1,7 @@
 """The methods of tensors that show or change their device, as on a machine with a GPU.
 
-While tracing, these methods (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are replaced on the
-FakeTensor class, so that all Python code, the user's and torch's, sees `cuda:0`. C++ code sees the
-CPU.
+While tracing, `device`, `is_cuda`, `to`, `cuda`, `cpu` and others are replaced on FakeTensor: all
+Python code, the user's and torch's, sees `cuda:0`, while C++ code sees the CPU.
 """
 
 from __future__ import annotations
@@ -245,11 +244,8 @@ def _setting_data(outside: OutsideTensors) -> Callable[[Any, Any], None]:
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory, which is all that code uses it for.
-
-    It is not a valid address, so code that writes there crashes instead of damaging this process's
-    memory.
-    """
+    """A number that is equal for tensors that share memory, which is all that code uses it for. It
+    is no valid address: code that writes there crashes and damages nothing."""
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
 
@@ -506,12 +502,12 @@ class OutsideTensors:
         return self._fakes[id(real)][1]
 
     def copy_of(self, real: Any) -> Any:
-        """A fake tensor with the present values of a plain one. A tensor with a gradient is
-        replaced, because its gradient must arrive at one object."""
+        """A fake tensor with the present values of a plain one. One with a gradient is replaced,
+        because its gradient must arrive at one object."""
         return self.tensor(real) if real.requires_grad else self.fake_for(real)
 
     def fake_for(self, real: Any) -> Any:
-        """A new fake tensor on the host. It keeps whole numbers and truth values, if it is small.
+        """A new fake tensor on the host, which keeps whole numbers and truth values if it is small.
 
         Parameters and real numbers need no values on the GPU, because code seldom branches on them.
         """

@@ -1,5 +1,7 @@
 """Functions of torch that are replaced once a first run has shown what their results are used for.
-Where a result is not computed any more, a placeholder stands for it: one element, seen as many."""
+
+Where a result is not computed any more, a placeholder stands for it: one element, seen as many.
+"""
 
 from __future__ import annotations
 

@@ -79,8 +79,8 @@ _NOTHING = (
 class StepCompiler:
     """Compiles what a traced step asks torch to compile, for one GPU.
 
-    With `everything`, the modules that the step calls are compiled, too, if it compiles none: in
-    the default mode of torch.compile, or in the mode that `everything` names.
+    With `everything`, which may name the mode of torch.compile, the modules that the step calls are
+    compiled, too, if it compiles none itself.
     """
 
     def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
@@ -125,10 +125,10 @@ class StepCompiler:
         return compile_
 
     def rewrite(self, recorder: OpRecorder) -> bool:
-        """After a first call of the step: compile the modules that it called from outside.
+        """After a first call of the step, compile the modules that it called from outside; whether
+        there are any.
 
-        Each such module with parameters is compiled as a whole, as `torch.compile` does. It
-        returns whether anything was compiled.
+        Each such module with parameters is compiled as a whole, as `torch.compile` does.
         """
         if not self._everything:
             return False
@@ -154,8 +154,8 @@ class StepCompiler:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage inside the block. Graphs live until its end, and searching them for
-    garbage again and again takes a tenth of the time."""
+    """Collect no garbage inside the block: searching graphs that live until its end again and again
+    takes a tenth of the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -188,7 +188,7 @@ class _Session:
     @contextmanager
     def outside(self, frame: Any = None) -> Iterator[None]:
         """Run the block as the compiler's code: without modes and hooks, all tensors on the GPU.
-        `frame` is the frame that is compiled. None if it is known already."""
+        `frame` is the frame that is compiled; None if it is known already."""
         if frame is not None:
             self._frame = frame
         if self._depth:
@@ -317,7 +317,7 @@ class _Session:
         is_backward: bool,
         is_inference: bool,
     ) -> GraphPlan:
-        """The plan of a graph: one that an earlier trace has made, or a new one."""
+        """The plan of a graph: one that an earlier trace has left, or a new one."""
         options = is_backward, is_inference
         key = key_of(gm, inputs, roots, *options, asdict(self._target))
         plan = None if key is None else stored_plan(key)
@@ -351,8 +351,8 @@ _MEANING = {
 
 
 def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
-    """One note for each line of the user's code at which a graph ends, and the reason. The
-    compiler's reasons come with the frames of the user's code."""
+    """One note for each line of the user's code at which a graph ends, with the compiler's
+    reason."""
     notes: dict[str, None] = {}
     explained = set()
     # A break in a library's function is seen there, too, after the line that called it.
@@ -395,7 +395,6 @@ class GraphRun:
 
     Args:
         plan: what it does.
-        recorder: records its kernels.
         mode: the mode of the trace's fake tensors.
         root: the path of the module whose code was compiled.
         phase: the phase of the step. None for the present one.

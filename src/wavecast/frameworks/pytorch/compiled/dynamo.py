@@ -103,10 +103,8 @@ def frames_compiled(
 ) -> Iterator[None]:
     """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
-    Args:
-        outside: makes the context in which a frame is compiled.
-        on_error: called with an error; returns whether the frame is to run as it is instead.
-        on_left: called with code that Dynamo leaves as it is, since a graph breaks in a loop of it.
+    `on_error` says whether a frame with an error is to run as it is. `on_left` gets the code that
+    Dynamo leaves as it is, since a graph breaks in a loop of it.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
@@ -186,8 +184,8 @@ def _is_called_by_trace(code: Any, caller: Any) -> bool:
 
 
 def look_up_functions() -> None:
-    """Let Dynamo look up torch's functions now, before a trace replaces some of them. It refuses to
-    look them up while one function stands for several of torch's."""
+    """Let Dynamo look up torch's functions now. It would refuse to while a trace replaces several
+    of them by one function."""
     trace_rules.get_torch_obj_rule_map()
 
 
@@ -285,7 +283,7 @@ def graph_breaks() -> list[tuple[str, list[Any]]]:
 def compile_module(module: Any, mode: str | None = None) -> None:
     """Compile a module as `torch.compile(module, mode=mode)` does, but in its place.
 
-    Torch would not capture the frames of its own modules, such as `nn.Sequential`, so the call is
+    Torch would not capture frames of its own modules, such as `nn.Sequential`, so the call is
     wrapped in a function that it captures.
     """
     module._compiled_call_impl = torch.compile(
@@ -391,8 +389,10 @@ def tried(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def stay_on_device(gm: Any) -> None:
-    """Take out of a graph the moves to the device on which a tensor is already. A move from the
-    host becomes an op that names the GPU, since C++ code would not move anything."""
+    """Take out of a graph the moves to the device on which a tensor is already.
+
+    A move from the host becomes an op that names the GPU, since C++ code would move nothing.
+    """
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in MAKERS:
             node.kwargs = {name: v for name, v in node.kwargs.items() if name != "device"}
@@ -565,8 +565,8 @@ class CompilerDevices:
 
 
 def share_memory(elements: Any, value: Any) -> None:
-    """Let a tensor have the memory of another one, whose views are then views of it. Passes that
-    renew the values of views would otherwise renew all that follows."""
+    """Let a tensor have the memory of another, whose views are then views of it: passes that renew
+    the values of views would else renew all that follows."""
     storage, offset = value.untyped_storage(), value.storage_offset()
     if value._has_symbolic_sizes_strides or type(storage.nbytes()) is not int:
         return

@@ -1,5 +1,7 @@
-"""The plan of a compiled graph, read from Inductor's graph. Inductor's scheduler has decided on all
-of it. Only attributes of its nodes are read here."""
+"""The plan of a compiled graph, read from Inductor's graph.
+
+Inductor's scheduler has decided on all of it. Only attributes of its nodes are read here.
+"""
 
 from __future__ import annotations
 
@@ -173,8 +175,8 @@ class _Ran(NamedTuple):
 def buffers_of(graph: Any, is_inference: bool) -> list[NodeBuffers]:
     """What each scheduled node of a graph (`GraphLowering`) does to buffers, in order.
 
-    Results of calls that allocate themselves are not among the taken buffers. The graph must be
-    the present one (`inductor.handling`), and can be planned only once.
+    Results of calls that allocate themselves are not among the taken buffers. The graph must be the
+    present one (`inductor.handling`), and can be planned only once.
     """
     wrapper, scheduler = graph.wrapper_code, graph.scheduler
     for number, node in enumerate(scheduler.nodes):
@@ -206,8 +208,11 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory. One that never leaves the kernel does get memory if it is the
-    first that a kernel writes where it later writes one that does."""
+    """The buffers that get no memory.
+
+    One that never leaves the kernel still gets memory if it is the first that a kernel writes where
+    it later writes one that does leave.
+    """
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):
@@ -369,8 +374,8 @@ def _numbers(value: Any, hint: Hint) -> Any:
 
 
 def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
-    """Where most of a kernel's graph nodes come from: the module, the innermost line of code, and
-    the innermost line outside of torch."""
+    """Where most of a kernel's graph nodes come from: module, innermost line, innermost line
+    outside of torch."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     folder = str(Path.cwd())
     for node in origins:
@@ -400,8 +405,8 @@ def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
 
 @functools.lru_cache(1 << 14)
 def _lines(stack: str | None, _folder: str) -> tuple[str, str]:
-    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12". The
-    second is relative to the present folder."""
+    """The innermost line of a recorded stack, "file.py:12", and the innermost outside of torch,
+    relative to the present folder."""
     last = source = ""
     for row in (stack or "").splitlines():
         row = row.strip()

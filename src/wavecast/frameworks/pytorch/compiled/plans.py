@@ -123,8 +123,10 @@ _apart = _Apart()
 
 
 def keep_apart(known: Path) -> None:
-    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`. A
-    script can change whatever its process does, so what it leaves is for this script alone."""
+    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`.
+
+    A script can change whatever its process does, so what it leaves is for this script alone.
+    """
     _apart.known = known
 
 
@@ -135,8 +137,8 @@ def leave(folder: Path) -> None:
 
 
 def adopt(new: Path, folder: Path) -> None:
-    """Keep the plans that the process of a script has left in a folder of its own. They are not
-    looked into: whatever they hold, only processes of this script will read it."""
+    """Keep the plans that the process of a script has left in a folder of its own, unread. Whatever
+    they hold, only processes of this script will read them."""
     left_bytes = _MOST_ADOPTED_BYTES
     with suppress(OSError), os.scandir(new) as entries:
         for entry in itertools.islice(entries, MOST_PLANS):
@@ -192,12 +194,7 @@ def _keep(content: bytes, path: Path) -> None:
 
 
 def read_plan(path: Path) -> GraphPlan:
-    """The plan in a file.
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be read, or does not hold what was written.
-    """
+    """The plan in a file; MissingFile, or InvalidInput if it does not hold what was written."""
     content = read_bytes(path, prefix=f"cannot read {path}: it ")
     digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:

@@ -1,10 +1,8 @@
 """Functions of torch's compiler that quicker ones with equal results stand in for.
 
 Torch walks over a graph dozens of times and asks small questions at each node. On a GPU that hides
-behind the generation of code, which is left out here.
-
-Each shortcut was written for one text of torch's function. Where the installed torch has another
-one, torch's own function runs.
+behind the generation of code, which is left out here. A shortcut holds for one text of torch's
+function; where the installed torch has another text, torch's own function runs.
 """
 
 from __future__ import annotations
@@ -658,7 +656,7 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
 
 
 def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
-    """Whether a new value differs from that before by its memory alone, which is new and which only
+    """Whether a new value differs from that before only by its memory, which is new and which only
     views of the node shared. Torch would renew all that follows, for the same views."""
     before = node.meta["val"]
     if not (isinstance(value, FakeTensor) and isinstance(before, FakeTensor)):
@@ -700,8 +698,8 @@ def collect_origins(_original: Any) -> Any:
     ("torch.fx._lazy_graph_module:_LazyGraphModule", "bb33cad1b229"),
 )
 def reorder_without_code(original: Any) -> Any:
-    """The backward graph in another order, as a module whose Python code is made when it is called.
-    Torch makes it at once, again after the next pass, and again for a copy."""
+    """The backward graph in another order, whose Python code is made when it is called. Torch makes
+    it at once, after the next pass and again for a copy."""
 
     def reorder(gm: Any) -> Any:
         with replacing() as replace:
@@ -822,8 +820,11 @@ def expand(original: Any) -> Any:
 
 @in_place_of(_SIZES, "_simplify_with_ranges", "b13209b67ef9")
 def simplify_in_ranges(original: Any) -> Any:
-    """An index in its simplest form, given the loops. Torch writes down what these say of the
-    index before it asks whether there is a division or remainder to which it matters."""
+    """An index in its simplest form, given the loops.
+
+    Torch writes down what the loops say of the index before it asks whether there is a division or
+    remainder to which it matters.
+    """
 
     def simplify_with_ranges(self: Any, index: Any, ranges: Any) -> Any:
         joined = sizevars.join_dimensions(self.simplify(index))

@@ -43,8 +43,8 @@ def capture(
         make_step: builds model, optimizer and inputs, and returns the function of one step.
         gpu: the GPU. None for the usual one of the compute capability.
         capability: the compute capability, if no GPU is given; Hopper's if None.
-        compiled: whether to compile the modules that the step calls, as if it had compiled them;
-            or the mode of torch.compile in which to do so.
+        compiled: whether to compile the modules that the step calls, as if it had compiled them; or
+            the mode of torch.compile in which to do so.
         options: further arguments of `capture.tracing.capture`.
     """
     if gpu is not None:
@@ -65,8 +65,8 @@ def followed(
 ) -> tuple[Traced, str]:
     """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
 
-    The compiler's interfaces are private to torch, so any error may come from there. An error of
-    the user's code occurs without the compiler, too, or is one that a GPU would raise.
+    The compiler's interfaces are private, so any error may come from there. An error of the user's
+    code occurs without it, too, or is one that a GPU would raise.
     """
     try:
         return attempt(compiler), ""

@@ -1,4 +1,4 @@
-"""Layers of newer networks with random sizes, where predictions were off.
+"""Layers of newer networks with random sizes, whose shapes common layers do not cover.
 
 Grouped, depthwise, dilated and 3-d convolutions, norms in channels-last, bags of embeddings,
 message passing, recurrent layers in TF32, and what people write out by hand: rotary positions,

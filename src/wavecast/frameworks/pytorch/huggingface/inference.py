@@ -46,8 +46,11 @@ class InferenceStep:
 
     @staticmethod
     def shorten(layer: Any) -> None:
-        """Take the latest token out of a layer of a growing cache. `generate` leaves contiguous
-        keys and values to its next step, so these are as well; what they hold changes no time."""
+        """Take the latest token out of a layer of a growing cache.
+
+        `generate` leaves contiguous keys and values to its next step, so these are as well; what
+        they hold changes no time.
+        """
         drop_latest(layer)
         if not (layer.is_compileable or layer.is_sliding):
             layer.keys, layer.values = (
@@ -60,9 +63,7 @@ def make_step(recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
     """The step of the task prefill, on prompts of `sequence` tokens, or decode, after so many.
 
     Weights are stored in bf16 unless the options say otherwise, and in fp16 beside int8.
-
-    Raises:
-        InvalidInput: an option is for training only.
+    InvalidInput if an option is for training only.
     """
     options, config = recipe.options, recipe.config
     if options.lora or options.qlora or options.checkpointing:
@@ -122,8 +123,8 @@ def _growing(settings: Any, batch: int, length: int, dtype: torch.dtype, device:
 def _static(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:
     """A cache with places for so many tokens and one more.
 
-    Attention reads all places, and a mask hides those that are not written yet. So the number of
-    tokens in it changes no kernel, and it begins empty.
+    Attention reads all places, and a mask hides those not written yet. So the number of tokens in
+    it changes no kernel, and it begins empty.
     """
     with needing("the cache of keys and values"):
         from transformers import StaticCache

@@ -29,8 +29,8 @@ def needing(what: str) -> Iterator[None]:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """The library that could not be imported. transformers loads its parts late, and wraps what
-    went wrong in an error without a name."""
+    """The library that could not be imported. transformers loads its parts late, and wraps the
+    error in one without a name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
@@ -65,11 +65,8 @@ def _transformer(config: ModelConfig, task: Task, dtype: Any, device: str) -> tu
 
 
 def settings_of(config: ModelConfig) -> Any:
-    """The config of a transformer as an object of transformers.
-
-    Raises:
-        UnknownName: transformers has no such model.
-    """
+    """The config of a transformer as an object of transformers; UnknownName if it has no such
+    model."""
     import transformers
 
     known = list(transformers.CONFIG_MAPPING.keys())
@@ -137,10 +134,10 @@ _OUTLIERS = 6.0
 
 
 def in_4_bits(model: Any, compute_dtype: torch.dtype, what: str) -> None:
-    """Store the linear layers of a model in 4 bits (NF4), their scales in 8 bits.
+    """Store linear layers in 4 bits (NF4) with 8-bit scales, all but the last; embeddings stay,
+    too.
 
-    The last layer and the embeddings stay as they are. It is what transformers does for
-    `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    So does transformers for `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True)`.
     """
     with needing(what):
@@ -168,7 +165,7 @@ def in_4_bits(model: Any, compute_dtype: torch.dtype, what: str) -> None:
 def in_8_bits(model: Any, what: str) -> None:
     """Store the linear layers of a model in 8 bits, but for the last one.
 
-    It is what transformers does for `BitsAndBytesConfig(load_in_8bit=True)`. Weights and inputs are
+    So does transformers for `BitsAndBytesConfig(load_in_8bit=True)`; weights and inputs are
     multiplied in 8 bits (LLM.int8()).
     """
     with needing(what):

@@ -74,9 +74,8 @@ def fit(
 ) -> Fitted:
     """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
 
-    Args:
-        recipe: how to train. None for the published recipe.
-        graph: on a GPU, replay each step as a CUDA graph, which is many times faster.
+    The published recipe is the default. With `graph`, a GPU replays each step as a CUDA graph,
+    which is many times faster.
     """
     recipe = recipe or Recipe()
     mean, scale = _standard(features)

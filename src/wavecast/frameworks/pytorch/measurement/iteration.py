@@ -219,8 +219,8 @@ class RecordedIteration:
 
 @contextmanager
 def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedIteration]]:
-    """Record the iteration that runs inside the block, under this recorder's RecordingMode. Yields
-    a function that returns the recorded iteration. Call it after the block."""
+    """Record the iteration that runs inside the block, under this recorder's RecordingMode. It
+    yields a function that returns the recorded iteration after the block."""
 
     def recorded() -> RecordedIteration:
         profile = finished_profile()
@@ -287,8 +287,8 @@ def _check(step: Any, **counts: int) -> None:
 def _steady_s(
     step: Callable[[], Any], repeats: int, average: Callable[[Iterable[float]], float]
 ) -> tuple[float, float]:
-    """The time of one iteration when they run back to back, and the processor time it uses. The
-    first is measured by CUDA events. The second includes worker processes."""
+    """The time of one of several iterations back to back, by CUDA events, and the processor time
+    that it uses, with that of worker processes."""
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -317,8 +317,8 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
 def with_memory(trace: Trace, seen: Recording) -> Trace:
     """A measured trace with the memory that was recorded in another iteration of the same step.
 
-    If the two iterations ran different ops (sequence lengths may vary), the workspaces cannot be
-    assigned to the trace's ops, and a note says so.
+    If the two ran different ops (sequence lengths may vary), workspaces cannot be assigned to the
+    trace's ops, and a note says so.
     """
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         calls = tuple(
@@ -363,7 +363,7 @@ def _framework() -> str:
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
-    """The calls, with the host's time of an iteration that was not recorded divided among them.
+    """The calls, with the host's time of an unrecorded iteration divided among them.
 
     Each call gets the host's time inside its op, and an equal part of the time between the ops,
     which goes to Python, autograd and the dispatcher.
@@ -503,11 +503,8 @@ class MeasuredMemory:
 
 
 def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2) -> MeasuredMemory:
-    """Run a step on this machine's GPU and measure its memory.
-
-    Args:
-        warm_up: how many steps to run first. The first one creates the optimizer's state.
-    """
+    """Run a step on this machine's GPU and measure its memory. The first step of the warm-up
+    creates the optimizer's state."""
     if not torch.cuda.is_available():
         raise CaptureError(
             "measuring memory needs a GPU, and torch sees none here; leave out --measure to "
@@ -529,8 +526,8 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
 
 
 def traced_memory(step: Callable[[], Any]) -> Trace:
-    """The trace of one iteration with its memory, but without kernels. The memory includes what
-    libraries allocate inside ops, and what they keep between ops."""
+    """The trace of one iteration, without kernels, with the memory that it and its libraries
+    allocate."""
     seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(

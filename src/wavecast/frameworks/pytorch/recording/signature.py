@@ -168,7 +168,7 @@ _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
 def with_switches(op: Op) -> Op:
     """The op, with torch's present switches for how its matmuls are computed as attributes.
 
-    "precision" says whether float32 is rounded to TF32. "benchmark" says that cuDNN tries out its
+    "precision" says whether float32 is rounded to TF32, "benchmark" that cuDNN tries out its
     algorithms for a convolution instead of choosing by a heuristic.
     """
     if op.base in _MATMULS:

@@ -1,7 +1,6 @@
 """Checkpoints that a script saves: kept in this process, because fake tensors have no values.
 
-In place of the values, a file gets a short text with a number. When the script loads such a file
-again, it gets what it saved.
+A file gets a short text with a number, by which the script later loads what it saved.
 """
 
 from __future__ import annotations
@@ -48,8 +47,8 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    """The address of a storage; a number that is only its own where there is no memory. Code that
-    saves tensors finds shared ones by it."""
+    """The address of a storage, by which code that saves tensors finds shared ones; its own number
+    where there is no memory."""
 
     def data_ptr(storage: Any) -> int:
         try:

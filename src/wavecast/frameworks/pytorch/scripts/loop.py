@@ -357,7 +357,7 @@ _HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params",
 
 def length_at(frame: FrameType | None) -> ScriptLength | None:
     """The length of the training that runs in a frame and those that called it. The innermost frame
-    counts that has such a name: a number of steps, or else of epochs."""
+    with such a name counts: a number of steps, or else of epochs."""
     while frame is not None:
         if not is_ours(frame.f_code.co_filename) and (length := _in(frame)) is not None:
             return length
@@ -470,12 +470,8 @@ def _own_line(frame: FrameType | None) -> str:
 
 
 class BackwardPasses:
-    """Notices each backward pass.
-
-    Args:
-        notify: called before each.
-        finds_leaves: whether to find the tensors that get gradients.
-    """
+    """Notices each backward pass, before which it calls `notify`; with `finds_leaves` it also finds
+    the tensors that get gradients."""
 
     def __init__(
         self, recorder: OpRecorder, notify: Callable[[], None], finds_leaves: Callable[[], bool]
@@ -537,12 +533,8 @@ def _leaves(tensors: Any) -> set[int]:
 
 
 class WeightUpdates:
-    """Notices ops that write to weights after a backward pass.
-
-    Args:
-        notify: called with the line of each such op.
-        weights: the memory of the weights; empty while nobody wants to know.
-    """
+    """Notices ops that write to weights after a backward pass. `notify` gets the line of each;
+    `weights` is the memory of the weights, empty while nobody asks."""
 
     def __init__(
         self, recorder: OpRecorder, notify: Callable[[str], None], weights: Callable[[], set[int]]

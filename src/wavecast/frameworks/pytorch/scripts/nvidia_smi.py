@@ -1,7 +1,7 @@
 """`nvidia-smi` for the programs that a script starts: it tells of the GPU that is asked about.
 
 A program of this name is put first on the PATH, so that shells and pipes find it, too. What is not
-known of a GPU that does not exist, such as its temperature, is "[N/A]", as in the real one.
+known of an absent GPU, such as its temperature, is "[N/A]", as in the real one.
 """
 
 from __future__ import annotations

@@ -52,9 +52,8 @@ class Period:
 def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
     """After how many optimizer steps the loop repeats itself; None while this is not known.
 
-    Args:
-        places: the optimizer and line of each step so far.
-        waiting: whether an optimizer was built that has not stepped yet.
+    `places` are the optimizer and line of each step so far; `waiting` says that an optimizer was
+    built that has not stepped yet.
     """
     if waiting and len(places) < _AWAITED:
         return None
@@ -74,11 +73,8 @@ def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
 
 
 def periods_of(boundaries: Sequence[Boundary], length: int) -> list[Period]:
-    """The complete steps of the loop after the first one, in order.
-
-    Args:
-        length: the number of optimizer steps of one step of the loop.
-    """
+    """The complete steps of the loop after the first, in order; each has `length` optimizer
+    steps."""
     ends = [boundary.position for boundary in boundaries]
     first = (len(ends) - 1) % length
     marks = ends[first::length]
@@ -136,9 +132,8 @@ def vary_in_size(outlines: Sequence[tuple[Op, ...]]) -> bool:
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
     """Ops without the numbers that change from step to step but cost nothing.
 
-    Learning rates and bias corrections are such numbers, the offsets of views, the numbers of
-    events and streams, and that of the step, which the optimizers of bitsandbytes hand to their
-    kernels.
+    Such are learning rates, bias corrections, offsets of views, the numbers of events and streams,
+    and that of the step, which the optimizers of bitsandbytes hand to their kernels.
     """
     return tuple(map(_outlined, ops))
 
@@ -164,8 +159,8 @@ def choose(steps: Candidates) -> Choice:
     """The step that stands for the loop.
 
     It is the most frequent one; with smaller batches among others, that of the full batch; with
-    steps that also evaluate or log, one that does not. If all differ, or most of many do, it is
-    the one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
+    steps that also evaluate or log, one that does not. If all differ, or most of many do, it is the
+    one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
     nearest to the mean, which makes the epoch's time right.
     """
     candidates = [p for p in steps.periods if steps.is_whole(p)] or list(steps.periods)
@@ -222,8 +217,8 @@ def choose(steps: Candidates) -> Choice:
 def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
     """A choice among the first steps, with what others do besides, now that more of them ran.
 
-    Work that comes every few steps is named with its period. If most of the later steps are of
-    another kind, as after a warm-up, the choice is made again among all.
+    Work that comes every few steps is named with its period. If most later steps are of another
+    kind, as after a warm-up, the choice is made again among all.
     """
     if not choice.is_most_of(steps, after=max(choice.equal)):
         choice = choose(steps)
@@ -241,7 +236,7 @@ def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
 
 def cycle_of(choice: Choice, steps: Candidates) -> list[Period]:
     """The last steps after which all kinds of steps come again, seen twice at least. Empty if all
-    steps are equal, if they have no such order, or if not all of their ops were run."""
+    are equal, if they have no such order, or if not all ops were run."""
     periods = [period for period in steps.periods if period.number >= choice.equal[0]]
     kinds = [steps.ops_of(period) for period in periods]
     lengths = range(1, len(kinds) // 2 + 1)

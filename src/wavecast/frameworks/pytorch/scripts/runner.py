@@ -417,11 +417,8 @@ def explaining_assumed(assumptions: Assumptions, ranks: int | None) -> Iterator[
 
 
 def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) -> CaptureError:
-    """The same error, with what to do about it if an assumption may be the reason.
-
-    Args:
-        ranks: how many ranks it ran as the first of. None for a script on one GPU.
-    """
+    """The same error, with what to do about it if an assumption may be the reason: one of values,
+    or that of one GPU, where `ranks` is None."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, AssertionError | ValueError | RuntimeError | IndexError):
         line = failing_line(cause)

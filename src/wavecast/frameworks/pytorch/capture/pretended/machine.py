@@ -418,9 +418,7 @@ class _NoScript:
 
 def script(code: Any, *_: Any, **__: Any) -> Any:
     """`torch.jit.script`, which gives plain Python: it cannot compile the functions replaced here.
-
-    Libraries script functions when they are imported, which may happen inside `make_step`.
-    """
+    Libraries script functions when they are imported, which may happen inside `make_step`."""
     return _plain(code) if isinstance(code, torch.nn.Module) else code
 
 

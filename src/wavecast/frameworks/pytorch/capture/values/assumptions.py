@@ -1,9 +1,8 @@
 """Assumed values and upper bounds for results that depend on data, which fake tensors do not have.
 
-A value that the step reads from the GPU is assumed to be a constant. A size that depends on data
-is assumed to be its upper bound or, where the step chose among classes, that of an even choice
-(`choices`). Each leaves a note in the trace, with the line of the user's code.
-The user can give another value or size for a line.
+A value that the step reads from the GPU is assumed to be a constant. A size that depends on data is
+assumed to be its upper bound or, where the step chose among classes, that of an even choice. Each
+leaves a note with the line of the user's code, for which the user can give another.
 """
 
 from __future__ import annotations
@@ -185,8 +184,8 @@ class Assumptions:
         return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
 
     def _size(self, what: str, depends: str, bound: int, expected: int | None = None) -> int:
-        """The size of a result: the one that the user gives, else the expected one if there is one,
-        else its upper bound."""
+        """The size of a result: the one that the user gives, else the expected one, else its upper
+        bound."""
         place = user_line()
         size = self._given_size(what, place)
         if size is None and expected is not None:

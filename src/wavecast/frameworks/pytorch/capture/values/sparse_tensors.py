@@ -1,10 +1,9 @@
 """Sparse matrices while tracing: the class that torch's functions make instead of its own.
 
 Code sees a tensor with the shape, type, device and layout of a sparse one. Inside are its indices
-and values, which are plain or fake tensors as all others, and functions of torch that get the
-matrix run the ops of `sparse_ops` on them. What CUDA does besides is done here, too: it sorts the
-indices of a matrix in COO that is not known to be sorted, for each matmul, and so it does with
-every transposed matrix of a backward pass.
+and values, plain or fake, on which torch's functions run the ops below. As CUDA does, it sorts the
+indices of a matrix in COO that is not known to be sorted for each matmul, and those of every
+transposed matrix of a backward pass.
 """
 
 from __future__ import annotations
