@@ -24,8 +24,7 @@ def command(module: str, *arguments: object, switches: bool = False) -> list[str
 
 
 def environment(paths: Iterable[str] | None = None, **variables: str) -> dict[str, str]:
-    """The environment of another process, which looks for modules in `paths` first; None for where
-    this process does."""
+    """The environment of another process, which looks for modules in `paths` first, if given."""
     chosen = sys.path if paths is None else paths
     absolute = [os.path.abspath(path) for path in chosen if path]  # noqa: PTH100
     return os.environ | {"PYTHONPATH": os.pathsep.join(absolute)} | variables

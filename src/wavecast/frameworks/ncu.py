@@ -45,11 +45,8 @@ _COLUMNS = ("ID", "Kernel Name", "Block Size", "Grid Size", "Metric Name", "Metr
 
 
 def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
-    """A measured trace with hardware counters on its longest kernels.
-
-    `command` runs the same step between cudaProfilerStart and Stop. A kernel is counted once for
-    each GPU; the counts are kept in the user's cache folder.
-    """
+    """A measured trace with hardware counters on its longest kernels, kept in the user's cache
+    folder. The `command` runs the same step between cudaProfilerStart and Stop."""
     path = cache_path(trace.measurement.gpu if trace.measurement else "")
     counts = load(path)
     longest = [kernel for call in kernels_that_matter(trace) for kernel in call.kernels]
@@ -80,11 +77,8 @@ def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, 
 
 
 def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
-    """The counts of launches of the same template instance; of all launches if none matches.
-
-    ncu and the profiler write C++ names differently: the function's name is the same, and the
-    template arguments differ only in casts and suffixes of numbers.
-    """
+    """The counts of launches of the same template instance; of all launches if none matches. ncu
+    and the profiler write casts and suffixes of numbers in template arguments differently."""
     words = template_words(name)
     same = [row for row in rows if template_words(row.name) == words]
     return [row.counted for row in same or rows]

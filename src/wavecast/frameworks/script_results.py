@@ -161,8 +161,7 @@ def write_result(result: ScriptRun | Failure, folder: Path) -> None:
 
 
 def read_result(folder: Path) -> ScriptRun | Failure | None:
-    """What came of a script; None if its process ended before it said so. InvalidInput if it left
-    something else."""
+    """What came of a script; None if its process ended before, InvalidInput if it is no result."""
     try:
         content = parse_json(read_text(folder / _FILE, _LARGEST_RESULT_BYTES, follow=False))
         result: ScriptRun | Failure = _read_kind(content, _RESULTS, folder)

@@ -133,8 +133,7 @@ def _constant(node: ast.expr) -> str:
 
 
 def choose_backend(backend: str) -> None:
-    """Let Keras run on a framework, if it was not imported yet; InvalidInput for TensorFlow and
-    others."""
+    """Let Keras run on a framework, unless it was imported already; InvalidInput for TensorFlow."""
     if backend not in ("jax", "torch"):
         raise InvalidInput(
             f"Keras runs on {backend} here, which is not followed; a Keras 3 model is the same on "
@@ -157,11 +156,8 @@ def is_keras_step(value: Any) -> bool:
 
 
 def model_and_batch(step: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`.
-
-    The step is a tuple `(model, (x, y))` with arrays or shapes, or the model alone, whose batch of
-    `batch` samples follows from its inputs and its loss.
-    """
+    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`. Alone, it gets a
+    batch of `batch` samples, which follows from its inputs and its loss."""
     model, *rest = step if isinstance(step, tuple) else (step,)
     if not model.compiled:
         raise InvalidInput("the Keras model is not compiled; call model.compile(...) first")
@@ -201,8 +197,7 @@ def _loss_name(loss: Any) -> str:
 
 
 def set_precision(precision: str | None) -> None:
-    """Let Keras compute in a precision, by its policy; None leaves the user's own. MissingExtra if
-    Keras is not installed."""
+    """Let Keras compute in a precision, by its policy; None leaves the user's own."""
     if precision is None:
         return
     try:
@@ -230,8 +225,7 @@ def made_step(
     precision: str | None,
     keras: str | None = None,
 ) -> Any:
-    """What a function of a file or module, the `place`, returns that builds a step. `keras` is the
-    framework for Keras, if the file imports it.
+    """What a function in a `place`, a file or module, returns that builds a step, maybe for Keras.
 
     It is imported while the step is traced, because its file may put tensors on the GPU.
     """

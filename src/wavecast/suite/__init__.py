@@ -63,11 +63,8 @@ class Benchmark(Shown):
     def make_step(
         self, batch: int | None = None, precision: str = "fp32", **options: object
     ) -> TrainingStep:
-        """Build the model, its optimizer and a synthetic batch, and return the training step.
-
-        A batch of None means `default_batch`, a precision is one of `PRECISIONS`, and the options
-        are `device` ("cuda" by default) and parameters of the model's function, such as `image`.
-        """
+        """Build the model, its optimizer and a synthetic batch, and return the training step. The
+        options are `device` ("cuda" by default) and parameters of the model's function."""
         batch = self.default_batch if batch is None else batch
         if batch < 1:
             raise InvalidInput(f"{self.name}: the batch must be at least 1, not {batch}")

@@ -60,10 +60,8 @@ class AdaptedLinear(nn.Module):
 
 
 def adapt(model: nn.Module, rank: int, names: Collection[str] = ADAPTED) -> None:
-    """Give layers of these names adapters, and train nothing else.
-
-    InvalidInput if the rank is not positive, or if no linear layer has one of the names.
-    """
+    """Give layers of these names adapters, and train nothing else; InvalidInput for a rank that is
+    not positive, or if no linear layer has one of the names."""
     if rank < 1:
         raise InvalidInput(f"the rank of adapters must be at least 1, not {rank}")
     model.requires_grad_(False)

@@ -97,11 +97,8 @@ class SmallTraining:
 def train(
     demonstration: Demonstration, *, learning_rate: float | None = None, seed: int = 1
 ) -> SmallTraining:
-    """Train a demonstration, and return the quality that it reached.
-
-    A learning rate of 0 shows what it reaches without learning. The seed is that of weights and
-    data; the state of torch's generator is the same afterwards.
-    """
+    """Train a demonstration, and return the quality that it reached; a learning rate of 0 shows
+    that without learning. The state of torch's generator is the same afterwards."""
     with seeded(seed):
         learner = demonstration.make(learning_rate, "cpu")
         before = learner.quality()
@@ -115,11 +112,8 @@ def train(
 
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
-    """A block whose weights and data are those of the seed, made on the device.
-
-    On a CPU it computes on one thread: models this small only wait for several, and results repeat.
-    The state of torch's generators is the same afterwards.
-    """
+    """A block whose weights and data are those of the seed, made on the device, on one CPU thread
+    so that results repeat. The state of torch's generators is the same afterwards."""
     before = torch.get_num_threads()
     own = range(torch.cuda.device_count()) if device == "cuda" else []
     torch.set_num_threads(1)
@@ -437,11 +431,8 @@ def train_to_quality(
     usual_steps: int | None = None,
     most_steps: int | None = None,
 ) -> TrainingToQuality:
-    """Train until the needed quality is reached, and compare the time with its prediction.
-
-    `gpu` is the id of the GPU. The prediction takes the `usual_steps` (of the demonstration by
-    default); training is given up after `most_steps`, by default 20 times as many.
-    """
+    """Train until the needed quality is reached, and compare the time with its prediction from the
+    `usual_steps`; give up after `most_steps`, by default 20 times as many."""
     usual = usual_steps or demonstration.usual_steps
     most = most_steps or _MOST * max(usual, FEW)
     with seeded(seed, device):

@@ -1,8 +1,5 @@
 """Facts about the models of the suite: data set, depth, tokens, name in TBD, sizes of decoders.
-
-TBD's names, data sets and layers are those of its tables II and III (Zhu et al., IISWC 2018), those
-of other models come from their papers.
-"""
+TBD's are from its tables II and III (Zhu et al., IISWC 2018), others from the model's paper."""
 
 from __future__ import annotations
 

@@ -199,8 +199,7 @@ class Script:
         return int(value) if value is not None and value.isdecimal() and int(value) else None
 
     def with_batch(self, batch: int) -> Script:
-        """The script, asked for another batch by its own option; InvalidInput if none is known to
-        be it."""
+        """The script, asked for another batch by its own option; InvalidInput if none is known."""
         option = self._batch_option()
         name, joined = option.rstrip("="), not option.startswith("-") or option.endswith("=")
         words = list(self.arguments)
@@ -317,11 +316,8 @@ def _is_batch(name: str, sign: str) -> bool:
 
 
 def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script | None:
-    """The script that a text names, such as `train.py --lr 0.1` or `-m package.train --lr 0.1`;
-    None if it names none.
-
-    InvalidInput if there is no such file, or a quotation mark is missing.
-    """
+    """The script that a text such as `-m package.train --lr 0.1` names; None if it names none,
+    InvalidInput if there is no such file, or a quotation mark is missing."""
     if text.endswith(".py") and Path(text).is_file():
         return Script(text, options=options)  # its name may have spaces
     if ".py" not in text and not text.startswith("-m"):

@@ -48,11 +48,8 @@ _Key = tuple[Family | str | None, int | None]
 
 
 class StepSource:
-    """The traces of one step, each made when it is first needed.
-
-    `batch` is the step's own, None if it is not known. If it `follows`, traces at larger batches
-    may follow from those at smaller ones.
-    """
+    """The traces of one step, each made when it is first needed. If it `follows`, traces at larger
+    batches than its own may follow from those at smaller ones."""
 
     def __init__(
         self, trace_at: TraceAt, batch: int | None = None, *, follows: bool = False
@@ -275,8 +272,7 @@ def _refuse_torch_options(target: Target) -> None:
 
 
 def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
-    """The trace of one step with changes to its code; the options are those of `wavecast.trace`,
-    for one GPU."""
+    """The trace of one step with changes to its code; the options are those of `wavecast.trace`."""
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.changes.changed_code import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture

@@ -118,10 +118,8 @@ class Target:
         precision: str | None = None,
         options: ModelOptions | None = None,
     ) -> Target:
-        """The same step at another batch, in another precision, or with other options.
-
-        InvalidInput if it is a saved trace, or a function or script that takes no batch.
-        """
+        """The same step at another batch, in another precision, or with other options. InvalidInput
+        if it is a saved trace, or takes no batch."""
         if self.trace is not None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
         running = NO_SCRIPT_OPTIONS if self.script is None else self.script.options
@@ -140,11 +138,8 @@ def resolve(
     options: ModelOptions = NO_OPTIONS,
     running: ScriptOptions = NO_SCRIPT_OPTIONS,
 ) -> Target:
-    """The target that a text names.
-
-    None means the target's default batch, and float32. The options say how an `hf:` target is
-    trained, `running` how a script is run; other targets take neither.
-    """
+    """The target that a text names. Only an `hf:` target takes options, and only a script is
+    `running`; None means the default batch, and float32."""
     _check(text, batch, precision, options)
     if (script := script_of(text, running)) is not None:
         return script_target(script, batch, precision)
@@ -578,11 +573,8 @@ _SWITCHES = ("sequence", "reshard", "reentrant", *HABITS)
 
 
 def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> Parallel:
-    """The strategy that the option names, with the tensor plan of a Hugging Face model.
-
-    Adapters wrap its layers, so its plan is not used with them. InvalidInput as in
-    `parse_parallel`.
-    """
+    """The strategy that the option names, with the tensor plan of a Hugging Face model, but for one
+    with adapters. InvalidInput as in `parse_parallel`."""
     strategy = parse_parallel(text)
     if strategy.tensor == 1:
         return strategy
@@ -600,10 +592,8 @@ def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str,
 
 
 def parse_parallel(text: str) -> Parallel:
-    """The strategy that the option names; one GPU if it is empty.
-
-    InvalidInput if it is not of the form AXIS=N,..., or if the strategy contradicts itself.
-    """
+    """The strategy that the option names; one GPU if it is empty. InvalidInput if it is not
+    AXIS=N,..., or if it contradicts itself."""
     known = [field.name for field in fields(Parallel) if field.name != "tensor_plan"]
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):

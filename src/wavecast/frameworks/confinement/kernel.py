@@ -140,8 +140,7 @@ def version() -> int:
 
 
 def restrict(writable: Writable, known: int) -> None:
-    """Forbid this thread, and all that it starts, to write elsewhere; OSError if the kernel
-    refuses."""
+    """Forbid this thread, and all that it starts, to write elsewhere; OSError if refused."""
     rights = reduce(or_, (*_FIRST, *(right for since, right in _SINCE.items() if known >= since)))
     ruleset = _Ruleset(rights, 0, _SIGNALS if known >= SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.

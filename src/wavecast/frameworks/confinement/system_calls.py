@@ -1,8 +1,5 @@
-"""A filter of system calls (seccomp), for what Landlock leaves alone.
-
-A filter sees the numbers that a call is given, not the files and processes behind them. Calls that
-most programs can do without, such as copying the times of a file, do nothing and report success.
-"""
+"""A filter of system calls (seccomp), for what Landlock leaves alone. It sees the numbers that a
+call is given, not the files and processes behind them."""
 
 from __future__ import annotations
 

@@ -442,11 +442,8 @@ def _integers(text: str) -> list[int]:
 
 
 def _along(mesh: str, axes: str) -> list[int]:
-    """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on.
-
-    `'x':(2)4` is a part of axis x with 4 places. The axis is cut into 2 pieces and each piece into
-    these 4 places, so the size of a place is the distance of its neighbours.
-    """
+    """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on. In
+    `'x':(2)4`, axis x is cut into 2 pieces, and each piece into the part's 4 places."""
     sizes = {name: int(size) for name, size, *_ in _AXIS.findall(mesh)}
     strides = {}
     step = 1
@@ -465,8 +462,8 @@ def _along(mesh: str, axes: str) -> list[int]:
 def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
     """Among how many ranks the samples are spread, and each of the weights at most.
 
-    An argument with the shape of a result is taken as weights or states; of any other, the first
-    dimension counts samples. Empty for one rank, or if the arguments do not show it.
+    An argument with the shape of a result is taken as weights or states. Of any other, the first
+    dimension counts samples. Empty if the arguments do not show it.
     """
     entry = module.entry
     names = [argument_of(parameter.op_name).split(".") for parameter in entry.parameters]
@@ -521,8 +518,7 @@ _CALLBACK = re.compile(r"python_\w*callback")
 def planned_call(
     module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
 ) -> LibraryCall | None:
-    """The op of an instruction, `padded` operands of which were only padded for it; None if it runs
-    no kernel."""
+    """The op of an instruction; None if it runs no kernel. `padded` operands were only padded."""
     if instruction.opcode.removesuffix("-start") in VIEWS or instruction.opcode.endswith("-done"):
         return None
     body = module.called(instruction)
@@ -662,10 +658,7 @@ def phase_of(op_name: str) -> Phase | None:
 
 def updates(body: Computation, gradients: Container[int]) -> bool:
     """Whether a fusion computes with `gradients`, by position, outside of the differentiated one.
-
-    XLA fuses an update with what the forward or the backward pass does to the same parameter, and
-    names the fusion after that.
-    """
+    XLA names a fused update after the forward or the backward pass that it is fused with."""
     derived: set[str] = set()
     for instruction in body.instructions:
         if instruction.opcode == "parameter":

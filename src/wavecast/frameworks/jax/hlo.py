@@ -213,11 +213,8 @@ class HloModule:
         return self.computations.get(instruction.computation(attribute))
 
     def traffic_bytes(self, computation: Computation) -> int:
-        """The bytes that its instructions read and write, by which computations are compared.
-
-        Loops count as often as they turn, and branches by the larger one. Each kernel counts a few
-        megabytes more, since a launch takes microseconds.
-        """
+        """The bytes that its instructions read and write, by which computations are compared. Loops
+        count as often as they turn, of branches the larger one, and each launch some megabytes."""
         traffic = 0
         for instruction in computation.instructions:
             body = self.called(instruction, "body") or self.called(instruction, "to_apply")

@@ -68,16 +68,14 @@ def partitions(lowered: Any) -> int:
 
 @contextmanager
 def lowering_for(gpu: Device) -> Iterator[None]:
-    """Let JAX lower as on a GPU: attention by cuDNN, Pallas kernels, and calls of the host's
-    Python."""
+    """Let JAX lower as on a GPU: attention by cuDNN, Pallas kernels, and calls of host Python."""
     with _cudnn_as_on(gpu), _callbacks_lowered(), _pallas_lowered(gpu):
         yield
 
 
 @contextmanager
 def _callbacks_lowered() -> Iterator[None]:
-    """Let callbacks such as `jax.debug.print` be lowered: they ask for a GPU client, but do not use
-    it."""
+    """Let `jax.debug.print` and the like be lowered: they ask for a GPU client, but use none."""
     from jax._src.interpreters import mlir
 
     own = mlir.ModuleContext.get_backend

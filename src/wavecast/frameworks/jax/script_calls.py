@@ -154,8 +154,7 @@ class JittedCalls(Watched):
         )
 
     def _periods(self, call: JittedCall) -> tuple[list[JittedCall], list[JittedCall]]:
-        """The calls between the last two calls like this one, and those from there up to this
-        one."""
+        """The calls between the last two calls like this one, and those up to this one."""
         key = call.function, call.shapes
         ends = [at for at, other in enumerate(self.calls) if (other.function, other.shapes) == key]
         first, second, last = (at + 1 for at in ends[-3:])

@@ -195,8 +195,7 @@ _SMALL = 2
 
 
 def train_step(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The jitted train step of a compiled Keras model, or of `(model, (x, y))`, and its arguments:
-    state and batch."""
+    """The jitted train step of a Keras model, or of `(model, (x, y))`, and its arguments."""
     import keras
 
     if keras.backend.backend() != "jax":

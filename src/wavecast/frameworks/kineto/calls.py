@@ -281,8 +281,8 @@ def _whole(op: Op) -> Op:
 def _with_indices(op: Op) -> Op:
     """An `index_put` with the tensor of its indices, which the profiler does not write.
 
-    It leaves out lists that may have gaps. The values have the shape of the indices in place of the
-    first dimension. Nothing tells how much `index` fetched.
+    The values have the shape of the indices in place of the first dimension. Of `index`, nothing
+    tells how much it fetched.
     """
     if not op.base.startswith(_PUTS) or len(op.inputs) != 2:
         return op
@@ -426,8 +426,7 @@ class Places:
         return Phase.OTHER if fetches else Phase.FORWARD
 
     def module(self, node: Node) -> str:
-        """The module of a forward op, or of the forward op that a backward op belongs to; "" if
-        unknown."""
+        """The module of a forward op, or of the forward op that a backward op belongs to, or ""."""
         own = _forward_module(node, self.forward_modules)
         if own:
             return own
@@ -467,11 +466,8 @@ def places_of(nodes: Sequence[Node]) -> Places:
 
 
 def settle(calls: Sequence[Call]) -> list[Call]:
-    """The calls, where forward ops after the last backward op become OTHER.
-
-    The file does not mark the end of the forward pass. Ops after the backward pass that are not the
-    optimizer's clip gradients or compute metrics.
-    """
+    """The calls, where forward ops after the last backward op become OTHER: they clip gradients or
+    compute metrics. The file does not mark the end of the forward pass."""
     last = max((i for i, call in enumerate(calls) if call.phase is Phase.BACKWARD), default=None)
     return [
         replace(call, phase=Phase.OTHER)

@@ -436,11 +436,8 @@ def _usual_us(launches: Iterable[Node]) -> dict[str, float]:
 
 
 def _held_up(launch: Node, ran: Interval, usual_us: float) -> bool:
-    """Whether a launch took long because it waited for the GPU.
-
-    It did if it is a copy that was done when the call returned, or if its kernel still waited in
-    the queue for longer than the call had taken.
-    """
+    """Whether a launch took long because it waited for the GPU: it is a copy that was done when the
+    call returned, or its kernel waited in the queue for longer than the call took."""
     end = launch.span.end_us
     duration = end - launch.span.begin_us
     if duration <= _HELD_UP * usual_us:
@@ -541,8 +538,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_split(name: str, always: bool = False) -> bool:
-    """Whether the dispatcher splits an op into others for some of its overloads, or `always` for
-    all."""
+    """Whether the dispatcher splits some overloads of an op into others, or `always` all."""
     return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
 
 

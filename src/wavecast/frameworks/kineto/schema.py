@@ -1,9 +1,8 @@
-"""The names of an op's arguments and its outputs, from PyTorch's schemas; the profiler writes
-neither.
+"""An op's outputs and the names of its arguments, from PyTorch's schemas: profilers write neither.
 
-The schema is found by the types of the arguments, and the op runs on meta tensors, which have
-shapes but no data. Without PyTorch (a note says so), or for an op that it does not have, the trace
-has only the inputs, or none where a formula needs more.
+The schema follows from the types of the arguments, and the op runs on meta tensors, which have no
+data. Without PyTorch, or for an op that it does not have, the trace has only the inputs, or none
+where a formula needs more.
 """
 
 from __future__ import annotations
@@ -237,11 +236,8 @@ def _is_quick(overload: Any, given: list[tuple[Any, Argument]]) -> bool:
 
 
 def _most_returned(given: list[tuple[Any, Argument]]) -> float:
-    """An upper bound on the tensors that an op with a list as its result returns.
-
-    There is one for each tensor in a list, or for each part of a dimension. The parts are counted,
-    have a size or sizes, or are single rows.
-    """
+    """An upper bound on the tensors that an op with a list as its result returns: one for each
+    tensor in a list, or for each part of a dimension."""
     if any(argument.type in LISTS for _, argument in given):
         return sum(len(argument.tensors or ()) for _, argument in given)
     shapes = [tensor.shape for _, argument in given for tensor in argument.tensors or ()]
@@ -408,8 +404,8 @@ def arguments_in(
 def _with_numbers(arguments: list[Argument]) -> tuple[Argument, ...]:
     """The arguments, with tensors that are really Python numbers marked as `NUMBER`.
 
-    The profiler writes a number as a tensor without dimensions, in Python's precision. The op
-    computes in that of its other tensors, so the number gets the first one's data type.
+    The profiler writes a number as a tensor without dimensions. The op computes in the precision of
+    its other tensors, so the number gets the first one's data type.
     """
     first = next((DTYPES[a.type] for a in arguments if a.type in DTYPES), "")
 

@@ -115,8 +115,7 @@ def union_us(begin_us: Floats, end_us: Floats) -> float:
 
 
 def survey_of(path: Path) -> Survey:
-    """The survey of a profiler file. InvalidInput if it is none, or has no GPU events with possible
-    times."""
+    """The survey of a profiler file; InvalidInput if it is none, or has no possible GPU event."""
     columns = _Columns()
     for event in read_events(path, columns.fields):
         columns.add(event)
@@ -221,11 +220,8 @@ def correlation_of(arguments: Mapping[str, Any]) -> int:
 
 
 def _recorded(columns: _Columns) -> tuple[float, float]:
-    """From the first event to the end of the last, without events more than an hour apart.
-
-    One event with a broken clock (`ts` 0 among times since 1970) would make a step of decades. The
-    stretch that has the most events is the recording.
-    """
+    """From the first event to the end of the last, without events more than an hour apart: one with
+    a broken clock would make a step of decades. The stretch with most events counts."""
     is_possible = columns.possible
     begin = np.concatenate([_floats(columns.gpu_begin)[is_possible], _floats(columns.host_begin)])
     end = np.concatenate([_floats(columns.gpu_end)[is_possible], _floats(columns.host_end)])

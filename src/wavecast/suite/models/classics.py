@@ -91,7 +91,6 @@ class AlexNet(nn.Sequential):
         image: height and width of the images, at least 67.
         width: filters of the first convolution; the others scale with them.
         hidden: units of each fully connected layer but the last.
-        classes: the number of outputs.
         groups: the number of groups of the second, fourth and fifth convolution.
         dropout: the dropout rate of the hidden units.
     """
@@ -132,7 +131,6 @@ class VGG(nn.Sequential):
         width: filters of the first stage; each stage has twice as many as the one before, up to 8
             times the first.
         hidden: units of each fully connected layer but the last.
-        classes: the number of outputs.
         dropout: the dropout rate of the hidden units.
     """
 
@@ -161,11 +159,8 @@ class VGG(nn.Sequential):
 class GoogLeNet(nn.Module):
     """Szegedy et al. 2015, table 1, with both auxiliary heads.
 
-    Args:
-        image: height and width of the images, at least 80.
-        width: filters of the first convolution; the others scale with them.
-        classes: the number of outputs.
-        dropout: the dropout rate of the classifier; that of the auxiliary heads is 0.3 higher.
+    Images have sides of at least 80. The first convolution has `width` filters; the others scale
+    with them. The dropout rate is the classifier's; that of the auxiliary heads is 0.3 higher.
     """
 
     def __init__(
@@ -221,13 +216,8 @@ class GoogLeNet(nn.Module):
 class Inception(nn.Module):
     """1x1, 3x3 and 5x5 convolutions and a pool side by side (figure 2b of Szegedy et al.).
 
-    Args:
-        inputs: the number of input channels.
-        single: filters of the 1x1 convolution.
-        triple: filters of the 1x1 convolution before the 3x3 one, and of the 3x3 one.
-        quintuple: filters of the 1x1 convolution before the 5x5 one, and of the 5x5 one.
-        pooled: filters of the convolution after the pool.
-        width: the width of the network, by which the published numbers of filters are scaled.
+    `single`, `triple`, `quintuple` and `pooled` are the published numbers of filters, scaled by the
+    `width` of the network: for 3x3 and 5x5, those of the 1x1 convolution before and of its own.
     """
 
     def __init__(

@@ -243,11 +243,8 @@ class ConstantNorm(nn.Module):
 
 
 def _hold_size(resnet: ResNet) -> None:
-    """Choose scales with which features neither grow nor vanish, as in a trained network.
-
-    The norms are constants, so the sum of so many blocks would overflow. Each shortcut with a
-    convolution would halve the features, so its scale is 2.
-    """
+    """Choose scales with which features neither grow nor vanish: the norms are constants. A
+    shortcut with a convolution would halve the features, so its scale is 2."""
     for block in resnet.stages:
         block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
         if not isinstance(block.shortcut, nn.Identity):
@@ -264,7 +261,6 @@ def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:
 
 
 def _sides(scales: Sequence[int]) -> list[tuple[float, float]]:
-    """The widths and heights of the anchors."""
     return [
         (scale / math.sqrt(ratio), scale * math.sqrt(ratio))
         for ratio in _RATIOS

@@ -320,8 +320,8 @@ def nmt(
 
 
 def sentence_lengths(batch: int, shortest: int, longest: int) -> tuple[list[int], list[int]]:
-    """The numbers of words of a batch's sentences, longest first, and of their translations. They
-    are uniform, and drawn with a fixed seed, so that they are the same each time."""
+    """The numbers of words of a batch's sentences, longest first, and of their translations:
+    uniform, and drawn with a fixed seed."""
     if not 1 <= shortest <= longest:
         raise InvalidInput(
             f"sentences cannot have {shortest} to {longest} words; the shortest must have at least "

@@ -1,7 +1,6 @@
 """bitsandbytes while tracing: it is imported as without a GPU, and its ops run as on CUDA.
 
-On import it would load a CUDA library if CUDA is available. Its ops have fake versions; those that
-CUDA builds from other ops are decomposed here as in `bitsandbytes/backends/cuda/ops.py` and
+Ops that CUDA builds from others are decomposed here as in `bitsandbytes/backends/cuda/ops.py` and
 `backends/default/ops.py` (release 0.50).
 """
 
@@ -102,7 +101,6 @@ class _Patches:
             self._stack.enter_context(replacing())(functions, **self._paging())
 
     def undo(self) -> None:
-        """Put everything back."""
         self._stack.close()
 
     def _paging(self) -> dict[str, Callable[..., Any]]:

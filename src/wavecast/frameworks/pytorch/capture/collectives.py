@@ -73,11 +73,8 @@ class TracedCollectives:
         own: bool,
         ranks: Sequence[int] = (),
     ) -> Sent | None:
-        """Record a collective, such as "all_reduce"; None if its tensors are on the host.
-
-        With `own`, it runs on the stream of the group, not on the present one. `ranks` are those
-        that take part, if not all of the group do.
-        """
+        """Record a collective, such as "all_reduce", on the group's stream if `own`, among `ranks`
+        or all of the group. None if its tensors are on the host."""
         if not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
             return None
         recorder = self._recorder
@@ -317,11 +314,8 @@ class Sent:
 
 
 class Works:
-    """The handles of the collectives of one trace: `work.wait()`, `work.get_future()`.
-
-    They are torch's own, which cannot be derived from safely, with methods that look up here what
-    they stand for.
-    """
+    """The handles of the collectives of one trace: `work.wait()`, `work.get_future()`. They are
+    torch's own, which cannot be derived from safely; their methods look up here what to do."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[Any, Sent]] = {}

@@ -331,9 +331,8 @@ def ctc_loss(
 ) -> Any:
     """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
 
-    Torch copies lengths to the host and targets to the GPU. It takes cuDNN's kernel for int32
-    targets on the host if all inputs are as long as the longest. That is not modelled; a note says
-    so.
+    Torch would take cuDNN's for int32 targets on the host if all inputs are as long as the longest.
+    That is not modelled; a note says so.
     """
     if targets.dtype is torch.int32 and blank == 0:
         assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")

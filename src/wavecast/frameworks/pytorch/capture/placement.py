@@ -118,8 +118,6 @@ _NEVER_REPEATED = (
 
 
 class _ThreadActivity(threading.local):
-    """What the present thread is doing."""
-
     moving = False
     """Whether Python code is moving a tensor right now."""
     depth = 0
@@ -347,11 +345,8 @@ class Placement(TorchDispatchMode):
 
 
 def _is_read(func: Any, tensor: Any) -> bool:
-    """Whether code may read the known values of a result on the GPU.
-
-    Code branches on integers and booleans. It reads few real numbers, such as widths of layers or
-    rates of dropout; what is filled with one number is a weight or a buffer.
-    """
+    """Whether code may read the known values of a result on the GPU: integers, booleans and few
+    real numbers, such as rates of dropout. What one number fills is a weight or a buffer."""
     if not tensor.dtype.is_floating_point:
         return True
     return tensor.numel() <= LARGEST_REAL_CONSTANT and func not in _FILLED
@@ -441,8 +436,8 @@ class ResultCache:
         """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The key of a call of the op `func`: all that its result depends on. None if it may depend
-        on values."""
+        """The key of a call of `func`, with all that its result depends on; None if values may
+        matter."""
         parts: list[Any] = [func]
         values_matter = not _depends_on_shapes(func[0])
         if not self._describe(args, parts, values_matter):

@@ -118,8 +118,7 @@ def _modules_with(name: str) -> list[Any]:
 
 
 def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
-    """FSDP's ops that copy weights and gradients, recorded as the aten ops that their Python code
-    runs on a GPU."""
+    """FSDP's ops that copy weights and gradients, recorded as the aten ops that a GPU runs."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 
     def inside(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,5 @@
-"""The methods of tensors that show or change their device, as on a machine with a GPU.
-
-While tracing, `device`, `is_cuda`, `to`, `cuda`, `cpu` and others are replaced on FakeTensor: all
-Python code, the user's and torch's, sees `cuda:0`, while C++ code sees the CPU.
-"""
+"""The methods of tensors that show or change their device, as on a machine with a GPU. All Python
+code, the user's and torch's, sees `cuda:0`, while C++ code sees the CPU."""
 
 from __future__ import annotations
 
@@ -326,11 +323,9 @@ class _Mover:
     def cuda(
         self, tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None
     ) -> Any:
-        """`tensor.cuda()`."""
         return self._move(tensor, _gpu(device), None, non_blocking, False, memory_format)
 
     def to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """`tensor.to()`."""
         clone = kwargs.pop("copy", False)
         other = args[0] if args else kwargs.pop("other", None)
         if isinstance(other, torch.Tensor):
@@ -507,10 +502,8 @@ class OutsideTensors:
         return self.tensor(real) if real.requires_grad else self.fake_for(real)
 
     def fake_for(self, real: Any) -> Any:
-        """A new fake tensor on the host, which keeps whole numbers and truth values if it is small.
-
-        Parameters and real numbers need no values on the GPU, because code seldom branches on them.
-        """
+        """A new fake tensor on the host. It keeps whole numbers and truth values if it is small:
+        code seldom branches on real numbers or parameters."""
         if isinstance(real, FakeTensor):
             return real
         values = None

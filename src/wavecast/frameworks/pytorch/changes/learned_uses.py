@@ -1,7 +1,5 @@
 """Functions of torch that are replaced once a first run has shown what their results are used for.
-
-Where a result is not computed any more, a placeholder stands for it: one element, seen as many.
-"""
+Where a result is not computed any more, a placeholder stands for it: one element, seen as many."""
 
 from __future__ import annotations
 
@@ -212,7 +210,6 @@ class _FusingMode(LearningMode):
         return name in _MATMULS and len(given) == 2
 
     def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        """The result of a matmul."""
         return self._matmul(func, args, kwargs, *given)
 
     def see(self, name: str, given: list[Any], out: Any) -> None:
@@ -240,7 +237,6 @@ class _FusingMode(LearningMode):
         return out
 
     def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a function that is given scores."""
         scores = self.followed[tensor]
         changed = self._changed(scores, name, tensor, args, kwargs)
         if changed is None:
@@ -346,7 +342,6 @@ class _ChunkingMode(LearningMode):
         return out
 
     def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a function that is given logits."""
         logits = self.followed[tensor]
         is_replaced = self.is_replaced(logits.key)
         if name == "cross_entropy" and tensor is (args[0] if args else kwargs.get("input")):

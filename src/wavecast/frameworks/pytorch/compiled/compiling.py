@@ -77,11 +77,8 @@ _NOTHING = (
 
 
 class StepCompiler:
-    """Compiles what a traced step asks torch to compile, for one GPU.
-
-    With `everything`, which may name the mode of torch.compile, the modules that the step calls are
-    compiled, too, if it compiles none itself.
-    """
+    """Compiles what a traced step asks torch to compile, for one GPU. With `everything`, or a mode
+    of torch.compile, it compiles the modules of a step that compiles none itself."""
 
     def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
         self._target = target
@@ -125,11 +122,8 @@ class StepCompiler:
         return compile_
 
     def rewrite(self, recorder: OpRecorder) -> bool:
-        """After a first call of the step, compile the modules that it called from outside; whether
-        there are any.
-
-        Each such module with parameters is compiled as a whole, as `torch.compile` does.
-        """
+        """After a first call of the step, compile each module with parameters that it called from
+        outside of all modules, as `torch.compile` does; whether there are any."""
         if not self._everything:
             return False
         mode = self._everything if isinstance(self._everything, str) else None
@@ -154,8 +148,7 @@ class StepCompiler:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage inside the block: searching graphs that live until its end again and again
-    takes a tenth of the time."""
+    """Collect no garbage inside the block: searching the many graphs, which live on, takes time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -182,7 +175,6 @@ class _Session:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the compiler has made a graph of any code."""
         return dynamo.graph_count() > self._graphs_before
 
     @contextmanager
@@ -351,8 +343,7 @@ _MEANING = {
 
 
 def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
-    """One note for each line of the user's code at which a graph ends, with the compiler's
-    reason."""
+    """One note for each line of the user's code at which a graph ends, with the reason."""
     notes: dict[str, None] = {}
     explained = set()
     # A break in a library's function is seen there, too, after the line that called it.

@@ -1,8 +1,5 @@
-"""Torch's graph capture, Dynamo, inside of a trace: every private interface of it that we use.
-
-Dynamo compiles the frames of the step while it runs. It must not see the modes, hooks and replaced
-functions of the trace.
-"""
+"""Torch's graph capture, Dynamo, inside of a trace: every private interface of it that we use. It
+must not see the modes, hooks and replaced functions of the trace."""
 
 from __future__ import annotations
 
@@ -170,10 +167,7 @@ def _noticing_code(
 
 def _is_called_by_trace(code: Any, caller: Any) -> bool:
     """Whether code of Python's library or torch runs for the trace itself, as in a module's hook.
-
-    On a GPU it does not run, and where one graph was asked for, Dynamo refuses what it cannot
-    compile or compiles too often.
-    """
+    On a GPU it does not run; here Dynamo would refuse it where one graph was asked for."""
     while caller is not None and code.co_name not in _CALLS:
         file = code.co_filename
         is_library = file.startswith(_LIBRARY) and _INSTALLED not in file
@@ -184,8 +178,7 @@ def _is_called_by_trace(code: Any, caller: Any) -> bool:
 
 
 def look_up_functions() -> None:
-    """Let Dynamo look up torch's functions now. It would refuse to while a trace replaces several
-    of them by one function."""
+    """Let Dynamo look up torch's functions now, before a trace replaces several of them by one."""
     trace_rules.get_torch_obj_rule_map()
 
 
@@ -281,11 +274,8 @@ def graph_breaks() -> list[tuple[str, list[Any]]]:
 
 
 def compile_module(module: Any, mode: str | None = None) -> None:
-    """Compile a module as `torch.compile(module, mode=mode)` does, but in its place.
-
-    Torch would not capture frames of its own modules, such as `nn.Sequential`, so the call is
-    wrapped in a function that it captures.
-    """
+    """Compile a module as `torch.compile(module, mode=mode)` does, but in its place. Its call is
+    wrapped: torch captures no frames of its own modules, such as `nn.Sequential`."""
     module._compiled_call_impl = torch.compile(
         external_utils.wrap_inline(module._call_impl), mode=mode
     )
@@ -389,10 +379,8 @@ def tried(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def stay_on_device(gm: Any) -> None:
-    """Take out of a graph the moves to the device on which a tensor is already.
-
-    A move from the host becomes an op that names the GPU, since C++ code would move nothing.
-    """
+    """Take out of a graph the moves to the device on which a tensor is already. A move from the
+    host becomes an op that names the GPU, since C++ code would move nothing."""
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in MAKERS:
             node.kwargs = {name: v for name, v in node.kwargs.items() if name != "device"}

@@ -1,7 +1,5 @@
-"""The plan of a compiled graph, read from Inductor's graph.
-
-Inductor's scheduler has decided on all of it. Only attributes of its nodes are read here.
-"""
+"""The plan of a compiled graph, read from Inductor's graph. Inductor's scheduler has decided on all
+of it. Only attributes of its nodes are read here."""
 
 from __future__ import annotations
 
@@ -208,11 +206,8 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory.
-
-    One that never leaves the kernel still gets memory if it is the first that a kernel writes where
-    it later writes one that does leave.
-    """
+    """The buffers that get no memory, since they never leave the kernel. One does get memory if it
+    is the first that a kernel writes where it later writes one that leaves."""
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):
@@ -374,8 +369,7 @@ def _numbers(value: Any, hint: Hint) -> Any:
 
 
 def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
-    """Where most of a kernel's graph nodes come from: module, innermost line, innermost line
-    outside of torch."""
+    """The module, innermost line, and innermost line outside of torch of most nodes of a kernel."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     folder = str(Path.cwd())
     for node in origins:

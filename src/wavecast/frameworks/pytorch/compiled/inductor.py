@@ -1,8 +1,5 @@
-"""Torch's compiler without a GPU: the private interfaces of Inductor that we use.
-
-Inductor lowers a graph and schedules its kernels as for the target GPU; nothing is generated, built
-or run. The interfaces change from release to release (`releases.py`).
-"""
+"""Torch's compiler without a GPU: the private interfaces of Inductor that we use. It lowers and
+schedules as for the target GPU; nothing is generated, built or run."""
 
 from __future__ import annotations
 

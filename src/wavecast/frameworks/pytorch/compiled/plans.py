@@ -123,10 +123,8 @@ _apart = _Apart()
 
 
 def keep_apart(known: Path) -> None:
-    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`.
-
-    A script can change whatever its process does, so what it leaves is for this script alone.
-    """
+    """In a process that runs a script, read plans from a folder, and keep new ones for `leave`. A
+    script can change whatever its process does, so these are for this script alone."""
     _apart.known = known
 
 

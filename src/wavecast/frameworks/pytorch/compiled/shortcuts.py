@@ -820,11 +820,8 @@ def expand(original: Any) -> Any:
 
 @in_place_of(_SIZES, "_simplify_with_ranges", "b13209b67ef9")
 def simplify_in_ranges(original: Any) -> Any:
-    """An index in its simplest form, given the loops.
-
-    Torch writes down what the loops say of the index before it asks whether there is a division or
-    remainder to which it matters.
-    """
+    """An index in its simplest form, given the loops. Whether it has a division or remainder, to
+    which alone the loops matter, is asked first."""
 
     def simplify_with_ranges(self: Any, index: Any, ranges: Any) -> Any:
         joined = sizevars.join_dimensions(self.simplify(index))

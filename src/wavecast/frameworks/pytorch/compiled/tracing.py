@@ -63,11 +63,8 @@ def capture(
 def followed(
     attempt: Callable[[StepCompiler | None], Traced], compiler: StepCompiler | None
 ) -> tuple[Traced, str]:
-    """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
-
-    The compiler's interfaces are private, so any error may come from there. An error of the user's
-    code occurs without it, too, or is one that a GPU would raise.
-    """
+    """What a trace with a compiler gives; or one without, and why, if torch's compiler fails. Any
+    error may come from its private interfaces, but for those that a GPU would raise, too."""
     try:
         return attempt(compiler), ""
     except Exception as error:

@@ -1,7 +1,5 @@
 """The config of a Hugging Face model: from a file or folder, the local cache, or the presets.
-
-Nothing is downloaded, and no code of a model repository is run.
-"""
+Nothing is downloaded, and no code of a model repository is run."""
 
 from __future__ import annotations
 
@@ -52,11 +50,8 @@ class ModelConfig:
 
 
 def config_of(name: str) -> ModelConfig:
-    """The config that `hf:NAME` means.
-
-    UnknownName if it is no file, not in the cache and no preset; InvalidInput if the file is no
-    config.
-    """
+    """The config that `hf:NAME` means; UnknownName if there is none, InvalidInput for other
+    files."""
     text = name.strip()
     if not text:
         raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")

@@ -159,11 +159,8 @@ _TEXT_TO_TEXT = tuple(
 
 
 def task_of(config: ModelConfig, name: str | None) -> Task:
-    """The task of a model: the one that is asked for, else the one that its config names.
-
-    UnknownName if there is no such task; InvalidInput if the config names none, or if the task is
-    not for this library.
-    """
+    """The task that is asked for, else the one that the config names. UnknownName if there is none
+    of that name; InvalidInput if the config names none, or if it is not for this library."""
     if name is not None and name not in TASKS:
         raise UnknownName(f"unknown task {name!r}; known: {', '.join(TASKS)}")
     denoising = TASKS["denoising"]
@@ -228,10 +225,8 @@ def longest_sequence(config: ModelConfig) -> int | None:
 
 
 def sequence_of(config: ModelConfig, task: Task, length: int | None) -> int | None:
-    """The number of tokens in a sequence; None for tasks that have none.
-
-    InvalidInput if the model has no sequence of tokens, or takes no sequence as long.
-    """
+    """The number of tokens in a sequence; None for tasks that have none. InvalidInput if the model
+    has no sequence of tokens, or none that long."""
     if task.sequence is None:
         if length is not None:
             raise InvalidInput(f"--seq is for tasks with tokens; hf:{config.name} is {task.name}")

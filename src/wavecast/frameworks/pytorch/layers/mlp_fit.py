@@ -72,11 +72,8 @@ def fit(
     device: str = "cpu",
     graph: bool = True,
 ) -> Fitted:
-    """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
-
-    The published recipe is the default. With `graph`, a GPU replays each step as a CUDA graph,
-    which is many times faster.
-    """
+    """Train an MLP, as published by default, on standardised features, with Adam and the mean
+    absolute percentage error. With `graph`, a GPU replays CUDA graphs, many times faster."""
     recipe = recipe or Recipe()
     mean, scale = _standard(features)
     with true_float32(), torch.random.fork_rng(devices=[]):

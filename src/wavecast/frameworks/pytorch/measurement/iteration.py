@@ -287,8 +287,7 @@ def _check(step: Any, **counts: int) -> None:
 def _steady_s(
     step: Callable[[], Any], repeats: int, average: Callable[[Iterable[float]], float]
 ) -> tuple[float, float]:
-    """The time of one of several iterations back to back, by CUDA events, and the processor time
-    that it uses, with that of worker processes."""
+    """The time of one iteration among several back to back, by CUDA events, and its CPU time."""
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -315,11 +314,8 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
 
 
 def with_memory(trace: Trace, seen: Recording) -> Trace:
-    """A measured trace with the memory that was recorded in another iteration of the same step.
-
-    If the two ran different ops (sequence lengths may vary), workspaces cannot be assigned to the
-    trace's ops, and a note says so.
-    """
+    """A measured trace with the memory that was recorded in another iteration of the same step. If
+    that ran other ops, workspaces cannot be assigned, and a note says so."""
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         calls = tuple(
             replace(call, reads=counted.reads, writes=counted.writes)
@@ -363,11 +359,8 @@ def _framework() -> str:
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
-    """The calls, with the host's time of an unrecorded iteration divided among them.
-
-    Each call gets the host's time inside its op, and an equal part of the time between the ops,
-    which goes to Python, autograd and the dispatcher.
-    """
+    """The calls, with the host's time of an unrecorded iteration: each gets that inside its op, and
+    an equal part of the time between ops, for Python, autograd and the dispatcher."""
     if host_s is None:
         return tuple(replace(call, host_s=None) for call in calls)
     inside = sum(call.host_s or 0.0 for call in calls)
@@ -459,11 +452,8 @@ def timed_alone(trace: Trace, step: Callable[[], Any], timed: Timer) -> Trace:
 
 
 def with_times_alone(trace: Trace, alone: tuple[Call, ...]) -> Trace:
-    """A measured trace whose kernels take as long as their op does alone.
-
-    The kernels of an op keep their shares of its time. If the two iterations ran different ops, the
-    trace keeps its times, and a note says so.
-    """
+    """A measured trace whose kernels take as long as their op does alone, in the same shares. If
+    the two iterations ran different ops, the trace keeps its times, and a note says so."""
     if [call.op.name for call in alone] != [c.op.name for c in trace.calls][: len(alone)]:
         note = "iterations differ in their ops, so the times are not those of each op alone"
         return replace(trace, notes=(*trace.notes, note))
@@ -526,8 +516,7 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
 
 
 def traced_memory(step: Callable[[], Any]) -> Trace:
-    """The trace of one iteration, without kernels, with the memory that it and its libraries
-    allocate."""
+    """The trace of one iteration without kernels, and with the memory that libraries allocate."""
     seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(

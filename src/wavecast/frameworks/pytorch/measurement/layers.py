@@ -37,9 +37,8 @@ def time_layer(
     compute the gradients of the input and of all weights. TF32 is off. The GPU sleeps while the
     host issues the passes; otherwise a small layer's time would be the host's.
 
-    A layer slower than `SLOW_S` gets two passes to warm up and one to time. With `benchmark`, cuDNN
-    may try all its algorithms. A layer that cannot run has no times, and the status "oom" or
-    "failed".
+    A layer slower than `SLOW_S` runs fewer times. With `benchmark`, cuDNN may try all its
+    algorithms. A layer that cannot run has no times, and the status "oom" or "failed".
     """
     cudnn = torch.backends.cudnn.flags(
         enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False

@@ -62,11 +62,8 @@ _FULL = 0.5
 
 
 def sweep(seconds: float, report: Callable[[int], object] | None = None) -> list[Trace]:
-    """Recorded chunks of layers, each a trace, as many as begin within some seconds.
-
-    `report` gets the number of ops after each chunk. CaptureError if torch sees no GPU here, or if
-    none of the layers runs on it.
-    """
+    """Recorded chunks of layers, each a trace, as many as begin within some seconds. `report` gets
+    the number of ops after each. CaptureError if torch sees no GPU here, or no layer runs."""
     require_gpu()
     newer = torch.cuda.get_device_capability() >= (8, 0) or torch.version.hip
     turns = TURNS if newer else PLAIN_TURNS

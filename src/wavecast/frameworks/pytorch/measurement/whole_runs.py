@@ -203,11 +203,8 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float | Non
 
 
 def processor_s(processes: Path = _PROCESSES) -> float:
-    """The CPU seconds that this process and its descendants have used so far.
-
-    Those that have ended count once their parent has waited for them. Those that still run are read
-    from /proc, on Linux only.
-    """
+    """The CPU seconds that this process and its descendants have used so far. Those that still run
+    are read from /proc, on Linux only; those that ended count once they were waited for."""
     ended = os.times()
     return time.process_time() + ended.children_user + ended.children_system + _running_s(processes)
 

@@ -242,11 +242,8 @@ class _ThreadRecording(threading.local):
 
 
 class OpRecorder:
-    """Records ops with their phases and modules, and the lifetimes of GPU memory.
-
-    Memory is followed from the beginning, ops only within `step()`. A tensor is where its `.device`
-    says.
-    """
+    """Records ops, within `step()`, with their phases and modules, and from the beginning the
+    lifetimes of GPU memory. A tensor is where its `.device` says."""
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
@@ -374,11 +371,8 @@ class OpRecorder:
             yield
 
     def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
-        """Record a kernel of compiled code.
-
-        The tensors in `allocated` are made for it; those in `renewed` take the memory of others,
-        which are not needed any more.
-        """
+        """Record a kernel of compiled code. The tensors in `allocated` are made for it; those in
+        `renewed` take the memory of others, which are not needed any more."""
         for tensor in allocated:
             self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
@@ -411,11 +405,8 @@ class OpRecorder:
         return self._recording and not self._here.silent
 
     def promote(self, tensor: Any) -> None:
-        """Record that a tensor, which seemed to be on the host, is on the GPU.
-
-        C++ code below autograd makes tensors on the device of its input, for fake tensors the host.
-        A later op that uses the tensor with GPU tensors shows where it really is.
-        """
+        """Record that a tensor, which seemed to be on the host, is on the GPU. For C++ code, fake
+        tensors are on the host, until a later op uses one with GPU tensors."""
         self.follow(tensor)
         self._promote(self._writers_of([tensor]))
         for value in self._values.of_storage(key_of(tensor)):
@@ -694,11 +685,10 @@ def _value(
 
 
 def join_sums(sums: Sequence[GradientSum]) -> dict[int, LiveMemory]:
-    """The memory that holds each sum of gradients, by the identity of the memory that held it
-    before.
+    """The memory that holds each sum of gradients: if nothing else does, that of its first term.
 
-    A sum reuses the memory of its first term, if nothing else holds that: autograd adds in place
-    (torch/csrc/autograd/input_buffer.cpp), but not while a dispatch mode is active.
+    Autograd adds in place (torch/csrc/autograd/input_buffer.cpp), but not while a dispatch mode is
+    active. The keys are identities of the memory that held the sum before.
     """
     heirs: dict[int, LiveMemory] = {}
     for position, first, total in sums:
@@ -734,7 +724,6 @@ class RecordingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the op, then record it."""
         kwargs = kwargs or {}
         if signature_of(func) is None:
             return func(*args, **kwargs)

@@ -42,8 +42,6 @@ _LOADER = "_wavecast_loader"
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch that a step takes."""
-
     position: int
     """Where the recording was when the script got it."""
     data: int
@@ -242,10 +240,8 @@ _INDICES = 64
 
 
 def time_loader(loader: DataLoader[Any]) -> LoaderTime | None:
-    """Load batches for a few seconds, each worker in a process of its own; None if that fails.
-
-    A worker does what torch's workers do, but keeps its batches: handing them over is not timed.
-    """
+    """Load batches for a few seconds, each worker in a process of its own; None if that fails. The
+    workers do as torch's do, but keep their batches: handing them over is not timed."""
     count = max(loader.num_workers, 1)
     indices = list(islice(iter(loader._index_sampler), _INDICES))
     if not indices:

@@ -1,7 +1,5 @@
-"""Checkpoints that a script saves: kept in this process, because fake tensors have no values.
-
-A file gets a short text with a number, by which the script later loads what it saved.
-"""
+"""Checkpoints that a script saves: kept in this process, because fake tensors have no values. A
+file gets a short text with a number, by which the script later loads what it saved."""
 
 from __future__ import annotations
 
@@ -47,8 +45,8 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    """The address of a storage, by which code that saves tensors finds shared ones; its own number
-    where there is no memory."""
+    """The address of a storage, by which code that saves finds shared tensors, or a stand-in for
+    it."""
 
     def data_ptr(storage: Any) -> int:
         try:

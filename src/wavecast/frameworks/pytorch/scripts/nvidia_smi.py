@@ -1,8 +1,5 @@
-"""`nvidia-smi` for the programs that a script starts: it tells of the GPU that is asked about.
-
-A program of this name is put first on the PATH, so that shells and pipes find it, too. What is not
-known of an absent GPU, such as its temperature, is "[N/A]", as in the real one.
-"""
+"""`nvidia-smi` for the programs that a script starts: it tells of the GPU that is asked about. It
+is put first on the PATH; what an absent GPU cannot say, such as its temperature, is "[N/A]"."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
-"""A copy-on-write view of the file system: what a script writes goes to a scratch folder.
-
-Reading looks there first, then at the real file; removing a real file hides it. Nothing outside of
-the scratch folder changes.
-"""
+"""A copy-on-write view of the file system: what a script writes goes to a scratch folder. Reading
+looks there first, then at the real file; removing a real file hides it."""
 
 from __future__ import annotations
 

@@ -50,11 +50,8 @@ class Period:
 
 
 def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
-    """After how many optimizer steps the loop repeats itself; None while this is not known.
-
-    `places` are the optimizer and line of each step so far; `waiting` says that an optimizer was
-    built that has not stepped yet.
-    """
+    """After how many optimizer steps the loop repeats itself, by their `places`: optimizer and
+    line. None while this is not known, or an optimizer is still `waiting` for its first step."""
     if waiting and len(places) < _AWAITED:
         return None
     kinds = set(places)
@@ -73,8 +70,7 @@ def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
 
 
 def periods_of(boundaries: Sequence[Boundary], length: int) -> list[Period]:
-    """The complete steps of the loop after the first, in order; each has `length` optimizer
-    steps."""
+    """The complete steps of the loop after the first, with `length` optimizer steps each."""
     ends = [boundary.position for boundary in boundaries]
     first = (len(ends) - 1) % length
     marks = ends[first::length]
@@ -130,11 +126,8 @@ def vary_in_size(outlines: Sequence[tuple[Op, ...]]) -> bool:
 
 
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Ops without the numbers that change from step to step but cost nothing.
-
-    Such are learning rates, bias corrections, offsets of views, the numbers of events and streams,
-    and that of the step, which the optimizers of bitsandbytes hand to their kernels.
-    """
+    """Ops without the numbers that change from step to step but cost nothing, such as learning
+    rates, offsets of views, events and streams."""
     return tuple(map(_outlined, ops))
 
 
@@ -215,11 +208,8 @@ def choose(steps: Candidates) -> Choice:
 
 
 def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
-    """A choice among the first steps, with what others do besides, now that more of them ran.
-
-    Work that comes every few steps is named with its period. If most later steps are of another
-    kind, as after a warm-up, the choice is made again among all.
-    """
+    """A choice among the first steps, with what others do besides, now that more of them ran. If
+    most later steps are of another kind, as after a warm-up, the choice is made again."""
     if not choice.is_most_of(steps, after=max(choice.equal)):
         choice = choose(steps)
         if not choice.is_most_of(steps, after=choice.equal[0]):

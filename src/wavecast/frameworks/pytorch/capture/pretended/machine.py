@@ -218,7 +218,6 @@ class _Generator(torch._C.Generator):
         return self.clone_state()
 
     def graphsafe_set_state(self, state: Any) -> Any:
-        """Take the state of another generator."""
         return self.set_state(state.get_state())
 
     def set_state(self, state: Any) -> Any:

@@ -90,8 +90,6 @@ def only_when_traced(name: str, kernel: Callable[..., Any]) -> Callable[..., Any
 
 
 class _Membership(threading.local):
-    """What is known of the present thread."""
-
     traced = False
     ran_op = False
     """Whether it has run an op of the trace."""
@@ -143,11 +141,8 @@ class TracedThreads:
                 raise
 
     def settle(self) -> None:
-        """Wait for the work that a step left to its threads, and raise the error of a thread.
-
-        The ops of a batch that a thread prefetches belong to the step that asked for it. A thread
-        that waits for the next step, or forever, is not waited for.
-        """
+        """Wait for the work that a step left to its threads, and raise the error of a thread. A
+        thread that waits for the next step, or forever, is not waited for."""
         work, self._work = self._work, []
         for item in work:
             if isinstance(item, futures.Future):

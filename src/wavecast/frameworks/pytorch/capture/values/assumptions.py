@@ -184,8 +184,7 @@ class Assumptions:
         return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
 
     def _size(self, what: str, depends: str, bound: int, expected: int | None = None) -> int:
-        """The size of a result: the one that the user gives, else the expected one, else its upper
-        bound."""
+        """The size of a result: as the user gives it, else as expected, else the upper bound."""
         place = user_line()
         size = self._given_size(what, place)
         if size is None and expected is not None:

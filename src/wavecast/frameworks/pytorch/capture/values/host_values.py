@@ -80,11 +80,8 @@ def known_values(tensor: Any) -> Any:
 
 
 def is_made_by_python(kwargs: dict[str, Any]) -> bool:
-    """Whether Python code calls an op that makes a tensor from nothing.
-
-    Only Python's bindings say whether the memory is pinned; C++ code, in the course of another op,
-    leaves it out.
-    """
+    """Whether Python code calls an op that makes a tensor from nothing. Only Python's bindings say
+    whether the memory is pinned; C++ code leaves it out."""
     return "pin_memory" in kwargs
 
 
@@ -177,11 +174,10 @@ class HostValues:
 
 
 def decided(func: Any, args: tuple[Any, ...]) -> int | None:
-    """The number that a result is filled with, where one argument alone decides the result.
+    """The number that fills a result which one argument alone decides; None if there is none.
 
     False and anything is False, True or anything is True, 0 times anything is 0. So a loop that
-    ends at an unknown token or at a largest length ends at that length. None if the result also
-    depends on values that are not known.
+    ends at an unknown token or at a largest length ends at that length.
     """
     number, operands = _deciding(func.overloadpacket), args[:2]
     if number is None or not all(isinstance(tensor, torch.Tensor) for tensor in operands):

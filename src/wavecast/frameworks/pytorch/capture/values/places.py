@@ -139,11 +139,8 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def suggested(*tensors: Any) -> Any:
-    """The memory format of a tensor (`suggest_memory_format` in torch).
-
-    For several tensors it is channels_last if one of them is: cuDNN's rule for an input and a
-    weight (`cudnn_conv_suggest_memory_format`).
-    """
+    """The memory format of a tensor (`suggest_memory_format` in torch); of several, channels_last
+    if one has it, as in cuDNN (`cudnn_conv_suggest_memory_format`)."""
     layout = _CHANNELS_LAST.get(tensors[0].dim())
     if layout is not None and any(_is_channels_last(tensor) for tensor in tensors):
         return layout

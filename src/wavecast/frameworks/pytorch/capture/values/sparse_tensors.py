@@ -72,7 +72,6 @@ def _coalesce(indices: Any, values: Any, size: Any) -> Any:
 
 
 def _to_dense_kernel(indices: Any, values: Any, size: Any, layout: str) -> Any:
-    """The matrix with its zeros."""
     return torch.Tensor.to_dense(real_matrix(indices, values, size, layout))
 
 
@@ -313,7 +312,6 @@ class SparseMatrix(torch.Tensor):
         return memo.setdefault(id(self), self.mapped(lambda part: part.detach().clone()))
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """How `pickle` makes it again."""
         return SparseMatrix, (self.parts,)
 
     def __repr__(self, **_: Any) -> str:
@@ -507,8 +505,6 @@ class _Matmul(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
-    """The softmax of the values of each row or column."""
-
     @staticmethod
     def forward(ctx: Any, parts: Parts, values: Any, dim: int, is_log: bool) -> Any:
         out = OPS.sparse_softmax(*parts.arguments, dim, is_log)
@@ -524,8 +520,6 @@ class _Softmax(torch.autograd.Function):
 
 
 class _ToDense(torch.autograd.Function):
-    """The matrix with its zeros."""
-
     @staticmethod
     def forward(ctx: Any, parts: Parts, values: Any) -> Any:
         ctx.parts = parts
@@ -603,7 +597,6 @@ class _Vector:
         self._dense = dense
 
     def to_dense(self) -> Any:
-        """The sums as a plain tensor."""
         return self._dense
 
     def values(self) -> Any:
