@@ -77,8 +77,11 @@ def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, 
 
 
 def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
-    """The counts of launches of the same template instance; of all launches if none matches. ncu
-    and the profiler write casts and suffixes of numbers in template arguments differently."""
+    """The counts of launches of the same template instance; of all launches if none matches.
+
+    ncu and the profiler write C++ names differently: only the function's name is the same, and
+    template arguments but for casts and suffixes of numbers.
+    """
     words = template_words(name)
     same = [row for row in rows if template_words(row.name) == words]
     return [row.counted for row in same or rows]

@@ -156,8 +156,8 @@ def is_keras_step(value: Any) -> bool:
 
 
 def model_and_batch(step: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`. Alone, it gets a
-    batch of `batch` samples, which follows from its inputs and its loss."""
+    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`. A model alone
+    gets `batch` samples, made by its inputs and its loss."""
     model, *rest = step if isinstance(step, tuple) else (step,)
     if not model.compiled:
         raise InvalidInput("the Keras model is not compiled; call model.compile(...) first")
@@ -226,9 +226,7 @@ def made_step(
     keras: str | None = None,
 ) -> Any:
     """What a function in a `place`, a file or module, returns that builds a step, maybe for Keras.
-
-    It is imported while the step is traced, because its file may put tensors on the GPU.
-    """
+    It is imported while the step is traced, because its file may put tensors on the GPU."""
     if keras is not None:
         return _keras_step(place, name, text, batch, precision, keras)
     make = attribute_of(_import(place), name, text)

@@ -112,8 +112,8 @@ def train(
 
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
-    """A block whose weights and data are those of the seed, made on the device, on one CPU thread
-    so that results repeat. The state of torch's generators is the same afterwards."""
+    """A block whose weights and data are those of the seed, on one CPU thread so that results
+    repeat. The state of torch's generators is the same afterwards."""
     before = torch.get_num_threads()
     own = range(torch.cuda.device_count()) if device == "cuda" else []
     torch.set_num_threads(1)

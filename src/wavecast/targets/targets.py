@@ -138,8 +138,8 @@ def resolve(
     options: ModelOptions = NO_OPTIONS,
     running: ScriptOptions = NO_SCRIPT_OPTIONS,
 ) -> Target:
-    """The target that a text names. Only an `hf:` target takes options, and only a script is
-    `running`; None means the default batch, and float32."""
+    """The target that a text names. `options` are for an `hf:` target only, `running` for a script
+    only. None means the default batch, and float32."""
     _check(text, batch, precision, options)
     if (script := script_of(text, running)) is not None:
         return script_target(script, batch, precision)
@@ -592,8 +592,8 @@ def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str,
 
 
 def parse_parallel(text: str) -> Parallel:
-    """The strategy that the option names; one GPU if it is empty. InvalidInput if it is not
-    AXIS=N,..., or if it contradicts itself."""
+    """The strategy that the option names; one GPU if it is empty. InvalidInput if it is not of the
+    form AXIS=N,..., or if it contradicts itself."""
     known = [field.name for field in fields(Parallel) if field.name != "tensor_plan"]
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):

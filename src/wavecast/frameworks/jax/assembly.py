@@ -443,7 +443,7 @@ def _integers(text: str) -> list[int]:
 
 def _along(mesh: str, axes: str) -> list[int]:
     """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on. In
-    `'x':(2)4`, axis x is cut into 2 pieces, and each piece into the part's 4 places."""
+    `'x':(2)4`, axis x is cut into 2 parts, and each of these into 4 places."""
     sizes = {name: int(size) for name, size, *_ in _AXIS.findall(mesh)}
     strides = {}
     step = 1

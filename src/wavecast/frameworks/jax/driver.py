@@ -150,8 +150,7 @@ _LEAST = (7, 0)
 
 
 def target_config(gpu: Device) -> str:
-    """The text of XLA's target config for a GPU. InvalidInput if XLA has no compiler for the GPU,
-    or if a fact about it is unknown."""
+    """The text of XLA's target config for a GPU; InvalidInput if XLA or we do not know the GPU."""
     capability = gpu.compute_capability
     if capability is None or capability < _LEAST:
         raise InvalidInput(

@@ -1,5 +1,4 @@
-"""The scheduled HLO of a compiled module, read from its text. Only what a trace needs is parsed;
-all else stays as text in `Instruction.attributes`."""
+"""The scheduled HLO of a compiled module, read from its text as far as a trace needs it."""
 
 from __future__ import annotations
 

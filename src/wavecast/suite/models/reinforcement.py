@@ -61,8 +61,7 @@ def a3c(
 
 
 class Moment(NamedTuple):
-    """The predictions, actions and rewards of all actors in one step. `chances` are the
-    log-probabilities of the actions."""
+    """The predictions, log-probabilities, actions and rewards of all actors in one step."""
 
     chances: Tensor
     value: Tensor

@@ -203,8 +203,7 @@ def flatten_weight(weights: list[Any], stride: int, *_: Any) -> Any:
 
 
 def flat_weights(weights: list[Any], stride: int) -> Any:
-    """The flat tensor with all weights in cuDNN's order (`try_get_weight_buf`), which
-    `flatten_parameters` makes. None if there is none, as in a copy of the layer."""
+    """The flat tensor with all weights in cuDNN's order (`try_get_weight_buf`), if there is one."""
     first, storage = weights[0], weights[0].untyped_storage()
     in_one_buffer = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
         key_of(weight) == key_of(first)

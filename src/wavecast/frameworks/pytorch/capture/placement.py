@@ -345,8 +345,11 @@ class Placement(TorchDispatchMode):
 
 
 def _is_read(func: Any, tensor: Any) -> bool:
-    """Whether code may read the known values of a result on the GPU: integers, booleans and few
-    real numbers, such as rates of dropout. What one number fills is a weight or a buffer."""
+    """Whether code may read the known values of a result on the GPU.
+
+    Code branches on integers and booleans. It reads few real numbers, such as rates of dropout:
+    what is filled with one number is a weight or a buffer.
+    """
     if not tensor.dtype.is_floating_point:
         return True
     return tensor.numel() <= LARGEST_REAL_CONSTANT and func not in _FILLED
@@ -436,7 +439,7 @@ class ResultCache:
         """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The key of a call of `func`, with all that its result depends on; None if values may
+        """The key of a call of `func`: all that its result depends on. None if values may
         matter."""
         parts: list[Any] = [func]
         values_matter = not _depends_on_shapes(func[0])

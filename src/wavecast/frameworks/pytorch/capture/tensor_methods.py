@@ -241,8 +241,8 @@ def _setting_data(outside: OutsideTensors) -> Callable[[Any, Any], None]:
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory, which is all that code uses it for. It
-    is no valid address: code that writes there crashes and damages nothing."""
+    """A number that is equal for tensors that share memory. It is no valid address: code that
+    writes there crashes, and does no damage."""
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
 

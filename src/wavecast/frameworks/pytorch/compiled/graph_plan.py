@@ -1,5 +1,4 @@
-"""The plan of a compiled graph, read from Inductor's graph. Inductor's scheduler has decided on all
-of it. Only attributes of its nodes are read here."""
+"""The plan of a compiled graph, read from the nodes of Inductor's graph, which decide on it."""
 
 from __future__ import annotations
 
@@ -206,8 +205,11 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory, since they never leave the kernel. One does get memory if it
-    is the first that a kernel writes where it later writes one that leaves."""
+    """The buffers that get no memory, because they never leave the kernel.
+
+    One does get memory if it is the first that a kernel writes where it later writes one that
+    leaves.
+    """
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):

@@ -50,8 +50,8 @@ class ModelConfig:
 
 
 def config_of(name: str) -> ModelConfig:
-    """The config that `hf:NAME` means; UnknownName if there is none, InvalidInput for other
-    files."""
+    """The config that `hf:NAME` means; UnknownName if it is not found, InvalidInput if it is
+    none."""
     text = name.strip()
     if not text:
         raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")

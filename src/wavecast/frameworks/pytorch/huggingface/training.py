@@ -44,8 +44,7 @@ class ModelStep:
 
 
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> ModelStep:
-    """The step: forward pass, loss, backward pass, clipping and fused AdamW. That is what
-    transformers' Trainer runs by default, but for data loading and logging."""
+    """The step of transformers' Trainer: forward, loss, backward, clipping and fused AdamW."""
     options, config, task = recipe.options, recipe.config, recipe.task
     refuse_quantized(config, options.qlora)
     lora = lora_of(options)

@@ -72,8 +72,11 @@ def fit(
     device: str = "cpu",
     graph: bool = True,
 ) -> Fitted:
-    """Train an MLP, as published by default, on standardised features, with Adam and the mean
-    absolute percentage error. With `graph`, a GPU replays CUDA graphs, many times faster."""
+    """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
+
+    The published recipe is the default. With `graph`, each step on a GPU replays a CUDA graph,
+    which is many times faster.
+    """
     recipe = recipe or Recipe()
     mean, scale = _standard(features)
     with true_float32(), torch.random.fork_rng(devices=[]):

@@ -156,8 +156,7 @@ class Batches:
             self._drawn.append(replace(batch, position=len(self._recorder)))
 
     def samples(self, begin: int, end: int) -> int | None:
-        """The samples drawn between two positions of the recording; None unless one loader was
-        used, since else it is not clear which samples count."""
+        """The samples drawn between two positions of the recording; None unless by one loader."""
         drawn = self._between(begin, end)
         sizes = [batch.samples for batch in drawn if batch.samples is not None]
         if len({batch.data for batch in drawn}) != 1 or len(sizes) != len(drawn):

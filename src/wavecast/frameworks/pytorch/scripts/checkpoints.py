@@ -45,8 +45,7 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    """The address of a storage, by which code that saves finds shared tensors, or a stand-in for
-    it."""
+    """The address of a storage, by which code finds shared tensors, or a number in its place."""
 
     def data_ptr(storage: Any) -> int:
         try:

@@ -417,8 +417,8 @@ def explaining_assumed(assumptions: Assumptions, ranks: int | None) -> Iterator[
 
 
 def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) -> CaptureError:
-    """The same error, with what to do about it if an assumption may be the reason: one of values,
-    or that of one GPU, where `ranks` is None."""
+    """The same error, with what to do about it if an assumption may be the reason: one about a
+    value, or that of one GPU, which holds where `ranks` is None."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, AssertionError | ValueError | RuntimeError | IndexError):
         line = failing_line(cause)

@@ -346,8 +346,7 @@ def _legacy_type(dtype: Any) -> Any:
 
 
 def _padded(forward: Any) -> Any:
-    """The forward pass of `nn.TransformerEncoder`, which computes padding as well. In evaluation it
-    would convert a batch with a padding mask to a nested tensor."""
+    """The forward pass of `nn.TransformerEncoder` with padding: nested tensors cannot be traced."""
 
     def encode(encoder: Any, *args: Any, **kwargs: Any) -> Any:
         use_nested = encoder.use_nested_tensor
