@@ -345,13 +345,9 @@ DEMONSTRATIONS = (
 """One small training for each of TBD's domains."""
 
 
-# Time to quality: a training that runs until its model is good enough, and its prediction.
-#
-# How many steps a model needs does not depend on the GPU; how long a step takes does. So the time
-# to a quality is predicted from two parts: the steps that such a training usually takes, and the
-# time of a few steps on the machine at hand, with the start-up that was seen by then. The training
-# then runs until it reaches the quality, and both are compared. Making batches and testing are
-# part of both.
+# Time to quality, predicted from two parts, and compared with a training: how many steps such a
+# model usually needs, which does not depend on the GPU, and the time of a few steps on this
+# machine. Making batches and testing are part of both.
 
 
 FEW = 20

@@ -335,11 +335,8 @@ def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script |
     return Script(path, tuple(arguments), is_module, options)
 
 
-# One pass of a script, seen from outside: what it prints, what it says, and how it ends.
-#
-# The worker and its guards run no script, so they are believed. A script can write whatever its
-# process can: reports, the result and the files of its folders. They are read like a stranger's
-# (`script_results`), and only the worker signals processes.
+# One pass of a script, seen from outside. The worker and its guards run no script, so they are
+# believed; what a script can write (reports, result, files) is read like a stranger's.
 
 
 START = "importing torch" if importlib.util.find_spec("torch") else "starting"
@@ -588,10 +585,8 @@ def _warn_once(unpromised: list[str]) -> None:
         _write_error(warning)
 
 
-# The process in which a script runs, seen from outside.
-#
-# Scripts run below one worker, which has torch imported if it is installed. Each pass of a script
-# has folders of its own, into which nothing is written from here.
+# The process in which a script runs, seen from outside: below one worker, which has torch imported.
+# Each pass has folders of its own, into which nothing is written from here.
 
 
 _WORKER = "wavecast.frameworks.pytorch.scripts.worker"

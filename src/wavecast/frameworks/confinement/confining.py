@@ -125,11 +125,9 @@ def _shared_memory(is_own: bool) -> tuple[str, ...]:
     return () if is_used else (str(folder),)
 
 
-# The guard: a confined process that starts the script's, and ends all that the script leaves.
-#
-# A script can start processes of which nobody is told: a daemon leaves its parent and its session.
-# The guard adopts what loses its parent. It runs nothing of the script's, and the script, which is
-# confined once more, can neither signal nor trace it.
+# The guard: a confined process that starts the script's, and ends all that the script leaves. It
+# adopts what loses its parent, such as a daemon, and the script, confined once more, can neither
+# signal nor trace it.
 
 
 _PATIENCE_S = 10.0

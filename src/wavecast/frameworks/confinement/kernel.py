@@ -77,11 +77,9 @@ def stay_readable() -> None:
     call("prctl", _SET_READABLE, 1, 0, 0, 0)
 
 
-# Landlock: a process gives up the right to write files, for itself and all that it starts.
-#
-# Linux has it since 5.13; each version of its interface knows more rights. See
-# https://docs.kernel.org/userspace-api/landlock.html. Reading is not restricted. A device that is
-# only read can be changed by ioctl, such as a terminal: that is forbidden since Linux 6.10.
+# Landlock: a process gives up the right to write files, for itself and all that it starts. Reading
+# is not restricted; changing a device by ioctl is since Linux 6.10
+# (https://docs.kernel.org/userspace-api/landlock.html).
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446

@@ -627,11 +627,9 @@ _SINGLE = {"topk": _sort, "fft": libraries.fourier}
 """Instructions that run as one op of a library."""
 
 
-# Where an HLO instruction comes from: its phase, its module and its argument, from JAX's names.
-#
-# JAX names the path to each operation: `jit(step)/transpose(jvp(net))/blocks.0/dot_general`.
-# Scopes are those of `jax.named_scope`, Flax's modules and Keras's layers; `jvp` marks the forward
-# pass of a gradient, `transpose(jvp(...))` the backward pass.
+# Where an HLO instruction comes from, read from paths such as
+# `jit(step)/transpose(jvp(net))/blocks.0/dot_general`: `jvp` marks the forward pass of a gradient,
+# `transpose(jvp(...))` the backward pass, other parts are scopes.
 
 
 _BACKWARD, _FORWARD = "transpose(", "jvp("

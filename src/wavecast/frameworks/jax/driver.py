@@ -215,12 +215,9 @@ def in_old_form(config: str) -> str:
     return "\n".join(line for line in lines if not any(name in line for name in _NEWER))
 
 
-# Stand-ins for CUDA's tools, made when a module is compiled where CUDA is not installed.
-#
-# XLA asks ptxas and nvlink for their version, learns the newest PTX from how ptxas refuses one
-# that does not exist, lets them assemble kernels, and reads a library of mathematical functions.
-# None of it decides which kernels there are. So two scripts that answer and write a file do, and a
-# library without functions; the scheduled HLO is the same.
+# Stand-ins for CUDA's tools where CUDA is not installed. XLA asks ptxas and nvlink for their
+# version and newest PTX, lets them assemble kernels, and reads a library of functions. None of it
+# decides which kernels there are, so scripts that answer and an empty library do.
 
 
 _TOOL = """#!/bin/sh

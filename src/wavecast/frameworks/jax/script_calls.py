@@ -245,10 +245,8 @@ def _made_up(shapes: Any, given: Any) -> Any:
     return jax.tree.map(made, shapes)
 
 
-# The jitted calls of one step as one function, which hands on what each of them returned.
-#
-# Barriers hold the calls apart, so that XLA compiles each as it would alone, and one module says
-# what memory they need together.
+# The jitted calls of one step as one function. Barriers hold the calls apart, so that XLA compiles
+# each as it would alone, and one module says what memory they need together.
 
 
 @dataclass

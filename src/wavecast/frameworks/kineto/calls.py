@@ -339,10 +339,8 @@ def _flat(count: Any, dtype: str | None) -> tuple[TensorSpec, ...]:
     return (TensorSpec((count,), dtype),) if whole and dtype else ()
 
 
-# Triton kernels of torch.compile in a profile, as ops.
-#
-# The profiler records the arguments of a kernel: its tensors, then its number of points and the
-# length of its sums. It records neither which tensors are written nor what is computed.
+# Triton kernels of torch.compile in a profile, as ops. The profiler records tensors, points and the
+# length of sums, but neither which tensors are written nor what is computed.
 
 
 _POINTWISE, _LOOPED, _PERSISTENT, _LISTS = FUSED

@@ -467,11 +467,9 @@ def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]
     return [max(later - earlier, 0.0) / 1e6 for earlier, later in pairwise(worked)]
 
 
-# The op that a kernel belongs to, among the nested ops of the host, and its name in a Trace.
-#
-# A convolution is four ops deep: conv2d calls convolution, which calls _convolution, which calls
-# cudnn_convolution. A trace of our own has one of them: the first that the dispatcher does not
-# split above autograd. From a profiler file, we take the outermost op that the table of ops knows.
+# The op that a kernel belongs to, among nested ones such as conv2d, convolution, _convolution and
+# cudnn_convolution. Our own traces have the first that the dispatcher does not split above
+# autograd; here it is the outermost that the table of ops knows.
 
 
 # Ops that the table knows, but that the dispatcher splits (CompositeImplicitAutograd without a

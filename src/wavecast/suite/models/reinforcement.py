@@ -61,7 +61,7 @@ def a3c(
 
 
 class Moment(NamedTuple):
-    """The predictions, log-probabilities, actions and rewards of all actors in one step."""
+    """One step of all actors; `chances` are the log-probabilities of the actions."""
 
     chances: Tensor
     value: Tensor

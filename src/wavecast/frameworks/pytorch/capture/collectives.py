@@ -451,12 +451,9 @@ def _refuse(action: str) -> None:
     )
 
 
-# The reducer of DistributedDataParallel: gradients in buckets, reduced during the backward pass.
-#
-# Torch's own (`c10d/reducer.cpp`) needs the memory of gradients. This one does the same to fake
-# tensors: buckets are reduced in order, each when its last gradient is ready; after the first
-# backward pass they are rebuilt in the order in which the gradients became ready; at the end of
-# each backward pass the present stream waits for all of them, and the gradients are copied back.
+# The reducer of DistributedDataParallel on fake tensors, as torch's own (`c10d/reducer.cpp`): each
+# bucket is reduced, in order, when its last gradient is ready. After the first backward pass the
+# buckets are rebuilt in the order in which gradients became ready.
 
 
 class Bucket:

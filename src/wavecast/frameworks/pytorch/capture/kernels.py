@@ -408,10 +408,8 @@ def pack_padded_sequence_backward(
     return padded.transpose(0, 1) if batch_first else padded
 
 
-# The adaptive softmax, whose clusters of classes each take a part of the batch.
-#
-# Which rows of the batch belong to a cluster depends on the targets. If they are unknown, each
-# cluster is assumed to take all rows, which torch's own forward pass would report as an error.
+# The adaptive softmax, whose clusters of classes each take a part of the batch, which depends on
+# the targets. If they are unknown, each cluster is assumed to take all rows.
 
 
 def adaptive_log_softmax(layer: Any, source: Any, target: Any) -> Any:

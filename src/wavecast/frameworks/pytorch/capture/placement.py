@@ -393,11 +393,8 @@ def _has_values(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
 
 
-# A cache of the results of fake ops: a step runs the same few ops again and again.
-#
-# Torch's own cache of fake results spends most of its time on its keys. Here, torch computes once
-# what an op returns for tensors of given shapes, strides and dtypes; later results are made from
-# that, which is cheap.
+# A cache of the results of fake ops, by the shapes, strides and dtypes of tensors. A step runs the
+# same few ops again and again, and torch's own cache spends most of its time on its keys.
 
 
 _COMPARABLE = (

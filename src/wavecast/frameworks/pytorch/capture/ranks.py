@@ -188,11 +188,8 @@ def _resizing(recorder: OpRecorder, resize: Any) -> Any:
     return resize_
 
 
-# Process groups of one process that stands for a rank of many, while a step is traced.
-#
-# Torch's own `fake` backend answers every collective at once. While tracing, a group of any
-# backend gets that backend, and the environment has the variables that `torchrun` would set for
-# the rank.
+# Process groups of one process that stands for a rank of many: each gets torch's `fake` backend,
+# which answers at once, and the environment has the variables of `torchrun`.
 
 
 _LARGEST_MACHINE = 8
@@ -328,12 +325,9 @@ def _clear(c10d: Any) -> None:
     c10d._world.group_count = 0
 
 
-# Stages of `torch.distributed.pipelining`, traced on one rank of many.
-#
-# Before its first step, a stage asks its neighbours for the shapes of what they will send. No
-# other rank runs here, so the answers come from the stage's own arguments, from what other stages
-# of this rank send, or from its outputs, whose gradients have the same shapes. All else is torch's
-# own code.
+# Stages of `torch.distributed.pipelining` on one rank of many. Before its first step, a stage asks
+# its neighbours for shapes; here its own arguments, other stages of this rank, or its outputs
+# answer.
 
 
 def pipeline_replacements(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:

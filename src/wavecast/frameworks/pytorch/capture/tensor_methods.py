@@ -371,10 +371,8 @@ class _Mover:
             self._placement.here.moving = False
 
 
-# GPUs that are named by a number alone: `torch.device(0)`, `model.to(0)`, `device=0`.
-#
-# Torch asks its accelerator which device a number means, and a build without one raises an error.
-# While tracing, the numbers mean CUDA devices.
+# GPUs that are named by a number alone, as in `model.to(0)`. Torch asks its accelerator what a
+# number means, and a build without one raises an error.
 
 
 _REAL = torch.device
@@ -433,10 +431,8 @@ def _taking_numbers(
     return call
 
 
-# Subclasses of tensors and parameters, such as bitsandbytes' `Params4bit`, made of fake tensors.
-#
-# Libraries make them with `torch.Tensor._make_subclass`, which refuses a tensor that is a
-# FakeTensor already. While tracing, the result is of a class that is both.
+# Subclasses of tensors, such as bitsandbytes' `Params4bit`, made of fake tensors, of a class that
+# is both: `torch.Tensor._make_subclass` refuses a tensor that is a FakeTensor already.
 
 
 @contextmanager
@@ -472,11 +468,8 @@ def _fake_class(cls: Any) -> Any:
     return type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
 
 
-# Fake tensors in place of plain ones, when they are moved to the GPU.
-#
-# A model or an optimizer that was built outside `make_step` holds plain tensors. When it is moved
-# to the GPU, they are replaced by fake ones; a tensor used in several places gets the same fake
-# everywhere. When tracing ends, the plain ones are put back.
+# Fake tensors in place of plain ones, when a model or optimizer that was built outside `make_step`
+# is moved to the GPU. When tracing ends, the plain ones are put back.
 
 
 class OutsideTensors:

@@ -274,10 +274,8 @@ def _explain_untraceable(error: Exception) -> None:
         ) from error
 
 
-# Checks of a traced step: it trains, its calls agree, and its tensors have elements.
-#
-# A step that does nothing useful can be traced without an error, and its prediction looks like any
-# other. What can only be a mistake is an error; what may be intended is a note in the trace.
+# Checks of a traced step: one that does nothing useful would look like any other. What can only be
+# a mistake is an error; what may be intended is a note in the trace.
 
 
 _NEED_ELEMENTS = frozenset(

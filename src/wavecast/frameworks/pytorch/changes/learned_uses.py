@@ -139,11 +139,9 @@ class LearningMode(TorchFunctionMode, ABC):
         return key in self._learned.known
 
 
-# Attention that is written by hand, run by torch's `scaled_dot_product_attention` instead.
-#
-# The first run of a step shows which matmuls are scores: their result is scaled, masked, passed
-# through softmax and perhaps dropout, multiplied with the values, and used for nothing else. Later
-# runs leave all of this out and call the one function, whose backward pass then follows by itself.
+# Attention that is written by hand, run by torch's `scaled_dot_product_attention` instead. The
+# first run of a step shows which matmuls are scores: their result is scaled, masked, passed through
+# softmax and perhaps dropout, multiplied with the values, and used for nothing else.
 
 
 _MATMULS = frozenset({"matmul", "__matmul__", "bmm"})
@@ -295,10 +293,8 @@ def _attend(scores: _Scores, values: Any) -> Any:
     return out.squeeze(0) if is_flat else out
 
 
-# The loss of a language model, computed in chunks of tokens so that not all logits exist at once.
-#
-# As for attention, the first run of a step shows which output layers feed only a cross-entropy;
-# later runs compute both together, a chunk of tokens at a time, and again in the backward pass.
+# The loss of a language model, computed in chunks of tokens, and again in the backward pass, so
+# that not all logits exist at once. The first run shows which output layers feed only the loss.
 
 
 CHUNKS = 8

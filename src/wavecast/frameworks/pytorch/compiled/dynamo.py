@@ -351,10 +351,8 @@ def _with_fake_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_user_compiler
 
 
-# Moves between devices in a graph of Dynamo's, which C++ code would take for real copies.
-#
-# C++ code sees all fake tensors on the CPU. There, `x.to("cuda")` of a tensor that is on the GPU
-# already would copy it.
+# Moves between devices in a graph of Dynamo's. C++ code sees all fake tensors on the CPU, so it
+# would copy in `x.to("cuda")` a tensor that is on the GPU already.
 
 
 MAKERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
@@ -446,12 +444,9 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
-# Fake tensors as the compiler sees them: on the GPU, although torch's C++ code sees the CPU.
-#
-# Dynamo and AOTAutograd run the model on fake tensors of their own. Torch's CPU build has no
-# autograd for fake tensors of a GPU, so they are fake tensors of the CPU. Python code, such as
-# decompositions and the user's `x.device`, must see the GPU. Torch's own fake-tensor code must see
-# the CPU.
+# Fake tensors as the compiler sees them: Python code, such as decompositions, must see the GPU.
+# Torch's CPU build has no autograd for fake tensors of a GPU, so C++ and torch's own fake-tensor
+# code see the CPU.
 
 
 REAL_DEVICES = "_wavecast_real_devices"

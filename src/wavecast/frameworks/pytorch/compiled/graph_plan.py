@@ -139,10 +139,7 @@ class Planner:
 
 
 # The buffers of a compiled graph: what each scheduled node allocates, takes over and frees.
-#
-# Inductor decides on this while it writes the code that calls the kernels: a kernel may write over
-# an input that nothing needs any more, and a buffer that is not needed any more may be kept for a
-# later one of the same size. Here Inductor's own functions decide; the code is not written.
+# Inductor decides while it writes the calls of kernels; here its functions decide without writing.
 
 
 class Taken(NamedTuple):
@@ -239,10 +236,7 @@ def _read(lines: Sequence[Any], count: int) -> Iterator[NodeBuffers]:
         yield NodeBuffers(tuple(taken[number]), tuple(freed[number]))
 
 
-# Calls of libraries in a compiled graph, such as matmuls and attention, as ops.
-#
-# They have the names, inputs and attributes that the same calls have in a step that is not
-# compiled.
+# Calls of libraries in a compiled graph, with the names, inputs and attributes of eager steps.
 
 
 Hint = Callable[[Any], int]

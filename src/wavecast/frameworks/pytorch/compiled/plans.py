@@ -79,16 +79,10 @@ class GraphPlan:
     """Tensors that are part of the compiled code."""
 
 
-# Plans of compiled graphs, kept between traces: lowering a graph takes half of a trace's time.
-#
-# A graph has a key, a digest of all that its lowering depends on (`inductor.key_of`), and the plan
-# is stored under it. What torch calls is a run of the plan (`compiling.GraphRun`); a graph with
-# symbols for sizes has a plan and a run for each of its sizes (`compiling.SizedRun`).
-#
-# Each plan is a file of its own in the user's cache folder, named by the key of its graph; those
-# of scripts, whose processes may write nothing there, are in a folder for each script. A file is
-# written as a whole or not at all, so that several processes may write the same one. It holds
-# plain data with a checksum; one that is damaged is as good as none.
+# Plans of compiled graphs, kept between traces: lowering a graph takes half of a trace's time. Each
+# is a file in the user's cache folder, or in a folder for each script, whose process may write
+# nothing there. It is named by all that the lowering depends on (`inductor.key_of`), written as a
+# whole or not at all, and has a checksum: a damaged one is as good as none.
 
 
 MOST_PLANS = 1000

@@ -231,11 +231,9 @@ def _has_plain_sizes(kept: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-# Shortcuts for the scheduler's fusion: pairs of nodes that cannot be one kernel, and loops.
-#
-# A tensor that all layers add to, or a mask that all of them read, makes pairs of all of its
-# users, and most of these are layers apart. Torch weighs what each pair shares before it asks what
-# lies between.
+# Shortcuts for the scheduler's fusion. A tensor that all layers use makes pairs of all of its
+# users, most of them layers apart. Torch weighs what a pair shares before it asks what lies
+# between.
 
 
 _SCHEDULER = "torch._inductor.scheduler:Scheduler"

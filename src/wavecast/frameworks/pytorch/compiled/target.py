@@ -8,10 +8,8 @@ from typing import Any
 
 from wavecast.hardware.devices import Device, Family, device, family_of
 
-# Whether torch would pad a matmul whose sizes are not aligned, which it finds out by trying.
-#
-# Torch tries both on the GPU and takes the padded matmul if it is 1.1 times as fast, with the
-# copies that padding needs. Here both times are estimated.
+# Whether torch would pad a matmul whose sizes are not aligned. It tries both on the GPU and takes
+# the padded one if it is 1.1 times as fast, with its copies; here both times are estimated.
 
 
 TENSOR_CORES = ("tf32", "float16", "bfloat16")

@@ -313,11 +313,8 @@ NEWER: tuple[tuple[Callable[[ShapeDraw], Layer], int], ...] = (
 """Layers and the weights with which they are drawn."""
 
 
-# Layers that the third and the fourth blind test predicted badly.
-#
-# Attention with masks of long sequences, convolutions in groups with long kernels, images that are
-# unfolded into columns, resized or normalized, rows that are added to few places, lists of an
-# optimizer's tensors, and the loss over large vocabularies.
+# Attention with masks of long sequences, groups with long kernels, images unfolded or resized, rows
+# added to few places, lists of an optimizer's tensors, and losses over large vocabularies.
 
 
 _LENGTHS = (64, 128, 196, 197, 256, 384, 512, 577, 768, 1024, 1024, 1500, 2048, 2048, 4096)
@@ -478,12 +475,8 @@ ODD: tuple[tuple[Callable[[ShapeDraw], Layer], int], ...] = (
 """Layers and the weights with which they are drawn."""
 
 
-# Layers of speech and segmentation networks with random sizes.
-#
-# Where the third blind test was off: convolutions over sounds (of the raw wave, of one element, in
-# groups with very long kernels, depthwise), resized images, patches of images and videos,
-# attention with a mask over sequences of odd lengths, and the loss of connectionist
-# classification.
+# Layers of speech and segmentation networks: convolutions over sounds, resized images, patches,
+# attention with a mask over sequences of odd lengths, and connectionist classification.
 
 
 _SPEECH_LENGTHS = (99, 149, 249, 250, 299, 399, 499, 500, 749, 1500)

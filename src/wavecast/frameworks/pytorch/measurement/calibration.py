@@ -99,12 +99,9 @@ def _run_s(run: Callable[[], Any], seconds: float) -> float:
     return statistics.median(times[len(times) // 2 :])
 
 
-# A benchmark of how long this machine's host takes to issue work, on ops with tiny tensors.
-#
-# A pattern is a small piece of code that shows one cost of `wavecast.hardware.hosts.Host`. Run on
-# the CPU, patterns measure Python, the dispatcher and autograd. Run on a GPU whose queue never
-# fills, they include the driver. `wavecast.hardware.kept_hosts` compares the times with those of
-# the reference machine.
+# How long this machine's host takes to issue work, on ops with tiny tensors. A pattern is a small
+# piece of code that shows one cost of `wavecast.hardware.hosts.Host`: on the CPU that of Python,
+# the dispatcher and autograd, on a GPU whose queue never fills with the driver.
 
 
 Run = Callable[[], Any]

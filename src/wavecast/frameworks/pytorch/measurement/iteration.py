@@ -369,12 +369,9 @@ def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...
     return tuple(replace(c, host_s=(c.host_s or 0.0) * factor + between) for c in calls)
 
 
-# Each op of a step, run again alone on its inputs (Habitat, section 5.1).
-#
-# In an iteration, kernels of several streams overlap and caches hold what the op before left.
-# Habitat times each operation by itself: a few runs to warm up, then the mean of a few runs
-# between CUDA events. The forward and the backward pass are ops of their own here, so they are
-# timed apart.
+# Each op of a step, run again alone on its inputs, as Habitat times operations (section 5.1): in an
+# iteration, kernels overlap and caches hold what the op before left. Forward and backward are ops
+# of their own here, so they are timed apart.
 
 
 Timer = Callable[[Callable[[], Any]], float]

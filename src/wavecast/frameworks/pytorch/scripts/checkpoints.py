@@ -196,11 +196,8 @@ def _moved(tensor: Any, device: Any) -> Any:
     return tensor
 
 
-# Evaluation that repeats itself, which is not run again.
-#
-# A script may evaluate its model on hundreds of batches before it trains. All but the first of
-# these forward passes add nothing new, so they are not run: their results are made from the shapes
-# of an earlier one.
+# Evaluation that repeats itself, perhaps on hundreds of batches before training. All but the first
+# of these forward passes are not run: results are made from the shapes of an earlier one.
 
 
 _RUNS = 3

@@ -398,11 +398,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
-# The time that a script's own Python takes between ops, as when it loads data or writes logs.
-#
-# Another thread looks a hundred times a second at what the script runs. Torch's code and ours are
-# slower here than on a GPU, and the prediction has the host's time for them, so neither counts.
-# Nor do short stretches between two ops, which are part of every step.
+# The time that a script's own Python takes between ops, as when it loads data. Another thread looks
+# at it a hundred times a second. Torch's code, ours and short stretches do not count: the
+# prediction has the host's time for them.
 
 
 _TICK_S = 0.01

@@ -440,9 +440,6 @@ def _plain(module: Any) -> Any:
 
 
 # Functions of torch that cannot be traced, refused with the line of the user's code and a remedy.
-#
-# Process groups would wait for other processes; nested tensors and the parameters of lazy layers
-# have no fake form.
 
 
 class Refused(NamedTuple):

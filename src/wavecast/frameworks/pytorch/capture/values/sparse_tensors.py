@@ -19,14 +19,10 @@ import torch
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
-# Ops on sparse matrices, as torch's dispatcher sees them: indices and values are plain tensors.
-#
-# Torch has no fake form of sparse tensors. So a sparse matrix is kept as its parts
-# (`sparse_tensors`), and these ops stand for those that CUDA runs on them. On the host they
-# compute the real result, with torch's own sparse tensors.
-#
-# A layout is "coo", with one tensor of row and column numbers, or "csr" or "csc", with the limits
-# of each row (column) and the numbers of the columns (rows).
+# Ops on sparse matrices, kept as plain tensors of their indices and values, since torch has no fake
+# form of them. On the host the ops compute the real result, with torch's sparse tensors. The layout
+# "coo" has one tensor of row and column numbers, "csr" and "csc" the limits of each row (column)
+# and the numbers of the columns (rows).
 
 
 COO, CSR, CSC = "coo", "csr", "csc"
