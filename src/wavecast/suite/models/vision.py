@@ -72,7 +72,6 @@ def classifier_step(
     Args:
         model: the classifier. `loss_of` takes its output.
         shape: the shape of the images, (batch, channels, height, width).
-        precision: one of `wavecast.suite.PRECISIONS`.
         loss_of: computes the loss from the model's output and the labels.
     """
     model = model.to(device)

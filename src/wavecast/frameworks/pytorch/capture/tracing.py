@@ -90,12 +90,9 @@ def capture(
     """The trace of one training step.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function of one step.
         capability: the compute capability whose attention kernels to choose.
-        samples: how many samples (or other `unit`) the step consumes.
         warm_up: how many steps to run before the recorded one. None for one, which creates the
             optimizer's state, and with `ranks` a second, which rebuilds DDP's buckets.
-        progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
         compiler: compiles what the step compiles. None to run it as it was written.

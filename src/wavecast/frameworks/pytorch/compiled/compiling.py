@@ -385,8 +385,6 @@ class GraphRun:
     """A compiled graph, as torch calls it: with a list of tensors, which it empties.
 
     Args:
-        plan: what it does.
-        mode: the mode of the trace's fake tensors.
         root: the path of the module whose code was compiled.
         phase: the phase of the step. None for the present one.
         is_replayed: whether its kernels are replayed as one CUDA graph.

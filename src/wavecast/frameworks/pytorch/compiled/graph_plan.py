@@ -202,11 +202,8 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory, because they never leave the kernel.
-
-    One does get memory if it is the first that a kernel writes where it later writes one that
-    leaves.
-    """
+    """The buffers that get no memory, because they never leave the kernel. One does get memory if
+    it is the first that a kernel writes where it later writes one that leaves."""
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):

@@ -50,8 +50,7 @@ class ModelConfig:
 
 
 def config_of(name: str) -> ModelConfig:
-    """The config that `hf:NAME` means; UnknownName if it is not found, InvalidInput if it is
-    none."""
+    """The config that `hf:NAME` means; UnknownName if there is none, InvalidInput if unreadable."""
     text = name.strip()
     if not text:
         raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")

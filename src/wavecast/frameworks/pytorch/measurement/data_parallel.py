@@ -82,15 +82,9 @@ def sample_spread(
 ) -> SpreadSample | None:
     """The times of a step on several GPUs, run by torchrun; None on all machines but the first.
 
-    Args:
-        machines: where it runs. The same call must run on each of several machines.
-        device: "cuda", or "cpu" for ranks that share this CPU.
-        limit_s: run for this many seconds.
-        least: run at least this many iterations, however long they take.
-        most: run no more iterations than this, unless `least` asks for more.
-
-    Raises:
-        WavecastError: a rank failed; the message has the end of what it printed.
+    The same call must run on each of several machines. On "cpu", ranks share this CPU. The steps
+    run for `limit_s` seconds, but at least `least` iterations and at most `most`. WavecastError,
+    with the end of what it printed, if a rank failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"

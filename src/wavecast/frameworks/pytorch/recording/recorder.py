@@ -685,7 +685,7 @@ def _value(
 
 
 def join_sums(sums: Sequence[GradientSum]) -> dict[int, LiveMemory]:
-    """The memory that holds each sum of gradients: if nothing else does, that of its first term.
+    """The memory of each sum of gradients: that of its first term, unless something else holds it.
 
     Autograd adds in place (torch/csrc/autograd/input_buffer.cpp), but not while a dispatch mode is
     active. The keys are identities of the memory that held the sum before.

@@ -84,9 +84,8 @@ if TYPE_CHECKING:
 def run(program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
-    Raises:
-        CompilesCode: a library compiles code, which was not known before.
-        NotFollowed: torch's compiler failed; the text is for `RunOptions.uncompiled`.
+    CompilesCode if a library compiles code, which was not known before; NotFollowed if torch's
+    compiler failed, with the text for `RunOptions.uncompiled`.
     """
     program.check(options.steps)
     line = None if options.until is None else LineOfCode.parse(options.until)

@@ -64,10 +64,8 @@ def cuda_machine(
     """Make torch behave as if the machine had one GPU of this compute capability.
 
     Args:
-        recorder: records synchronisations.
         assumptions: what is assumed of the GPU is noted there.
         outside: plain tensors that are moved to the GPU.
-        is_ranked: whether the step is one rank of several.
         properties: what else a compiler may ask of the GPU. None to run compiled code as written.
         gpu: the GPU that the user's code sees. None for one of the capability.
     """
