@@ -225,7 +225,7 @@ def made_step(
     precision: str | None,
     keras: str | None = None,
 ) -> Any:
-    """What a function in a `place`, a file or module, returns that builds a step, maybe for Keras.
+    """What the function of a file or module (the `place`) returns that builds a step.
     It is imported while the step is traced, because its file may put tensors on the GPU."""
     if keras is not None:
         return _keras_step(place, name, text, batch, precision, keras)

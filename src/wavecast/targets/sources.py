@@ -460,7 +460,7 @@ It is not looked for where compiling makes traces slow.
 def generations(
     target: Target, source: StepSource, rows: Sequence[Prediction]
 ) -> tuple[TextGeneration, ...]:
-    """The steps of a target that generates text, with what fits on their GPUs."""
+    """For each prediction of a target that generates text: its cache, and the batch that fits."""
     from wavecast.frameworks.pytorch.huggingface.inference import cache_bytes
 
     name = hugging_face_name(target.text) or ""

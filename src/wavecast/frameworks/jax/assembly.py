@@ -596,7 +596,7 @@ def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int)
 
 
 def _unread_name(instruction: Instruction) -> str:
-    """The name under which a custom call that nobody can read is unpredicted."""
+    """The name that a prediction gives to a custom call for which there is no formula."""
     target = instruction.target
     if target in _KERNELS:
         name = _KERNEL_NAME.search(instruction.attributes)

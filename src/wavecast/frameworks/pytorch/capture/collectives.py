@@ -412,7 +412,7 @@ class _ReachedFuture:
 
 
 def object_collectives(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
-    """The functions of `torch.distributed` that send or gather objects, by name."""
+    """Stand-ins for the functions of `torch.distributed` that send or gather objects, by name."""
 
     def note(*_: Any, **__: Any) -> None:
         assumptions.note(

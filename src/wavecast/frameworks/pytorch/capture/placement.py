@@ -436,8 +436,7 @@ class ResultCache:
         """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The key of a call of `func`: all that its result depends on; None if that may be
-        values."""
+        """The key of a call: all that its result depends on. None if it may depend on values."""
         parts: list[Any] = [func]
         values_matter = not _depends_on_shapes(func[0])
         if not self._describe(args, parts, values_matter):

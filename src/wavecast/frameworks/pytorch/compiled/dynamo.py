@@ -156,7 +156,7 @@ def frames_compiled(
 def _noticing_code(
     original: Callable[..., Any], notice: Callable[[Any], None]
 ) -> Callable[..., Any]:
-    """A function that is called with code, after `notice`."""
+    """The function of Dynamo's that is called with code; `notice` gets the code before."""
 
     def call(code: Any, *args: Any) -> Any:
         notice(code)
@@ -219,7 +219,7 @@ def _put_back_methods(replace: Callable[..., None]) -> None:
 
 
 def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The start of a compiled module, which keeps the method of the module that it calls later."""
+    """The start of a compiled module, which keeps a method to call: torch's own, not a replaced one."""
 
     def call(module: Any) -> None:
         with replacing() as replace:

@@ -120,7 +120,7 @@ def taken(shortcuts: tuple[Shortcut, ...]) -> Iterator[None]:
 
 
 def _places(shortcut: StandIn) -> Iterator[Any]:
-    """The owner of a function, and the modules of torch that have imported it by its name."""
+    """Where a function is replaced: its owner, and the modules of torch that have imported it."""
     yield shortcut.owner
     if isinstance(shortcut.owner, ModuleType):
         for name, module in list(sys.modules.items()):
@@ -151,7 +151,7 @@ _UNSET = (False, None, None, None)
 
 @in_place_of(f"{_FAKES}:FakeTensorMode", "_prep_args_for_hash", "5c9d4a6f14c8", *_METADATA)
 def describe(original: Any) -> Any:
-    """Adds to a key what it says of arguments."""
+    """Add to the key of a kept result what it says of the arguments of an op."""
 
     def prepare(self: Any, result: Any, args: Any, state: Any, hashed: Any) -> None:
         if isinstance(args, list | tuple | dict):
@@ -173,7 +173,7 @@ def describe(original: Any) -> Any:
 
 
 def _describe_tensor(mode: Any, result: list[Any], tensor: Any) -> bool:
-    """Add to a key what it says of a tensor; whether it is one of which this is known here."""
+    """Add to a key what it says of a plain tensor; False for a tensor that is left to torch."""
     if tensor.fake_mode is not mode or tensor.constant is not None:
         return False
     if tensor.layout is not torch.strided or tensor._has_symbolic_sizes_strides:

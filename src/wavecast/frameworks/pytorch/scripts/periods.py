@@ -50,8 +50,11 @@ class Period:
 
 
 def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
-    """After how many optimizer steps the loop repeats itself, by their `places`: optimizer and
-    line. None while this is not known, or an optimizer is still `waiting` for its first step."""
+    """After how many optimizer steps the loop repeats itself; None while this is not known.
+
+    The `places` are the optimizer and the line of each step so far. While an optimizer is `waiting`
+    for its first step, a few more are awaited.
+    """
     if waiting and len(places) < _AWAITED:
         return None
     kinds = set(places)
