@@ -219,7 +219,7 @@ def _put_back_methods(replace: Callable[..., None]) -> None:
 
 
 def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The start of a compiled module, which keeps a method to call: torch's own, not a replaced one."""
+    """The start of a compiled module, which is to keep torch's own method, not a replaced one."""
 
     def call(module: Any) -> None:
         with replacing() as replace:

@@ -115,7 +115,7 @@ def dilated(draw: ShapeDraw) -> Layer:
 
 
 def pointwise_convolution(draw: ShapeDraw) -> Layer:
-    """A 1 x 1 or plain convolution of such networks, with their odd widths."""
+    """A 1 x 1 or plain convolution with the odd widths of mobile and segmentation networks."""
     pick = draw.random
     side = pick.choice((7, 14, 14, 28, 28, 56, 56, 112))
     widths = [w for w in (24, 40, 48, 64, 96, 112, 160, 192, 232, 256, 320, 384, 448, 512, 784, 896,

@@ -309,7 +309,7 @@ class ModuleCalls:
 
 
 def _signature(module: Any, args: Any, kwargs: Any) -> Any:
-    """What decides which ops a forward pass runs; None if not only shapes and plain values do."""
+    """The shapes and plain values that decide on a forward pass; None if other things do as well."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     described: list[Any] = []
     for leaf in leaves:

@@ -94,7 +94,7 @@ class Choice:
     """What other steps also do, in words."""
 
     def is_most_of(self, steps: Candidates, after: int) -> bool:
-        """Whether at least half of the steps after a number are as the chosen one."""
+        """Whether at least half of the steps after a number are like the chosen one."""
         later = [period for period in steps.periods if period.number > after]
         chosen = steps.ops_of(self.period)
         return 2 * sum(steps.ops_of(period) == chosen for period in later) >= len(later)
