@@ -362,7 +362,7 @@ def _numbers(value: Any, hint: Hint) -> Any:
 
 
 def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
-    """The module and the line of most nodes of a kernel, and their innermost line outside of torch."""
+    """The module and line of most nodes of a kernel, and their innermost line outside of torch."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     folder = str(Path.cwd())
     for node in origins:

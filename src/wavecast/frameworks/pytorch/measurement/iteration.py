@@ -359,8 +359,11 @@ def _framework() -> str:
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
-    """The calls, with the host's time of an unrecorded iteration: each gets that inside its op, and
-    an equal part of the time between ops, for Python, autograd and the dispatcher."""
+    """The calls, among which the host's time of an unrecorded iteration is divided.
+
+    Each call gets the host's time inside its op, and an equal part of the time between the ops,
+    which goes to Python, autograd and the dispatcher.
+    """
     if host_s is None:
         return tuple(replace(call, host_s=None) for call in calls)
     inside = sum(call.host_s or 0.0 for call in calls)

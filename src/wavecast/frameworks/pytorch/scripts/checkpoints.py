@@ -309,7 +309,7 @@ class ModuleCalls:
 
 
 def _signature(module: Any, args: Any, kwargs: Any) -> Any:
-    """The shapes and plain values that decide on a forward pass; None if other things do as well."""
+    """The shapes and plain values that decide on a forward pass; None if other things do, too."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     described: list[Any] = []
     for leaf in leaves:
