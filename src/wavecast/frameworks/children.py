@@ -1,7 +1,5 @@
-"""Processes of our own code: how they start, what is said to them, and how they ended.
-
-A message is eight bytes with its length, then JSON.
-"""
+"""Processes of our own code: how they start, what is said to them, and how they ended. A message is
+eight bytes with its length, then JSON."""
 
 from __future__ import annotations
 
@@ -19,23 +17,14 @@ LENGTH_BYTES = 8
 
 
 def command(module: str, *arguments: object, switches: bool = False) -> list[str]:
-    """What runs a module of ours in another process.
-
-    With -P, no file of the current folder is imported in the place of a module.
-
-    Args:
-        switches: whether Python's own switches, such as -W and -X, hold there as well.
-    """
+    """The command that runs a module of ours in another process. -P keeps it from importing files
+    of the current folder; `switches` passes on Python's own switches, such as -W and -X."""
     own = subprocess._args_from_interpreter_flags() if switches else []  # type: ignore[attr-defined]
     return [sys.executable, *own, "-P", "-m", module, *map(str, arguments)]
 
 
 def environment(paths: Iterable[str] | None = None, **variables: str) -> dict[str, str]:
-    """The environment of another process.
-
-    Args:
-        paths: where it looks for modules first. None for where this process does.
-    """
+    """The environment of another process, which looks for modules in `paths` first, if given."""
     chosen = sys.path if paths is None else paths
     absolute = [os.path.abspath(path) for path in chosen if path]  # noqa: PTH100
     return os.environ | {"PYTHONPATH": os.pathsep.join(absolute)} | variables
@@ -48,7 +37,7 @@ def packed(message: object, **encoding: Any) -> bytes:
 
 
 def received(read: Callable[[int], bytes]) -> Any:
-    """The next message, from a function that reads so many bytes; None if there is none."""
+    """The next message, from a function that reads a number of bytes; None if there is none."""
     length = read(LENGTH_BYTES)
     return json.loads(read(int.from_bytes(length))) if len(length) == LENGTH_BYTES else None
 

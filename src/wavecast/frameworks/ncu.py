@@ -1,9 +1,8 @@
 """FLOPs and DRAM bytes of kernels from the GPU's hardware counters, read by NVIDIA's `ncu`.
 
-PyTorch's profiler cannot read them in its public builds (tried on an H200 with torch 2.11: no
-counter range is ever recorded). So `ncu` runs the program once more and counts. Counting replays
-each kernel several times, so only important kernels are counted, once for each name and launch
-configuration, and the counts are kept in a file (Habitat, section 4.2).
+PyTorch's profiler cannot read them in its public builds, so `ncu` runs the program once more and
+counts. Counting replays each kernel several times, so only important kernels are counted, once for
+each name and launch configuration, and the counts are kept in a file (Habitat, section 4.2).
 """
 
 from __future__ import annotations
@@ -46,13 +45,8 @@ _COLUMNS = ("ID", "Kernel Name", "Block Size", "Grid Size", "Metric Name", "Metr
 
 
 def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
-    """A measured trace with hardware counters on its longest kernels.
-
-    A kernel is counted once for each GPU; the counts are kept in the user's cache folder.
-
-    Args:
-        command: runs the same step between cudaProfilerStart and Stop.
-    """
+    """A measured trace with hardware counters on its longest kernels, kept in the user's cache
+    folder. The `command` runs the same step between cudaProfilerStart and Stop."""
     path = cache_path(trace.measurement.gpu if trace.measurement else "")
     counts = load(path)
     longest = [kernel for call in kernels_that_matter(trace) for kernel in call.kernels]
@@ -85,8 +79,8 @@ def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, 
 def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
     """The counts of launches of the same template instance; of all launches if none matches.
 
-    ncu and the profiler write C++ names differently. The function's name is the same in both, and
-    the template arguments differ only in casts and suffixes of numbers.
+    ncu and the profiler write C++ names differently: only the function's name is the same, and
+    template arguments but for casts and suffixes of numbers.
     """
     words = template_words(name)
     same = [row for row in rows if template_words(row.name) == words]

@@ -10,11 +10,8 @@ from typing import Any
 
 @contextmanager
 def replacing() -> Iterator[Callable[..., None]]:
-    """A function that replaces attributes of an owner, by name; the block's end puts them back.
-
-    The last that was replaced is put back first. What an owner only inherited, or did not have, is
-    deleted again.
-    """
+    """A function that replaces attributes of an owner, by name; the block's end puts them back, the
+    last first. What an owner only inherited, or did not have, is deleted again."""
     with ExitStack() as stack:
 
         def replace(owner: Any, **values: Any) -> None:

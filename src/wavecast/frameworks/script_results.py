@@ -1,10 +1,8 @@
-"""What a script's process and the one that asked for it agree on: reports, the result, how to stop.
+"""What a script's process and its caller agree on: reports, the result, how to stop.
 
-Reports are short lines of JSON. A result is files: plain JSON, and traces in their own format.
-
-What is read was written by a process in which a user's script ran, so the script may have written
-it. It is checked like a stranger's file: its size is bounded, each value has the type of its field,
-and no code of it is run. None of it names a file or a process.
+Reports are short lines of JSON; a result is plain JSON, and traces in their own format. The user's
+script may have written them, so they are checked like a stranger's file: the size is bounded, each
+value has the type of its field, and no code is run. None of it names a file or a process.
 """
 
 from __future__ import annotations
@@ -163,11 +161,7 @@ def write_result(result: ScriptRun | Failure, folder: Path) -> None:
 
 
 def read_result(folder: Path) -> ScriptRun | Failure | None:
-    """What came of a script; None if its process ended before it said so.
-
-    Raises:
-        InvalidInput: what it left is no result.
-    """
+    """What came of a script; None if its process ended before, InvalidInput if it is no result."""
     try:
         content = parse_json(read_text(folder / _FILE, _LARGEST_RESULT_BYTES, follow=False))
         result: ScriptRun | Failure = _read_kind(content, _RESULTS, folder)

@@ -1,7 +1,5 @@
 """What is being done at this moment, in words: for a status line, and for whoever interrupts it.
-
-Code that may take long says so. A process does one such thing at a time.
-"""
+Code that may take long says so. A process does one such thing at a time."""
 
 from __future__ import annotations
 

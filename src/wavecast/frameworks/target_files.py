@@ -133,11 +133,7 @@ def _constant(node: ast.expr) -> str:
 
 
 def choose_backend(backend: str) -> None:
-    """Let Keras run on a framework, if it has not been imported yet.
-
-    Raises:
-        InvalidInput: it is TensorFlow, or another that is not followed.
-    """
+    """Let Keras run on a framework, unless it was imported already; InvalidInput for TensorFlow."""
     if backend not in ("jax", "torch"):
         raise InvalidInput(
             f"Keras runs on {backend} here, which is not followed; a Keras 3 model is the same on "
@@ -160,13 +156,8 @@ def is_keras_step(value: Any) -> bool:
 
 
 def model_and_batch(step: Any, batch: int | None = None) -> tuple[Any, tuple[Any, ...]]:
-    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`.
-
-    Args:
-        step: the model alone, whose batch follows from its inputs and its loss, or a tuple
-            `(model, (x, y))` with arrays or shapes.
-        batch: the number of samples, for a model alone.
-    """
+    """A compiled model and the shapes of its batch, `(x, y)` or `(x, y, weights)`. A model alone
+    gets `batch` samples, made by its inputs and its loss."""
     model, *rest = step if isinstance(step, tuple) else (step,)
     if not model.compiled:
         raise InvalidInput("the Keras model is not compiled; call model.compile(...) first")
@@ -206,11 +197,7 @@ def _loss_name(loss: Any) -> str:
 
 
 def set_precision(precision: str | None) -> None:
-    """Let Keras compute in a precision, by its policy; None leaves the user's own.
-
-    Raises:
-        MissingExtra: Keras is not installed.
-    """
+    """Let Keras compute in a precision, by its policy; None leaves the user's own."""
     if precision is None:
         return
     try:
@@ -238,14 +225,8 @@ def made_step(
     precision: str | None,
     keras: str | None = None,
 ) -> Any:
-    """What a function returns that builds a step.
-
-    It is imported while the step is traced, because its file may put tensors on the GPU.
-
-    Args:
-        place: its file, or its module.
-        keras: the framework that Keras shall run on, if the file imports Keras.
-    """
+    """What the function of a file or module (the `place`) returns that builds a step.
+    It is imported while the step is traced, because its file may put tensors on the GPU."""
     if keras is not None:
         return _keras_step(place, name, text, batch, precision, keras)
     make = attribute_of(_import(place), name, text)
@@ -257,10 +238,8 @@ def made_step(
 def _keras_step(
     place: str, name: str, text: str, batch: int | None, precision: str | None, backend: str
 ) -> Any:
-    """What a function of a file that imports Keras made: a model with its batch, or another step.
-
-    Keras sets the precision, and the batch of a model alone, if the function does not.
-    """
+    """What a function of a file that imports Keras built: a model with its batch, or another step.
+    Keras sets the precision, and a model's batch, if the function does not."""
     choose_backend(backend)
     make = attribute_of(_import(place), name, text)
     parameters = inspect.signature(make).parameters

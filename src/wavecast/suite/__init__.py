@@ -63,14 +63,8 @@ class Benchmark(Shown):
     def make_step(
         self, batch: int | None = None, precision: str = "fp32", **options: object
     ) -> TrainingStep:
-        """Build the model, its optimizer and a synthetic batch, and return the training step.
-
-        Args:
-            batch: the number of samples in a batch. None for `default_batch`.
-            precision: one of `PRECISIONS`.
-            options: `device` ("cuda" by default) and other parameters of the model's function,
-                such as `image` or `sequence`.
-        """
+        """Build the model, its optimizer and a synthetic batch, and return the training step. The
+        options are `device` ("cuda" by default) and parameters of the model's function."""
         batch = self.default_batch if batch is None else batch
         if batch < 1:
             raise InvalidInput(f"{self.name}: the batch must be at least 1, not {batch}")
@@ -108,11 +102,7 @@ def benchmarks() -> tuple[Benchmark, ...]:
 
 
 def benchmark(name: str) -> Benchmark:
-    """The model of that name.
-
-    Raises:
-        UnknownName: there is none. The message has the nearest names.
-    """
+    """The model of that name; UnknownName, with the nearest names, if there is none."""
     by_name = {model.name: model for model in _BENCHMARKS}
     key = name.strip().lower().replace("_", "-")
     key = _ALIASES.get(key, key)

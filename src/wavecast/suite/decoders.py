@@ -60,11 +60,8 @@ class AdaptedLinear(nn.Module):
 
 
 def adapt(model: nn.Module, rank: int, names: Collection[str] = ADAPTED) -> None:
-    """Give layers of these names adapters, and train nothing else.
-
-    Raises:
-        InvalidInput: the rank is not positive, or no linear layer has one of the names.
-    """
+    """Give layers of these names adapters, and train nothing else; InvalidInput for a rank that is
+    not positive, or if no linear layer has one of the names."""
     if rank < 1:
         raise InvalidInput(f"the rank of adapters must be at least 1, not {rank}")
     model.requires_grad_(False)
@@ -89,9 +86,8 @@ BETAS, DECAY = (0.9, 0.95), 0.1
 class MasterWeights(torch.optim.Optimizer):
     """AdamW on float32 copies of 16-bit weights, with gradients clipped to a norm of 1.
 
-    Gradients in bfloat16 are added to float32 ones (`main_grad`, Megatron's name for them) as soon
-    as they are made. Those in float16 are added up in float16 and widened before the update, and
-    are scaled.
+    Gradients in bfloat16 are added to float32 ones (`main_grad`, Megatron's name) as soon as they
+    are made. Those in float16 are scaled, added up in float16, and widened before the update.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], learning_rate: float) -> None:
@@ -455,9 +451,9 @@ class DecoderAttention(nn.Module):
     def _copied(self, joint: Tensor) -> tuple[Tensor, ...]:
         """Queries, keys and values, (batch, sequence, heads, size) each, as nanotron copies them.
 
-        All three are copied from the result of the matmul, which has the queries, the key and the
-        value of each group beside each other. Keys and values are then copied twice more, to lie
-        as attention for sequences of several lengths reads them.
+        All three are copied from the result of the matmul, which has the query, key and value of
+        each group beside each other. Keys and values are copied twice more, as attention for
+        sequences of several lengths reads them.
         """
         groups = joint.unflatten(-1, (self.kv_heads, -1, self.size))
         if self.kv_heads == self.heads:

@@ -1,9 +1,8 @@
 """Small trainings that show that the suite's models learn: one for each of TBD's six domains.
 
-TBD compares what its models reach with what was published: 75 to 80% of ImageNet's images, 20 BLEU,
-19 points in Pong (section III). That takes days. Here small variants of the models learn synthetic
-tasks that a model cannot solve by chance, on a CPU and in seconds. Each task states the quality
-that counts as solved, which is measured on data that was not trained on.
+TBD compares what its models reach with what was published (section III), which takes days. Here
+small variants learn synthetic tasks that a model cannot solve by chance, on a CPU and in seconds.
+Each states the quality that counts as solved, on data that was not trained on.
 """
 
 from __future__ import annotations
@@ -98,13 +97,8 @@ class SmallTraining:
 def train(
     demonstration: Demonstration, *, learning_rate: float | None = None, seed: int = 1
 ) -> SmallTraining:
-    """Train a demonstration, and return the quality that it reached.
-
-    Args:
-        demonstration: one of `DEMONSTRATIONS`.
-        learning_rate: None for the demonstration's own; 0 shows what it reaches without learning.
-        seed: of weights and data. The state of torch's generator is the same afterwards.
-    """
+    """Train a demonstration, and return the quality that it reached; a learning rate of 0 shows
+    that without learning. The state of torch's generator is the same afterwards."""
     with seeded(seed):
         learner = demonstration.make(learning_rate, "cpu")
         before = learner.quality()
@@ -118,11 +112,8 @@ def train(
 
 @contextmanager
 def seeded(seed: int, device: str = "cpu") -> Iterator[None]:
-    """A block whose weights and data are those of the seed, made on the device.
-
-    On a CPU it computes on one thread: models this small only wait for several, and results repeat.
-    The state of torch's generators is the same afterwards.
-    """
+    """A block whose weights and data are those of the seed, on one CPU thread so that results
+    repeat. The state of torch's generators is the same afterwards."""
     before = torch.get_num_threads()
     own = range(torch.cuda.device_count()) if device == "cuda" else []
     torch.set_num_threads(1)
@@ -354,13 +345,9 @@ DEMONSTRATIONS = (
 """One small training for each of TBD's domains."""
 
 
-# Time to quality: a training that runs until its model is good enough, and its prediction.
-#
-# How many steps a model needs does not depend on the GPU; how long a step takes does. So the time
-# to a quality is predicted from two parts: the steps that such a training usually takes, and the
-# time of a few steps on the machine at hand, with the start-up that was seen by then. The training
-# then runs until it reaches the quality, and both are compared. Making batches and testing are
-# part of both.
+# Time to quality, predicted from two parts, and compared with a training: how many steps such a
+# model usually needs, which does not depend on the GPU, and the time of a few steps on this
+# machine. Making batches and testing are part of both.
 
 
 FEW = 20
@@ -440,16 +427,8 @@ def train_to_quality(
     usual_steps: int | None = None,
     most_steps: int | None = None,
 ) -> TrainingToQuality:
-    """Train until the needed quality is reached, and compare the time with its prediction.
-
-    Args:
-        demonstration: what to train.
-        seed: of weights and data.
-        device: "cpu" or "cuda".
-        gpu: the id of the GPU.
-        usual_steps: the steps to predict from; by default those of the demonstration.
-        most_steps: give up after so many; by default after 20 times the usual ones.
-    """
+    """Train until the needed quality is reached, and compare the time with its prediction from the
+    `usual_steps`; give up after `most_steps`, by default 20 times as many."""
     usual = usual_steps or demonstration.usual_steps
     most = most_steps or _MOST * max(usual, FEW)
     with seeded(seed, device):
@@ -516,11 +495,7 @@ first training of it, on any machine."""
 
 
 def demonstration(model: str) -> Demonstration:
-    """The small training of a model.
-
-    Raises:
-        InvalidInput: there is none.
-    """
+    """The small training of a model; InvalidInput if there is none."""
     known = {each.model: each for each in DEMONSTRATIONS}
     if model not in known:
         raise InvalidInput(f"there is no small training of {model}; known: {', '.join(known)}")

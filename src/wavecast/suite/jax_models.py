@@ -256,14 +256,8 @@ class JaxTraining:
 def make_training(
     init: Init, batch_of: BatchOf, loss: Loss, *, optimizer: str = "adamw"
 ) -> JaxTraining:
-    """The training of parameters on a batch.
-
-    Args:
-        init: the parameters, from a random key.
-        batch_of: a batch, from a random key.
-        loss: the loss of parameters on a batch.
-        optimizer: one of `OPTIMIZERS`.
-    """
+    """The training of parameters on a batch, with a loss and one of `OPTIMIZERS`; a random key
+    gives the parameters, another the batch."""
     state_of, update = OPTIMIZERS[optimizer]
 
     def make(key: jax.Array) -> tuple[Tree, Tree]:

@@ -1,8 +1,5 @@
 """Facts about the models of the suite: data set, depth, tokens, name in TBD, sizes of decoders.
-
-TBD's names, data sets and layers are those of its tables II and III (Zhu et al., IISWC 2018). For
-the other models they are those of the model's paper.
-"""
+TBD's are from its tables II and III (Zhu et al., IISWC 2018), others from the model's paper."""
 
 from __future__ import annotations
 

@@ -36,12 +36,7 @@ class Minimizer:
         minimize = Minimizer(loss, optimizer, "bf16", "cuda")
         value = minimize(images, labels)  # zero_grad, loss(images, labels), backward, step
 
-    Args:
-        loss: computes the loss, a scalar tensor, from the inputs of a call.
-        optimizer: the optimizer of the parameters.
-        precision: the precision to compute in.
-        device: the device of the parameters.
-        clip_norm: gradients are clipped to this total norm. None to leave them as they are.
+    `loss` computes a scalar tensor from the inputs of a call; gradients are clipped to `clip_norm`.
     """
 
     def __init__(

@@ -199,11 +199,7 @@ class Script:
         return int(value) if value is not None and value.isdecimal() and int(value) else None
 
     def with_batch(self, batch: int) -> Script:
-        """The script, asked for another batch by its own option.
-
-        Raises:
-            InvalidInput: no option of the script is known to be its batch.
-        """
+        """The script, asked for another batch by its own option; InvalidInput if none is known."""
         option = self._batch_option()
         name, joined = option.rstrip("="), not option.startswith("-") or option.endswith("=")
         words = list(self.arguments)
@@ -320,13 +316,8 @@ def _is_batch(name: str, sign: str) -> bool:
 
 
 def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script | None:
-    """The script that a text names, with its arguments; None if it names none.
-
-    A script is `train.py --lr 0.1`, or `-m package.train --lr 0.1`.
-
-    Raises:
-        InvalidInput: there is no such file, or a quotation mark is missing.
-    """
+    """The script that a text such as `-m package.train --lr 0.1` names; None if it names none,
+    InvalidInput if there is no such file, or a quotation mark is missing."""
     if text.endswith(".py") and Path(text).is_file():
         return Script(text, options=options)  # its name may have spaces
     if ".py" not in text and not text.startswith("-m"):
@@ -344,11 +335,8 @@ def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script |
     return Script(path, tuple(arguments), is_module, options)
 
 
-# One pass of a script, seen from outside: what it prints, what it says, and how it ends.
-#
-# The worker and its guards run no script, so they are believed. A script can write whatever its
-# process can: reports, the result and the files of its folders. They are read like a stranger's
-# (`script_results`), and only the worker signals processes.
+# One pass of a script, seen from outside. The worker and its guards run no script, so they are
+# believed; what a script can write (reports, result, files) is read like a stranger's.
 
 
 START = "importing torch" if importlib.util.find_spec("torch") else "starting"
@@ -597,10 +585,8 @@ def _warn_once(unpromised: list[str]) -> None:
         _write_error(warning)
 
 
-# The process in which a script runs, seen from outside.
-#
-# Scripts run below one worker, which has torch imported if it is installed. Each pass of a script
-# has folders of its own, into which nothing is written from here.
+# The process in which a script runs, seen from outside: below one worker, which has torch imported.
+# Each pass has folders of its own, into which nothing is written from here.
 
 
 _WORKER = "wavecast.frameworks.pytorch.scripts.worker"

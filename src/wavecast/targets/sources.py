@@ -1,9 +1,9 @@
 """The source of steps: from a target and its options to traces for GPU families and batches.
 
-A step is traced when a trace is first needed, and every trace is kept. A trace serves all GPUs for
-which it is exact: those of its own family, and those whose attention kernels can be chosen again in
-it. Compiled steps are traced for the first GPU of each family. The models of libraries, whose code
-does not depend on the batch, are traced at two batches; larger ones follow from these.
+A step is traced when a trace is first needed, and every trace is kept. It serves the GPUs of its
+family, and those whose attention kernels can be chosen again in it; compiled steps are traced for
+the first GPU of each family. The models of libraries, whose code does not depend on the batch, are
+traced at two batches; larger ones follow from these.
 """
 
 from __future__ import annotations
@@ -47,12 +47,8 @@ _Key = tuple[Family | str | None, int | None]
 
 
 class StepSource:
-    """The traces of one step, each made when it is first needed.
-
-    Args:
-        batch: the step's own batch. None if it is not known.
-        follows: whether traces at larger batches may follow from those at smaller ones.
-    """
+    """The traces of one step, each made when it is first needed. If it `follows`, traces at larger
+    batches than its own may follow from those at smaller ones."""
 
     def __init__(
         self, trace_at: TraceAt, batch: int | None = None, *, follows: bool = False
@@ -62,12 +58,8 @@ class StepSource:
         self._served: dict[_Key, Trace] = {}
 
     def on(self, gpu: Device | None = None, batch: int | None = None) -> Trace:
-        """The trace with the kernels of a GPU, at a batch.
-
-        Args:
-            gpu: the GPU. None for any trace that exists, else one for a recent GPU.
-            batch: the batch. None for the step's own.
-        """
+        """The trace with the kernels of a GPU, at a batch, by default the step's own. Without a GPU
+        it is any trace that exists, else one for a recent GPU."""
         at = self._other(batch)
         by_family: _Key = (None if gpu is None else family(gpu), at)
         by_gpu: _Key = (None if gpu is None else gpu.id, at)
@@ -169,10 +161,8 @@ class ScriptSource(StepSource):
         return largest if largest is None or gpu is None else retarget(largest, gpu).trace
 
     def uneven(self, gpu: Device) -> list[tuple[Trace, float]]:
-        """The steps of the loop that are not as the one that repeats, and the share of each.
-
-        Empty where all are alike, or where it is not known how often they come.
-        """
+        """The steps of the loop that are not as the one that repeats, and the share of each. Empty
+        where all are alike, or where it is not known how often they come."""
         trace = self._common(gpu, None)
         run = next(run for run in self.runs if run.trace is trace)
         cycle = run.cycle
@@ -285,10 +275,7 @@ def _refuse_torch_options(target: Target) -> None:
 
 
 def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any) -> Trace:
-    """The trace of one step with changes to its code.
-
-    The options are those of `wavecast.trace`, for one GPU.
-    """
+    """The trace of one step with changes to its code; the options are those of `wavecast.trace`."""
     with needing_extra("tracing"):
         from wavecast.frameworks.pytorch.changes.changed_code import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture
@@ -443,11 +430,8 @@ def largest_traced_batch(
     expandable: bool = False,
     parallel: Parallel | None = None,
 ) -> LargestBatch:
-    """The largest batch that fits, from a function that traces the step at a batch size.
-
-    The function is called more than once for some batches. The other arguments are those of
-    `max_batch`.
-    """
+    """The largest batch that fits, from a function that traces the step at a batch, for some
+    batches more than once. The other arguments are those of `max_batch`."""
     of_rank = traced if parallel is None else _of_fullest_rank(traced, parallel)
     if limit_bytes is None:
         first = of_rank(start)
@@ -479,7 +463,7 @@ It is not looked for where compiling makes traces slow.
 def generations(
     target: Target, source: StepSource, rows: Sequence[Prediction]
 ) -> tuple[TextGeneration, ...]:
-    """The steps of a target that generates text, with what fits on their GPUs."""
+    """For each prediction of a target that generates text: its cache, and the batch that fits."""
     from wavecast.frameworks.pytorch.huggingface.inference import cache_bytes
 
     name = hugging_face_name(target.text) or ""

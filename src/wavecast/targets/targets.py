@@ -118,11 +118,8 @@ class Target:
         precision: str | None = None,
         options: ModelOptions | None = None,
     ) -> Target:
-        """The same step at another batch, in another precision, or with other options.
-
-        Raises:
-            InvalidInput: it is a saved trace, or a function or script that takes no batch.
-        """
+        """The same step at another batch, in another precision, or with other options. InvalidInput
+        if it is a saved trace, or takes no batch."""
         if self.trace is not None:
             raise InvalidInput(f"{self.name} is a trace, which is fixed; name the step itself")
         running = NO_SCRIPT_OPTIONS if self.script is None else self.script.options
@@ -141,14 +138,8 @@ def resolve(
     options: ModelOptions = NO_OPTIONS,
     running: ScriptOptions = NO_SCRIPT_OPTIONS,
 ) -> Target:
-    """The target that a text names.
-
-    Args:
-        batch: the number of samples in a batch. None for the target's default.
-        precision: one of `wavecast.suite.PRECISIONS`. None for float32.
-        options: how an `hf:` target is trained. Other targets take none.
-        running: how a script is run. Other targets take none.
-    """
+    """The target that a text names. `options` are for an `hf:` target only, `running` for a script
+    only. None means the default batch, and float32."""
     _check(text, batch, precision, options)
     if (script := script_of(text, running)) is not None:
         return script_target(script, batch, precision)
@@ -582,14 +573,8 @@ _SWITCHES = ("sequence", "reshard", "reentrant", *HABITS)
 
 
 def strategy_of(text: str, target: str, options: ModelOptions = NO_OPTIONS) -> Parallel:
-    """The strategy that the option names, with the tensor plan of a Hugging Face model.
-
-    Args:
-        options: how an `hf:` target is trained. Adapters wrap its layers, so its plan is not used.
-
-    Raises:
-        InvalidInput: it is malformed, as `parse_parallel` says.
-    """
+    """The strategy that the option names, with the tensor plan of a Hugging Face model, but for one
+    with adapters. InvalidInput as in `parse_parallel`."""
     strategy = parse_parallel(text)
     if strategy.tensor == 1:
         return strategy
@@ -607,11 +592,8 @@ def plan_of_target(target: str, options: ModelOptions = NO_OPTIONS) -> dict[str,
 
 
 def parse_parallel(text: str) -> Parallel:
-    """The strategy that the option names; one GPU if it is empty.
-
-    Raises:
-        InvalidInput: it is not of the form AXIS=N,..., or the strategy contradicts itself.
-    """
+    """The strategy that the option names; one GPU if it is empty. InvalidInput if it is not of the
+    form AXIS=N,..., or if it contradicts itself."""
     known = [field.name for field in fields(Parallel) if field.name != "tensor_plan"]
     values: dict[str, Any] = {}
     for part in filter(None, text.split(",")):

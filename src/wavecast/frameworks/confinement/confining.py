@@ -67,13 +67,9 @@ def confine(
 ) -> Confinement:
     """Let this process and all that it starts write to some folders only, from here on.
 
-    Call it while the process has one thread: others would keep their rights.
-
-    Args:
-        known: the version of Landlock. None to ask the kernel; 0 for a kernel that has none.
-
-    Raises:
-        InvalidInput: the network is to be refused, and this system cannot do that.
+    Call it while the process has one thread: others would keep their rights. `known` is the version
+    of Landlock: None to ask the kernel, 0 for a kernel that has none. InvalidInput if the network
+    is to be refused and this system cannot do that.
     """
     known = kernel.version() if known is None else known
     has_left = offline and is_linux() and kernel.leave_network()
@@ -102,14 +98,8 @@ def confine(
 
 
 def restrict_files(folders: tuple[str, ...], known: int) -> None:
-    """Let this process write to folders and harmless devices only.
-
-    Done twice, the second time in a child, it also hides the parent from the child: neither can it
-    signal its parent nor trace it.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Let this process write to folders and harmless devices only; OSError if the kernel refuses.
+    Done again in a child, it also hides the parent: the child can neither signal nor trace it."""
     kernel.restrict(kernel.Writable(folders, _devices()), known)
 
 
@@ -135,11 +125,9 @@ def _shared_memory(is_own: bool) -> tuple[str, ...]:
     return () if is_used else (str(folder),)
 
 
-# The guard: a confined process that starts the script's, and ends all that the script leaves.
-#
-# A script can start processes of which nobody is told: a daemon leaves its parent and its session.
-# The guard adopts what loses its parent. It runs nothing of the script's, and the script, which is
-# confined once more, can neither signal nor trace it.
+# The guard: a confined process that starts the script's, and ends all that the script leaves. It
+# adopts what loses its parent, such as a daemon, and the script, confined once more, can neither
+# signal nor trace it.
 
 
 _PATIENCE_S = 10.0
@@ -149,14 +137,11 @@ _PATIENCE_S = 10.0
 def run_guarded(
     body: Callable[[], None], passed_on: int, parent: int, *, all_are_ours: bool
 ) -> int:
-    """Run a function in a process; its exit code, once nothing runs that it has started.
+    """Run a function in a process; return its exit code once nothing runs that it has started.
 
-    SIGTERM ends that process. So does the end of this process's parent.
-
-    Args:
-        passed_on: another signal, which is passed on to that process.
-        all_are_ours: whether this process can signal only what the function's process has started:
-            Landlock refuses all else (`Confinement.signals`).
+    SIGTERM, or the end of this process's parent, ends that process; `passed_on` is a signal that is
+    passed on to it. `all_are_ours` says that this process can signal only what the function's
+    process has started, since Landlock refuses all else (`Confinement.signals`).
     """
     starter, script = os.getpid(), 0
 
@@ -190,11 +175,8 @@ def run_guarded(
 
 
 def end_children(*, all_are_ours: bool = False) -> None:
-    """End all that this process has started or adopted, and that is left.
-
-    Args:
-        all_are_ours: whether it may signal all processes that it can. None escapes that by a fork.
-    """
+    """End all that this process has started or adopted, and that is left. With `all_are_ours` it
+    signals all processes that it may signal, which none escapes by a fork."""
     until_s = time.monotonic() + _PATIENCE_S
     while _has_children() and time.monotonic() < until_s:
         for process in [-1] if all_are_ours else _children():

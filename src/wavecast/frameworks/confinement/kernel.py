@@ -32,11 +32,7 @@ def is_linux() -> bool:
 
 
 def call(function: str, *arguments: Any) -> int:
-    """The result of a function of the C library.
-
-    Raises:
-        OSError: it failed, or this library does not have it.
-    """
+    """The result of a function of the C library; OSError if it failed or does not exist there."""
     try:
         result = int(getattr(_library(), function)(*arguments))
     except AttributeError:
@@ -53,11 +49,7 @@ def forbid_new_privileges() -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up what root may do beyond files: this process, and what it starts, cannot get it back.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Give up, for good, what root may do beyond files; OSError if the kernel refuses."""
     header = struct.pack("=Ii", _CAPABILITIES_VERSION, 0)
     sets = ctypes.create_string_buffer(24)  # effective, permitted, inheritable; twice 32 bits
     call("capget", header, sets)
@@ -85,11 +77,9 @@ def stay_readable() -> None:
     call("prctl", _SET_READABLE, 1, 0, 0, 0)
 
 
-# Landlock: a process gives up the right to write files, for itself and all that it starts.
-#
-# Linux has it since 5.13; each version of its interface knows more rights. See
-# https://docs.kernel.org/userspace-api/landlock.html. Reading is not restricted. A device that is
-# only read can be changed by ioctl, such as a terminal: that is forbidden since Linux 6.10.
+# Landlock: a process gives up the right to write files, for itself and all that it starts. Reading
+# is not restricted; changing a device by ioctl is since Linux 6.10
+# (https://docs.kernel.org/userspace-api/landlock.html).
 
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -148,11 +138,7 @@ def version() -> int:
 
 
 def restrict(writable: Writable, known: int) -> None:
-    """Forbid this thread, and all that it starts, to write anything else.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
+    """Forbid this thread, and all that it starts, to write elsewhere; OSError if refused."""
     rights = reduce(or_, (*_FIRST, *(right for since, right in _SINCE.items() if known >= since)))
     ruleset = _Ruleset(rights, 0, _SIGNALS if known >= SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.

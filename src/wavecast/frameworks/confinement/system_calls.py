@@ -1,9 +1,5 @@
-"""A filter of system calls (seccomp), for what Landlock leaves alone.
-
-`_REFUSALS` says which calls are refused, and why. A filter sees the numbers that a call is given,
-not the files and processes that they stand for. Where most programs can do without, a call does
-nothing and reports success: they only want to copy the times of a file, or a faster core.
-"""
+"""A filter of system calls (seccomp), for what Landlock leaves alone. It sees the numbers that a
+call is given, not the files and processes behind them."""
 
 from __future__ import annotations
 
@@ -200,10 +196,7 @@ def is_known() -> bool:
 
 def filter_calls(*, network: bool) -> None:
     """Refuse the calls that could change what is the user's, here and in all that is started.
-
-    Raises:
-        OSError: the kernel refuses, or the calls of this processor are not known.
-    """
+    OSError if the kernel refuses, or if the calls of this processor are not known."""
     if not is_known():
         raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known")
     code = b"".join(_instructions(_ARCHITECTURES[platform.machine()], network))
@@ -229,10 +222,8 @@ def _instructions(known: _Architecture, network: bool) -> Iterator[bytes]:
 
 
 def _tested(tests: Iterable[_Test], answer: bytes) -> Iterator[bytes]:
-    """Instructions that end with the answer if a test holds.
-
-    If none holds, they load the number of the call again for the instructions that follow.
-    """
+    """Instructions that end with the answer if a test holds. Otherwise they load the number of the
+    call again, for the instructions that follow."""
     for test in tests:
         # Arguments have 8 bytes; of all that are tested, the kernel looks at the lower 4.
         yield _step(_LOAD, _ARGUMENTS_AT + 8 * test.argument) + _step(_AND, test.mask)

@@ -1,8 +1,7 @@
 """The trace of a compiled module: its schedule as calls, with values and memory.
 
-Loops are written out, since their number of turns is known. The module's buffers are its arguments,
-its results and one piece of temporary memory, whose size XLA says; which tensors are in it follows
-from the schedule.
+Loops are unrolled, since their number of turns is known. The buffers are the module's arguments,
+its results and one piece of temporary memory; the schedule says which tensors are in it.
 """
 
 from __future__ import annotations
@@ -417,11 +416,11 @@ def collective(module: HloModule, instruction: Instruction, inputs: Sequence[Sha
 
 
 def first_group(text: str, partitions: int) -> list[int]:
-    """The first group of ranks that an instruction names; all of them if it names none.
+    """The first group of ranks that an instruction names; all ranks if it names none.
 
-    XLA writes `replica_groups={{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an array of all ranks, turned
-    and cut into groups), or `mesh['x'=2,'y'=4] {'y'}` (the axes of a mesh along which a group
-    lies), and `source_target_pairs={{0,1},...}` for what goes from one rank to another.
+    XLA writes `replica_groups={{0,1},{2,3}}`, `[2,4]<=[4,2]T(1,0)` (an array of all ranks,
+    transposed and cut into groups), `mesh['x'=2,'y'=4] {'y'}` (the axes of a mesh along which a
+    group lies), or `source_target_pairs={{0,1},...}` for what goes from one rank to another.
     """
     if match := _PAIR.search(text):
         return [int(match[1]), int(match[2])]
@@ -443,11 +442,8 @@ def _integers(text: str) -> list[int]:
 
 
 def _along(mesh: str, axes: str) -> list[int]:
-    """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on.
-
-    `'x':(2)4` is the part of axis x with 4 places whose neighbours are as far apart as its size,
-    the 2 parts before it, leaves.
-    """
+    """The ranks of a mesh that lie along axes, or along parts of them, from the first rank on. In
+    `'x':(2)4`, axis x is cut into 2 parts, and each of these into 4 places."""
     sizes = {name: int(size) for name, size, *_ in _AXIS.findall(mesh)}
     strides = {}
     step = 1
@@ -464,11 +460,10 @@ def _along(mesh: str, axes: str) -> list[int]:
 
 
 def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
-    """Among how many ranks the step's samples are spread, and each of its weights at most.
+    """Among how many ranks the samples are spread, and each of the weights at most.
 
-    An argument whose shape is also the shape of a result is taken as weights or states. Of any
-    other argument the first dimension counts samples. Empty if there is one rank, or if the
-    arguments do not show it.
+    An argument with the shape of a result is taken as weights or states. Of any other, the first
+    dimension counts samples. Empty if the arguments do not show it.
     """
     entry = module.entry
     names = [argument_of(parameter.op_name).split(".") for parameter in entry.parameters]
@@ -495,7 +490,7 @@ def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
 
 
 def _divisions(parameter: Instruction) -> tuple[int, ...] | None:
-    """Into how many parts each dimension of an argument is cut. None if that was not read.
+    """Into how many parts each dimension of an argument is cut; None if that was not read.
 
     XLA writes `{replicated}`, or `{devices=[4,1,2]<=[8] last_tile_dim_replicate}`, whose last
     number, beyond the dimensions, counts equal copies.
@@ -523,10 +518,7 @@ _CALLBACK = re.compile(r"python_\w*callback")
 def planned_call(
     module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
 ) -> LibraryCall | None:
-    """The op of an instruction; None if it runs no kernel.
-
-    `padded` says how many of its operands were only padded for it.
-    """
+    """The op of an instruction; None if it runs no kernel. `padded` operands were only padded."""
     if instruction.opcode.removesuffix("-start") in VIEWS or instruction.opcode.endswith("-done"):
         return None
     body = module.called(instruction)
@@ -575,10 +567,8 @@ def _unknown_type(
 
 
 def is_padding(body: Computation) -> bool:
-    """Whether a fusion only pads a tensor, as XLA does for cuBLAS alone.
-
-    On a GPU, XLA takes a Triton kernel there, which needs no padding.
-    """
+    """Whether a fusion only pads a tensor, as XLA does for cuBLAS alone. On a GPU, XLA takes a
+    Triton kernel there, which needs no padding."""
     return body.root.opcode == "pad" and all(
         instruction.opcode in FREE for instruction in body.instructions
     )
@@ -606,7 +596,7 @@ def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int)
 
 
 def _unread_name(instruction: Instruction) -> str:
-    """The name under which a custom call that nobody can read is unpredicted."""
+    """The name that a prediction gives to a custom call for which there is no formula."""
     target = instruction.target
     if target in _KERNELS:
         name = _KERNEL_NAME.search(instruction.attributes)
@@ -637,11 +627,9 @@ _SINGLE = {"topk": _sort, "fft": libraries.fourier}
 """Instructions that run as one op of a library."""
 
 
-# Where an HLO instruction comes from: its phase, its module and its argument, from JAX's names.
-#
-# JAX names the path to each operation: `jit(step)/transpose(jvp(net))/blocks.0/dot_general`.
-# Scopes are those of `jax.named_scope`, Flax's modules and Keras's layers; `jvp` marks the forward
-# pass of a gradient, `transpose(jvp(...))` the backward pass.
+# Where an HLO instruction comes from, read from paths such as
+# `jit(step)/transpose(jvp(net))/blocks.0/dot_general`: `jvp` marks the forward pass of a gradient,
+# `transpose(jvp(...))` the backward pass, other parts are scopes.
 
 
 _BACKWARD, _FORWARD = "transpose(", "jvp("
@@ -667,14 +655,8 @@ def phase_of(op_name: str) -> Phase | None:
 
 
 def updates(body: Computation, gradients: Container[int]) -> bool:
-    """Whether a fusion computes with gradients outside of the differentiated function.
-
-    XLA fuses an update with what the forward or the backward pass does to the same parameter, and
-    names the fusion after that.
-
-    Args:
-        gradients: the positions of its parameters that follow from gradients.
-    """
+    """Whether a fusion computes with `gradients`, by position, outside of the differentiated one.
+    XLA names a fused update after the forward or the backward pass that it is fused with."""
     derived: set[str] = set()
     for instruction in body.instructions:
         if instruction.opcode == "parameter":

@@ -1,8 +1,5 @@
-"""Compilations of a lowered step by XLA, each in a process of its own.
-
-The user's process, and its jax, stay as they are: the environment that the compiler needs is set
-for the other process only.
-"""
+"""Compilations of a lowered step by XLA, each in a process of its own. Only that process gets the
+environment that the compiler needs; the user's process and jax stay as they are."""
 
 from __future__ import annotations
 
@@ -57,16 +54,11 @@ def compiled_for(
     devices: int = 1,
     done: Callable[[int], None] | None = None,
 ) -> list[CompiledModule]:
-    """The module compiled for each GPU, several at a time.
+    """The lowered step (`releases.bytecode`) compiled for each GPU, several at a time.
 
-    Args:
-        module: the lowered step (`releases.bytecode`).
-        devices: over how many GPUs the step is spread.
-        done: called with the number of GPUs that are done.
-
-    Raises:
-        MissingExtra: XLA's compiler for CUDA is not installed, or not for this system.
-        CaptureError: XLA refuses the module; the message is its own.
+    The step is spread over `devices` GPUs. `done` is called with the number of GPUs that are done.
+    MissingExtra if XLA's compiler for CUDA is not installed; CaptureError, in XLA's words, if it
+    refuses the module.
     """
     check_installed()
     finished = 0
@@ -138,7 +130,6 @@ def _run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def _reason(run: subprocess.CompletedProcess[str]) -> str:
-    """The last line of an error that says something."""
     lines = [line.strip() for line in run.stderr.splitlines() if line.strip()]
     said = [line for line in lines if "Error" in line or "error" in line]
     return (said or lines or [f"exit status {run.returncode}"])[-1]
@@ -159,11 +150,7 @@ _LEAST = (7, 0)
 
 
 def target_config(gpu: Device) -> str:
-    """The text of XLA's target config for a GPU.
-
-    Raises:
-        InvalidInput: XLA has no compiler for the GPU, or a fact about it is unknown.
-    """
+    """The text of XLA's target config for a GPU; InvalidInput if XLA or we do not know the GPU."""
     capability = gpu.compute_capability
     if capability is None or capability < _LEAST:
         raise InvalidInput(
@@ -228,12 +215,9 @@ def in_old_form(config: str) -> str:
     return "\n".join(line for line in lines if not any(name in line for name in _NEWER))
 
 
-# Stand-ins for CUDA's tools, made when a module is compiled where CUDA is not installed.
-#
-# XLA asks ptxas and nvlink for their version, learns the newest PTX from how ptxas refuses one
-# that does not exist, lets them assemble kernels, and reads a library of mathematical functions.
-# None of it decides which kernels there are. So two scripts that answer and write a file do, and a
-# library without functions; the scheduled HLO is the same.
+# Stand-ins for CUDA's tools where CUDA is not installed. XLA asks ptxas and nvlink for their
+# version and newest PTX, lets them assemble kernels, and reads a library of functions. None of it
+# decides which kernels there are, so scripts that answer and an empty library do.
 
 
 _TOOL = """#!/bin/sh

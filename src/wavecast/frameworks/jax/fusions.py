@@ -1,8 +1,5 @@
-"""What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic.
-
-The description is that of Inductor's fused kernels (`wavecast.ops.fused`): points, terms of a sum,
-bytes by how they are reached, and operations for each point.
-"""
+"""What the kernel of an HLO fusion does: its loop, its memory traffic and its arithmetic. It is
+described as Inductor's fused kernels are (`wavecast.ops.fused`)."""
 
 from __future__ import annotations
 
@@ -190,10 +187,8 @@ def behind(instruction: Instruction, body: Computation) -> Instruction:
 
 
 def _demands(body: Computation) -> dict[str, float]:
-    """The share of each instruction's elements that the kernel computes or reads.
-
-    A slice needs only part of its operand, and an update in place does not read what it updates.
-    """
+    """The share of each instruction's elements that the kernel computes or reads. A slice needs
+    only part of its operand, and an update in place does not read what it updates."""
     shares: dict[str, float] = {body.root.name: 1.0}
     for instruction in reversed(body.instructions):
         share = min(shares.get(instruction.name, 0.0), 1.0)
@@ -210,7 +205,7 @@ def _demands(body: Computation) -> dict[str, float]:
 
 
 def _needed(instruction: Instruction, position: int, numel: int, share: float) -> float:
-    """The share of an operand that a share of an instruction's result needs."""
+    """The share of an operand that is needed for a share of an instruction's result."""
     if instruction.opcode in _UPDATES and position == 0:
         return 0.0
     if instruction.opcode in _SLICES and position == 0:

@@ -1,8 +1,4 @@
-"""The scheduled HLO of a compiled module, read from its text.
-
-Only what a step's trace needs is kept: computations, instructions with shapes and operands, and a
-few attributes. Anything else stays as text in `Instruction.attributes`.
-"""
+"""The scheduled HLO of a compiled module, read from its text as far as a trace needs it."""
 
 from __future__ import annotations
 
@@ -216,11 +212,8 @@ class HloModule:
         return self.computations.get(instruction.computation(attribute))
 
     def traffic_bytes(self, computation: Computation) -> int:
-        """The bytes that its instructions read and write, by which computations are compared.
-
-        Loops count as often as they turn, branches by the larger one, and every kernel as if it
-        moved a few megabytes more, since it takes microseconds to launch.
-        """
+        """The bytes that its instructions read and write, by which computations are compared. Loops
+        count as often as they turn, of branches the larger one, and each launch some megabytes."""
         traffic = 0
         for instruction in computation.instructions:
             body = self.called(instruction, "body") or self.called(instruction, "to_apply")
@@ -234,11 +227,8 @@ class HloModule:
         return traffic
 
     def origin(self, instruction: Instruction) -> Instruction:
-        """The instruction that says where another comes from.
-
-        XLA leaves out the path of a fusion that it made of several; then it is that of the last
-        instruction in it that has one.
-        """
+        """The instruction that says where another comes from. XLA leaves out the path of a fusion
+        of several; then it is the last instruction in it that has one."""
         if PATH in instruction.op_name:
             return instruction
         body = self.called(instruction)
@@ -254,11 +244,7 @@ class HloModule:
 
 
 def read_hlo(text: str) -> HloModule:
-    """The module in the text of scheduled HLO.
-
-    Raises:
-        InvalidInput: it is no HLO module, or has not been scheduled.
-    """
+    """The module in the text of scheduled HLO; InvalidInput if it is none, or is not scheduled."""
     lines = text.splitlines()
     if not lines or not lines[0].startswith("HloModule"):
         raise InvalidInput("this is no HLO module; it must begin with HloModule")

@@ -42,11 +42,8 @@ def _named(text: Any) -> tuple[int, ...]:
 
 
 def matmul(instruction: Instruction, inputs: Sequence[Shape], padded: int = 0) -> LibraryCall:
-    """A matmul of cuBLAS, with what is added to it.
-
-    Where the rows of an operand begin at odd places, XLA pads it for cuBLAS; on a GPU it finds that
-    a Triton kernel without padding is faster, which the op's name says (`XLA_UNALIGNED`).
-    """
+    """A matmul of cuBLAS, with what is added to it. Where XLA pads an operand for cuBLAS, a GPU
+    would run a faster Triton kernel, which the op's name says (`XLA_UNALIGNED`)."""
     config = instruction.backend.get("gemm_backend_config", {})
     numbers = config.get("dot_dimension_numbers", {})
     precision = config.get("precision_config", {})

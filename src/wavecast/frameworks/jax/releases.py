@@ -1,7 +1,6 @@
 """The private interfaces of JAX that are used, all in this file.
 
 Tried with jax 0.9.2, 0.10.2 and 0.12.0.1, each with its compiler, and 0.10.2 with that of 0.12.0.1.
-
 `lower` runs in the user's process, `compile_module` in a process of its own.
 """
 
@@ -69,15 +68,14 @@ def partitions(lowered: Any) -> int:
 
 @contextmanager
 def lowering_for(gpu: Device) -> Iterator[None]:
-    """JAX lowers as on a GPU: attention by cuDNN, kernels of Pallas, and calls of the host's Python
-    from a step."""
+    """Let JAX lower as on a GPU: attention by cuDNN, Pallas kernels, and calls of host Python."""
     with _cudnn_as_on(gpu), _callbacks_lowered(), _pallas_lowered(gpu):
         yield
 
 
 @contextmanager
 def _callbacks_lowered() -> Iterator[None]:
-    """`jax.debug.print` and other callbacks ask for a client of the GPU, and do not use it."""
+    """Let `jax.debug.print` and the like be lowered: they ask for a GPU client, but use none."""
     from jax._src.interpreters import mlir
 
     own = mlir.ModuleContext.get_backend
@@ -92,7 +90,7 @@ def _callbacks_lowered() -> Iterator[None]:
 
 @contextmanager
 def _pallas_lowered(gpu: Device) -> Iterator[None]:
-    """Newer releases (0.12) ask the present GPU for its compute capability."""
+    """Let Pallas kernels be lowered: jax 0.12 asks the present GPU for its compute capability."""
     try:
         from jax._src.pallas.triton import gpu_info
     except ImportError:
@@ -139,12 +137,8 @@ def _capability(text: str) -> tuple[int, ...]:
 def compile_module(
     module: bytes, config: str, devices: int, options: Mapping[str, int | bool]
 ) -> tuple[str, Mapping[str, int]]:
-    """The scheduled HLO of a module for a GPU that need not be there, and its memory.
-
-    Args:
-        module: what `bytecode` gave.
-        devices: over how many of them the step is spread.
-    """
+    """The scheduled HLO of a module (`bytecode`) for a GPU that need not be there, and its memory.
+    The step is spread over `devices` of them."""
     from jax._src import compiler
     from jax._src.interpreters import mlir
     from jax._src.lib import xla_client
@@ -280,11 +274,8 @@ def forget_compiled() -> None:
 
 @contextmanager
 def ops_watched(note: Callable[[str, Sequence[Any], Sequence[Any]], None]) -> Iterator[None]:
-    """Call `note` with name, arguments and results of what is computed at once, op by op.
-
-    Each op is jitted by jax itself, and comes through Python when it is called for the first time
-    after `forget_compiled`.
-    """
+    """Call `note` with name, arguments and results of what is computed at once, op by op. Jax jits
+    each op, which comes through Python when first called after `forget_compiled`."""
     from jax._src import pjit
 
     own = pjit._pjit_call_impl_python

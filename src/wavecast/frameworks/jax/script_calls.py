@@ -1,9 +1,8 @@
 """The calls of jitted functions that a script makes, none of which is computed.
 
-A call of a jitted function is evaluated by its shapes alone, and what it returns is made up: arrays
-of the right shapes, those of its arguments where they fit. So a script runs on without a GPU, as
-far as its course does not depend on values. Its training step is the function that is given back
-what it returned before.
+A call is evaluated by its shapes alone, and returns made-up arrays: those of its arguments where
+they fit. So a script runs on without a GPU while its course does not depend on values. Its training
+step is the function that is given back what it returned before.
 """
 
 from __future__ import annotations
@@ -141,8 +140,8 @@ class JittedCalls(Watched):
     def _repeats(self, call: JittedCall) -> bool:
         """Whether a call ends a step: the last two had the same calls, and passed something on.
 
-        A function that only adds up the gradients of parts of a batch passes nothing on to the
-        others: the parameters stay as they are.
+        A function that only adds up gradients of parts of a batch leaves the parameters as they
+        are, and so passes nothing on.
         """
         before, step = self._periods(call)
         if [(c.function, c.shapes) for c in before] != [(c.function, c.shapes) for c in step]:
@@ -155,7 +154,7 @@ class JittedCalls(Watched):
         )
 
     def _periods(self, call: JittedCall) -> tuple[list[JittedCall], list[JittedCall]]:
-        """The calls up to the last but one call like this, from the one before, and up to this."""
+        """The calls between the last two calls like this one, and those up to this one."""
         key = call.function, call.shapes
         ends = [at for at, other in enumerate(self.calls) if (other.function, other.shapes) == key]
         first, second, last = (at + 1 for at in ends[-3:])
@@ -174,7 +173,7 @@ class JittedCalls(Watched):
         return [*before, *(op for call in calls[:-1] for op in call.outside)]
 
     def samples(self) -> int | None:
-        """The samples of a step: the length that all arrays have that are new in each call."""
+        """The samples of a step: the length shared by all arrays that are new in each call."""
         if self.step is None:
             return None
         step = self.between()
@@ -246,10 +245,8 @@ def _made_up(shapes: Any, given: Any) -> Any:
     return jax.tree.map(made, shapes)
 
 
-# The jitted calls of one step as one function, which hands on what each of them returned.
-#
-# Barriers hold the calls apart, so that XLA compiles each as it would alone, and one module says
-# what memory they need together.
+# The jitted calls of one step as one function. Barriers hold the calls apart, so that XLA compiles
+# each as it would alone, and one module says what memory they need together.
 
 
 @dataclass

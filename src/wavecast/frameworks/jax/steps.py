@@ -135,10 +135,8 @@ def captured_jax(
 ) -> Trace:
     """The trace of the step that a function of the user's returns, for one GPU.
 
-    Args:
-        make_step: builds state and batch, and returns the jitted step and its arguments.
-        ranks: how many devices jax shall show, for code that makes a mesh.
-        changes: what to change in the step, by the names of `frameworks.jax.changes`.
+    `make_step` builds state and batch, and returns the jitted step and its arguments. jax shows
+    `ranks` devices, for code that makes a mesh. `changes` are named in `frameworks.jax.changes`.
     """
     check_installed()
     show_devices(ranks or 1)
@@ -195,11 +193,7 @@ _SMALL = 2
 
 
 def train_step(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The jitted train step of a model, and its arguments: its state, and the batch.
-
-    Args:
-        compiled: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
-    """
+    """The jitted train step of a Keras model, or of `(model, (x, y))`, and its arguments."""
     import keras
 
     if keras.backend.backend() != "jax":
@@ -245,10 +239,7 @@ _DONORS = ("tf.aliasing_output", "jax.buffer_donor")
 
 def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
     """The step jitted anew, with those arguments donated whose arrays have the shapes of results.
-
-    Raises:
-        InvalidInput: arguments are donated already, or none could be.
-    """
+    InvalidInput if arguments are donated already, or if none could be."""
     import jax
 
     if any(mark in step.lower(*arguments).as_text() for mark in _DONORS):
@@ -269,11 +260,8 @@ def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
 
 @contextmanager
 def rematerialized(names: Sequence[str]) -> Iterator[None]:
-    """Within it, gradients are those of a loss whose activations are computed again.
-
-    Raises:
-        InvalidInput: the step takes no gradient by `jax.grad` or `jax.value_and_grad`.
-    """
+    """Within it, gradients are those of a loss whose activations are computed again. InvalidInput
+    if the step takes no gradient by `jax.grad` or `jax.value_and_grad`."""
     if REMAT not in names and REMAT_MATMULS not in names:
         yield
         return

@@ -35,12 +35,8 @@ TUNING_NOTE = (
 def lowered_step(
     step: Any, arguments: Sequence[Any], named: dict[str, Any], gpu: Device, jit: dict[str, Any]
 ) -> Any:
-    """A step lowered for NVIDIA GPUs, by the user's own jax.
-
-    Args:
-        gpu: the GPU that code which asks for one is told about.
-        jit: options of `jax.jit` for a function that is not jitted yet.
-    """
+    """A step lowered for NVIDIA GPUs, by the user's own jax. Code that asks for a GPU sees `gpu`;
+    `jit` are options of `jax.jit` for a function that is not jitted yet."""
     check_installed()
     import jax
 
@@ -108,11 +104,8 @@ def trace_of(
     return compacted(trace)
 
 
-# Scopes for Flax's NNX modules, whose calls leave no names in a lowered step.
-#
-# Flax's older modules (linen) and Keras's layers name their scopes themselves. While a step is
-# lowered, the classes of the NNX modules among its arguments are made to call themselves in
-# `jax.named_scope`, by the attribute of the module that holds them.
+# Scopes for Flax's NNX modules, whose calls leave no names in a lowered step, unlike those of linen
+# and Keras: they call themselves in `jax.named_scope`, by the attribute that holds them.
 
 
 _CALL = "__call__"
@@ -181,11 +174,8 @@ def _name_in(holder: Any, module: Any) -> str:
     return ""
 
 
-# The memory of a compiled module as allocations, so that `wavecast.memory` gives XLA's figure.
-#
-# XLA says how large a module's arguments, results and temporary memory are. The tensors in the
-# temporary memory, and how long they live, follow from the schedule. What they do not fill of it,
-# at its fullest, is scratch memory of libraries and what lies between tensors.
+# The memory of a compiled module as allocations. XLA says how large it is, and the schedule which
+# tensors are in it and how long; the rest, at its fullest, is scratch memory of libraries.
 
 
 LEAST_SCRATCH = 256
@@ -249,11 +239,8 @@ def _overwritten(schedule: Schedule) -> dict[int, int]:
 
 
 def _roles(schedule: Schedule) -> list[Role]:
-    """What each argument is, from who reads it and whether it is updated.
-
-    Weights are read by the forward pass and updated; optimizer state is read by the optimizer only;
-    a batch is not updated.
-    """
+    """What each argument is. Weights are read by the forward pass and updated; optimizer state is
+    read by the optimizer only; a batch is not updated."""
     updated = set(schedule.module.aliases.values())
     readers: dict[int, set[Phase]] = {}
     roots: list[int] = []

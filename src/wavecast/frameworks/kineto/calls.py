@@ -75,9 +75,8 @@ def calls_of(
 ) -> tuple[Call, ...]:
     """The calls of a step, in the order in which the host issued them.
 
-    Args:
-        window: when the host worked on the step. None if the file has no events of the host.
-        waits: when the host waited: intervals in order that do not overlap.
+    `window` is when the host worked on the step, None if the file has no events of the host.
+    `waits` are ordered intervals, without overlap, in which it waited.
     """
     exchanges = _exchanges(recording.nodes)
     drafts = _with_kernels(recording)
@@ -117,11 +116,7 @@ class _Costs:
         self._outputs = 0
 
     def add(self, op: Op) -> None:
-        """Count an op.
-
-        Raises:
-            InvalidInput: no real step has so many.
-        """
+        """Count an op; InvalidInput if there are more than a real step has."""
         self._outputs += len(op.outputs)
         different = op_of.cache_info().misses - self._known
         if different > MOST_DIFFERENT_OPS or self._outputs > MOST_OUTPUTS:
@@ -286,8 +281,8 @@ def _whole(op: Op) -> Op:
 def _with_indices(op: Op) -> Op:
     """An `index_put` with the tensor of its indices, which the profiler does not write.
 
-    It leaves out lists that may have gaps. The values have the shape of the indices in place of the
-    first dimension. Of `index`, nothing tells how much it fetched.
+    The values have the shape of the indices in place of the first dimension. Of `index`, nothing
+    tells how much it fetched.
     """
     if not op.base.startswith(_PUTS) or len(op.inputs) != 2:
         return op
@@ -344,10 +339,8 @@ def _flat(count: Any, dtype: str | None) -> tuple[TensorSpec, ...]:
     return (TensorSpec((count,), dtype),) if whole and dtype else ()
 
 
-# Triton kernels of torch.compile in a profile, as ops.
-#
-# The profiler records the arguments of a kernel: its tensors, then its number of points and the
-# length of its sums. It records neither which tensors are written nor what is computed.
+# Triton kernels of torch.compile in a profile, as ops. The profiler records tensors, points and the
+# length of sums, but neither which tensors are written nor what is computed.
 
 
 _POINTWISE, _LOOPED, _PERSISTENT, _LISTS = FUSED
@@ -356,10 +349,7 @@ _KINDS = {"poi": _POINTWISE, "red": _LOOPED, "per": _PERSISTENT, "for": _LISTS}
 
 
 def fused_op(name: str, recorded: Mapping[str, Any]) -> Op:
-    """The op of a Triton kernel.
-
-    Without shapes, or for a kernel that is not Inductor's, the op has only a name.
-    """
+    """The op of a Triton kernel. It has only a name without shapes, or if it is not Inductor's."""
     unknown = Op(f"triton.{name}", (), ())
     kind = _KINDS.get(name.removeprefix("triton_").partition("_")[0])
     arguments = arguments_in(recorded)
@@ -434,10 +424,7 @@ class Places:
         return Phase.OTHER if fetches else Phase.FORWARD
 
     def module(self, node: Node) -> str:
-        """The module of a forward op, or of the forward op that a backward op belongs to.
-
-        "" if it is not known.
-        """
+        """The module of a forward op, or of the forward op that a backward op belongs to, or ""."""
         own = _forward_module(node, self.forward_modules)
         if own:
             return own
@@ -455,7 +442,6 @@ def _phase_of_range(node: Node) -> Phase | None:
 
 
 def _backward_sequence(node: Node) -> int | None:
-    """The sequence number of a backward op."""
     return _sequence(node) if node.name.startswith(_BACKWARD) else None
 
 
@@ -478,11 +464,8 @@ def places_of(nodes: Sequence[Node]) -> Places:
 
 
 def settle(calls: Sequence[Call]) -> list[Call]:
-    """The calls, where forward ops after the last backward op become OTHER.
-
-    The file does not mark the end of the forward pass. Ops after the backward pass that do not
-    belong to the optimizer clip gradients or compute metrics.
-    """
+    """The calls, where forward ops after the last backward op become OTHER: they clip gradients or
+    compute metrics. The file does not mark the end of the forward pass."""
     last = max((i for i, call in enumerate(calls) if call.phase is Phase.BACKWARD), default=None)
     return [
         replace(call, phase=Phase.OTHER)
@@ -566,10 +549,8 @@ class ProfileRecording:
         return [*(run for runs in self.launched.values() for run in runs), *self.orphans]
 
     def host_window(self) -> Interval | None:
-        """From the start of the host's first event to the end of its last; annotations are ignored.
-
-        None if the file has no events of the host.
-        """
+        """From the start of the host's first event to the end of its last, without annotations;
+        None if the file has no events of the host."""
         spans = [
             node.span
             for node in self.nodes

@@ -76,12 +76,8 @@ _TOO_MANY = "it has too many events or values for its size; record fewer steps"
 def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None) -> Iterator[Event]:
     """The events of a .json or .json.gz file in order, of which only a few are in memory at once.
 
-    Args:
-        fields: a dictionary to fill with the file's other fields (`deviceProperties`, ...). It is
-            complete after the last event.
-
-    Raises:
-        InvalidInput: there is no such file, or it is not a complete profiler file.
+    The file's other fields (`deviceProperties`, ...) are put into `fields`, which is complete after
+    the last event. InvalidInput if there is no such file, or if it is no complete profiler file.
     """
     path = Path(path)
     try:
@@ -235,10 +231,8 @@ class _Text:
             characters *= 2
 
     def _check_cut(self, error: json.JSONDecodeError) -> None:
-        """Raise unless the error only means that the window ends too early.
-
-        At the end of the file, a text that ends too early is truncated.
-        """
+        """Raise unless the error only means that the window ends too early. At the end of the file,
+        it means that the text is truncated."""
         cut = error.pos + _LONGEST_TOKEN > len(self._window) or "Unterminated" in error.msg
         if not cut:
             raise _Refused(_NOT_JSON)
@@ -332,11 +326,9 @@ class Node:
 class Inherited(Generic[T]):
     """A fact that a node has from itself or from those that enclose it, found once for each node.
 
-    Walking up from every node would take the square of the depth of a file.
-
-    Args:
-        own: the fact that a node has by itself; None if it has none.
-        outermost: whether the outermost node with such a fact decides; else the innermost does.
+    Walking up from every node would take the square of the depth of a file. `own` gives the fact
+    that a node has by itself, or None. With `outermost`, the outermost node that has one decides,
+    else the innermost.
     """
 
     def __init__(self, own: Callable[[Node], T | None], *, outermost: bool = False) -> None:
@@ -371,11 +363,8 @@ def enclosing(nodes: Iterable[Node]) -> set[Node]:
 
 
 def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:
-    """The nodes of all threads, ordered by their start.
-
-    Raises:
-        InvalidInput: more than `most_enclosing` events enclose others, counted for each event.
-    """
+    """The nodes of all threads, ordered by their start. InvalidInput if more than `most_enclosing`
+    events enclose others, counted for each event."""
     nodes: list[Node] = []
     enclosing = 0
     open_nodes: dict[Any, list[Node]] = {}
@@ -398,10 +387,8 @@ def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[No
 
 
 def _is_over(earlier: Span, span: Span) -> bool:
-    """Whether an earlier span had ended when another began.
-
-    Old files round to whole microseconds, so a short call may seem to begin when its op ends.
-    """
+    """Whether a span had ended when another began. Old files round to whole microseconds, so a
+    short call may seem to begin when its op ends."""
     instant = span.begin_us == span.end_us and earlier.begin_us < earlier.end_us
     return earlier.end_us < span.begin_us if instant else earlier.end_us <= span.begin_us
 
@@ -424,11 +411,9 @@ def synchronizes(runtime: str) -> bool:
 def waits(calls: Iterable[Node], ran: Mapping[Node, Interval]) -> list[Interval]:
     """When the host waited for the GPU: intervals in order that do not overlap.
 
-    The host waits in synchronisations, in copies with memory that is not pinned (they return when
-    the copy is done), and in launches while the queue is full (they return when there is room).
-
-    Args:
-        ran: when the GPU ran the kernels of each call that launched some.
+    The host waits in synchronisations, in copies with memory that is not pinned (until the copy is
+    done), and in launches while the queue is full (until there is room). `ran` says when the GPU
+    ran the kernels of each call that launched some.
     """
     calls = list(calls)
     usual = _usual_us(node for node in calls if node in ran)
@@ -451,11 +436,8 @@ def _usual_us(launches: Iterable[Node]) -> dict[str, float]:
 
 
 def _held_up(launch: Node, ran: Interval, usual_us: float) -> bool:
-    """Whether a launch took long because it waited for the GPU.
-
-    It did if it is a copy that was done when the call returned, or if its kernel still had to wait
-    in the queue for longer than the call had taken.
-    """
+    """Whether a launch took long because it waited for the GPU: it is a copy that was done when the
+    call returned, or its kernel waited in the queue for longer than the call took."""
     end = launch.span.end_us
     duration = end - launch.span.begin_us
     if duration <= _HELD_UP * usual_us:
@@ -467,12 +449,9 @@ def _held_up(launch: Node, ran: Interval, usual_us: float) -> bool:
 def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]) -> list[float]:
     """The host's time for each call: from its start to that of the next one, without waiting.
 
-    The threads of a step take turns (backward has its own thread, and the main thread waits
-    meanwhile), so there is one timeline. The first share begins with the window and the last one
-    ends with it, so the shares add up to the window without the waiting.
-
-    Args:
-        waits: when the host waited: intervals in order that do not overlap.
+    The threads of a step take turns (the main thread waits during backward), so there is one
+    timeline. The first share begins with the window and the last ends with it, so they add up to
+    the window without the waits.
     """
     bounds = [window[0], *(min(max(t, window[0]), window[1]) for t in begins_us[1:]), window[1]]
     starts = [begin for begin, _ in waits]
@@ -488,11 +467,9 @@ def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]
     return [max(later - earlier, 0.0) / 1e6 for earlier, later in pairwise(worked)]
 
 
-# The op that a kernel belongs to, among the nested ops of the host, and its name in a Trace.
-#
-# A convolution is four ops deep: conv2d calls convolution, which calls _convolution, which calls
-# cudnn_convolution. A trace of our own has one of them: the first that the dispatcher does not
-# split above autograd. From a profiler file, we take the outermost op that the table of ops knows.
+# The op that a kernel belongs to, among nested ones such as conv2d, convolution, _convolution and
+# cudnn_convolution. Our own traces have the first that the dispatcher does not split above
+# autograd; here it is the outermost that the table of ops knows.
 
 
 # Ops that the table knows, but that the dispatcher splits (CompositeImplicitAutograd without a
@@ -559,10 +536,7 @@ def kind_of(name: str) -> Kind | None:
 
 
 def is_split(name: str, always: bool = False) -> bool:
-    """Whether the dispatcher splits an op into others, at least for some of its overloads.
-
-    With `always`, only ops count that are split for every overload.
-    """
+    """Whether the dispatcher splits some overloads of an op into others, or `always` all."""
     return name in _SPLIT or (not always and name in _SOMETIMES_SPLIT)
 
 
@@ -626,11 +600,7 @@ def communications() -> Inherited[Node]:
 
 
 def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
-    """The name of a launch that no op encloses, from the kernel's name.
-
-    Args:
-        kernels: the names of the kernels that it launched. A CUDA graph launches many.
-    """
+    """The name of a launch that no op encloses, from its kernels; a CUDA graph launches many."""
     if len(kernels) != 1:
         return f"kernel.{launch}"
     collective = kernel_names.collective_in(kernels[0])

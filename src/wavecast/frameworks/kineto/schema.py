@@ -1,9 +1,8 @@
-"""The names of an op's arguments and its outputs, from PyTorch's schemas.
+"""An op's outputs and the names of its arguments, from PyTorch's schemas: profilers write neither.
 
-The profiler writes neither. If PyTorch is installed, the op's schema is found by the types of its
-arguments, and the op runs on meta tensors, which have shapes but no data. Without PyTorch, or for
-an op that PyTorch does not have, the trace has only the inputs, or none where a formula needs more;
-without PyTorch, a note in the trace says so.
+The schema follows from the types of the arguments, and the op runs on meta tensors, which have no
+data. Without PyTorch, or for an op that it does not have, the trace has only the inputs, or none
+where a formula needs more.
 """
 
 from __future__ import annotations
@@ -60,10 +59,8 @@ def has_torch() -> bool:
 
 @lru_cache(maxsize=8192)
 def op_of(name: str, arguments: tuple[Argument, ...]) -> Op:
-    """The op of that name with these arguments: overload, inputs, outputs and attributes.
-
-    If PyTorch does not know the op, it has only its inputs.
-    """
+    """The op of that name with these arguments: overload, inputs, outputs and attributes. An op
+    that PyTorch does not know has only its inputs."""
     inputs = tuple(t for argument in arguments for t in argument.tensors or ())
     try:
         overload = _overload(name, arguments)
@@ -239,11 +236,8 @@ def _is_quick(overload: Any, given: list[tuple[Any, Argument]]) -> bool:
 
 
 def _most_returned(given: list[tuple[Any, Argument]]) -> float:
-    """An upper bound on the tensors that an op with a list as its result returns.
-
-    There is one for each tensor in a list, or one for each part of a dimension. The parts are
-    counted, have a size or sizes, or are single rows.
-    """
+    """An upper bound on the tensors that an op with a list as its result returns: one for each
+    tensor in a list, or for each part of a dimension."""
     if any(argument.type in LISTS for _, argument in given):
         return sum(len(argument.tensors or ()) for _, argument in given)
     shapes = [tensor.shape for _, argument in given for tensor in argument.tensors or ()]
@@ -385,13 +379,8 @@ class Argument:
 def arguments_in(
     recorded: Mapping[str, Any], kernels: Iterable[str] = ()
 ) -> tuple[Argument, ...] | None:
-    """The arguments of an op. None if the profiler did not record its shapes.
-
-    Args:
-        recorded: the `args` of the op's event.
-        kernels: the names of the kernels that the op ran. The data type of tensors in
-            lists follows from them; the event does not have it.
-    """
+    """The arguments of an op from its event's `args`; None if no shapes were recorded. The event
+    lacks the data type of tensors in lists, which follows from the names of the kernels."""
     shapes = recorded.get("Input Dims", recorded.get("Input dims"))
     types = recorded.get("Input type")
     if not isinstance(shapes, list) or not isinstance(types, list) or len(shapes) != len(types):
@@ -415,8 +404,8 @@ def arguments_in(
 def _with_numbers(arguments: list[Argument]) -> tuple[Argument, ...]:
     """The arguments, with tensors that are really Python numbers marked as `NUMBER`.
 
-    The profiler writes a number as a tensor without dimensions, in Python's precision. The op
-    computes in the precision of its other tensors, so the number gets the first one's data type.
+    The profiler writes a number as a tensor without dimensions. The op computes in the precision of
+    its other tensors, so the number gets the first one's data type.
     """
     first = next((DTYPES[a.type] for a in arguments if a.type in DTYPES), "")
 

@@ -1,7 +1,5 @@
-"""The steps of a profiler file and the GPU's time in each, from a first pass over the file.
-
-Only numbers of each event are kept, so a file of gigabytes needs only megabytes of memory.
-"""
+"""The steps of a profiler file and the GPU's time in each, from a first pass over the file. Only
+numbers of each event are kept, so a file of gigabytes needs only megabytes of memory."""
 
 from __future__ import annotations
 
@@ -96,10 +94,7 @@ class Survey:
 
     def periods_s(self) -> dict[int, float]:
         """The time of each step by position: from the GPU's end of the previous step to this one's.
-
-        The host may run ahead of the GPU. Until the GPU's queue is full, steps on the host are
-        too short, so the ends of the GPU's work are used.
-        """
+        The host's own steps are too short while it runs ahead and the GPU's queue fills up."""
         numbers = [step.number or 0 for step in self.steps]
         ends = [self.last_end_us(position) for position in range(len(self.steps))]
         return {
@@ -120,11 +115,7 @@ def union_us(begin_us: Floats, end_us: Floats) -> float:
 
 
 def survey_of(path: Path) -> Survey:
-    """The survey of a profiler file.
-
-    Raises:
-        InvalidInput: it is not a profiler file, or has no GPU events with possible times.
-    """
+    """The survey of a profiler file; InvalidInput if it is none, or has no possible GPU event."""
     columns = _Columns()
     for event in read_events(path, columns.fields):
         columns.add(event)
@@ -229,11 +220,8 @@ def correlation_of(arguments: Mapping[str, Any]) -> int:
 
 
 def _recorded(columns: _Columns) -> tuple[float, float]:
-    """From the first event to the end of the last, without events more than an hour apart.
-
-    One event with a broken clock (`ts` 0 among times since 1970) would make a step of decades. The
-    stretch that has the most events is the recording.
-    """
+    """From the first event to the end of the last, without events more than an hour apart: one with
+    a broken clock would make a step of decades. The stretch with most events counts."""
     is_possible = columns.possible
     begin = np.concatenate([_floats(columns.gpu_begin)[is_possible], _floats(columns.host_begin)])
     end = np.concatenate([_floats(columns.gpu_end)[is_possible], _floats(columns.host_end)])
@@ -291,10 +279,8 @@ def choose(survey: Survey, number: int | None) -> int:
     """The position of the step with that number; of the most typical step if the number is None.
 
     The most typical step has the median GPU time among those with the most frequent number of
-    kernels. If there are several steps, the first is left out, because it may be a warm-up.
-
-    Raises:
-        InvalidInput: there is no such step. The message names the steps in the file.
+    kernels. The first of several is left out: it may be a warm-up. InvalidInput, with the steps in
+    the file, if there is no such step.
     """
     if number is None:
         rest = range(1 if len(survey.steps) > 1 else 0, len(survey.steps))

@@ -11,11 +11,7 @@ from wavecast.frameworks.target_files import model_and_batch
 
 
 def train_step(made: Any) -> Callable[[], Any]:
-    """The function that runs one train step of a model, with its batch on the GPU.
-
-    Args:
-        made: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
-    """
+    """The function that runs one train step of a model, or of `(model, (x, y))`, on the GPU."""
     model, batch = model_and_batch(made)
     data = torch.utils._pytree.tree_map(_on_gpu, batch)
     model._symbolic_build(data_batch=data)

@@ -1,8 +1,8 @@
 """Image classification: AlexNet, GoogLeNet and VGG, as in Caffe's reference files.
 
 As in Caffe, pools round up, and biases have twice the learning rate of weights and no decay
-(`lr_mult` and `decay_mult`). Weights start as in He et al. 2015 and not as in Caffe's files, so
-that small variants learn, too. That does not change the work of a step.
+(`lr_mult` and `decay_mult`). Weights start as in He et al. 2015, so that small variants learn, too;
+that does not change the work of a step.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ def alexnet(
     dropout: float = 0.5,
     learning_rate: float = 0.01,
 ) -> TrainingStep:
-    """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005.
-
-    It has two groups, as in the original on two GPUs. The per-layer papers count it with one.
-    """
+    """AlexNet on ImageNet, Caffe's `bvlc_alexnet`: SGD with momentum, decay 0.0005. It has two
+    groups, as the original on two GPUs; the per-layer papers count one."""
     _check_large_enough("alexnet", image, 67)
     model = AlexNet(image, width, hidden, classes, groups, dropout).to(device)
     optimizer = _sgd(model, learning_rate, decay=5e-4)
@@ -53,10 +51,8 @@ def googlenet(
     dropout: float = 0.4,
     learning_rate: float = 0.01,
 ) -> TrainingStep:
-    """GoogLeNet on ImageNet, Caffe's `bvlc_googlenet`: SGD with momentum, decay 0.0002.
-
-    Both auxiliary heads are trained with it, at a weight of 0.3.
-    """
+    """GoogLeNet on ImageNet, Caffe's `bvlc_googlenet`: SGD with momentum, decay 0.0002. Both
+    auxiliary heads are trained with it, at a weight of 0.3."""
     _check_large_enough("googlenet", image, 80)
     model = GoogLeNet(image, width, classes, dropout).to(device)
     optimizer = _sgd(model, learning_rate, decay=2e-4)
@@ -95,7 +91,6 @@ class AlexNet(nn.Sequential):
         image: height and width of the images, at least 67.
         width: filters of the first convolution; the others scale with them.
         hidden: units of each fully connected layer but the last.
-        classes: the number of outputs.
         groups: the number of groups of the second, fourth and fifth convolution.
         dropout: the dropout rate of the hidden units.
     """
@@ -136,7 +131,6 @@ class VGG(nn.Sequential):
         width: filters of the first stage; each stage has twice as many as the one before, up to 8
             times the first.
         hidden: units of each fully connected layer but the last.
-        classes: the number of outputs.
         dropout: the dropout rate of the hidden units.
     """
 
@@ -165,11 +159,8 @@ class VGG(nn.Sequential):
 class GoogLeNet(nn.Module):
     """Szegedy et al. 2015, table 1, with both auxiliary heads.
 
-    Args:
-        image: height and width of the images, at least 80.
-        width: filters of the first convolution; the others scale with them.
-        classes: the number of outputs.
-        dropout: the dropout rate of the classifier; that of the auxiliary heads is 0.3 higher.
+    Images have sides of at least 80. The first convolution has `width` filters; the others scale
+    with them. The dropout rate is the classifier's; that of the auxiliary heads is 0.3 higher.
     """
 
     def __init__(
@@ -225,13 +216,8 @@ class GoogLeNet(nn.Module):
 class Inception(nn.Module):
     """1x1, 3x3 and 5x5 convolutions and a pool side by side (figure 2b of Szegedy et al.).
 
-    Args:
-        inputs: the number of input channels.
-        single: filters of the 1x1 convolution.
-        triple: filters of the 1x1 convolution before the 3x3 one, and of the 3x3 one.
-        quintuple: filters of the 1x1 convolution before the 5x5 one, and of the 5x5 one.
-        pooled: filters of the convolution after the pool.
-        width: the width of the network, by which the published numbers of filters are scaled.
+    `single`, `triple`, `quintuple` and `pooled` are the published numbers of filters, scaled by the
+    `width` of the network: for 3x3 and 5x5, those of the 1x1 convolution before and of its own.
     """
 
     def __init__(

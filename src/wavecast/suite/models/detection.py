@@ -1,9 +1,8 @@
 """Object detection: Faster R-CNN with ResNet-101.
 
-All shapes are fixed and do not depend on the data. Where the published code selects lists of
-varying length, here `topk` selects a fixed number, and unused places get a weight of 0. So a step
-can be traced without data, takes the same work for every image, and never waits for the GPU to say
-how many boxes there are.
+Where the published code selects lists of varying length, here `topk` selects a fixed number, and
+unused places get a weight of 0. So all shapes are fixed: a step can be traced without data, takes
+the same work for every image, and never waits for the GPU to say how many boxes there are.
 """
 
 from __future__ import annotations
@@ -244,11 +243,8 @@ class ConstantNorm(nn.Module):
 
 
 def _hold_size(resnet: ResNet) -> None:
-    """Choose scales with which features neither grow nor vanish, as in a trained network.
-
-    The norms are constants, so without such scales the sum of so many blocks would overflow. Each
-    shortcut with a convolution would halve the features, so its scale is 2.
-    """
+    """Choose scales with which features neither grow nor vanish: the norms are constants. A
+    shortcut with a convolution would halve the features, so its scale is 2."""
     for block in resnet.stages:
         block.expand_norm.scale.fill_(len(resnet.stages) ** -0.5)
         if not isinstance(block.shortcut, nn.Identity):
@@ -265,7 +261,6 @@ def make_anchors(height: int, width: int, sides: Tensor) -> Tensor:
 
 
 def _sides(scales: Sequence[int]) -> list[tuple[float, float]]:
-    """The widths and heights of the anchors."""
     return [
         (scale / math.sqrt(ratio), scale * math.sqrt(ratio))
         for ratio in _RATIOS

@@ -166,10 +166,8 @@ def wgan_gp(
 
 
 def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
-    """The gradient penalty: the squared distance of the gradient's norm from 1.
-
-    The gradient is taken at random points between real and generated images.
-    """
+    """The gradient penalty: the squared distance of the gradient's norm from 1, at random points
+    between real and generated images."""
     share = torch.rand_like(real[:, :1, :1, :1])
     between = torch.lerp(real, fake.to(real.dtype), share).requires_grad_()
     judgement = critic(between).sum()

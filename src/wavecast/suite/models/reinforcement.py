@@ -61,10 +61,7 @@ def a3c(
 
 
 class Moment(NamedTuple):
-    """The predictions, actions and rewards of all actors in one step.
-
-    `chances` are the log-probabilities of the actions.
-    """
+    """One step of all actors; `chances` are the log-probabilities of the actions."""
 
     chances: Tensor
     value: Tensor
@@ -89,10 +86,7 @@ def advantage_loss(
 
 def follow_the_light(frames: Tensor, action: Tensor, actions: int) -> tuple[Tensor, Tensor, Tensor]:
     """The frames after an action, its reward (1 or 0), and whether the episode goes on (1 or 0).
-
-    The newest picture has one band per action, of which one is lit. The action with that band's
-    number is rewarded.
-    """
+    The newest picture has one band per action. The action whose band is lit is rewarded."""
     batch, _, image, _ = frames.shape
     bands = torch.arange(image, device=frames.device) * actions // image
     brightest = frames[:, -1, :, 0].argmax(dim=1)

@@ -60,11 +60,9 @@ def deep_speech_2(
 def utterance_seconds(batch: int, mean: float = 12.5) -> list[float]:
     """The lengths of a batch's utterances in seconds, longest first.
 
-    LibriSpeech is cut at pauses into pieces that are seldom longer than 17 seconds, mostly between
-    10 and 16, and 12.5 on average. We use a triangular distribution from 5 to 17 seconds with its
-    mode at 15.5. It is divided into equally probable parts, one per utterance, and each utterance
-    gets the middle of its part. So every batch has the same mean, and a larger batch has a longer
-    longest utterance.
+    LibriSpeech's pieces are seldom longer than 17 seconds and 12.5 on average: here a triangular
+    distribution from 5 to 17 with its mode at 15.5. Each utterance gets the middle of one of its
+    equally probable parts, so every batch has the same mean, and a larger one a longer longest.
     """
     if not mean > 0:
         raise InvalidInput(f"an utterance must take more than 0 seconds, not {mean:g}")
@@ -118,12 +116,8 @@ class DeepSpeech2(nn.Module):
         self.output = nn.Linear(width, letters + 1)
 
     def forward(self, spectrograms: Tensor, frames: list[int]) -> tuple[Tensor, list[int]]:
-        """The logits of blank and letters, (steps, batch, letters + 1), and each sample's steps.
-
-        Args:
-            spectrograms: (batch, 1, frequencies, frames).
-            frames: the number of frames of each sample, longest first.
-        """
+        """The logits of blank and letters, (steps, batch, letters + 1), and each sample's steps;
+        from spectrograms (batch, 1, frequencies, frames), the longest first."""
         steps = [math.ceil(count / 2) for count in frames]
         x = self.convolutions(spectrograms).flatten(1, 2).permute(2, 0, 1)
         packed = pack_padded_sequence(x, steps)
@@ -134,11 +128,8 @@ class DeepSpeech2(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A bidirectional recurrent layer that sums the outputs of both directions.
-
-    Its norm is sequence-wise: the statistics are over all frames of all samples, which are the rows
-    of a packed sequence.
-    """
+    """A bidirectional recurrent layer that sums the outputs of both directions. Its norm is
+    sequence-wise: over all frames of all samples, the rows of a packed sequence."""
 
     def __init__(self, features: int, width: int, *, norm: bool = True) -> None:
         super().__init__()

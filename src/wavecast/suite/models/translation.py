@@ -320,11 +320,8 @@ def nmt(
 
 
 def sentence_lengths(batch: int, shortest: int, longest: int) -> tuple[list[int], list[int]]:
-    """The numbers of words of a batch's sentences, longest first, and of their translations.
-
-    They are uniform from the shortest to the longest, and drawn with a fixed seed, so that they are
-    the same each time.
-    """
+    """The numbers of words of a batch's sentences, longest first, and of their translations:
+    uniform, and drawn with a fixed seed."""
     if not 1 <= shortest <= longest:
         raise InvalidInput(
             f"sentences cannot have {shortest} to {longest} words; the shortest must have at least "
@@ -367,13 +364,8 @@ class Seq2Seq(nn.Module):
                 nn.init.uniform_(parameter, -0.1, 0.1)
 
     def forward(self, source: Tensor, lengths: list[int], target: Tensor) -> Tensor:
-        """The logits of each next target word, (batch, target, words).
-
-        Args:
-            source: (batch, longest sentence).
-            lengths: the lengths of the sentences, longest first.
-            target: (batch, longest translation).
-        """
+        """The logits of each next target word, (batch, target, words), from sentences of these
+        lengths, longest first, and their translations."""
         words = self.dropout(self.source_words(source))
         packed, states = self.encoder(pack_padded_sequence(words, lengths, batch_first=True))
         memory, _ = pad_packed_sequence(packed, batch_first=True)

@@ -44,10 +44,8 @@ def vit(
     dropout: float = 0.1,
     learning_rate: float = 3e-3,
 ) -> TrainingStep:
-    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., with gradients clipped at 1.
-
-    The optimizer is AdamW; the authors used Adam with the same strong decay.
-    """
+    """ViT-Base/16 on ImageNet, table 3 of Dosovitskiy et al., with gradients clipped at 1. The
+    optimizer is AdamW; the authors used Adam with the same strong decay."""
     if image % patch:
         raise InvalidInput(f"vit's images must be a multiple of {patch} pixels wide, not {image}")
     if width % heads:
@@ -74,11 +72,7 @@ def classifier_step(
     Args:
         model: the classifier. `loss_of` takes its output.
         shape: the shape of the images, (batch, channels, height, width).
-        precision: one of `wavecast.suite.PRECISIONS`.
-        device: where to train.
-        classes: the number of classes.
         loss_of: computes the loss from the model's output and the labels.
-        learning_rate: the optimizer's learning rate.
     """
     model = model.to(device)
     optimizer = torch.optim.SGD(
@@ -109,15 +103,10 @@ def image_step(
 
 
 class ResNet(nn.Module):
-    """A residual network of bottleneck blocks in four stages.
+    """A residual network of bottleneck blocks in four stages; ResNet-50 has (3, 4, 6, 3) `layers`.
 
-    Each stage has twice the channels of the one before, and images of half the side.
-
-    Args:
-        layers: the number of blocks in each stage; (3, 4, 6, 3) is ResNet-50.
-        width: channels of the stem.
-        classes: the number of outputs.
-        norm: makes the norm layer for a number of channels.
+    Each stage has twice the channels of the one before, of which the stem has `width`, and images
+    of half the side. `norm` makes the norm layer for a number of channels.
     """
 
     def __init__(
@@ -192,17 +181,8 @@ class Bottleneck(nn.Module):
 
 
 class ViT(nn.Module):
-    """The encoder of Dosovitskiy et al. over square patches of an image, and a class token.
-
-    Args:
-        image: height and width of the images.
-        patch: height and width of a patch.
-        layers: the number of blocks of the encoder.
-        width: the width of the embedding of a patch.
-        heads: the number of attention heads.
-        classes: the number of outputs.
-        dropout: the rate after every dense layer but those of query, key and value (appendix B.1).
-    """
+    """The encoder of Dosovitskiy et al. over square patches of an image, and a class token. Dropout
+    follows every dense layer but those of query, key and value (appendix B.1)."""
 
     def __init__(
         self,
@@ -259,11 +239,8 @@ def inception_v3(
     dropout: float = 0.5,
     learning_rate: float = 0.045,
 ) -> TrainingStep:
-    """Inception v3 on ImageNet, trained with its auxiliary head at a weight of 0.4.
-
-    The optimizer is SGD with momentum, as in Habitat. The best models of Szegedy et al. (section
-    8) used RMSProp.
-    """
+    """Inception v3 on ImageNet, trained with its auxiliary head at a weight of 0.4, by SGD with
+    momentum as in Habitat. The best models of Szegedy et al. (section 8) used RMSProp."""
     if batch < 2 or image < 299:
         raise InvalidInput(
             "the auxiliary head of inception-v3 needs at least 2 images (for its batch norm) of at "
@@ -282,13 +259,8 @@ def _loss_of_both_heads(logits: tuple[Tensor, Tensor], labels: Tensor) -> Tensor
 
 
 class InceptionV3(nn.Module):
-    """The network of table 1 of Szegedy et al.; what the table leaves open is as in their code.
-
-    Args:
-        width: channels of the stem; the published network has 32. The others scale with them.
-        classes: the number of outputs.
-        dropout: the dropout rate of the classifier.
-    """
+    """The network of table 1 of Szegedy et al.; what the table leaves open is as in their code. The
+    stem has `width` channels, 32 as published; the other numbers scale with it."""
 
     def __init__(self, width: int = 32, classes: int = 1000, dropout: float = 0.5) -> None:
         super().__init__()
@@ -326,9 +298,8 @@ class InceptionV3(nn.Module):
 class Path(nn.Sequential):
     """A sequence of layers, to which methods add layers with the right number of channels.
 
-    Args:
-        channels: channels of the input. The attribute of that name has those of the output.
-        width: the width of the network, by which the published numbers of filters are scaled.
+    As an attribute, `channels` are those of the output. By `width`, that of the network, the
+    published numbers of filters are scaled.
     """
 
     def __init__(self, channels: int, width: int) -> None:

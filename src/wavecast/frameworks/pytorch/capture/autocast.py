@@ -1,9 +1,5 @@
-"""CUDA's autocast on fake CPU tensors: which ops run in half precision, and which in float32.
-
-The CPU's autocast casts other ops than CUDA's. While tracing, its kernels are replaced by ones
-that follow CUDA's lists in `aten/src/ATen/autocast_mode.h`. A test compares the names with those
-that torch has registered for CUDA.
-"""
+"""CUDA's autocast on fake CPU tensors: which ops run in half precision, and which in float32. It
+replaces the CPU's kernels by CUDA's lists in `aten/src/ATen/autocast_mode.h`."""
 
 from __future__ import annotations
 
@@ -127,7 +123,6 @@ class _Switches:
         return bool(self._cpu.on if device == "cpu" else self._is_enabled(device))
 
     def restore(self) -> None:
-        """Set both switches as they were before."""
         self._set("cpu", self._before)
         self._set("cuda", self._on_cuda_before)
 

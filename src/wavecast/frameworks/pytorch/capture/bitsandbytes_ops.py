@@ -1,8 +1,7 @@
 """bitsandbytes while tracing: it is imported as without a GPU, and its ops run as on CUDA.
 
-bitsandbytes loads a CUDA library when it is imported and CUDA is available, which a machine without
-a GPU cannot do. Its ops have fake versions; those that CUDA builds from other ops are taken apart
-here as in `bitsandbytes/backends/cuda/ops.py` and `backends/default/ops.py` (release 0.50).
+Ops that CUDA builds from others are decomposed here as in `bitsandbytes/backends/cuda/ops.py` and
+`backends/default/ops.py` (release 0.50).
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ class _Patches:
             self._stack.enter_context(replacing())(functions, **self._paging())
 
     def undo(self) -> None:
-        """Put everything back."""
         self._stack.close()
 
     def _paging(self) -> dict[str, Callable[..., Any]]:

@@ -1,7 +1,7 @@
 """Collectives of a traced step, recorded as NCCL runs them: kind, bytes, ranks and stream.
 
-A collective with `async_op=True` runs on a stream of its process group, which first waits for the
-present stream; whoever waits for the result makes the present stream wait. One without it runs on
+With `async_op=True`, a collective runs on a stream of its process group, which first waits for the
+present stream; whoever waits for the result makes the present stream wait. Without it, it runs on
 the present stream (torch's `ProcessGroupNCCL.cpp`, since torch 2.8).
 """
 
@@ -73,11 +73,8 @@ class TracedCollectives:
         own: bool,
         ranks: Sequence[int] = (),
     ) -> Sent | None:
-        """Record a collective, such as "all_reduce". None if its tensors are on the host.
-
-        With `own`, it runs on the stream of the group, not on the present one. `ranks` are those
-        that take part, if not all of the group do.
-        """
+        """Record a collective, such as "all_reduce", on the group's stream if `own`, among `ranks`
+        or all of the group. None if its tensors are on the host."""
         if not any(on_gpu(tensor) for tensor in (*inputs, *outputs)):
             return None
         recorder = self._recorder
@@ -317,11 +314,8 @@ class Sent:
 
 
 class Works:
-    """The handles of the collectives of one trace: `work.wait()`, `work.get_future()`.
-
-    They are torch's own, which cannot be derived from safely, with methods that look up here what
-    they stand for.
-    """
+    """The handles of the collectives of one trace: `work.wait()`, `work.get_future()`. They are
+    torch's own, which cannot be derived from safely; their methods look up here what to do."""
 
     def __init__(self) -> None:
         self._sent: dict[int, tuple[Any, Sent]] = {}
@@ -418,7 +412,7 @@ class _ReachedFuture:
 
 
 def object_collectives(assumptions: Assumptions) -> dict[str, Callable[..., Any]]:
-    """The functions of `torch.distributed` that send or gather objects, by name."""
+    """Stand-ins for the functions of `torch.distributed` that send or gather objects, by name."""
 
     def note(*_: Any, **__: Any) -> None:
         assumptions.note(
@@ -457,12 +451,9 @@ def _refuse(action: str) -> None:
     )
 
 
-# The reducer of DistributedDataParallel: gradients in buckets, reduced during the backward pass.
-#
-# Torch's own (`c10d/reducer.cpp`) needs the memory of gradients. This one does the same to fake
-# tensors: buckets are reduced in order, each when its last gradient is ready; after the first
-# backward pass they are rebuilt in the order in which the gradients became ready; at the end of
-# each backward pass the present stream waits for all of them, and the gradients are copied back.
+# The reducer of DistributedDataParallel on fake tensors, as torch's own (`c10d/reducer.cpp`): each
+# bucket is reduced, in order, when its last gradient is ready. After the first backward pass the
+# buckets are rebuilt in the order in which gradients became ready.
 
 
 class Bucket:

@@ -1,7 +1,5 @@
-"""Fake versions of ops whose results on CUDA differ from those of torch's fake CPU tensors.
-
-Each function returns empty tensors of the shapes, types and layouts that CUDA would return.
-"""
+"""Fake versions of ops whose results on CUDA differ from those of torch's fake CPU tensors. Each
+returns empty tensors of the shapes, types and layouts that CUDA would return."""
 
 from __future__ import annotations
 
@@ -205,10 +203,7 @@ def flatten_weight(weights: list[Any], stride: int, *_: Any) -> Any:
 
 
 def flat_weights(weights: list[Any], stride: int) -> Any:
-    """The flat tensor that holds all weights in cuDNN's order (`try_get_weight_buf`).
-
-    `flatten_parameters` makes it. None if there is none, as in a copy of the layer.
-    """
+    """The flat tensor with all weights in cuDNN's order (`try_get_weight_buf`), if there is one."""
     first, storage = weights[0], weights[0].untyped_storage()
     in_one_buffer = storage.nbytes() == flat_numel(weights, stride) * first.element_size() and all(
         key_of(weight) == key_of(first)

@@ -1,11 +1,10 @@
 """`flex_attention`, taken as the one fused kernel that torch.compile makes of it.
 
-Torch has no fake version of it with a backward pass. While tracing, the operator behind
-`torch.nn.attention.flex_attention` is replaced by one that records the op and returns empty
-results. Kernels skip blocks that the mask leaves empty; these are counted with the user's own mask
-function, called with positions. Tensors that it reads and whose values nobody knows, such as the
-documents of tokens, are followed through its ops: a result is unsure where it depends on them, but
-what is closed by a causal condition is closed whatever they hold.
+Torch has no fake version of it with a backward pass, so its operator is replaced while tracing by
+one that records the op and returns empty results. Kernels skip blocks that the mask leaves empty;
+they are counted with the user's own mask function, called with positions. Tensors that it reads and
+whose values are unknown, such as the documents of tokens, are followed through its ops: a result is
+unsure where it depends on them, but what a causal condition closes is closed whatever they hold.
 """
 
 from __future__ import annotations
@@ -106,10 +105,8 @@ class _FlexAttention(torch.autograd.Function):
 def _attended(
     block_mask: tuple[Any, ...], query: Any, key: Any, assumptions: Assumptions
 ) -> Attributes:
-    """How many pairs of a query and a key, of one sequence and head, the kernel computes.
-
-    Where data decide, the most are assumed, and the fewest are said as well.
-    """
+    """How many pairs of a query and a key, of one sequence and head, the kernel computes. Where
+    data decide, the most are assumed, and the fewest are given as well."""
     queries, keys = query.shape[-2], key.shape[-2]
     *_, q_block, k_block, _mask = block_mask
     if q_block >= _NO_BLOCKS:

@@ -1,8 +1,8 @@
 """CUDA's choice of kernels, for operators that choose by device.
 
-Composite operators such as `batch_norm`, `dropout`, `lstm` or `scaled_dot_product_attention` check
-the device of their input and call one of several kernels. While tracing, their implementations in
-torch's dispatcher are replaced by ones that choose as on CUDA.
+Composite operators such as `batch_norm`, `dropout`, `lstm` or `scaled_dot_product_attention` call
+one of several kernels by the device of their input. While tracing, their implementations in torch's
+dispatcher are replaced by ones that choose as on CUDA.
 """
 
 from __future__ import annotations
@@ -182,8 +182,7 @@ def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | Non
 
 
 class _FusedRmsNorm(torch.autograd.Function):
-    """`_fused_rms_norm` and its backward, called below autograd, because the CPU build splits
-    them above it."""
+    """`_fused_rms_norm` and its backward, below autograd: the CPU build splits them above it."""
 
     @staticmethod
     def forward(ctx: Any, source: Any, shape: tuple[int, ...], weight: Any, eps: Any) -> Any:
@@ -205,10 +204,8 @@ class _FusedRmsNorm(torch.autograd.Function):
 
 
 def softmax(kernel: Any, source: Any, dim: int, dtype: Any = None) -> Any:
-    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp) by a kernel.
-
-    CUDA's can cast float16 to float32; other types are cast before.
-    """
+    """`softmax` or `log_softmax` by a kernel (aten/native/SoftMax.cpp). CUDA's can cast float16 to
+    float32; other types are cast before."""
     if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
         return kernel(source, dim, True)
     return kernel(source if dtype is None else source.to(dtype), dim, False)
@@ -334,9 +331,8 @@ def ctc_loss(
 ) -> Any:
     """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
 
-    Torch copies lengths to the host and targets to the GPU. It chooses cuDNN's kernel by values:
-    for int32 targets on the host, if all inputs are as long as the longest. That is not modelled,
-    and a note says so.
+    Torch would take cuDNN's for int32 targets on the host if all inputs are as long as the longest.
+    That is not modelled; a note says so.
     """
     if targets.dtype is torch.int32 and blank == 0:
         assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
@@ -363,10 +359,8 @@ def ctc_loss(
 def pad_sequence(
     sequences: Any, batch_first: bool = False, padding_value: float = 0.0, side: str = "right"
 ) -> Any:
-    """`pad_sequence`: one copy per sequence (native/PackedSequence.cpp).
-
-    Torch's C++ code would make the result on the host, because it sees the sequences there.
-    """
+    """`pad_sequence`: one copy per sequence (native/PackedSequence.cpp). Torch's C++ code would
+    make the result on the host, where it sees the sequences."""
     first, longest = sequences[0], max(len(sequence) for sequence in sequences)
     shape = (len(sequences), longest) if batch_first else (longest, len(sequences))
     padded = torch.full(
@@ -414,10 +408,8 @@ def pack_padded_sequence_backward(
     return padded.transpose(0, 1) if batch_first else padded
 
 
-# The adaptive softmax, whose clusters of classes each take a part of the batch.
-#
-# Which rows of the batch belong to a cluster depends on the targets. If they are unknown, each
-# cluster is assumed to take all rows, which torch's own forward pass would report as an error.
+# The adaptive softmax, whose clusters of classes each take a part of the batch, which depends on
+# the targets. If they are unknown, each cluster is assumed to take all rows.
 
 
 def adaptive_log_softmax(layer: Any, source: Any, target: Any) -> Any:

@@ -1,8 +1,8 @@
 """The dispatch mode that runs all ops of a traced step, and records those of the GPU.
 
 Tensors on the GPU are fake: they have a shape but no memory. Their place (`places`) is set here,
-and the methods in `tensor_methods` show it to Python code. Tensors on the host are real where that
-is cheap (`host_values`).
+and `tensor_methods` show it to Python code. Tensors on the host are real where that is cheap
+(`host_values`).
 """
 
 from __future__ import annotations
@@ -118,8 +118,6 @@ _NEVER_REPEATED = (
 
 
 class _ThreadActivity(threading.local):
-    """What the present thread is doing."""
-
     moving = False
     """Whether Python code is moving a tensor right now."""
     depth = 0
@@ -295,10 +293,8 @@ class Placement(TorchDispatchMode):
         return out
 
     def _make_constant(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A tensor that keeps its values if it is small.
-
-        Code branches on lengths, masks and layer widths, which are made from such tensors.
-        """
+        """A tensor that keeps its values if it is small. Code branches on lengths, masks and layer
+        widths, which are made from such tensors."""
         out = func(*args, **kwargs)
         if not 0 < out.numel() <= LARGEST_CONSTANT:
             return out
@@ -309,10 +305,8 @@ class Placement(TorchDispatchMode):
     def _placed(
         self, func: Any, tensors: list[Any], kwargs: dict[str, Any]
     ) -> tuple[str | None, dict[str, Any]]:
-        """The place of the result, and the keyword arguments for fake CPU tensors.
-
-        The place is None if C++ code makes the result, which may be meant for either place.
-        """
+        """The place of the result, and the keyword arguments for fake CPU tensors. The place is
+        None if C++ code makes the result, which may be meant for either."""
         device = kwargs.get("device")
         if device is not None:
             if func is _aten._to_copy.default:
@@ -353,8 +347,8 @@ class Placement(TorchDispatchMode):
 def _is_read(func: Any, tensor: Any) -> bool:
     """Whether code may read the known values of a result on the GPU.
 
-    Code branches on integers and booleans. It reads few real numbers, such as the widths of layers
-    or rates of dropout; what is filled with one number is a weight or a buffer.
+    Code branches on integers and booleans. It reads few real numbers, such as rates of dropout:
+    what is filled with one number is a weight or a buffer.
     """
     if not tensor.dtype.is_floating_point:
         return True
@@ -399,11 +393,8 @@ def _has_values(tensor: Any) -> bool:
     return getattr(tensor, "constant", None) is not None
 
 
-# A cache of the results of fake ops: a step runs the same few ops again and again.
-#
-# Torch's own cache of fake results spends most of its time on its keys. Here, torch computes once
-# what an op returns for tensors of given shapes, strides and dtypes; later results are made from
-# that, which is cheap.
+# A cache of the results of fake ops, by the shapes, strides and dtypes of tensors. A step runs the
+# same few ops again and again, and torch's own cache spends most of its time on its keys.
 
 
 _COMPARABLE = (
@@ -445,10 +436,7 @@ class ResultCache:
         """The attributes that torch gives to a new FakeTensor."""
 
     def key(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The key of a call: all that its result depends on. None if it may depend on values.
-
-        `func` is the op, and what else the result depends on.
-        """
+        """The key of a call: all that its result depends on. None if it may depend on values."""
         parts: list[Any] = [func]
         values_matter = not _depends_on_shapes(func[0])
         if not self._describe(args, parts, values_matter):

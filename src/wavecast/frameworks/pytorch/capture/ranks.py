@@ -25,10 +25,8 @@ from wavecast.frameworks.replacements import environment_kept, replacing
 
 
 def forget_shardings() -> None:
-    """Clear DTensor's cache of shardings, which refers to process groups that may be gone.
-
-    Its keys are shapes of meshes. A later mesh of the same shape would get the groups of this one.
-    """
+    """Clear DTensor's cache of shardings, which refers to process groups that may be gone. Its keys
+    are shapes of meshes: a later mesh of the same shape would get the old groups."""
     from torch.distributed.tensor import debug
 
     if hasattr(debug, "_clear_sharding_prop_cache"):
@@ -120,10 +118,7 @@ def _modules_with(name: str) -> list[Any]:
 
 
 def _copies_of_fsdp(placement: Placement) -> dict[Any, Callable[..., Any]]:
-    """FSDP's ops that copy weights and gradients, recorded as the aten ops that they run on a GPU.
-
-    They are written in Python.
-    """
+    """FSDP's ops that copy weights and gradients, recorded as the aten ops that a GPU runs."""
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as own
 
     def inside(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -193,11 +188,8 @@ def _resizing(recorder: OpRecorder, resize: Any) -> Any:
     return resize_
 
 
-# Process groups of one process that stands for a rank of many, while a step is traced.
-#
-# Torch's own `fake` backend answers every collective at once. While tracing, a group of any
-# backend gets that backend, and the environment has the variables that `torchrun` would set for
-# the rank.
+# Process groups of one process that stands for a rank of many: each gets torch's `fake` backend,
+# which answers at once, and the environment has the variables of `torchrun`.
 
 
 _LARGEST_MACHINE = 8
@@ -254,10 +246,8 @@ class RankPlace:
 
 @contextmanager
 def fake_process_groups(place: RankPlace) -> Iterator[None]:
-    """Let the process groups made inside the block be those of a rank of many.
-
-    Groups from before the block are set aside, and come back after it.
-    """
+    """Let the process groups made inside the block be those of a rank of many. Groups from before
+    are set aside, and come back after it."""
     from torch.distributed import distributed_c10d as c10d
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -335,12 +325,9 @@ def _clear(c10d: Any) -> None:
     c10d._world.group_count = 0
 
 
-# Stages of `torch.distributed.pipelining`, traced on one rank of many.
-#
-# Before its first step, a stage asks its neighbours for the shapes of what they will send. No
-# other rank runs here, so the answers come from the stage's own arguments, from what other stages
-# of this rank send, or from its outputs, whose gradients have the same shapes. All else is torch's
-# own code.
+# Stages of `torch.distributed.pipelining` on one rank of many. Before its first step, a stage asks
+# its neighbours for shapes; here its own arguments, other stages of this rank, or its outputs
+# answer.
 
 
 def pipeline_replacements(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -362,9 +349,7 @@ def pipeline_replacements(assumptions: Assumptions) -> Iterator[tuple[Any, dict[
 
 def _warmup(schedule: Any, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
     """Decide, without the votes of other ranks, whether shapes are given or found by a first run.
-
-    The ranks would also open their connections here, which happens once, before the steps.
-    """
+    The ranks would also open their connections here, which happens once, before the steps."""
     from torch.distributed.pipelining._utils import InferenceMode
     from torch.distributed.pipelining.stage import PipelineStage
 

@@ -1,9 +1,5 @@
-"""The methods of tensors that show or change their device, as on a machine with a GPU.
-
-While tracing, these methods (`device`, `is_cuda`, `to`, `cuda`, `cpu`, ...) are replaced on the
-FakeTensor class, so that all Python code, the user's and torch's, sees `cuda:0`. C++ code sees the
-CPU.
-"""
+"""The methods of tensors that show or change their device, as on a machine with a GPU. All Python
+code, the user's and torch's, sees `cuda:0`, while C++ code sees the CPU."""
 
 from __future__ import annotations
 
@@ -245,11 +241,8 @@ def _setting_data(outside: OutsideTensors) -> Callable[[Any, Any], None]:
 
 
 def _address(tensor: Any) -> int:
-    """A number that is equal for tensors that share memory, which is all that code uses it for.
-
-    It is not a valid address, so code that writes there crashes instead of damaging this process's
-    memory.
-    """
+    """A number that is equal for tensors that share memory. It is no valid address: code that
+    writes there crashes, and does no damage."""
     offset = tensor.storage_offset() * tensor.element_size()
     return int(tensor.untyped_storage()._cdata + offset) | _NOT_AN_ADDRESS
 
@@ -330,11 +323,9 @@ class _Mover:
     def cuda(
         self, tensor: Any, device: Any = None, non_blocking: bool = False, memory_format: Any = None
     ) -> Any:
-        """`tensor.cuda()`."""
         return self._move(tensor, _gpu(device), None, non_blocking, False, memory_format)
 
     def to(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        """`tensor.to()`."""
         clone = kwargs.pop("copy", False)
         other = args[0] if args else kwargs.pop("other", None)
         if isinstance(other, torch.Tensor):
@@ -380,10 +371,8 @@ class _Mover:
             self._placement.here.moving = False
 
 
-# GPUs that are named by a number alone: `torch.device(0)`, `model.to(0)`, `device=0`.
-#
-# Torch asks its accelerator which device a number means, and a build without one raises an error.
-# While tracing, the numbers mean CUDA devices.
+# GPUs that are named by a number alone, as in `model.to(0)`. Torch asks its accelerator what a
+# number means, and a build without one raises an error.
 
 
 _REAL = torch.device
@@ -442,10 +431,8 @@ def _taking_numbers(
     return call
 
 
-# Subclasses of tensors and parameters, such as bitsandbytes' `Params4bit`, made of fake tensors.
-#
-# Libraries make them with `torch.Tensor._make_subclass`, which refuses a tensor that is a
-# FakeTensor already. While tracing, the result is of a class that is both.
+# Subclasses of tensors, such as bitsandbytes' `Params4bit`, made of fake tensors, of a class that
+# is both: `torch.Tensor._make_subclass` refuses a tensor that is a FakeTensor already.
 
 
 @contextmanager
@@ -481,11 +468,8 @@ def _fake_class(cls: Any) -> Any:
     return type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
 
 
-# Fake tensors in place of plain ones, when they are moved to the GPU.
-#
-# A model or an optimizer that was built outside `make_step` holds plain tensors. When it is moved
-# to the GPU, they are replaced by fake ones; a tensor used in several places gets the same fake
-# everywhere. When tracing ends, the plain ones are put back.
+# Fake tensors in place of plain ones, when a model or optimizer that was built outside `make_step`
+# is moved to the GPU. When tracing ends, the plain ones are put back.
 
 
 class OutsideTensors:
@@ -506,17 +490,13 @@ class OutsideTensors:
         return self._fakes[id(real)][1]
 
     def copy_of(self, real: Any) -> Any:
-        """A fake tensor with the present values of a plain one.
-
-        A tensor with a gradient is replaced, because its gradient must arrive at one object.
-        """
+        """A fake tensor with the present values of a plain one. One with a gradient is replaced,
+        because its gradient must arrive at one object."""
         return self.tensor(real) if real.requires_grad else self.fake_for(real)
 
     def fake_for(self, real: Any) -> Any:
-        """A new fake tensor on the host. It keeps whole numbers and truth values, if it is small.
-
-        Parameters and real numbers need no values on the GPU, because code seldom branches on them.
-        """
+        """A new fake tensor on the host. It keeps whole numbers and truth values if it is small:
+        code seldom branches on real numbers or parameters."""
         if isinstance(real, FakeTensor):
             return real
         values = None

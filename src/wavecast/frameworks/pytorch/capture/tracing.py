@@ -86,16 +86,11 @@ def capture(
     """The trace of one training step.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function of one step.
         capability: the compute capability whose attention kernels to choose.
-        samples: how many samples (or other `unit`) the step consumes.
-        unit: what `samples` counts.
         warm_up: how many steps to run before the recorded one. None for one, which creates the
             optimizer's state, and with `ranks` a second, which rebuilds DDP's buckets.
-        progress: called with the number of ops recorded so far.
         assume: values and sizes that depend on data, by `FILE:LINE`.
         ranks: how many ranks the step's own parallel code has. None for code that starts none.
-        rank: the rank whose step is traced.
         compiler: compiles what the step compiles. None to run it as it was written.
         stops_at_compile: whether to raise CompilesCode where a step compiles, without a compiler.
     """
@@ -195,10 +190,8 @@ def pretending(
     compiler: Compiler | None = None,
     gpu: Device | None = None,
 ) -> Iterator[TracedThreads]:
-    """Run the block with fake tensors, as if on a machine with a CUDA GPU.
-
-    It yields the threads that take part in the trace. The user's code sees the GPU that is given.
-    """
+    """Run the block with fake tensors, as if on a machine with a CUDA GPU, which the user's code
+    sees. It yields the threads that take part in the trace."""
     threads = TracedThreads()
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fake.cache_enabled = False  # Placement has a faster cache
@@ -274,10 +267,8 @@ def _explain_untraceable(error: Exception) -> None:
         ) from error
 
 
-# Checks of a traced step: it trains, its calls agree, and its tensors have elements.
-#
-# A step that does nothing useful can be traced without an error, and its prediction looks like any
-# other. What can only be a mistake is an error; what may be intended is a note in the trace.
+# Checks of a traced step: one that does nothing useful would look like any other. What can only be
+# a mistake is an error; what may be intended is a note in the trace.
 
 
 _NEED_ELEMENTS = frozenset(
@@ -329,7 +320,7 @@ class StepWatch:
             yield
 
     def restart(self) -> StepWatch:
-        """What was done so far. From here on, a new step is counted."""
+        """What was done so far. From here on, what a new step does is counted."""
         done = copy(self)
         for name, value in vars(StepWatch(_optimizing=self._optimizing)).items():
             setattr(self, name, value)
@@ -396,12 +387,8 @@ def _needs_elements(func: Any) -> bool:
 
 
 def check(recorded: StepWatch, before: StepWatch | None) -> list[str]:
-    """The notes about a step. What can only be a mistake is an error.
-
-    Args:
-        recorded: the call that was recorded.
-        before: the call before it. None if there was none.
-    """
+    """The notes about a recorded call of the step, given the call before it if there was one. What
+    can only be a mistake is an error."""
     notes = [_empty(recorded), _training(recorded)]
     if before is not None:
         notes.append(_difference(before, recorded))

@@ -48,10 +48,8 @@ _LEAST_BATCHES = 8
 
 @contextmanager
 def few_samples() -> Iterator[None]:
-    """Load the first samples of each batch and repeat them; no dataset is too small for a batch.
-
-    So a script can be asked for a batch that its data or this machine's time would not allow.
-    """
+    """Load the first samples of each batch and repeat them; no dataset is too small for a batch. So
+    a batch can be asked for that the data or this machine's time would not allow."""
     fetch, draw, count = _MapDatasetFetcher.fetch, BatchSampler.__iter__, BatchSampler.__len__
 
     def fetched(self: Any, index: Any) -> Any:
@@ -131,11 +129,8 @@ class Autocasting:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Run forward passes of the block under autocast.
-
-        The backward pass and the optimizer run outside of it, as torch's recipe has them. Weights
-        are cast once in each step.
-        """
+        """Run forward passes of the block under autocast; weights are cast once in each step. The
+        backward pass and the optimizer run outside of it, as torch's recipe has them."""
         if self._dtype is torch.float16 and self._scaler is None:
             self._scaler = torch.amp.GradScaler("cuda")
         hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)

@@ -1,7 +1,5 @@
 """Functions of torch that are replaced once a first run has shown what their results are used for.
-
-Where a result is not computed any more, a placeholder stands for it: one element, seen as many.
-"""
+Where a result is not computed any more, a placeholder stands for it: one element, seen as many."""
 
 from __future__ import annotations
 
@@ -62,9 +60,7 @@ class SeenUses(ABC):
     @contextmanager
     def active(self) -> Iterator[None]:
         """Run the block with functions replaced, as far as earlier runs have shown what they do.
-
-        What this run shows is learned at each update of weights and at its end.
-        """
+        What this run shows is learned at each update of weights and at its end."""
         mode = self.mode()
 
         def learn(*_: Any) -> None:
@@ -143,11 +139,9 @@ class LearningMode(TorchFunctionMode, ABC):
         return key in self._learned.known
 
 
-# Attention that is written by hand, run by torch's `scaled_dot_product_attention` instead.
-#
-# The first run of a step shows which matmuls are scores: their result is scaled, masked, passed
-# through softmax and perhaps dropout, multiplied with the values, and used for nothing else. Later
-# runs leave all of this out and call the one function, whose backward pass then follows by itself.
+# Attention that is written by hand, run by torch's `scaled_dot_product_attention` instead. The
+# first run of a step shows which matmuls are scores: their result is scaled, masked, passed through
+# softmax and perhaps dropout, multiplied with the values, and used for nothing else.
 
 
 _MATMULS = frozenset({"matmul", "__matmul__", "bmm"})
@@ -214,7 +208,6 @@ class _FusingMode(LearningMode):
         return name in _MATMULS and len(given) == 2
 
     def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        """The result of a matmul."""
         return self._matmul(func, args, kwargs, *given)
 
     def see(self, name: str, given: list[Any], out: Any) -> None:
@@ -242,7 +235,6 @@ class _FusingMode(LearningMode):
         return out
 
     def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a function that is given scores."""
         scores = self.followed[tensor]
         changed = self._changed(scores, name, tensor, args, kwargs)
         if changed is None:
@@ -301,10 +293,8 @@ def _attend(scores: _Scores, values: Any) -> Any:
     return out.squeeze(0) if is_flat else out
 
 
-# The loss of a language model, computed in chunks of tokens so that not all logits exist at once.
-#
-# As for attention, the first run of a step shows which output layers feed only a cross-entropy;
-# later runs compute both together, a chunk of tokens at a time, and again in the backward pass.
+# The loss of a language model, computed in chunks of tokens, and again in the backward pass, so
+# that not all logits exist at once. The first run shows which output layers feed only the loss.
 
 
 CHUNKS = 8
@@ -348,7 +338,6 @@ class _ChunkingMode(LearningMode):
         return out
 
     def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a function that is given logits."""
         logits = self.followed[tensor]
         is_replaced = self.is_replaced(logits.key)
         if name == "cross_entropy" and tensor is (args[0] if args else kwargs.get("input")):

@@ -77,11 +77,8 @@ _NOTHING = (
 
 
 class StepCompiler:
-    """Compiles what a traced step asks torch to compile, for one GPU.
-
-    With `everything`, the modules that the step calls are compiled, too, if it compiles none: in
-    the default mode of torch.compile, or in the mode that `everything` names.
-    """
+    """Compiles what a traced step asks torch to compile, for one GPU. With `everything`, or a mode
+    of torch.compile, it compiles the modules of a step that compiles none itself."""
 
     def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
         self._target = target
@@ -125,11 +122,8 @@ class StepCompiler:
         return compile_
 
     def rewrite(self, recorder: OpRecorder) -> bool:
-        """After a first call of the step: compile the modules that it called from outside.
-
-        Each such module with parameters is compiled as a whole, as `torch.compile` does. It
-        returns whether anything was compiled.
-        """
+        """After a first call of the step, compile each module with parameters that it called from
+        outside of all modules, as `torch.compile` does; whether there are any."""
         if not self._everything:
             return False
         mode = self._everything if isinstance(self._everything, str) else None
@@ -154,8 +148,7 @@ class StepCompiler:
 
 @contextmanager
 def _without_collection() -> Iterator[None]:
-    """Collect no garbage inside the block. Graphs live until its end, and searching them for
-    garbage again and again takes a tenth of the time."""
+    """Collect no garbage inside the block: searching the many graphs, which live on, takes time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -182,15 +175,12 @@ class _Session:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether the compiler has made a graph of any code."""
         return dynamo.graph_count() > self._graphs_before
 
     @contextmanager
     def outside(self, frame: Any = None) -> Iterator[None]:
         """Run the block as the compiler's code: without modes and hooks, all tensors on the GPU.
-
-        `frame` is the frame that is compiled. None if it is known already.
-        """
+        `frame` is the frame that is compiled; None if it is known already."""
         if frame is not None:
             self._frame = frame
         if self._depth:
@@ -319,7 +309,7 @@ class _Session:
         is_backward: bool,
         is_inference: bool,
     ) -> GraphPlan:
-        """The plan of a graph: one that an earlier trace has made, or a new one."""
+        """The plan of a graph: one that an earlier trace has left, or a new one."""
         options = is_backward, is_inference
         key = key_of(gm, inputs, roots, *options, asdict(self._target))
         plan = None if key is None else stored_plan(key)
@@ -353,10 +343,7 @@ _MEANING = {
 
 
 def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
-    """One note for each line of the user's code at which a graph ends, and the reason.
-
-    The compiler's reasons come with the frames of the user's code.
-    """
+    """One note for each line of the user's code at which a graph ends, with the reason."""
     notes: dict[str, None] = {}
     explained = set()
     # A break in a library's function is seen there, too, after the line that called it.
@@ -398,9 +385,6 @@ class GraphRun:
     """A compiled graph, as torch calls it: with a list of tensors, which it empties.
 
     Args:
-        plan: what it does.
-        recorder: records its kernels.
-        mode: the mode of the trace's fake tensors.
         root: the path of the module whose code was compiled.
         phase: the phase of the step. None for the present one.
         is_replayed: whether its kernels are replayed as one CUDA graph.

@@ -1,8 +1,5 @@
-"""Torch's graph capture, Dynamo, inside of a trace: every private interface of it that we use.
-
-Dynamo compiles the frames of the step while it runs. It must not see the modes, hooks and replaced
-functions of the trace.
-"""
+"""Torch's graph capture, Dynamo, inside of a trace: every private interface of it that we use. It
+must not see the modes, hooks and replaced functions of the trace."""
 
 from __future__ import annotations
 
@@ -103,10 +100,8 @@ def frames_compiled(
 ) -> Iterator[None]:
     """Let Dynamo compile frames inside of `outside(frame)`, though a trace is under way.
 
-    Args:
-        outside: makes the context in which a frame is compiled.
-        on_error: called with an error; returns whether the frame is to run as it is instead.
-        on_left: called with code that Dynamo leaves as it is, since a graph breaks in a loop of it.
+    `on_error` says whether a frame with an error is to run as it is. `on_left` gets the code that
+    Dynamo leaves as it is, since a graph breaks in a loop of it.
     """
     wrapper = convert_frame.CatchErrorsWrapper
     compile_frame = wrapper.__call__
@@ -161,7 +156,7 @@ def frames_compiled(
 def _noticing_code(
     original: Callable[..., Any], notice: Callable[[Any], None]
 ) -> Callable[..., Any]:
-    """A function that is called with code, after `notice`."""
+    """The function of Dynamo's that is called with code; `notice` gets the code before."""
 
     def call(code: Any, *args: Any) -> Any:
         notice(code)
@@ -172,10 +167,7 @@ def _noticing_code(
 
 def _is_called_by_trace(code: Any, caller: Any) -> bool:
     """Whether code of Python's library or torch runs for the trace itself, as in a module's hook.
-
-    On a GPU it does not run, and where one graph was asked for, Dynamo refuses what it cannot
-    compile or compiles too often.
-    """
+    On a GPU it does not run; here Dynamo would refuse it where one graph was asked for."""
     while caller is not None and code.co_name not in _CALLS:
         file = code.co_filename
         is_library = file.startswith(_LIBRARY) and _INSTALLED not in file
@@ -186,10 +178,7 @@ def _is_called_by_trace(code: Any, caller: Any) -> bool:
 
 
 def look_up_functions() -> None:
-    """Let Dynamo look up torch's functions now, before a trace replaces some of them.
-
-    It refuses to look them up while one function stands for several of torch's.
-    """
+    """Let Dynamo look up torch's functions now, before a trace replaces several of them by one."""
     trace_rules.get_torch_obj_rule_map()
 
 
@@ -230,7 +219,7 @@ def _put_back_methods(replace: Callable[..., None]) -> None:
 
 
 def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The start of a compiled module, which keeps the method of the module that it calls later."""
+    """The start of a compiled module, which is to keep torch's own method, not a replaced one."""
 
     def call(module: Any) -> None:
         with replacing() as replace:
@@ -241,10 +230,8 @@ def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None
 
 
 def _without_torch(init: Callable[..., None]) -> Callable[..., None]:
-    """The constructor of guards, without guards on torch's own state.
-
-    Torch's hooks and some of its functions differ while a frame is compiled.
-    """
+    """The constructor of guards, without guards on torch's own state. Torch's hooks and some of its
+    functions differ while a frame is compiled."""
     signature = inspect.signature(init)
     if _FILTER not in signature.parameters:
         return init
@@ -270,10 +257,8 @@ def is_restart(error: BaseException) -> bool:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it.
-
-    The trace's own code, such as that of flex_attention, breaks graphs only here.
-    """
+    """Whether a GPU would raise this error, too: the step asked for one graph and breaks it. The
+    trace's own code, such as that of flex_attention, breaks graphs only here."""
     is_meant = isinstance(error, torch._dynamo.exc.Unsupported | torch._dynamo.exc.UserError)
     return is_meant and not any(room in str(error) for room in _OWN)
 
@@ -289,11 +274,8 @@ def graph_breaks() -> list[tuple[str, list[Any]]]:
 
 
 def compile_module(module: Any, mode: str | None = None) -> None:
-    """Compile a module as `torch.compile(module, mode=mode)` does, but in its place.
-
-    Torch would not capture the frames of its own modules, such as `nn.Sequential`, so the call is
-    wrapped in a function that it captures.
-    """
+    """Compile a module as `torch.compile(module, mode=mode)` does, but in its place. Its call is
+    wrapped: torch captures no frames of its own modules, such as `nn.Sequential`."""
     module._compiled_call_impl = torch.compile(
         external_utils.wrap_inline(module._call_impl), mode=mode
     )
@@ -369,10 +351,8 @@ def _with_fake_inputs(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_user_compiler
 
 
-# Moves between devices in a graph of Dynamo's, which C++ code would take for real copies.
-#
-# C++ code sees all fake tensors on the CPU. There, `x.to("cuda")` of a tensor that is on the GPU
-# already would copy it.
+# Moves between devices in a graph of Dynamo's. C++ code sees all fake tensors on the CPU, so it
+# would copy in `x.to("cuda")` a tensor that is on the GPU already.
 
 
 MAKERS = (torch.tensor, torch.as_tensor, torch.scalar_tensor)
@@ -397,10 +377,8 @@ def tried(node: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def stay_on_device(gm: Any) -> None:
-    """Take out of a graph the moves to the device on which a tensor is already.
-
-    A move from the host becomes an op that names the GPU, since C++ code would not move anything.
-    """
+    """Take out of a graph the moves to the device on which a tensor is already. A move from the
+    host becomes an op that names the GPU, since C++ code would move nothing."""
     for node in list(gm.graph.nodes):
         if node.op == "call_function" and node.target in MAKERS:
             node.kwargs = {name: v for name, v in node.kwargs.items() if name != "device"}
@@ -466,12 +444,9 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
-# Fake tensors as the compiler sees them: on the GPU, although torch's C++ code sees the CPU.
-#
-# Dynamo and AOTAutograd run the model on fake tensors of their own. Torch's CPU build has no
-# autograd for fake tensors of a GPU, so they are fake tensors of the CPU. Python code, such as
-# decompositions and the user's `x.device`, must see the GPU. Torch's own fake-tensor code must see
-# the CPU.
+# Fake tensors as the compiler sees them: Python code, such as decompositions, must see the GPU.
+# Torch's CPU build has no autograd for fake tensors of a GPU, so C++ and torch's own fake-tensor
+# code see the CPU.
 
 
 REAL_DEVICES = "_wavecast_real_devices"
@@ -573,8 +548,8 @@ class CompilerDevices:
 
 
 def share_memory(elements: Any, value: Any) -> None:
-    """Let a tensor have the memory of another one, whose views are then views of it. Passes that
-    renew the values of views would otherwise renew all that follows."""
+    """Let a tensor have the memory of another, whose views are then views of it: passes that renew
+    the values of views would else renew all that follows."""
     storage, offset = value.untyped_storage(), value.storage_offset()
     if value._has_symbolic_sizes_strides or type(storage.nbytes()) is not int:
         return

@@ -1,8 +1,7 @@
 """The kernels that Inductor generates for a scheduled node, as ops.
 
-Nothing of torch is imported. Only attributes of the nodes and of the graph are read, so that the
-same code describes the nodes of a real compilation on a GPU and those of a capture without one
-(torch 2.9 to 2.13).
+Torch is not imported, and only attributes of nodes and graph are read, so the same code describes a
+real compilation on a GPU and a capture without one (torch 2.9 to 2.13).
 """
 
 from __future__ import annotations
@@ -480,10 +479,8 @@ def _moves_with_last(dep: Any) -> bool:
 def by_buffer(
     accesses: Iterable[Access],
 ) -> tuple[dict[str, BufferUse], dict[str, BufferUse]]:
-    """The buffers that are read and those that are written, each with all its accesses.
-
-    A buffer that a kernel writes and then reads has its values in registers: only the write counts.
-    """
+    """The buffers that are read and those that are written, each with all its accesses. One that a
+    kernel writes and then reads has its values in registers: only the write counts."""
     reads: dict[str, list[Access]] = {}
     writes: dict[str, list[Access]] = {}
     for access in accesses:
@@ -550,10 +547,8 @@ def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def is_contiguous(dep: Any, any_variable: bool = False) -> bool:
-    """Whether neighbours in the fastest loop (or in any loop) are neighbours in memory.
-
-    True also for what does not depend on that loop, as a broadcast row.
-    """
+    """Whether neighbours in the fastest loop (or in any loop) are neighbours in memory. True also
+    for what does not depend on that loop, as a broadcast row."""
     terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
     steps = [_step(term) for term in terms]
     variables = [name_of(variable) for variable in dep.var_names]

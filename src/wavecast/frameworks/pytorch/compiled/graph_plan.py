@@ -1,7 +1,4 @@
-"""The plan of a compiled graph, read from Inductor's graph.
-
-Inductor's scheduler has decided on all of it. Only attributes of its nodes are read here.
-"""
+"""The plan of a compiled graph, read from the nodes of Inductor's graph, which decide on it."""
 
 from __future__ import annotations
 
@@ -43,10 +40,8 @@ _NO_CALLS = ("MultiOutput", "DynamicScalar", "AssertScalar")
 
 
 class Planner:
-    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
-
-    `roots` are the paths of modules, by the names that Dynamo has for them.
-    """
+    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once. `roots` are
+    the paths of modules, by the names that Dynamo has for them."""
 
     def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
@@ -144,10 +139,7 @@ class Planner:
 
 
 # The buffers of a compiled graph: what each scheduled node allocates, takes over and frees.
-#
-# Inductor decides on this while it writes the code that calls the kernels: a kernel may write over
-# an input that nothing needs any more, and a buffer that is not needed any more may be kept for a
-# later one of the same size. Here Inductor's own functions decide; the code is not written.
+# Inductor decides while it writes the calls of kernels; here its functions decide without writing.
 
 
 class Taken(NamedTuple):
@@ -177,8 +169,8 @@ class _Ran(NamedTuple):
 def buffers_of(graph: Any, is_inference: bool) -> list[NodeBuffers]:
     """What each scheduled node of a graph (`GraphLowering`) does to buffers, in order.
 
-    Results of calls that allocate themselves are not among the taken buffers. The graph must be
-    the present one (`inductor.handling`), and can be planned only once.
+    Results of calls that allocate themselves are not among the taken buffers. The graph must be the
+    present one (`inductor.handling`), and can be planned only once.
     """
     wrapper, scheduler = graph.wrapper_code, graph.scheduler
     for number, node in enumerate(scheduler.nodes):
@@ -210,11 +202,8 @@ def _run(graph: Any, node: Any) -> None:
 
 
 def _removed(inside: set[str], updated: Any) -> Iterator[str]:
-    """The buffers that get no memory.
-
-    One that never leaves the kernel does get memory if it is the first that a kernel writes where
-    it later writes one that does.
-    """
+    """The buffers that get no memory, because they never leave the kernel. One does get memory if
+    it is the first that a kernel writes where it later writes one that leaves."""
     for name in inside:
         names = getattr(updated.get(name), "other_names", ())
         if all(other in inside for other in names):
@@ -244,10 +233,7 @@ def _read(lines: Sequence[Any], count: int) -> Iterator[NodeBuffers]:
         yield NodeBuffers(tuple(taken[number]), tuple(freed[number]))
 
 
-# Calls of libraries in a compiled graph, such as matmuls and attention, as ops.
-#
-# They have the names, inputs and attributes that the same calls have in a step that is not
-# compiled.
+# Calls of libraries in a compiled graph, with the names, inputs and attributes of eager steps.
 
 
 Hint = Callable[[Any], int]
@@ -376,8 +362,7 @@ def _numbers(value: Any, hint: Hint) -> Any:
 
 
 def module_and_lines(origins: Sequence[Any], roots: Mapping[str, str]) -> tuple[str, str, str]:
-    """Where most of a kernel's graph nodes come from: the module, the innermost line of code, and
-    the innermost line outside of torch."""
+    """The module and line of most nodes of a kernel, and their innermost line outside of torch."""
     modules, lines, sources = Counter[str](), Counter[str](), Counter[str]()
     folder = str(Path.cwd())
     for node in origins:
@@ -407,10 +392,8 @@ def _module(meta: dict[str, Any], roots: Mapping[str, str]) -> str:
 
 @functools.lru_cache(1 << 14)
 def _lines(stack: str | None, _folder: str) -> tuple[str, str]:
-    """The innermost line of a recorded stack and the innermost outside of torch, "file.py:12".
-
-    The second is relative to the present folder.
-    """
+    """The innermost line of a recorded stack, "file.py:12", and the innermost outside of torch,
+    relative to the present folder."""
     last = source = ""
     for row in (stack or "").splitlines():
         row = row.strip()

@@ -1,8 +1,5 @@
-"""Torch's compiler without a GPU: the private interfaces of Inductor that we use.
-
-Inductor lowers a graph and schedules its kernels as it would for the target GPU. Nothing is
-generated, built or run. The interfaces change from release to release (`releases.py`).
-"""
+"""Torch's compiler without a GPU: the private interfaces of Inductor that we use. It lowers and
+schedules as for the target GPU; nothing is generated, built or run."""
 
 from __future__ import annotations
 
@@ -58,11 +55,8 @@ def compiler_on(
 ) -> Iterator[None]:
     """Let torch compile for a GPU that is not there.
 
-    Args:
-        target: the GPU.
-        compile_graph: called instead of Inductor with a graph of Dynamo's, its inputs and the
-            options of the compilation.
-        on_padded: called when a matmul is padded, which torch would try on the GPU.
+    `compile_graph` is called in Inductor's place with a graph of Dynamo's, its inputs and the
+    options. `on_padded` is called when a matmul is padded, which torch would try on the GPU.
     """
     properties = SimpleNamespace(
         name="the target",
@@ -330,10 +324,8 @@ def lowered(gm: Any, given: Sequence[Any], is_backward: bool, is_inference: bool
 
 @contextmanager
 def _traced_under(mode: RealDevices) -> Iterator[None]:
-    """Let passes that trace a replacement find this mode, and not that of AOTAutograd.
-
-    In older releases, AOTAutograd's is still active.
-    """
+    """Let passes that trace a replacement find this mode, and not that of AOTAutograd, which is
+    still active in older releases."""
     context = TracingContext.try_get()
     before = None if context is None else context.fake_mode
     if context is not None:
@@ -359,8 +351,11 @@ def report_strides(results: Sequence[PlannedResult]) -> None:
 
 
 def _took_sizes(gm: Any, given: Sequence[Any]) -> bool:
-    """Give the placeholders the sizes and strides of the inputs; whether any changed: strides in a
-    backward graph whose forward graph saved another layout than eager code would, and symbols."""
+    """Give the placeholders the sizes and strides of the inputs; whether any changed.
+
+    Strides change in a backward graph whose forward graph saved another layout than eager code
+    would; so do symbols.
+    """
     changed = False
     nodes = (node for node in gm.graph.nodes if node.op == "placeholder")
     for node, value in zip(nodes, given, strict=True):
@@ -418,10 +413,8 @@ class _Unkeyed(Exception):
 
 
 def key_of(gm: Any, inputs: Sequence[Any], *about: Any) -> str | None:
-    """The key of a graph with its inputs; None if it has none.
-
-    `about` is what else its lowering depends on: the GPU and options, as plain data.
-    """
+    """The key of a graph with its inputs and `about`: the GPU and options, on which its lowering
+    also depends. None if it has none."""
     digest = hashlib.sha256(_environment().encode())
     try:
         for line in (_switches(), _text(about), _text(inputs), *_lines(gm)):

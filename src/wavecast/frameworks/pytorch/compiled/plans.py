@@ -79,16 +79,10 @@ class GraphPlan:
     """Tensors that are part of the compiled code."""
 
 
-# Plans of compiled graphs, kept between traces: lowering a graph takes half of a trace's time.
-#
-# A graph has a key, a digest of all that its lowering depends on (`inductor.key_of`), and the plan
-# is stored under it. What torch calls is a run of the plan (`compiling.GraphRun`); a graph with
-# symbols for sizes has a plan and a run for each of its sizes (`compiling.SizedRun`).
-#
-# Each plan is a file of its own in the user's cache folder, named by the key of its graph; those
-# of scripts, whose processes may write nothing there, are in a folder for each script. A file is
-# written as a whole or not at all, so that several processes may write the same one. It holds
-# plain data with a checksum; one that is damaged is as good as none.
+# Plans of compiled graphs, kept between traces: lowering a graph takes half of a trace's time. Each
+# is a file in the user's cache folder, or in a folder for each script, whose process may write
+# nothing there. It is named by all that the lowering depends on (`inductor.key_of`), written as a
+# whole or not at all, and has a checksum: a damaged one is as good as none.
 
 
 MOST_PLANS = 1000
@@ -123,10 +117,8 @@ _apart = _Apart()
 
 
 def keep_apart(known: Path) -> None:
-    """In a process that runs a script: read plans from a folder, and keep new ones for `leave`.
-
-    A script can change whatever its process does, so what it leaves is for this script alone.
-    """
+    """In a process that runs a script, read plans from a folder, and keep new ones for `leave`. A
+    script can change whatever its process does, so these are for this script alone."""
     _apart.known = known
 
 
@@ -137,10 +129,8 @@ def leave(folder: Path) -> None:
 
 
 def adopt(new: Path, folder: Path) -> None:
-    """Keep the plans that the process of a script has left in a folder of its own.
-
-    They are not looked into: whatever they hold, only processes of this script will read it.
-    """
+    """Keep the plans that the process of a script has left in a folder of its own, unread. Whatever
+    they hold, only processes of this script will read them."""
     left_bytes = _MOST_ADOPTED_BYTES
     with suppress(OSError), os.scandir(new) as entries:
         for entry in itertools.islice(entries, MOST_PLANS):
@@ -196,12 +186,7 @@ def _keep(content: bytes, path: Path) -> None:
 
 
 def read_plan(path: Path) -> GraphPlan:
-    """The plan in a file.
-
-    Raises:
-        MissingFile: there is no such file.
-        InvalidInput: it cannot be read, or does not hold what was written.
-    """
+    """The plan in a file; MissingFile, or InvalidInput if it does not hold what was written."""
     content = read_bytes(path, prefix=f"cannot read {path}: it ")
     digest, body = content[:_DIGEST_BYTES], content[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:

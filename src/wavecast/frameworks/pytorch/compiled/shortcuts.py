@@ -1,10 +1,8 @@
 """Functions of torch's compiler that quicker ones with equal results stand in for.
 
 Torch walks over a graph dozens of times and asks small questions at each node. On a GPU that hides
-behind the generation of code, which is left out here.
-
-Each shortcut was written for one text of torch's function. Where the installed torch has another
-one, torch's own function runs.
+behind the generation of code, which is left out here. A shortcut holds for one text of torch's
+function; where the installed torch has another text, torch's own function runs.
 """
 
 from __future__ import annotations
@@ -122,7 +120,7 @@ def taken(shortcuts: tuple[Shortcut, ...]) -> Iterator[None]:
 
 
 def _places(shortcut: StandIn) -> Iterator[Any]:
-    """The owner of a function, and the modules of torch that have imported it by its name."""
+    """Where a function is replaced: its owner, and the modules of torch that have imported it."""
     yield shortcut.owner
     if isinstance(shortcut.owner, ModuleType):
         for name, module in list(sys.modules.items()):
@@ -153,7 +151,7 @@ _UNSET = (False, None, None, None)
 
 @in_place_of(f"{_FAKES}:FakeTensorMode", "_prep_args_for_hash", "5c9d4a6f14c8", *_METADATA)
 def describe(original: Any) -> Any:
-    """Adds to a key what it says of arguments."""
+    """Add to the key of a kept result what it says of the arguments of an op."""
 
     def prepare(self: Any, result: Any, args: Any, state: Any, hashed: Any) -> None:
         if isinstance(args, list | tuple | dict):
@@ -175,7 +173,7 @@ def describe(original: Any) -> Any:
 
 
 def _describe_tensor(mode: Any, result: list[Any], tensor: Any) -> bool:
-    """Add to a key what it says of a tensor; whether it is one of which this is known here."""
+    """Add to a key what it says of a plain tensor; False for a tensor that is left to torch."""
     if tensor.fake_mode is not mode or tensor.constant is not None:
         return False
     if tensor.layout is not torch.strided or tensor._has_symbolic_sizes_strides:
@@ -233,11 +231,9 @@ def _has_plain_sizes(kept: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-# Shortcuts for the scheduler's fusion: pairs of nodes that cannot be one kernel, and loops.
-#
-# A tensor that all layers add to, or a mask that all of them read, makes pairs of all of its
-# users, and most of these are layers apart. Torch weighs what each pair shares before it asks what
-# lies between.
+# Shortcuts for the scheduler's fusion. A tensor that all layers use makes pairs of all of its
+# users, most of them layers apart. Torch weighs what a pair shares before it asks what lies
+# between.
 
 
 _SCHEDULER = "torch._inductor.scheduler:Scheduler"
@@ -658,7 +654,7 @@ def _renew(gm: Any, node: Any, storages: Counter[int]) -> bool:
 
 
 def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
-    """Whether a new value differs from that before by its memory alone, which is new and which only
+    """Whether a new value differs from that before only by its memory, which is new and which only
     views of the node shared. Torch would renew all that follows, for the same views."""
     before = node.meta["val"]
     if not (isinstance(value, FakeTensor) and isinstance(before, FakeTensor)):
@@ -700,8 +696,8 @@ def collect_origins(_original: Any) -> Any:
     ("torch.fx._lazy_graph_module:_LazyGraphModule", "bb33cad1b229"),
 )
 def reorder_without_code(original: Any) -> Any:
-    """The backward graph in another order, as a module whose Python code is made when it is called.
-    Torch makes it at once, again after the next pass, and again for a copy."""
+    """The backward graph in another order, whose Python code is made when it is called. Torch makes
+    it at once, after the next pass and again for a copy."""
 
     def reorder(gm: Any) -> Any:
         with replacing() as replace:
@@ -822,8 +818,8 @@ def expand(original: Any) -> Any:
 
 @in_place_of(_SIZES, "_simplify_with_ranges", "b13209b67ef9")
 def simplify_in_ranges(original: Any) -> Any:
-    """An index in its simplest form, given the loops. Torch writes down what these say of the
-    index before it asks whether there is a division or remainder to which it matters."""
+    """An index in its simplest form, given the loops. Whether it has a division or remainder, to
+    which alone the loops matter, is asked first."""
 
     def simplify_with_ranges(self: Any, index: Any, ranges: Any) -> Any:
         joined = sizevars.join_dimensions(self.simplify(index))

@@ -8,10 +8,8 @@ from typing import Any
 
 from wavecast.hardware.devices import Device, usual_gpu
 
-# Whether torch would pad a matmul whose sizes are not aligned, which it finds out by trying.
-#
-# Torch tries both on the GPU and takes the padded matmul if it is 1.1 times as fast, with the
-# copies that padding needs. Here both times are estimated.
+# Whether torch would pad a matmul whose sizes are not aligned. It tries both on the GPU and takes
+# the padded one if it is 1.1 times as fast, with its copies; here both times are estimated.
 
 
 TENSOR_CORES = ("tf32", "float16", "bfloat16")
@@ -45,11 +43,8 @@ class Operand:
 def is_faster_padded(
     target: CompileTarget, precision: str, sizes: tuple[int, ...], padded: tuple[Operand, ...]
 ) -> bool:
-    """Whether a matmul is estimated to be faster when padded.
-
-    The `sizes` are those of the matmul, that of a batch included; `padded` are its operands that
-    have to be padded.
-    """
+    """Whether a matmul is estimated to be faster when padded. The `sizes` are those of the matmul,
+    that of a batch included; `padded` are its operands that have to be padded."""
     if precision not in TENSOR_CORES:
         return False
     matmul_s = 2 * math.prod(sizes) / target.flops_of(precision)

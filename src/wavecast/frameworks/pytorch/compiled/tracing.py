@@ -36,15 +36,10 @@ def capture(
 ) -> Trace:
     """The trace of one training step on a GPU that is not there.
 
-    What the step compiles is compiled for that GPU, and its kernels are those of the trace.
-
-    Args:
-        make_step: builds model, optimizer and inputs, and returns the function of one step.
-        gpu: the GPU. None for the usual one of the compute capability.
-        capability: the compute capability, if no GPU is given; Hopper's if None.
-        compiled: whether to compile the modules that the step calls, as if it had compiled them;
-            or the mode of torch.compile in which to do so.
-        options: further arguments of `capture.tracing.capture`.
+    What the step compiles is compiled for that GPU, and its kernels are those of the trace. Without
+    a GPU it is the usual one of the compute capability, by default Hopper's. If `compiled` is true
+    or names a mode of torch.compile, the modules that the step calls are compiled as if the step
+    had asked for it. The options are further arguments of `capture.tracing.capture`.
     """
     if gpu is not None:
         capability = family(gpu)
@@ -62,11 +57,8 @@ def capture(
 def followed(
     attempt: Callable[[StepCompiler | None], Traced], compiler: StepCompiler | None
 ) -> tuple[Traced, str]:
-    """What a trace with a compiler gives; or one without, and why, if torch's compiler fails.
-
-    The compiler's interfaces are private to torch, so any error may come from there. An error of
-    the user's code occurs without the compiler, too, or is one that a GPU would raise.
-    """
+    """What a trace with a compiler gives; or one without, and why, if torch's compiler fails. Any
+    error may come from its private interfaces, but for those that a GPU would raise, too."""
     try:
         return attempt(compiler), ""
     except Exception as error:

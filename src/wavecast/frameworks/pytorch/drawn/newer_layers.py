@@ -1,4 +1,4 @@
-"""Layers of newer networks with random sizes, where predictions were off.
+"""Layers of newer networks with random sizes, whose shapes common layers do not cover.
 
 Grouped, depthwise, dilated and 3-d convolutions, norms in channels-last, bags of embeddings,
 message passing, recurrent layers in TF32, and what people write out by hand: rotary positions,
@@ -115,7 +115,7 @@ def dilated(draw: ShapeDraw) -> Layer:
 
 
 def pointwise_convolution(draw: ShapeDraw) -> Layer:
-    """A 1 x 1 or plain convolution of such networks, with their odd widths."""
+    """A 1 x 1 or plain convolution with the odd widths of mobile and segmentation networks."""
     pick = draw.random
     side = pick.choice((7, 14, 14, 28, 28, 56, 56, 112))
     widths = [w for w in (24, 40, 48, 64, 96, 112, 160, 192, 232, 256, 320, 384, 448, 512, 784, 896,
@@ -313,11 +313,8 @@ NEWER: tuple[tuple[Callable[[ShapeDraw], Layer], int], ...] = (
 """Layers and the weights with which they are drawn."""
 
 
-# Layers that the third and the fourth blind test predicted badly.
-#
-# Attention with masks of long sequences, convolutions in groups with long kernels, images that are
-# unfolded into columns, resized or normalized, rows that are added to few places, lists of an
-# optimizer's tensors, and the loss over large vocabularies.
+# Attention with masks of long sequences, groups with long kernels, images unfolded or resized, rows
+# added to few places, lists of an optimizer's tensors, and losses over large vocabularies.
 
 
 _LENGTHS = (64, 128, 196, 197, 256, 384, 512, 577, 768, 1024, 1024, 1500, 2048, 2048, 4096)
@@ -478,12 +475,8 @@ ODD: tuple[tuple[Callable[[ShapeDraw], Layer], int], ...] = (
 """Layers and the weights with which they are drawn."""
 
 
-# Layers of speech and segmentation networks with random sizes.
-#
-# Where the third blind test was off: convolutions over sounds (of the raw wave, of one element, in
-# groups with very long kernels, depthwise), resized images, patches of images and videos,
-# attention with a mask over sequences of odd lengths, and the loss of connectionist
-# classification.
+# Layers of speech and segmentation networks: convolutions over sounds, resized images, patches,
+# attention with a mask over sequences of odd lengths, and connectionist classification.
 
 
 _SPEECH_LENGTHS = (99, 149, 249, 250, 299, 399, 499, 500, 749, 1500)

@@ -1,7 +1,5 @@
 """The config of a Hugging Face model: from a file or folder, the local cache, or the presets.
-
-Nothing is downloaded, and no code of a model repository is run.
-"""
+Nothing is downloaded, and no code of a model repository is run."""
 
 from __future__ import annotations
 
@@ -52,12 +50,7 @@ class ModelConfig:
 
 
 def config_of(name: str) -> ModelConfig:
-    """The config that `hf:NAME` means.
-
-    Raises:
-        UnknownName: there is neither a file of that name, nor is it in the cache, nor a preset.
-        InvalidInput: the file is not a config of a model.
-    """
+    """The config that `hf:NAME` means; UnknownName if there is none, InvalidInput if unreadable."""
     text = name.strip()
     if not text:
         raise InvalidInput("hf: needs a name, as in hf:llama-3.1-8b or hf:path/to/config.json")
@@ -235,10 +228,8 @@ def torchvision_fault() -> str | None:
 
 @contextmanager
 def naming_torchvision(what: str) -> Iterator[None]:
-    """A context in which a failed import names torchvision, if that is what fails.
-
-    transformers says "Could not import module 'LlamaConfig'" then, and no more.
-    """
+    """Let a failed import name torchvision, if that is what fails: transformers only says "Could
+    not import module 'LlamaConfig'"."""
     try:
         yield
     except (ImportError, RuntimeError) as error:

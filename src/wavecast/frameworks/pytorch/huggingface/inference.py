@@ -46,11 +46,8 @@ class InferenceStep:
 
     @staticmethod
     def shorten(layer: Any) -> None:
-        """Take the latest token out of a layer of a growing cache.
-
-        `generate` leaves contiguous keys and values to its next step, so these are as well; what
-        they hold changes no time.
-        """
+        """Take the latest token out of a layer of a growing cache. Its keys and values stay
+        contiguous, as `generate` leaves them."""
         drop_latest(layer)
         if not (layer.is_compileable or layer.is_sliding):
             layer.keys, layer.values = (
@@ -62,10 +59,8 @@ class InferenceStep:
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> InferenceStep:
     """The step of the task prefill, on prompts of `sequence` tokens, or decode, after so many.
 
-    Weights are stored in bf16 unless the options say otherwise, and in fp16 beside int8.
-
-    Raises:
-        InvalidInput: an option is for training only.
+    Weights are in bf16 unless the options say otherwise, and in fp16 beside int8. InvalidInput if
+    an option is for training only.
     """
     options, config = recipe.options, recipe.config
     if options.lora or options.qlora or options.checkpointing:
@@ -123,11 +118,8 @@ def _growing(settings: Any, batch: int, length: int, dtype: torch.dtype, device:
 
 
 def _static(settings: Any, batch: int, length: int, dtype: torch.dtype, device: str) -> Any:
-    """A cache with places for so many tokens and one more.
-
-    Attention reads all places, and a mask hides those that are not written yet. So the number of
-    tokens in it changes no kernel, and it begins empty.
-    """
+    """A cache with places for so many tokens and one more. Attention reads all places behind a
+    mask, so it begins empty: the number of tokens in it changes no kernel."""
     with needing("the cache of keys and values"):
         from transformers import StaticCache
     heads, size = _head_sizes(settings)

@@ -29,10 +29,7 @@ def needing(what: str) -> Iterator[None]:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """The library that could not be imported.
-
-    transformers loads its parts late, and wraps what went wrong in an error without a name.
-    """
+    """The library that could not be imported, also where transformers' error has no name."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ModuleNotFoundError) and cause.name:
@@ -67,11 +64,7 @@ def _transformer(config: ModelConfig, task: Task, dtype: Any, device: str) -> tu
 
 
 def settings_of(config: ModelConfig) -> Any:
-    """The config of a transformer as an object of transformers.
-
-    Raises:
-        UnknownName: transformers has no such model.
-    """
+    """The config of a transformer as an object of transformers; UnknownName if there is none."""
     import transformers
 
     known = list(transformers.CONFIG_MAPPING.keys())
@@ -139,12 +132,9 @@ _OUTLIERS = 6.0
 
 
 def in_4_bits(model: Any, compute_dtype: torch.dtype, what: str) -> None:
-    """Store the linear layers of a model in 4 bits (NF4), their scales in 8 bits.
-
-    The last layer and the embeddings stay as they are. It is what transformers does for
-    `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
-    bnb_4bit_use_double_quant=True)`.
-    """
+    """Store linear layers but the last in 4 bits (NF4), their scales in 8 bits, as transformers
+    does for `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True)`."""
     with needing(what):
         import bitsandbytes
 
@@ -168,11 +158,8 @@ def in_4_bits(model: Any, compute_dtype: torch.dtype, what: str) -> None:
 
 
 def in_8_bits(model: Any, what: str) -> None:
-    """Store the linear layers of a model in 8 bits, but for the last one.
-
-    It is what transformers does for `BitsAndBytesConfig(load_in_8bit=True)`. Weights and inputs are
-    multiplied in 8 bits (LLM.int8()).
-    """
+    """Store linear layers but the last in 8 bits, and multiply in 8 bits (LLM.int8()), as
+    transformers does for `BitsAndBytesConfig(load_in_8bit=True)`."""
     with needing(what):
         import bitsandbytes
 

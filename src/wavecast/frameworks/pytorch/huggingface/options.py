@@ -117,11 +117,7 @@ class ModelOptions:
 
     @classmethod
     def named(cls, given: Mapping[str, object]) -> ModelOptions:
-        """The options of a table in a file.
-
-        Raises:
-            InvalidInput: there is no such option, or its value is of another type.
-        """
+        """The options of a table in a file; InvalidInput if one is unknown or of another type."""
         known = {option.name: str(option.type) for option in fields(cls)}
         kinds = {"bool": bool, "int | None": int, "str | None": str}
         named: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
@@ -156,11 +152,8 @@ class Lora:
 
 
 def lora_of(options: ModelOptions) -> Lora | None:
-    """The adapters that the options ask for. None if all weights train.
-
-    Raises:
-        InvalidInput: the text of `lora` cannot be read, or a value is out of its range.
-    """
+    """The adapters that the options ask for; None if all weights train. InvalidInput if the text of
+    `lora` cannot be read, or a value is out of its range."""
     if options.lora is None:
         if options.targets is not None and not options.qlora:
             raise InvalidInput("--targets names layers that get adapters; give --lora r=16, too")

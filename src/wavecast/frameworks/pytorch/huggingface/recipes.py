@@ -54,12 +54,10 @@ class TrainingRecipe:
 def recipe_of(
     name: str, batch: int | None, precision: str | None, options: ModelOptions
 ) -> TrainingRecipe:
-    """The recipe of `hf:NAME`.
+    """The recipe of `hf:NAME`: a preset, a name in the local cache, or a path.
 
-    Args:
-        name: a preset, a name in the local cache, or a path; see `configs.config_of`.
-        precision: "bf16" and "fp16" mean autocast. None for the precision of the weights, and for
-            bf16 with `options.qlora`: QLoRA stores in 4 bits and computes in bf16.
+    The precisions "bf16" and "fp16" mean autocast. None means that of the weights, and bf16 with
+    `options.qlora`: QLoRA stores in 4 bits and computes in bf16.
     """
     check(options)
     config = config_of(name)
@@ -161,12 +159,8 @@ _TEXT_TO_TEXT = tuple(
 
 
 def task_of(config: ModelConfig, name: str | None) -> Task:
-    """The task of a model: the one that is wanted, else the one that its config names.
-
-    Raises:
-        UnknownName: there is no such task.
-        InvalidInput: the config names none, or the task is not for this library.
-    """
+    """The task that is asked for, else the one that the config names. UnknownName if there is none
+    of that name; InvalidInput if the config names none, or if it is not for this library."""
     if name is not None and name not in TASKS:
         raise UnknownName(f"unknown task {name!r}; known: {', '.join(TASKS)}")
     denoising = TASKS["denoising"]
@@ -231,11 +225,8 @@ def longest_sequence(config: ModelConfig) -> int | None:
 
 
 def sequence_of(config: ModelConfig, task: Task, length: int | None) -> int | None:
-    """The number of tokens in a sequence. None for tasks that have none.
-
-    Raises:
-        InvalidInput: the model has no sequence of tokens, or takes no sequence as long.
-    """
+    """The number of tokens in a sequence; None for tasks that have none. InvalidInput if the model
+    has no sequence of tokens, or none that long."""
     if task.sequence is None:
         if length is not None:
             raise InvalidInput(f"--seq is for tasks with tokens; hf:{config.name} is {task.name}")

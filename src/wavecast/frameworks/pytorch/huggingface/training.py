@@ -44,10 +44,7 @@ class ModelStep:
 
 
 def make_step(recipe: TrainingRecipe, device: str = "cuda") -> ModelStep:
-    """The step: forward pass, loss, backward pass, clipping and fused AdamW.
-
-    This is what transformers' Trainer runs with its defaults, without data loading and logging.
-    """
+    """The step of transformers' Trainer: forward, loss, backward, clipping and fused AdamW."""
     options, config, task = recipe.options, recipe.config, recipe.task
     refuse_quantized(config, options.qlora)
     lora = lora_of(options)
@@ -136,10 +133,9 @@ def _reason(error: ValueError) -> str:
 def quantized(model: nn.Module, compute_dtype: Any, name: str) -> nn.Module:
     """The model with its linear layers in 4 bits, as for QLoRA.
 
-    It is what transformers does for `BitsAndBytesConfig(load_in_4bit=True,
-    bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True)`, followed by peft's
-    `prepare_model_for_kbit_training`: the last layer and the embeddings stay unquantized, in
-    float32.
+    So does transformers for `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
+    bnb_4bit_use_double_quant=True)`, followed by peft's `prepare_model_for_kbit_training`: the last
+    layer and the embeddings stay unquantized, in float32.
     """
     with needing(f"--qlora with hf:{name}"):
         import peft

@@ -36,10 +36,8 @@ class Recipe:
 
     @classmethod
     def sized(cls, width: int, epochs: int) -> Recipe:
-        """The published recipe with another width and number of epochs.
-
-        As published, the learning rate drops after half of the epochs.
-        """
+        """The published recipe with another width and number of epochs. As published, the learning
+        rate drops after half of the epochs."""
         return cls(width=width, epochs=epochs, late_after=epochs // 2)
 
 
@@ -76,9 +74,8 @@ def fit(
 ) -> Fitted:
     """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
 
-    Args:
-        recipe: how to train. None for the published recipe.
-        graph: on a GPU, replay each step as a CUDA graph, which is many times faster.
+    The published recipe is the default. With `graph`, each step on a GPU replays a CUDA graph,
+    which is many times faster.
     """
     recipe = recipe or Recipe()
     mean, scale = _standard(features)

@@ -1,7 +1,7 @@
 """The layers of an `nn.Module`, for the per-layer models; found without computing anything.
 
-Modules of `torch.nn` become layers. So do the functions that other modules call, such as `F.relu`:
-they have the path of the module whose `forward` calls them, which is "" for the model itself.
+Modules of `torch.nn` become layers, and so do functions such as `F.relu`. A function has the path
+of the module whose `forward` calls it, which is "" for the model itself.
 """
 
 from __future__ import annotations

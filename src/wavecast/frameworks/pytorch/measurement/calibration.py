@@ -34,12 +34,8 @@ _MATMULS = (
 
 
 def calibrate(seconds_each: float = 1.0) -> tuple[str, dict[str, Fact]]:
-    """The name of the current GPU, and its measured facts, keyed as in device files.
-
-    Args:
-        seconds_each: how long each measurement runs. It should be long enough for the clock to
-            settle, as in training.
-    """
+    """The name of the current GPU, and its measured facts, keyed as in device files. Each
+    measurement runs `seconds_each`: long enough for the clock to settle, as in training."""
     require_gpu()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     source = f"wavecast calibrate, torch {torch.__version__.split('+')[0]}, {software()}"
@@ -103,12 +99,9 @@ def _run_s(run: Callable[[], Any], seconds: float) -> float:
     return statistics.median(times[len(times) // 2 :])
 
 
-# A benchmark of how long this machine's host takes to issue work, on ops with tiny tensors.
-#
-# A pattern is a small piece of code that shows one cost of `wavecast.hardware.hosts.Host`. Run on
-# the CPU, patterns measure Python, the dispatcher and autograd. Run on a GPU whose queue never
-# fills, they include the driver. `wavecast.hardware.kept_hosts` compares the times with those of
-# the reference machine.
+# How long this machine's host takes to issue work, on ops with tiny tensors. A pattern is a small
+# piece of code that shows one cost of `wavecast.hardware.hosts.Host`: on the CPU that of Python,
+# the dispatcher and autograd, on a GPU whose queue never fills with the driver.
 
 
 Run = Callable[[], Any]
@@ -130,11 +123,8 @@ _NODES = (20, 420)
 def time_host(device: str = "cpu", rounds: int = _ROUNDS) -> dict[str, float]:
     """The seconds that the host takes to issue each pattern, keyed by the host's cost.
 
-    Args:
-        device: where the ops run: "cpu", or "cuda" for exact costs. Patterns that need a GPU are
-            left out on the CPU.
-        rounds: how often to run all patterns, which takes a tenth of a second each time. At least
-            two.
+    The ops run on "cpu", without patterns that need a GPU, or on "cuda" for exact costs. Each of
+    the `rounds`, at least two, runs all patterns in a tenth of a second.
     """
     if device != "cpu":
         require_gpu()

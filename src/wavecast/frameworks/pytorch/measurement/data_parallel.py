@@ -1,8 +1,7 @@
 """A step of the suite on several GPUs at once, each with its own batch, started by torchrun.
 
-Each rank is a process that builds the step, and DistributedDataParallel reduces its gradients. On
-a machine without GPUs the ranks are processes on its CPU, which communicate by gloo. Rank 0 writes
-the times of its iterations into a file.
+Each rank is a process that builds the step, and DistributedDataParallel reduces its gradients.
+Without GPUs the ranks run on the CPU and communicate by gloo. Rank 0 writes its times to a file.
 """
 
 from __future__ import annotations
@@ -81,20 +80,11 @@ def sample_spread(
     least: int = 0,
     most: int = 1000,
 ) -> SpreadSample | None:
-    """Run a step on several GPUs by torchrun, and return its times.
+    """The times of a step on several GPUs, run by torchrun; None on all machines but the first.
 
-    Args:
-        machines: where it runs. The same call must run on each of several machines.
-        device: "cuda", or "cpu" for ranks that share this CPU.
-        limit_s: run for this many seconds.
-        least: run at least this many iterations, however long they take.
-        most: run no more iterations than this, unless `least` asks for more.
-
-    Returns:
-        The times; None on all machines but the first.
-
-    Raises:
-        WavecastError: a rank failed; the message has the end of what it printed.
+    The same call must run on each of several machines. On "cpu", ranks share this CPU. The steps
+    run for `limit_s` seconds, but at least `least` iterations and at most `most`. WavecastError,
+    with the end of what it printed, if a rank failed.
     """
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"

@@ -219,10 +219,8 @@ class RecordedIteration:
 
 @contextmanager
 def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedIteration]]:
-    """Record the iteration that runs inside the block, under this recorder's RecordingMode.
-
-    Yields a function that returns the recorded iteration. Call it after the block.
-    """
+    """Record the iteration that runs inside the block, under this recorder's RecordingMode. It
+    yields a function that returns the recorded iteration after the block."""
 
     def recorded() -> RecordedIteration:
         profile = finished_profile()
@@ -289,10 +287,7 @@ def _check(step: Any, **counts: int) -> None:
 def _steady_s(
     step: Callable[[], Any], repeats: int, average: Callable[[Iterable[float]], float]
 ) -> tuple[float, float]:
-    """The time of one iteration when they run back to back, and the processor time it uses.
-
-    The first is measured by CUDA events. The second includes worker processes.
-    """
+    """The time of one iteration among several back to back, by CUDA events, and its CPU time."""
     torch.cuda.synchronize()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
     events[0].record()
@@ -319,11 +314,8 @@ def _issue_s(step: Callable[[], Any], repeats: int) -> float:
 
 
 def with_memory(trace: Trace, seen: Recording) -> Trace:
-    """A measured trace with the memory that was recorded in another iteration of the same step.
-
-    If the two iterations ran different ops (sequence lengths may vary), the workspaces cannot be
-    assigned to the trace's ops, and a note says so.
-    """
+    """A measured trace with the memory that was recorded in another iteration of the same step. If
+    that ran other ops, workspaces cannot be assigned, and a note says so."""
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         calls = tuple(
             replace(call, reads=counted.reads, writes=counted.writes)
@@ -367,7 +359,7 @@ def _framework() -> str:
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
-    """The calls, with the host's time of an iteration that was not recorded divided among them.
+    """The calls, among which the host's time of an unrecorded iteration is divided.
 
     Each call gets the host's time inside its op, and an equal part of the time between the ops,
     which goes to Python, autograd and the dispatcher.
@@ -380,12 +372,9 @@ def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...
     return tuple(replace(c, host_s=(c.host_s or 0.0) * factor + between) for c in calls)
 
 
-# Each op of a step, run again alone on its inputs (Habitat, section 5.1).
-#
-# In an iteration, kernels of several streams overlap and caches hold what the op before left.
-# Habitat times each operation by itself: a few runs to warm up, then the mean of a few runs
-# between CUDA events. The forward and the backward pass are ops of their own here, so they are
-# timed apart.
+# Each op of a step, run again alone on its inputs, as Habitat times operations (section 5.1): in an
+# iteration, kernels overlap and caches hold what the op before left. Forward and backward are ops
+# of their own here, so they are timed apart.
 
 
 Timer = Callable[[Callable[[], Any]], float]
@@ -463,11 +452,8 @@ def timed_alone(trace: Trace, step: Callable[[], Any], timed: Timer) -> Trace:
 
 
 def with_times_alone(trace: Trace, alone: tuple[Call, ...]) -> Trace:
-    """A measured trace whose kernels take as long as their op does alone.
-
-    The kernels of an op keep their shares of its time. If the two iterations ran different ops, the
-    trace keeps its times, and a note says so.
-    """
+    """A measured trace whose kernels take as long as their op does alone, in the same shares. If
+    the two iterations ran different ops, the trace keeps its times, and a note says so."""
     if [call.op.name for call in alone] != [c.op.name for c in trace.calls][: len(alone)]:
         note = "iterations differ in their ops, so the times are not those of each op alone"
         return replace(trace, notes=(*trace.notes, note))
@@ -507,11 +493,8 @@ class MeasuredMemory:
 
 
 def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2) -> MeasuredMemory:
-    """Run a step on this machine's GPU and measure its memory.
-
-    Args:
-        warm_up: how many steps to run first. The first one creates the optimizer's state.
-    """
+    """Run a step on this machine's GPU and measure its memory. The first step of the warm-up
+    creates the optimizer's state."""
     if not torch.cuda.is_available():
         raise CaptureError(
             "measuring memory needs a GPU, and torch sees none here; leave out --measure to "
@@ -533,10 +516,7 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
 
 
 def traced_memory(step: Callable[[], Any]) -> Trace:
-    """The trace of one iteration with its memory, but without kernels.
-
-    The memory includes what libraries allocate inside ops, and what they keep between ops.
-    """
+    """The trace of one iteration without kernels, and with the memory that libraries allocate."""
     seen = record_memory(step)
     major, minor = torch.cuda.get_device_capability()
     return Trace(

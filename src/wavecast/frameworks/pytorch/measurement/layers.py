@@ -37,15 +37,8 @@ def time_layer(
     compute the gradients of the input and of all weights. TF32 is off. The GPU sleeps while the
     host issues the passes; otherwise a small layer's time would be the host's.
 
-    Args:
-        device: "cuda", or "cpu" for a trial.
-        warmup: the fewest passes to run first, which are not counted. A layer slower than
-            `SLOW_S` gets two.
-        repeats: how many passes to time. A layer slower than `SLOW_S` gets one.
-        benchmark: whether cuDNN may try all its algorithms and take the fastest.
-
-    Returns:
-        The times; without times and with the status "oom" or "failed" if the layer cannot run.
+    A layer slower than `SLOW_S` runs fewer times. With `benchmark`, cuDNN may try all its
+    algorithms. A layer that cannot run has no times, and the status "oom" or "failed".
     """
     cudnn = torch.backends.cudnn.flags(
         enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
@@ -138,11 +131,8 @@ def _measured(
 
 
 def timer_on(device: str) -> Callable[[Callable[[], Any], int, float], float]:
-    """The timer of "cuda" or "cpu".
-
-    It takes a function, how often to run it, and the host's time to issue one run; it returns the
-    mean seconds of a run.
-    """
+    """The timer of "cuda" or "cpu": from a function, how often to run it, and the host's time to
+    issue one run, to the mean seconds of a run."""
     return _cuda_timer if device == "cuda" else _cpu_timer
 
 

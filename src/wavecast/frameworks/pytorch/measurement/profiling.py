@@ -85,9 +85,8 @@ def torch_profiler(*activities: ProfilerActivity, record_shapes: bool = False) -
 def has_profiled_gpu() -> bool:
     """Whether this process has profiled the GPU before.
 
-    Once CUPTI is loaded, every later launch takes longer. On the hosts of our H200, steps that
-    wait for the host became a quarter slower (lab/notes). CUPTI cannot be unloaded: with
-    TEARDOWN_CUPTI the next profile is empty.
+    Once CUPTI is loaded, every later launch takes longer, and steps that wait for the host become
+    slower (lab/notes). It cannot be unloaded: with TEARDOWN_CUPTI the next profile is empty.
     """
     return bool(_gpu_profiles)
 
@@ -153,11 +152,8 @@ def _blocked_us(calls: Sequence[dict[str, Any]]) -> float:
 
 @contextmanager
 def profiling_ops() -> Iterator[Callable[[], IterationProfile]]:
-    """Profile the iteration that runs inside the block, under a RecordingMode.
-
-    Yields a function that returns the profile, assigned to the recorded ops. Call it after the
-    block.
-    """
+    """Profile the iteration that runs inside the block, under a RecordingMode. It yields a function
+    that returns the profile by recorded op after the block."""
     with torch_profiler(ProfilerActivity.CPU, ProfilerActivity.CUDA) as profiler:
         with torch.profiler.record_function(_STEP):
             yield lambda: _iteration_profile(list(events_of(profiler)))

@@ -63,14 +63,8 @@ def sample(
 ) -> Sample:
     """Time a step's iterations from the first on, then record one of them.
 
-    Args:
-        enough: says whether the sample may end, given the seconds of the iterations so far.
-        limit_s: run for this many seconds; for longer if that is not `enough` yet, but for no
-            more than `MOST` iterations.
-        least: run at least this many iterations, however long they take.
-
-    Raises:
-        OutOfMemory: the step does not fit into the GPU's memory.
+    It runs for `limit_s` seconds and at least `least` iterations; for longer, up to `MOST`
+    iterations, while the seconds so far are not `enough`. OutOfMemory if the step does not fit.
     """
     require_gpu()
     try:
@@ -176,8 +170,8 @@ class OperationTracker:
     def _gpu(self) -> str:
         """The name of this machine's GPU; the given device's id if that name is not known.
 
-        A given device that this machine does not have is refused, so that a measurement made here
-        is never taken for one of another GPU.
+        A given device that this machine does not have is refused: a measurement made here must not
+        be taken for one of another GPU.
         """
         name, given = str(torch.cuda.get_device_name()), self._origin
         try:

@@ -1,9 +1,8 @@
 """Single layers of random sizes, recorded on this machine's GPU until the time is up.
 
-They show how fast the libraries of this GPU are at shapes that no step of the user has had. Layers
-of common networks (`frameworks.pytorch.drawn`) are drawn with a fixed seed, in the precisions that
-the GPU has and in both layouts. A chunk of layers runs once to warm up and is then recorded like a
-step, op by op and kernel by kernel.
+They show how fast this GPU's libraries are at shapes that no step of the user has had. Layers of
+common networks (`drawn`) are drawn with a fixed seed, in the GPU's precisions and in both layouts.
+A chunk of them runs once to warm up and is then recorded like a step.
 """
 
 from __future__ import annotations
@@ -63,14 +62,8 @@ _FULL = 0.5
 
 
 def sweep(seconds: float, report: Callable[[int], object] | None = None) -> list[Trace]:
-    """Recorded chunks of layers, each a trace, as many as begin within some seconds.
-
-    Args:
-        report: called with the number of ops after each chunk.
-
-    Raises:
-        CaptureError: torch sees no GPU here, or none of the layers runs on it.
-    """
+    """Recorded chunks of layers, each a trace, as many as begin within some seconds. `report` gets
+    the number of ops after each. CaptureError if torch sees no GPU here, or no layer runs."""
     require_gpu()
     newer = torch.cuda.get_device_capability() >= (8, 0) or torch.version.hip
     turns = TURNS if newer else PLAIN_TURNS
@@ -97,12 +90,8 @@ def recorded_chunk(
     searching: bool = False,
     channels_last: float = CHANNELS_LAST,
 ) -> Trace:
-    """The measured trace of layers that run one after another.
-
-    Args:
-        searching: whether cuDNN searches for the fastest algorithms.
-        channels_last: the share of images in channels-last.
-    """
+    """The measured trace of layers that run one after another. With `searching`, cuDNN searches for
+    the fastest algorithms; `channels_last` is the share of images in that format."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.benchmark = searching

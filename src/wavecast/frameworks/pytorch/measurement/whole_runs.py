@@ -40,13 +40,8 @@ def time_run(
 ) -> TimedRun:
     """Build a step, run it, and read the time at each of these numbers of iterations.
 
-    Args:
-        lengths: numbers of iterations, ascending; the run ends with the last.
-        device: "cuda", or "cpu" to try it out.
-        graph: whether each iteration is one CUDA graph, so that the GPU does not wait for the host.
-
-    Raises:
-        torch.OutOfMemoryError: the step does not fit into the GPU's memory.
+    `lengths` ascend; the run ends with the last. With `graph`, each iteration is one CUDA graph, so
+    that the GPU does not wait for the host. torch.OutOfMemoryError if the step does not fit.
     """
     cuda = device == "cuda"
     wait(cuda)
@@ -208,11 +203,8 @@ def others_share(before: CpuTimes | None, after: CpuTimes | None) -> float | Non
 
 
 def processor_s(processes: Path = _PROCESSES) -> float:
-    """The CPU seconds that this process and its descendants have used so far.
-
-    Descendants that have ended count once their parent has waited for them. Those that still run
-    are read from /proc, so they count on Linux only.
-    """
+    """The CPU seconds that this process and its descendants have used so far. Those that still run
+    are read from /proc, on Linux only; those that ended count once they were waited for."""
     ended = os.times()
     return time.process_time() + ended.children_user + ended.children_system + _running_s(processes)
 

@@ -128,8 +128,8 @@ class LiveValue:
 class _Storage:
     """The tensors of one storage, and what forgets them when it is freed.
 
-    The device is no part of the key: a tensor that seemed to be on the host may turn out to be on
-    the GPU.
+    The device is no part of the key: a tensor that seemed to be on the host may prove to be on the
+    GPU.
     """
 
     numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class _Storage:
 class ValueTable:
     """Numbers of tensors: equal for tensors that see the same memory in the same way.
 
-    So a detached tensor, or one that autograd has saved and unpacked, keeps its number, and a view
+    So a tensor that was detached, or that autograd saved and unpacked, keeps its number, and a view
     of another shape, offset or type gets its own. `live` has the GPU memory of each storage.
     """
 
@@ -156,11 +156,8 @@ class ValueTable:
     def numbers(
         self, tensors: Sequence[Any], specs: Sequence[TensorSpec], sources: Sequence[int] = ()
     ) -> tuple[int, ...]:
-        """The numbers of tensors that a call reads or writes.
-
-        A new value is a view of the first of the `sources`, which the call reads, that lies in the
-        same storage.
-        """
+        """The numbers of tensors that a call reads or writes. A new value is a view of the first of
+        the `sources`, which the call reads, in the same storage."""
         pairs = zip(tensors, specs, strict=True)
         return tuple(self._number(tensor, spec, sources) for tensor, spec in pairs)
 
@@ -180,10 +177,8 @@ class ValueTable:
         return number
 
     def part(self, tensor: Any, whole: TensorSpec, offset: int, spec: TensorSpec) -> int:
-        """The number of what a compiled kernel sees of a tensor, which may be a view of it.
-
-        `whole` is the spec of the tensor; the view begins at `offset` of its storage.
-        """
+        """The number of what a compiled kernel sees of a tensor of spec `whole`: itself, or a view
+        that begins at `offset` of its storage."""
         base = self._number(tensor, whole, ())
         return self._number(tensor, spec, (base,), offset)
 
@@ -247,11 +242,8 @@ class _ThreadRecording(threading.local):
 
 
 class OpRecorder:
-    """Records ops with their phases and modules, and the lifetimes of GPU memory.
-
-    Memory is followed from the beginning, but ops are recorded only within `step()`. A tensor is
-    where its `.device` says.
-    """
+    """Records ops, within `step()`, with their phases and modules, and from the beginning the
+    lifetimes of GPU memory. A tensor is where its `.device` says."""
 
     def __init__(self, structure: Structure) -> None:
         self.structure = structure
@@ -339,13 +331,8 @@ class OpRecorder:
             self._memories.append(LiveMemory(nbytes, -1, None, Role.WORKSPACE))
 
     def mark(self, name: str, on: int | None = None, /, **attrs: Scalar) -> None:
-        """Record an event of the host that is not a tensor op, such as a synchronisation.
-
-        Args:
-            name: its name.
-            on: the stream that it concerns. None for that of the present thread.
-            attrs: what else to record.
-        """
+        """Record an event of the host that is no tensor op, such as a synchronisation. It concerns
+        the stream `on`; None for that of the present thread."""
         if self._records():
             with self.on_stream(on):
                 self._append(Op(name, (), (), tuple(attrs.items())))
@@ -384,11 +371,8 @@ class OpRecorder:
             yield
 
     def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
-        """Record a kernel of compiled code.
-
-        The tensors in `allocated` are made for it; those in `renewed` take the memory of others,
-        which are not needed any more.
-        """
+        """Record a kernel of compiled code. The tensors in `allocated` are made for it; those in
+        `renewed` take the memory of others, which are not needed any more."""
         for tensor in allocated:
             self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
@@ -421,11 +405,8 @@ class OpRecorder:
         return self._recording and not self._here.silent
 
     def promote(self, tensor: Any) -> None:
-        """Record that a tensor, which seemed to be on the host, is on the GPU.
-
-        C++ code below autograd makes tensors on the device of its input, which for fake tensors is
-        the host. A later op that uses the tensor with GPU tensors shows where it really is.
-        """
+        """Record that a tensor, which seemed to be on the host, is on the GPU. For C++ code, fake
+        tensors are on the host, until a later op uses one with GPU tensors."""
         self.follow(tensor)
         self._promote(self._writers_of([tensor]))
         for value in self._values.of_storage(key_of(tensor)):
@@ -457,12 +438,8 @@ class OpRecorder:
         kernels: Mapping[int, tuple[Kernel, ...]] = MappingProxyType({}),
         host_s: Mapping[int, float] = MappingProxyType({}),
     ) -> Recording:
-        """The recorded step, without ops that run on the host only.
-
-        Args:
-            kernels: the measured kernels of each op, keyed by its position in the recording.
-            host_s: the host's measured time for each op, keyed in the same way.
-        """
+        """The recorded step, without ops that run on the host only. Measured kernels and host's
+        times are keyed by the position of the op in the recording."""
         heirs = join_sums(self._sums)
         self._sums.clear()
         self._memories = [memory for memory in self._memories if id(memory) not in heirs]
@@ -708,13 +685,10 @@ def _value(
 
 
 def join_sums(sums: Sequence[GradientSum]) -> dict[int, LiveMemory]:
-    """Let a sum of gradients reuse the memory of its first term, if nothing else holds that.
+    """The memory of each sum of gradients: that of its first term, unless something else holds it.
 
-    Autograd adds gradients in place (torch/csrc/autograd/input_buffer.cpp), but not while a
-    dispatch mode is active.
-
-    Returns:
-        The memory that holds each such sum, by the identity of the memory that held it before.
+    Autograd adds in place (torch/csrc/autograd/input_buffer.cpp), but not while a dispatch mode is
+    active. The keys are identities of the memory that held the sum before.
     """
     heirs: dict[int, LiveMemory] = {}
     for position, first, total in sums:
@@ -750,7 +724,6 @@ class RecordingMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Run the op, then record it."""
         kwargs = kwargs or {}
         if signature_of(func) is None:
             return func(*args, **kwargs)
@@ -771,9 +744,7 @@ class RecordingMode(TorchDispatchMode):
 
 class MemoryMode(RecordingMode):
     """Also records the workspace of each op: memory that it allocates and frees while it runs.
-
-    It asks the allocator before and after each op, which takes the host longer than the op.
-    """
+    Asking the allocator before and after takes the host longer than the op."""
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
         before = held_bytes()["current"]

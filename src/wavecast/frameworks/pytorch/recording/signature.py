@@ -166,11 +166,8 @@ _RNNS = {"aten._cudnn_rnn", "aten._cudnn_rnn_backward"}
 
 
 def with_switches(op: Op) -> Op:
-    """The op, with torch's present switches for how its matmuls are computed as attributes.
-
-    "precision" says whether float32 is rounded to TF32. "benchmark" says that cuDNN tries out its
-    algorithms for a convolution instead of choosing by a heuristic.
-    """
+    """The op, with torch's present switches for its matmuls as attributes: "precision", whether
+    float32 is rounded to TF32, and "benchmark", whether cuDNN tries out its algorithms."""
     if op.base in _MATMULS:
         switch = torch.backends.cuda.matmul
     elif op.base in _CONVOLUTIONS:

@@ -236,11 +236,8 @@ def _join(root: str, name: str) -> str:
 
 
 def quantization_tensors(root: Any) -> Iterator[tuple[str, Any]]:
-    """The scales and tables of quantized weights, with the path of their module.
-
-    They are no buffers. bitsandbytes keeps them as attributes: `QuantState` of 4-bit weights,
-    possibly with another one for the scales, and `MatmulLtState` of 8-bit weights.
-    """
+    """The scales and tables of quantized weights, with the path of their module. bitsandbytes keeps
+    them as attributes `QuantState` (4 bits) and `MatmulLtState` (8 bits), not as buffers."""
     for path, module in root.named_modules():
         weights = (p for p in module._parameters.values() if p is not None)
         holders = [getattr(weight, "quant_state", None) for weight in weights]

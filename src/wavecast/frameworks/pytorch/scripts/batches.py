@@ -42,8 +42,6 @@ _LOADER = "_wavecast_loader"
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch that a step takes."""
-
     position: int
     """Where the recording was when the script got it."""
     data: int
@@ -158,10 +156,7 @@ class Batches:
             self._drawn.append(replace(batch, position=len(self._recorder)))
 
     def samples(self, begin: int, end: int) -> int | None:
-        """The samples drawn between two positions of the recording.
-
-        None when no loader or several ones were used: which samples count is then not clear.
-        """
+        """The samples drawn between two positions of the recording; None unless by one loader."""
         drawn = self._between(begin, end)
         sizes = [batch.samples for batch in drawn if batch.samples is not None]
         if len({batch.data for batch in drawn}) != 1 or len(sizes) != len(drawn):
@@ -202,9 +197,9 @@ def _epoch_of(iterator: Any) -> int | None:
 def _spread(sampler: Iterator[Any], batches: int) -> Iterator[Any]:
     """All batches of an epoch in another order: those that are drawn first come from all over it.
 
-    Samplers sort by length, wholly or in parts, so that the first batches are no sample of all.
-    The first one stays first. Then come one from the end and one from the beginning, which differ
-    most, and then the middle, the quarters, and so on.
+    Samplers sort by length, so the first batches are no sample of all. The first one stays first.
+    Then come one from the end and one from the beginning, which differ most, and then the middle,
+    the quarters, and so on.
     """
     epoch = list(islice(sampler, batches))
     # Each part is taken elsewhere, since buckets may repeat as often as the parts.
@@ -244,10 +239,8 @@ _INDICES = 64
 
 
 def time_loader(loader: DataLoader[Any]) -> LoaderTime | None:
-    """Load batches for a few seconds, each worker in a process of its own; None if that fails.
-
-    A worker does what torch's workers do, but keeps its batches: handing them over is not timed.
-    """
+    """Load batches for a few seconds, each worker in a process of its own; None if that fails. The
+    workers do as torch's do, but keep their batches: handing them over is not timed."""
     count = max(loader.num_workers, 1)
     indices = list(islice(iter(loader._index_sampler), _INDICES))
     if not indices:

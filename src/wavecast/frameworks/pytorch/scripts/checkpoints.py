@@ -1,8 +1,5 @@
-"""Checkpoints that a script saves: kept in this process, because fake tensors have no values.
-
-In place of the values, a file gets a short text with a number. When the script loads such a file
-again, it gets what it saved.
-"""
+"""Checkpoints that a script saves: kept in this process, because fake tensors have no values. A
+file gets a short text with a number, by which the script later loads what it saved."""
 
 from __future__ import annotations
 
@@ -48,10 +45,7 @@ def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
 
 
 def _address(real: Callable[[Any], int]) -> Callable[[Any], int]:
-    """The address of a storage; a number that is only its own where there is no memory.
-
-    Code that saves tensors finds shared ones by it.
-    """
+    """The address of a storage, by which code finds shared tensors, or a number in its place."""
 
     def data_ptr(storage: Any) -> int:
         try:
@@ -202,11 +196,8 @@ def _moved(tensor: Any, device: Any) -> Any:
     return tensor
 
 
-# Evaluation that repeats itself, which is not run again.
-#
-# A script may evaluate its model on hundreds of batches before it trains. All but the first of
-# these forward passes add nothing new, so they are not run: their results are made from the shapes
-# of an earlier one.
+# Evaluation that repeats itself, perhaps on hundreds of batches before training. All but the first
+# of these forward passes are not run: results are made from the shapes of an earlier one.
 
 
 _RUNS = 3
@@ -318,7 +309,7 @@ class ModuleCalls:
 
 
 def _signature(module: Any, args: Any, kwargs: Any) -> Any:
-    """What decides which ops a forward pass runs; None if not only shapes and plain values do."""
+    """The shapes and plain values that decide on a forward pass; None if other things do, too."""
     leaves, spec = pytree.tree_flatten((args, kwargs))
     described: list[Any] = []
     for leaf in leaves:

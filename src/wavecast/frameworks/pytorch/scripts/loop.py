@@ -356,10 +356,8 @@ _HOLDERS = ("args", "opt", "opts", "cfg", "config", "conf", "hparams", "params",
 
 
 def length_at(frame: FrameType | None) -> ScriptLength | None:
-    """The length of the training that runs in a frame and those that called it.
-
-    The innermost frame counts that has such a name: a number of steps, or else of epochs.
-    """
+    """The length of the training that runs in a frame and those that called it. The innermost frame
+    with such a name counts: a number of steps, or else of epochs."""
     while frame is not None:
         if not is_ours(frame.f_code.co_filename) and (length := _in(frame)) is not None:
             return length
@@ -400,11 +398,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
 
 
-# The time that a script's own Python takes between ops, as when it loads data or writes logs.
-#
-# Another thread looks a hundred times a second at what the script runs. Torch's code and ours are
-# slower here than on a GPU, and the prediction has the host's time for them, so neither counts.
-# Nor do short stretches between two ops, which are part of every step.
+# The time that a script's own Python takes between ops, as when it loads data. Another thread looks
+# at it a hundred times a second. Torch's code, ours and short stretches do not count: the
+# prediction has the host's time for them.
 
 
 _TICK_S = 0.01
@@ -472,12 +468,8 @@ def _own_line(frame: FrameType | None) -> str:
 
 
 class BackwardPasses:
-    """Notices each backward pass.
-
-    Args:
-        notify: called before each.
-        finds_leaves: whether to find the tensors that get gradients.
-    """
+    """Notices each backward pass, before which it calls `notify`; with `finds_leaves` it also finds
+    the tensors that get gradients."""
 
     def __init__(
         self, recorder: OpRecorder, notify: Callable[[], None], finds_leaves: Callable[[], bool]
@@ -539,12 +531,8 @@ def _leaves(tensors: Any) -> set[int]:
 
 
 class WeightUpdates:
-    """Notices ops that write to weights after a backward pass.
-
-    Args:
-        notify: called with the line of each such op.
-        weights: the memory of the weights; empty while nobody wants to know.
-    """
+    """Notices ops that write to weights after a backward pass. `notify` gets the line of each;
+    `weights` is the memory of the weights, empty while nobody asks."""
 
     def __init__(
         self, recorder: OpRecorder, notify: Callable[[str], None], weights: Callable[[], set[int]]

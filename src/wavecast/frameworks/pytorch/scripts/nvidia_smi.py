@@ -1,8 +1,5 @@
-"""`nvidia-smi` for the programs that a script starts: it tells of the GPU that is asked about.
-
-A program of this name is put first on the PATH, so that shells and pipes find it, too. What is not
-known of a GPU that does not exist, such as its temperature, is "[N/A]", as in the real one.
-"""
+"""`nvidia-smi` for the programs that a script starts: it tells of the GPU that is asked about. It
+is put first on the PATH; what an absent GPU cannot say, such as its temperature, is "[N/A]"."""
 
 from __future__ import annotations
 
@@ -182,11 +179,9 @@ def _table(facts: Mapping[str, str], chosen: Sequence[int]) -> list[str]:
     return lines
 
 
-# Triton in scripts: kernels are defined as always, and refused where one is launched.
-#
-# What a kernel of Triton costs is not known without a GPU. Where Triton is not installed, the
-# script's own code gets names in its place, so that files that define kernels can be imported.
-# Libraries and torch itself find what is there.
+# Triton in scripts: kernels are defined as always, and refused where one is launched, since their
+# cost is not known without a GPU. If Triton is not installed, the script's own code gets names
+# instead; libraries and torch find what is there.
 
 
 _NAME = "triton"

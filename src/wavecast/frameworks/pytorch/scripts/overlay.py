@@ -1,8 +1,5 @@
-"""A copy-on-write view of the file system: what a script writes goes to a scratch folder.
-
-Reading looks into the scratch folder first, then at the real file. Removing a real file hides it.
-Nothing outside of the scratch folder changes.
-"""
+"""A copy-on-write view of the file system: what a script writes goes to a scratch folder. Reading
+looks there first, then at the real file; removing a real file hides it."""
 
 from __future__ import annotations
 
@@ -90,12 +87,8 @@ class Overlay:
         return upper if os.path.lexists(upper) or self._is_hidden(path) else path
 
     def to_write(self, path: str, *, keep: bool, exclusive: bool = False) -> str:
-        """The scratch file to write to instead of a path.
-
-        Args:
-            keep: whether the file keeps its present contents.
-            exclusive: whether it must not exist yet.
-        """
+        """The scratch file to write to instead of a path: with its present contents (`keep`), or
+        one that must not exist yet (`exclusive`)."""
         real, upper = self.to_read(path), self._upper(path)
         if exclusive and os.path.lexists(real):
             raise _error(errno.EEXIST, path)

@@ -52,9 +52,8 @@ class Period:
 def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
     """After how many optimizer steps the loop repeats itself; None while this is not known.
 
-    Args:
-        places: the optimizer and line of each step so far.
-        waiting: whether an optimizer was built that has not stepped yet.
+    The `places` are the optimizer and the line of each step so far. While an optimizer is `waiting`
+    for its first step, a few more are awaited.
     """
     if waiting and len(places) < _AWAITED:
         return None
@@ -74,11 +73,7 @@ def pattern_length(places: Sequence[Hashable], waiting: bool) -> int | None:
 
 
 def periods_of(boundaries: Sequence[Boundary], length: int) -> list[Period]:
-    """The complete steps of the loop after the first one, in order.
-
-    Args:
-        length: the number of optimizer steps of one step of the loop.
-    """
+    """The complete steps of the loop after the first, with `length` optimizer steps each."""
     ends = [boundary.position for boundary in boundaries]
     first = (len(ends) - 1) % length
     marks = ends[first::length]
@@ -99,7 +94,7 @@ class Choice:
     """What other steps also do, in words."""
 
     def is_most_of(self, steps: Candidates, after: int) -> bool:
-        """Whether at least half of the steps after a number are as the chosen one."""
+        """Whether at least half of the steps after a number are like the chosen one."""
         later = [period for period in steps.periods if period.number > after]
         chosen = steps.ops_of(self.period)
         return 2 * sum(steps.ops_of(period) == chosen for period in later) >= len(later)
@@ -134,12 +129,8 @@ def vary_in_size(outlines: Sequence[tuple[Op, ...]]) -> bool:
 
 
 def outline(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Ops without the numbers that change from step to step but cost nothing.
-
-    Learning rates and bias corrections are such numbers, the offsets of views, the numbers of
-    events and streams, and that of the step, which the optimizers of bitsandbytes hand to their
-    kernels.
-    """
+    """Ops without the numbers that change from step to step but cost nothing, such as learning
+    rates, offsets of views, events and streams."""
     return tuple(map(_outlined, ops))
 
 
@@ -164,8 +155,8 @@ def choose(steps: Candidates) -> Choice:
     """The step that stands for the loop.
 
     It is the most frequent one; with smaller batches among others, that of the full batch; with
-    steps that also evaluate or log, one that does not. If all differ, or most of many do, it is
-    the one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
+    steps that also evaluate or log, one that does not. If all differ, or most of many do, it is the
+    one in the middle by its FLOPs. If their batches come from all over an epoch, it is the one
     nearest to the mean, which makes the epoch's time right.
     """
     candidates = [p for p in steps.periods if steps.is_whole(p)] or list(steps.periods)
@@ -220,11 +211,8 @@ def choose(steps: Candidates) -> Choice:
 
 
 def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
-    """A choice among the first steps, with what others do besides, now that more of them ran.
-
-    Work that comes every few steps is named with its period. If most of the later steps are of
-    another kind, as after a warm-up, the choice is made again among all.
-    """
+    """A choice among the first steps, with what others do besides, now that more of them ran. If
+    most later steps are of another kind, as after a warm-up, the choice is made again."""
     if not choice.is_most_of(steps, after=max(choice.equal)):
         choice = choose(steps)
         if not choice.is_most_of(steps, after=choice.equal[0]):
@@ -240,10 +228,8 @@ def seen_ahead(choice: Choice, steps: Candidates) -> Choice:
 
 
 def cycle_of(choice: Choice, steps: Candidates) -> list[Period]:
-    """The last steps after which all kinds of steps come again, seen twice at least.
-
-    Empty if all steps are equal, if they have no such order, or if not all of their ops were run.
-    """
+    """The last steps after which all kinds of steps come again, seen twice at least. Empty if all
+    are equal, if they have no such order, or if not all ops were run."""
     periods = [period for period in steps.periods if period.number >= choice.equal[0]]
     kinds = [steps.ops_of(period) for period in periods]
     lengths = range(1, len(kinds) // 2 + 1)

@@ -80,7 +80,7 @@ class Program:
             return False
 
     def mentions(self, name: str) -> bool:
-        """Whether the script has a function of torch's or of a module's with a name in it."""
+        """Whether the script's own file uses an attribute of this name, as in `torch.compile`."""
         try:
             with _surroundings(self):  # which find the modules beside the script
                 path = Path(self._file())

@@ -96,8 +96,6 @@ class _Functions:
         return functions
 
     def open(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        """`open`."""
-
         def act(place: str, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if set(mode) & set("wax+"):
                 keep, exclusive = "w" not in mode, "x" in mode
@@ -278,15 +276,12 @@ class _ScannedEntry:
         return self.path
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a folder."""
         return os.path.isdir(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether it is a file."""
         return os.path.isfile(self.path) and (follow_symlinks or not self.is_symlink())
 
     def is_symlink(self) -> bool:
-        """Whether it is a symbolic link."""
         return os.path.islink(self.path)
 
     def is_junction(self) -> bool:
@@ -294,11 +289,9 @@ class _ScannedEntry:
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Its status."""
         return os.stat(self.path) if follow_symlinks else os.lstat(self.path)
 
     def inode(self) -> int:
-        """Its inode."""
         return self.stat(follow_symlinks=False).st_ino
 
 

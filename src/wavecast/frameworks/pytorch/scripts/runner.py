@@ -84,9 +84,8 @@ if TYPE_CHECKING:
 def run(program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
-    Raises:
-        CompilesCode: a library compiles code, which was not known before.
-        NotFollowed: torch's compiler failed; the text is for `RunOptions.uncompiled`.
+    CompilesCode if a library compiles code, which was not known before; NotFollowed if torch's
+    compiler failed, with the text for `RunOptions.uncompiled`.
     """
     program.check(options.steps)
     line = None if options.until is None else LineOfCode.parse(options.until)
@@ -417,11 +416,8 @@ def explaining_assumed(assumptions: Assumptions, ranks: int | None) -> Iterator[
 
 
 def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) -> CaptureError:
-    """The same error, with what to do about it if an assumption may be the reason.
-
-    Args:
-        ranks: how many ranks it ran as the first of. None for a script on one GPU.
-    """
+    """The same error, with what to do about it if an assumption may be the reason: one about a
+    value, or that of one GPU, which holds where `ranks` is None."""
     text, cause = str(error), error.__cause__
     if isinstance(cause, AssertionError | ValueError | RuntimeError | IndexError):
         line = failing_line(cause)

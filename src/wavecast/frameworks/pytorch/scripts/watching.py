@@ -33,7 +33,6 @@ class Watcher:
     """Tells twice a second what a script does, and stops one that comes to no step.
 
     Args:
-        script: the script's name.
         patience_s: how many seconds it may take to the end of a step. None for any number.
             Compiling does not count, nor does waiting for a free processor.
         tell: called with what the script does and how many ops were recorded.

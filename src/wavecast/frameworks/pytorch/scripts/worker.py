@@ -1,9 +1,9 @@
 """The process in which scripts run: `python -m wavecast.frameworks.pytorch.scripts.worker FD`.
 
 It imports torch once, if it is installed, and waits for requests. For each script it forks a guard,
-which gives up its rights and forks the script's process. That one reports what it does by a pipe,
-and leaves its result in a folder. All else stays between the processes in which no script runs:
-requests come in on a socket; what the script can do, and how its process ended, go out.
+which gives up its rights and forks the script's process. That one reports by a pipe and leaves its
+result in a folder. Requests, what the script can do, and how its process ended go over a socket
+between the processes in which no script runs.
 """
 
 from __future__ import annotations

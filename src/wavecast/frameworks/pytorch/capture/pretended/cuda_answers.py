@@ -1,8 +1,8 @@
 """What `torch.cuda` and its neighbours say about the GPU, its memory, and torch's CUDA build.
 
-All of it is of one machine: with the GPU that was asked about, or with the usual one of a compute
-capability. Versions are those of a recent build. No time depends on them; scripts compare them
-with the oldest one that they need.
+They describe one machine: with the GPU that was given, or with the usual one of a compute
+capability. Versions are those of a recent build: scripts compare them with the oldest that they
+need, and no time depends on them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,8 @@ class _CudaDeviceProperties(SimpleNamespace):
 def properties_of(
     gpu: Device | None, capability: tuple[int, int], known: Mapping[str, Any]
 ) -> _CudaDeviceProperties:
-    """The properties of a GPU; of one of a compute capability and 80 GiB if none is given.
-
-    What `known` says, which a compiler may ask, counts more.
-    """
+    """The properties of a GPU; of one of a compute capability and 80 GiB if none is given. What
+    `known` says, which a compiler may ask, counts more."""
     facts = {
         "name": f"a GPU of compute capability {capability[0]}.{capability[1]}",
         "major": capability[0],
@@ -79,13 +77,11 @@ def answers(
     for_users: Any,
     assumptions: Assumptions,
 ) -> dict[str, Any]:
-    """The functions of `torch.cuda` that describe the GPU. Calls by the user's code are noted.
+    """The functions of `torch.cuda` that describe the GPU.
 
-    Args:
-        capability: the compute capability whose kernels are chosen, which is what libraries get.
-        for_libraries: the properties that libraries get.
-        for_users: the properties that the user's code gets: those of the GPU that it asks about.
-        assumptions: what was answered is noted there.
+    Libraries get the compute capability, whose kernels are chosen, and the properties
+    `for_libraries`. The user's code gets `for_users`, the GPU that was asked about; its calls are
+    noted in `assumptions`.
     """
     own = (for_users.major, for_users.minor)
     memory, name = for_users.total_memory, "{}.{}".format(*own)

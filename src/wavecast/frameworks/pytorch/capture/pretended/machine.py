@@ -64,14 +64,10 @@ def cuda_machine(
     """Make torch behave as if the machine had one GPU of this compute capability.
 
     Args:
-        capability: the compute capability.
-        recorder: records synchronisations.
         assumptions: what is assumed of the GPU is noted there.
         outside: plain tensors that are moved to the GPU.
-        is_ranked: whether the step is one rank of several.
-        properties: what else a compiler may ask of the GPU. None if compiled code is to run as it
-            was written.
-        gpu: the GPU that the user's code is told of. None for one of the capability.
+        properties: what else a compiler may ask of the GPU. None to run compiled code as written.
+        gpu: the GPU that the user's code sees. None for one of the capability.
     """
     with ExitStack() as stack:
         replace = stack.enter_context(replacing())
@@ -141,10 +137,8 @@ def _made_on_the_host(outside: OutsideTensors) -> Iterator[Row]:
 
 
 def _grouped_by_device() -> Iterator[Row]:
-    """The grouping of tensors with which optimizers run their foreach form, as on CUDA.
-
-    Torch groups tensors by the device that C++ sees, which is the CPU.
-    """
+    """The grouping of tensors with which optimizers run their foreach form, as on CUDA. Torch
+    groups by the device that C++ sees, which is the CPU."""
     for module in (foreach, clip_grad, optimizers):
         grouping = _grouping(module._group_tensors_by_device_and_dtype)
         yield module, {"_group_tensors_by_device_and_dtype": grouping}
@@ -222,7 +216,6 @@ class _Generator(torch._C.Generator):
         return self.clone_state()
 
     def graphsafe_set_state(self, state: Any) -> Any:
-        """Take the state of another generator."""
         return self.set_state(state.get_state())
 
     def set_state(self, state: Any) -> Any:
@@ -351,10 +344,7 @@ def _legacy_type(dtype: Any) -> Any:
 
 
 def _padded(forward: Any) -> Any:
-    """The forward pass of `nn.TransformerEncoder`, which computes padding as well.
-
-    In evaluation it would convert a batch with a padding mask to a nested tensor.
-    """
+    """The forward pass of `nn.TransformerEncoder` with padding: nested tensors cannot be traced."""
 
     def encode(encoder: Any, *args: Any, **kwargs: Any) -> Any:
         use_nested = encoder.use_nested_tensor
@@ -424,17 +414,13 @@ class _NoScript:
 
 def script(code: Any, *_: Any, **__: Any) -> Any:
     """`torch.jit.script`, which gives plain Python: it cannot compile the functions replaced here.
-
-    Libraries script functions when they are imported, which may happen inside `make_step`.
-    """
+    Libraries script functions when they are imported, which may happen inside `make_step`."""
     return _plain(code) if isinstance(code, torch.nn.Module) else code
 
 
 def trace(code: Any, example_inputs: Any = None, *_: Any, **options: Any) -> Any:
-    """`torch.jit.trace`, which runs the code once and gives it back.
-
-    Torch's own makes tensors of all shapes, whose values torch's fake tensors then ask for.
-    """
+    """`torch.jit.trace`, which runs the code once and gives it back. Torch's own makes tensors of
+    all shapes, whose values torch's fake tensors then ask for."""
     named = options.get("example_kwarg_inputs") or {}
     if named or example_inputs is not None:
         is_one = isinstance(example_inputs, torch.Tensor | dict)
@@ -452,9 +438,6 @@ def _plain(module: Any) -> Any:
 
 
 # Functions of torch that cannot be traced, refused with the line of the user's code and a remedy.
-#
-# Process groups would wait for other processes; nested tensors and the parameters of lazy layers
-# have no fake form.
 
 
 class Refused(NamedTuple):
@@ -598,10 +581,8 @@ def rebuilt(rebuild: Any) -> Any:
 
 
 class CompilesCode(BaseException):
-    """Raised where a step calls torch.compile, to begin again with a compiler.
-
-    It is no error of the step, so the step's own handlers should not catch it.
-    """
+    """Raised where a step calls torch.compile, to begin again with a compiler. It is no error of
+    the step, so the step's own handlers should not catch it."""
 
 
 def compile_nothing(

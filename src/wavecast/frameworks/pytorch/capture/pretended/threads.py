@@ -1,8 +1,8 @@
 """The threads of a traced step, which share its fake tensors and its recorder.
 
-Torch's dispatch modes belong to one thread. A step may have more: a thread that prefetches the next
+Torch's dispatch modes belong to one thread. A step may have more: one that prefetches the next
 batch, or a pool that runs forward or backward passes. While tracing, threads and pool tasks that
-the step starts run under the modes of the trace. Other threads of the program do not.
+the step starts run under the modes of the trace; other threads of the program do not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ _running: list[TracedThreads] = []
 
 @contextmanager
 def one_trace_at_a_time(threads: TracedThreads) -> Iterator[None]:
-    """Run the block when no other thread traces; tracing changes torch for the whole process.
-
-    A step that traces another one pauses its own trace meanwhile.
-    """
+    """Run the block when no other thread traces; tracing changes torch for the whole process. A
+    step that traces another one pauses its own trace meanwhile."""
     with ExitStack() as stack:
         if in_traced_thread():
             stack.enter_context(_running[-1].paused())
@@ -92,8 +90,6 @@ def only_when_traced(name: str, kernel: Callable[..., Any]) -> Callable[..., Any
 
 
 class _Membership(threading.local):
-    """What is known of the present thread."""
-
     traced = False
     ran_op = False
     """Whether it has run an op of the trace."""
@@ -145,11 +141,8 @@ class TracedThreads:
                 raise
 
     def settle(self) -> None:
-        """Wait for the work that a step left to its threads, and raise the error of a thread.
-
-        The ops of a batch that a thread prefetches belong to the step that asked for it. A thread
-        that waits for the next step, or forever, is not waited for.
-        """
+        """Wait for the work that a step left to its threads, and raise the error of a thread. A
+        thread that waits for the next step, or forever, is not waited for."""
         work, self._work = self._work, []
         for item in work:
             if isinstance(item, futures.Future):
@@ -282,10 +275,8 @@ class TracedThreads:
             self._wake_tracer()
 
     def _wake_tracer(self) -> None:
-        """Interrupt the tracing thread until it notices.
-
-        A signal that comes just before that thread begins to wait for a lock does not end the wait.
-        """
+        """Interrupt the tracing thread until it notices. A signal that comes just before that
+        thread begins to wait for a lock does not end the wait."""
         noticed = False
         while not noticed:
             with self.lock:

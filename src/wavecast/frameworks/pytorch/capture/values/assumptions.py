@@ -1,9 +1,8 @@
 """Assumed values and upper bounds for results that depend on data, which fake tensors do not have.
 
-A value that the step reads from the GPU is assumed to be a constant. A size that depends on data
-is assumed to be its upper bound or, where the step chose among classes, that of an even choice
-(`choices`). Each leaves a note in the trace, with the line of the user's code.
-The user can give another value or size for a line.
+A value that the step reads from the GPU is assumed to be a constant. A size that depends on data is
+assumed to be its upper bound or, where the step chose among classes, that of an even choice. Each
+leaves a note with the line of the user's code, for which the user can give another.
 """
 
 from __future__ import annotations
@@ -185,8 +184,7 @@ class Assumptions:
         return like.new_empty((rows, *shape[1:]), dtype=dtype or like.dtype)
 
     def _size(self, what: str, depends: str, bound: int, expected: int | None = None) -> int:
-        """The size of a result: the one that the user gives, else the expected one if there is one,
-        else its upper bound."""
+        """The size of a result: as the user gives it, else as expected, else the upper bound."""
         place = user_line()
         size = self._given_size(what, place)
         if size is None and expected is not None:
@@ -350,14 +348,10 @@ def _base(func: Any) -> str:
     return ".".join(str(func).split(".")[:2])
 
 
-# How many entries of a mask are set, where a step chose among classes.
-#
-# A mixture of experts chooses experts for each token with `topk`, and finds the tokens of an
-# expert by `nonzero` of a mask: a row of `one_hot(chosen)`, or `chosen == expert`. The choice
-# depends on data, which fake tensors lack. Each class is assumed to be chosen as often as any
-# other, which is what the losses that balance experts aim at. So one in eight entries of a mask is
-# set if the choice was among eight experts. Tensors are marked with this share, and ops that only
-# reshape, select or convert a marked tensor pass the mark on.
+# How many entries of a mask are set, where a step chose among classes, as a mixture of experts does
+# with `topk`. Each class is assumed to be chosen as often as any other, as losses that balance
+# experts want it: of a mask of eight experts, one in eight entries is set. Tensors are marked with
+# this share, and ops that reshape, select or convert pass the mark on.
 
 
 _CLASSES = "_wavecast_classes"
@@ -459,11 +453,8 @@ _MARKING: dict[Any, Callable[[tuple[Any, ...], Any], None]] = {
 }
 
 
-# Values that the user gives for results that depend on data, by the line of code that uses them.
-#
-# A traced step has no data, so what it reads from the GPU is assumed. `assume={"train.py:41":
-# 0.5}` gives the value that line 41 reads. Where a line makes a result whose size depends on data,
-# such as a boolean mask, it gives the number of rows.
+# Values that the user gives for results that depend on data, by the line of code that uses them:
+# `assume={"train.py:41": 0.5}` is the value that it reads, or the number of rows that it makes.
 
 
 Number = bool | int | float
@@ -607,11 +598,9 @@ def _is_at(place: str, file: str, line: int) -> bool:
     return Path.cwd().joinpath(place_file).parts[-len(last_parts) :] == last_parts
 
 
-# Which truth value lets a loop go on, where code reads one to decide whether the loop ends.
-#
-# A generation ends when all of its sequences have ended, or after a largest number of tokens. Only
-# the second is known, so the loop is to run to that bound. The code around the read says whether
-# it decides about a loop, and whether that loop has another end.
+# Which truth value lets a loop go on, where code reads one to decide whether the loop ends. A
+# generation ends when its sequences have ended, or after a largest number of tokens. Only that is
+# known, so the loop is to run to it, if the code around the read says that it has such an end.
 
 
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"

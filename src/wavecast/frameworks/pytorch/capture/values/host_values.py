@@ -1,10 +1,9 @@
 """The values of tensors on the host, which are computed and drawn while tracing.
 
-A training script reads its host tensors: random offsets into the data, the order of a sampler, the
-sizes of crops, the lengths of sequences. So a tensor that the user's code makes on the host is a
-plain tensor with values, and ops on such tensors run for real. Two kinds have no values: tensors
-that came from the GPU, and those that are too large to be worth the time, such as weights. They
-are fake tensors, and so are results that are made from them.
+A training script reads its host tensors: random offsets into the data, the order of a sampler,
+lengths of sequences. So they are plain tensors with values, and ops on them run for real. Fake, as
+are results made from them, are tensors that came from the GPU, and those too large to be worth the
+time, such as weights.
 """
 
 from __future__ import annotations
@@ -81,11 +80,8 @@ def known_values(tensor: Any) -> Any:
 
 
 def is_made_by_python(kwargs: dict[str, Any]) -> bool:
-    """Whether Python code calls an op that makes a tensor from nothing.
-
-    Only Python's bindings say whether the memory is pinned. C++ code, which makes tensors in the
-    course of another op, leaves it out.
-    """
+    """Whether Python code calls an op that makes a tensor from nothing. Only Python's bindings say
+    whether the memory is pinned; C++ code leaves it out."""
     return "pin_memory" in kwargs
 
 
@@ -178,11 +174,10 @@ class HostValues:
 
 
 def decided(func: Any, args: tuple[Any, ...]) -> int | None:
-    """The number that a result is filled with, where one argument alone decides the result.
+    """The number that fills a result which one argument alone decides; None if there is none.
 
     False and anything is False, True or anything is True, 0 times anything is 0. So a loop that
-    ends at an unknown token or at a largest length ends at that length. None if the result also
-    depends on values that are not known.
+    ends at an unknown token or at a largest length ends at that length.
     """
     number, operands = _deciding(func.overloadpacket), args[:2]
     if number is None or not all(isinstance(tensor, torch.Tensor) for tensor in operands):
@@ -241,10 +236,8 @@ def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterabl
 
 @cache
 def only_writes(func: Any) -> bool:
-    """Whether an op on lists of tensors changes them in place and returns nothing.
-
-    Optimizers pass all parameters at once, and torch's fake versions would check each of them.
-    """
+    """Whether an op on lists of tensors changes them in place and returns nothing. Optimizers pass
+    all parameters at once, and torch's fake versions would check each."""
     name = func._schema.name
     return name.startswith(("aten::_foreach_", "aten::_fused_")) and not func._schema.returns
 

@@ -1,9 +1,8 @@
 """The place of a tensor, on the host or on the GPU, as the user's code has chosen it.
 
-Torch sees all fake tensors on the CPU, because its CPU build can run autograd on nothing else. An
-attribute says whether the user put a fake tensor on the GPU or on the host. If it is missing, C++
-code made the tensor in the course of an op, and a later op shows where it belongs. Plain tensors
-are always on the host.
+Torch sees all fake tensors on the CPU, since its CPU build runs autograd on nothing else. So an
+attribute says where the user put one. If it is missing, C++ code made the tensor, and a later op
+shows where it belongs. Plain tensors are always on the host.
 """
 
 from __future__ import annotations
@@ -140,11 +139,8 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def suggested(*tensors: Any) -> Any:
-    """The memory format of a tensor (`suggest_memory_format` in torch).
-
-    For several tensors it is channels_last if one of them is. That is cuDNN's rule for an input
-    and a weight (`cudnn_conv_suggest_memory_format`).
-    """
+    """The memory format of a tensor (`suggest_memory_format` in torch); of several, channels_last
+    if one has it, as in cuDNN (`cudnn_conv_suggest_memory_format`)."""
     layout = _CHANNELS_LAST.get(tensors[0].dim())
     if layout is not None and any(_is_channels_last(tensor) for tensor in tensors):
         return layout

@@ -1,10 +1,9 @@
 """Sparse matrices while tracing: the class that torch's functions make instead of its own.
 
 Code sees a tensor with the shape, type, device and layout of a sparse one. Inside are its indices
-and values, which are plain or fake tensors as all others, and functions of torch that get the
-matrix run the ops of `sparse_ops` on them. What CUDA does besides is done here, too: it sorts the
-indices of a matrix in COO that is not known to be sorted, for each matmul, and so it does with
-every transposed matrix of a backward pass.
+and values, plain or fake, on which torch's functions run the ops below. As CUDA does, it sorts the
+indices of a matrix in COO that is not known to be sorted for each matmul, and those of every
+transposed matrix of a backward pass.
 """
 
 from __future__ import annotations
@@ -20,14 +19,10 @@ import torch
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
 
-# Ops on sparse matrices, as torch's dispatcher sees them: indices and values are plain tensors.
-#
-# Torch has no fake form of sparse tensors. So a sparse matrix is kept as its parts
-# (`sparse_tensors`), and these ops stand for those that CUDA runs on them. On the host they
-# compute the real result, with torch's own sparse tensors.
-#
-# A layout is "coo", with one tensor of row and column numbers, or "csr" or "csc", with the limits
-# of each row (column) and the numbers of the columns (rows).
+# Ops on sparse matrices, kept as plain tensors of their indices and values, since torch has no fake
+# form of them. On the host the ops compute the real result, with torch's sparse tensors. The layout
+# "coo" has one tensor of row and column numbers, "csr" and "csc" the limits of each row (column)
+# and the numbers of the columns (rows).
 
 
 COO, CSR, CSC = "coo", "csr", "csc"
@@ -73,7 +68,6 @@ def _coalesce(indices: Any, values: Any, size: Any) -> Any:
 
 
 def _to_dense_kernel(indices: Any, values: Any, size: Any, layout: str) -> Any:
-    """The matrix with its zeros."""
     return torch.Tensor.to_dense(real_matrix(indices, values, size, layout))
 
 
@@ -314,7 +308,6 @@ class SparseMatrix(torch.Tensor):
         return memo.setdefault(id(self), self.mapped(lambda part: part.detach().clone()))
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
-        """How `pickle` makes it again."""
         return SparseMatrix, (self.parts,)
 
     def __repr__(self, **_: Any) -> str:
@@ -508,8 +501,6 @@ class _Matmul(torch.autograd.Function):
 
 
 class _Softmax(torch.autograd.Function):
-    """The softmax of the values of each row or column."""
-
     @staticmethod
     def forward(ctx: Any, parts: Parts, values: Any, dim: int, is_log: bool) -> Any:
         out = OPS.sparse_softmax(*parts.arguments, dim, is_log)
@@ -525,8 +516,6 @@ class _Softmax(torch.autograd.Function):
 
 
 class _ToDense(torch.autograd.Function):
-    """The matrix with its zeros."""
-
     @staticmethod
     def forward(ctx: Any, parts: Parts, values: Any) -> Any:
         ctx.parts = parts
@@ -604,7 +593,6 @@ class _Vector:
         self._dense = dense
 
     def to_dense(self) -> Any:
-        """The sums as a plain tensor."""
         return self._dense
 
     def values(self) -> Any:
