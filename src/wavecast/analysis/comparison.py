@@ -33,7 +33,6 @@ class StepSummary(Brief):
 
     gpu: str
     seconds: float
-    """One iteration."""
     gpu_s: float
     """The time in which the GPU is busy."""
     host_s: float
@@ -42,7 +41,6 @@ class StepSummary(Brief):
     kernels: int
     """The least number of kernels that the step launches."""
     syncs: int
-    """The number of calls at which the host waits for the GPU."""
     needed_bytes: int | None = None
     """The memory that the GPU must have. None when the trace has no allocations."""
     peak_bytes: int | None = None
@@ -57,7 +55,6 @@ class StepSummary(Brief):
     fingerprint: str = ""
     """A hash of the calls without the names of modules. Equal steps have equal ones."""
     framework: str = ""
-    """The framework that traced the step, and its version."""
     kinds: tuple[Share, ...] = ()
     """The GPU time by kind of op, longest first."""
     types: tuple[Share, ...] = ()
@@ -109,7 +106,6 @@ def summary_of(prediction: Prediction) -> StepSummary:
 
 
 def _lines(trace: Trace) -> dict[str, dict[str, int]]:
-    """The calls of each op by line of code."""
     counts: dict[str, dict[str, int]] = {}
     for call in trace:
         for name in (call.op.base, WAITS) if call.syncs else (call.op.base,):

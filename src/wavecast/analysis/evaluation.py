@@ -1,7 +1,7 @@
 """Predictions between GPUs, compared with what was measured on them.
 
-The experiment of Habitat's evaluation (Yu et al., USENIX ATC 2021, section 5, figures 1, 3 and 4),
-on any measured traces: every trace is taken to the GPU of every other trace of the same model.
+The experiment of Habitat (Yu et al., USENIX ATC 2021, section 5, figures 1, 3 and 4) on any
+measured traces: every trace is taken to the GPU of every other trace of the same model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,6 @@ class PairError(Shown):
     origin: str
     """The GPU whose measurement is scaled."""
     target: str
-    """The GPU that is predicted."""
     measured_s: float
     """The measured time of the step on the target."""
     scaled_s: float | None
@@ -99,7 +98,6 @@ class StepError(Shown):
     model: str
     gpu: str
     measured_s: float
-    """The measured time of the step."""
     unmeasured_s: float | None
     """The time predicted from the ops alone; None if too many could not be predicted."""
 
@@ -116,7 +114,6 @@ class MeanError(Shown):
     name: str
     """The model or GPU that the pairs share."""
     pairs: int
-    """How many pairs there are."""
     error: float | None
     """The mean absolute error of scaling from the origin."""
     worst: float | None
@@ -137,9 +134,7 @@ class OpError(Shown):
     """
 
     op: str
-    """The name of the op."""
     pairs: int
-    """In how many pairs both GPUs ran it equally often."""
     error: float | None
     """The mean absolute error of its GPU time in those pairs; None if there are none."""
     share: float
@@ -151,9 +146,7 @@ class PairEvaluation(Shown):
     """All pairs of measured steps, and their errors by model, origin, target and op."""
 
     pairs: tuple[PairError, ...]
-    """Each model from each GPU to each other one."""
     steps: tuple[StepError, ...]
-    """Each measured step, predicted from its ops alone."""
     by_op: tuple[OpError, ...]
     """The errors of ops, by their share of the measured time."""
     notes: tuple[str, ...]
@@ -211,12 +204,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def measured_steps(
     traces: Sequence[tuple[str, str, Trace]], origin: Device | str | None = None
 ) -> tuple[StepOnGpu, ...]:
-    """Measured traces with their models and GPUs.
+    """Measured traces with their models and GPUs, from the model, the file and the trace of each.
 
-    Args:
-        traces: the model of each, its file and itself. Where the model is empty, traces with the
-            same matmuls, convolutions and attention are of one model, named after the first file.
-        origin: the GPU of all traces, where they do not name it.
+    Where the model is empty, traces with the same matmuls, convolutions and attention are of one
+    model, named after the first file. `origin` is the GPU of traces that name none.
 
     Raises:
         InvalidInput: a trace was not measured, or the time of its step is unknown.
@@ -251,8 +242,7 @@ def _identity(trace: Trace) -> object:
 def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
     """Every measured step, taken to the GPU of every other one of its model and compared.
 
-    Raises:
-        InvalidInput: there are no steps.
+    Raises InvalidInput without any step.
     """
     if not steps:
         raise InvalidInput("there is nothing to evaluate; give measured traces")
@@ -373,7 +363,7 @@ def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
     return tuple(sorted(op_errors, key=lambda error: -error.share))
 
 
-# What measured steps and ops teach about predictions for their GPU, and how much it is worth.
+# What measured steps and ops teach about predictions for their GPU.
 
 
 @dataclass(frozen=True)
@@ -398,7 +388,6 @@ class Learning:
     """What some measured steps teach about the predictions for their GPU."""
 
     gpu: str
-    """The id of the GPU."""
     steps: tuple[LearnedStep, ...]
     """The steps, in the order in which they were given."""
     corrections: Corrections = field(repr=False)
@@ -410,8 +399,7 @@ def learn_from(
 ) -> Learning:
     """The corrections that measured steps of one GPU give, each judged by the others.
 
-    Raises:
-        InvalidInput: the steps were measured on several GPUs, or nothing in one can be compared.
+    Raises InvalidInput for steps of several GPUs, or if nothing in one can be compared.
     """
     base = predictor or _shipped()
     gpus = {name: origin_of(trace, None) for name, trace in steps.items()}
@@ -435,8 +423,7 @@ def learn_from(
 def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
     """The corrections that recorded single layers of one GPU give.
 
-    Raises:
-        InvalidInput: nothing in a trace can be compared.
+    Raises InvalidInput if nothing in a trace can be compared.
     """
     device = origin_of(traces[0], None)
     learned = learn((), device, predictor or _shipped(), swept=traces)

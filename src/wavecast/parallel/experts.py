@@ -29,8 +29,7 @@ def expert_axis(
 ) -> tuple[ShardedAxis, tuple[str, ...]] | None:
     """The placements on the expert axis, and what was assumed; None if it has one rank.
 
-    Raises:
-        InvalidInput: the step has no grouped matmuls of experts, or they cannot be spread.
+    Raises InvalidInput if the step has no grouped matmuls of experts, or they cannot be spread.
     """
     if strategy.expert == 1:
         return None

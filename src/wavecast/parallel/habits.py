@@ -35,12 +35,10 @@ def with_fused_accumulation(trace: Trace) -> Trace:
     """A rank's step without the passes that add gradients of matmuls to their float32 sums.
 
     The matmul reads and writes the sum in place of a gradient in 16 bits. Layers outside of the
-    repeated blocks are Megatron's own: they make an empty gradient each time, for autograd. Those
-    of Transformer Engine keep one of each shape (`empty_gradients`). Gradients of other layers are
-    added as before.
-
-    Raises:
-        InvalidInput: the step adds no gradient to a sum in float32.
+    repeated blocks are Megatron's own: they make an empty gradient each time, for autograd.
+    Those of Transformer Engine keep one of each shape (`empty_gradients`). Gradients of other
+    layers are added as before. Raises InvalidInput if the step adds no gradient to a sum in
+    float32.
     """
     flow = Flow(trace, "fused_accumulation")
     sums = {p: w for p, call in enumerate(trace) if (w := _matmul(flow, p, call)) is not None}
@@ -111,10 +109,8 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
 def with_norms_in_functions(trace: Trace) -> Trace:
     """A rank's step whose norms are issued by autograd functions in Python, in both passes.
 
-    The host takes longer for them. The kernels, in Triton, are taken to be as fast as PyTorch's.
-
-    Raises:
-        InvalidInput: the step has no norms.
+    The host takes longer for them. The kernels, in Triton, are taken to be as fast as
+    PyTorch's. Raises InvalidInput if the step has no norms.
     """
     return _marked(
         trace,
@@ -127,10 +123,8 @@ def with_norms_in_functions(trace: Trace) -> Trace:
 def with_direct_lists(trace: Trace) -> Trace:
     """A rank's step whose optimizer calls kernels on lists that the framework keeps, as Apex does.
 
-    The kernels themselves are taken to be those of torch.
-
-    Raises:
-        InvalidInput: the optimizer works on no lists.
+    The kernels themselves are taken to be those of torch. Raises InvalidInput if the optimizer
+    works on no lists.
     """
     return _marked(
         trace,
@@ -208,9 +202,8 @@ _FLASH_GPU = "a100-sxm-80gb"
 def with_attention(trace: Trace, strategy: Parallel) -> Trace:
     """A step, before its layers are sharded, with the attention kernels of the framework.
 
-    Raises:
-        InvalidInput: kernels are asked for that the step's attention cannot run, or it has no fused
-            attention.
+    Raises InvalidInput if kernels are asked for that the step's attention cannot run, or it has
+    no fused attention.
     """
     refusal = "{} says which kernels compute fused attention, and the step has none; leave it out"
     if strategy.cudnn_attention:
@@ -258,8 +251,7 @@ class Routes:
 def with_dispatch_once(trace: Trace, axis: RankAxis, domain_gpus: int | None) -> Trace:
     """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it.
 
-    Raises:
-        InvalidInput: the step does not say to how many experts a token goes.
+    Raises InvalidInput if the step does not say to how many experts a token goes.
     """
     on_machine = axis.size if domain_gpus is None else max(domain_gpus // axis.stride, 1)
     routes = _routes(trace, axis.size)
@@ -324,8 +316,7 @@ _FORWARD, _GRADIENT = "float8_e4m3fn", "float8_e5m2"
 def with_fp8(trace: Trace) -> Trace:
     """A rank's step whose blocks compute their matmuls in 8 bits.
 
-    Raises:
-        InvalidInput: no repeated block has a matmul in 16 bits.
+    Raises InvalidInput if no repeated block has a matmul in 16 bits.
     """
     flow = Flow(trace, "fp8")
     block_of = block_finder(trace)
@@ -419,11 +410,8 @@ def _scaled(call: Call, first: int, scale: int) -> Call:
 def with_sequence_first(trace: Trace) -> Trace:
     """A rank's step without the copies of queries, keys and values that only matmuls read.
 
-    With the batch first, batched matmuls need these copies. The copy that joins the heads is needed
-    in both layouts, and stays.
-
-    Raises:
-        InvalidInput: the step has no batched matmul.
+    With the batch first, batched matmuls need these copies. The copy that joins the heads is
+    needed in both layouts, and stays. Raises InvalidInput if the step has no batched matmul.
     """
     flow = Flow(trace, "sequence_first")
     again = recomputed(trace.calls)

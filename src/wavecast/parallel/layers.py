@@ -68,8 +68,7 @@ class Layers:
 def with_layers_sharded(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
     """The step of one rank of the axes that shard layers, and what was assumed.
 
-    Raises:
-        InvalidInput: the layers cannot be sharded so. The message says what would fit.
+    Raises InvalidInput if the layers cannot be sharded so. The message says what would fit.
     """
     return Layers(trace).sharded(strategy)
 
@@ -87,8 +86,7 @@ def tensor_axis(
 ) -> tuple[ShardedAxis, tuple[str, ...]] | None:
     """The placements on the tensor axis, and what was assumed; None if it has one rank.
 
-    Raises:
-        InvalidInput: no weights can be sharded, or the plan does not fit the model.
+    Raises InvalidInput if no weights can be sharded, or the plan does not fit the model.
     """
     axis = strategy.axes["tensor"]
     if axis.size == 1:
@@ -150,9 +148,8 @@ def context_axis(trace: Trace, strategy: Parallel) -> ShardedAxis | None:
     """The placements on the context axis; None if it has one rank.
 
     The gradients of all weights are partial sums. They are reduced with those of the data axis.
-
-    Raises:
-        InvalidInput: the step has no fused attention on sequences, or these cannot be sharded.
+    Raises InvalidInput if the step has no fused attention on sequences, or these cannot be
+    sharded.
     """
     axis = strategy.axes["context"]
     if axis.size == 1:

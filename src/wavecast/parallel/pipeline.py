@@ -35,9 +35,7 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
     """Cut a model between its repeated blocks, so that the slowest part is as fast as possible.
 
     What comes before the first block goes with it, and what follows the last block with that.
-
-    Raises:
-        InvalidInput: the model has fewer blocks than parts.
+    Raises InvalidInput if the model has fewer blocks than parts.
     """
     block_of = block_finder(trace)
     forward = (call.module for call in trace if call.phase is Phase.FORWARD)
@@ -350,11 +348,7 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
 
 
 def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[PartTimes]) -> Played:
-    """The time of a schedule.
-
-    Raises:
-        InvalidInput: the passes wait for each other in a circle.
-    """
+    """The time of a schedule. Raises InvalidInput if the passes wait for each other in a circle."""
     stages, last = len(orders), len(times) - 1
     ready: dict[tuple[str, int, int], float] = {}
     free_s, busy_s, at = [0.0] * stages, [0.0] * stages, [0] * stages

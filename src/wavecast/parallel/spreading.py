@@ -351,8 +351,7 @@ def _passes(trace: Trace) -> Trace:
 def backward_end(trace: Trace) -> int:
     """The position after the last call of the backward pass.
 
-    Raises:
-        InvalidInput: the step has no backward pass.
+    Raises InvalidInput if the step has no backward pass.
     """
     for position in range(len(trace) - 1, -1, -1):
         if trace.calls[position].phase is Phase.BACKWARD:

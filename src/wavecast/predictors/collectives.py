@@ -1,13 +1,12 @@
 """The time of collectives: NCCL's algorithms and protocols on the links of a cluster.
 
-A collective over `n` ranks sends bytes over links in steps. NCCL has several algorithms (rings,
-trees, reduction in switches) and three protocols (LL, LL128 and simple) that trade latency for
-bandwidth. The time of each pair is
+NCCL has several algorithms (rings, trees, reduction in switches) and three protocols (LL, LL128 and
+simple) that trade latency for bandwidth. The time of each pair is
 
     launch + steps x hop + transfer + 2 sqrt(fill x transfer)
 
 where the last term is the time to fill the pipeline of chunks when their size is the best one for
-the message. The shortest time is the answer, as NCCL chooses the pair that it believes to be the
+the message. The shortest time is the answer, since NCCL chooses the pair that it believes to be the
 fastest.
 """
 
@@ -79,19 +78,10 @@ class Collectives:
     ) -> Estimate | None:
         """The time of one collective. None if it is not one, or if a fact is unknown.
 
-        All groups of ranks are taken to do the same at the same time, so that they share the
-        network of their machines.
-
-        Args:
-            op: the collective, "nccl.all_reduce" for example, as one rank calls it. Its attributes
-                `ranks` and `stride` say which ranks take part.
-            cluster: the machines.
-            device: the GPU.
-            nodes: on how many machines the ranks of this collective are. None for as few as the
-                cluster allows.
-
-        Raises:
-            InvalidInput: the ranks do not fit on so few machines.
+        All groups of ranks are taken to do the same at the same time, so they share the network of
+        their machines. The op's attributes `ranks` and `stride` say which ranks take part. They are
+        on `nodes` machines, or on as few as the cluster allows; InvalidInput if they do not fit on
+        so few.
         """
         kind = op.name.removeprefix("nccl.")
         size = message_bytes(op)
@@ -118,8 +108,8 @@ class Collectives:
     def ratio(self, op: Op, origin: Device, target: Device) -> float | None:
         """How much longer a collective takes among GPUs of another kind; None if it is unknown.
 
-        Each is in its usual machine. A profile may lack the size of the message and the number of
-        ranks; then the links are compared by a large message among the GPUs of one machine.
+        Each is in its usual machine. A profile may lack the message's size and the number of ranks.
+        A large message among the GPUs of one machine stands for it then.
         """
         try:
             clusters = [usual_cluster(gpu) for gpu in (origin, target)]
@@ -166,10 +156,9 @@ class Collectives:
 
 
 def message_bytes(op: Op) -> float | None:
-    """The size of a collective as nccl-tests count it: the whole buffer of one rank.
+    """The size of a collective as nccl-tests count it, the larger one of input and output.
 
-    It is the larger one of input and output: of an all-gather the output, of a reduce-scatter the
-    input. None if the op has no tensors.
+    None if the op has no tensors.
     """
     sizes = [
         sum(tensor.nbytes for tensor in tensors) for tensors in (op.inputs, op.outputs) if tensors
@@ -233,7 +222,6 @@ def _round_s(path: RankPath, constants: LinkConstants) -> float:
 def _reductions(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-reduce: rings, trees between machines, and reduction in the switches."""
     yield from _rings(kind, size, path, constants)
     placement = path.placement
     # Between two machines, each of the two trees sends half of the bytes there and back.
@@ -257,7 +245,6 @@ def _reductions(
 def _exchanges(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-to-all: each rank sends a part to every other rank."""
     placement = path.placement
     part = size / placement.ranks
     inside = part * (placement.per_node - 1) + constants.own_share * part
@@ -274,7 +261,6 @@ def _exchanges(
 def _messages(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """One message from one rank to the next."""
     several = path.placement.nodes > 1
     hop_s = path.network_hop_s if several else path.hop_s
     speed = path.network_bytes_per_s if several else path.bytes_per_s
@@ -329,7 +315,7 @@ class LinkConstants:
     peer-to-peer access: a chunk is first written there, then read."""
     host_shared_bytes_per_s: float = 1.6e10
     """The total bandwidth of all transfers through the host's memory. Eight L40S attain 12 GB/s
-    together and four 21 GB/s (aiconfigurator, 512 MiB)."""
+    together, four 21 GB/s (aiconfigurator, 512 MiB)."""
     network_efficiency: float = 0.85
     ethernet_efficiency: float = 0.94
     """The payload of Ethernet: 1,448 of the 1,538 bytes of a full frame are data."""

@@ -1,7 +1,7 @@
-"""Predictions of ops that the user's own measured steps and layers correct, for his GPU.
+"""Predictions of ops that the user's own measured steps and layers correct, for one GPU.
 
-A measured step, or a sweep of single layers, says how far off its predicted ops are. What that says
-about other ops is in `wavecast.predictors.corrected`; here it is learned, kept and used.
+A measured step, or a sweep of single layers, says how far off its predicted ops are. What it says
+about other ops is learned, kept and used here.
 """
 
 from __future__ import annotations
@@ -109,8 +109,7 @@ def learn(
 ) -> Corrections:
     """The corrections of a predictor for a GPU, from what was measured on it.
 
-    Raises:
-        InvalidInput: a step has no op that was both measured and predicted.
+    Raises InvalidInput if no op of a step was both measured and predicted.
     """
     steps = [row for trace in traces for row in _longest(_errors(trace, device, predictor))]
     layers = [row for trace in swept for _, row in _errors(trace, device, predictor)]
@@ -148,11 +147,7 @@ def _errors(trace: Trace, device: Device, predictor: Predictor) -> list[tuple[fl
 def measured_and_predicted(
     trace: Trace, device: Device, predictor: Predictor
 ) -> list[tuple[Op, float, float]]:
-    """Each op of a measured step that can be predicted, with both times in the step.
-
-    Raises:
-        InvalidInput: there is none.
-    """
+    """The measured and the predicted time of each op that has both; InvalidInput if none has."""
     measured: dict[Op, float] = defaultdict(float)
     counts: dict[Op, int] = defaultdict(int)
     for call in trace:
@@ -196,10 +191,8 @@ def save(corrections: Corrections, path: Path) -> None:
 def keep(learned: Corrections, path: Path) -> Corrections:
     """Write corrections, with what the file has of the other sort: of steps, or of a sweep.
 
-    So steps replace steps, a sweep replaces a sweep, and the file is all that is known of the GPU.
-
-    Raises:
-        InvalidInput: the file is there but is damaged, or is of another GPU.
+    So steps replace steps, and a sweep replaces a sweep. Raises InvalidInput if the file is
+    damaged, or is of another GPU.
     """
     if path.exists():
         before = read(path)
@@ -214,11 +207,7 @@ def keep(learned: Corrections, path: Path) -> Corrections:
 
 
 def read(path: Path) -> Corrections:
-    """The corrections in a file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or has no corrections; says which key and why.
-    """
+    """The corrections in a file; InvalidInput, with the key and the reason, if it has none."""
     with prefixed(f"{path}: "):
         table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
@@ -273,10 +262,7 @@ def _number(text: str) -> float:
 
 
 def kept() -> dict[str, Corrections]:
-    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU.
-
-    Files of one GPU count together.
-    """
+    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU."""
     files = user_files(folder(), VARIABLE)
     return _read_once(tuple((path, path.stat().st_mtime_ns) for path in files))
 
@@ -294,21 +280,20 @@ def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
 # What ops that the user measured say about the predictions of other ops on the same GPU.
 #
 # Logarithms of measured over predicted time are taken as a Gaussian process (Rasmussen and
-# Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23). Ops err alike if the
-# op model sees them alike, and more so if they are the same op: the features of its trees
-# (`learned.model`) are the places of the process. Ops without features err alike if they are of
-# one kind and take about as long. The correction of an op is the mean of the process, given what
-# was measured. So an op that is like none that was measured keeps its prediction, and what a
-# single op says is shrunk. `lab.score.corrections` says what this is worth.
+# Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23), whose places are the
+# features of the op model's trees (`learned.model`): ops err alike if the model sees them alike,
+# and more so if they are the same op. Ops without features err alike if they are of one kind and
+# take about as long. The correction of an op is the mean of the process, given the measurements. So
+# an op like none that was measured keeps its prediction, and what a single op says is shrunk.
 
 
 MODEL_SPREAD, NAME_SPREAD = 0.35, 0.2
 """How much ops of one model, and the same op, err alike where their features are equal: standard
 deviations of logarithms. These and the constants below were fitted by maximum likelihood on swept
-layers, and noise and times then chosen on steps that `lab.score.corrections` does not score."""
+layers; noise and times were chosen on steps that `lab.score.corrections` does not score."""
 FEATURE_LENGTH = 4.5
-"""The distance between features at which ops are no longer alike. Each feature counts in units of
-its standard deviation over swept layers (`data/models/corrections.toml`)."""
+"""The distance between features at which ops are no longer alike, in standard deviations of each
+feature over swept layers (`data/models/corrections.toml`)."""
 KIND_SPREAD, OP_SPREAD = 0.15, 0.1
 """How much ops without features of one kind, and the same op, err alike if they take equally
 long."""
@@ -327,15 +312,14 @@ class OpPlace:
     """What the correction of an op depends on."""
 
     kind: str
-    """Its kind and unit ("matmul/bf16_tensor")."""
     name: str
     model: str
     """The op model of its first part ("convolution"); empty if no sweep has such ops."""
     features: tuple[float, ...]
     """The features by which the trees of that model know it."""
     seconds: float
-    """Its predicted time. The measured one would not do: of two ops that were predicted alike, the
-    slower would count as the larger, and corrections would be too long."""
+    """Its predicted time. Of two ops with equal predictions, the measured time would make the
+    slower one count as the larger, and corrections would be too long."""
 
 
 @dataclass(frozen=True)
@@ -464,10 +448,7 @@ def _distance(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
 
 @cache
 def scales() -> Mapping[str, Floats]:
-    """The standard deviation of each feature over swept layers, by op model.
-
-    It is infinite for a feature that did not vary.
-    """
+    """The standard deviation of each feature over swept layers, by op model; infinite, not 0."""
     shipped = shipped_toml("models/corrections.toml")["scales"]
     return {
         model: np.array([scale if scale > 0 else math.inf for scale in known])

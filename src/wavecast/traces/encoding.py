@@ -30,8 +30,7 @@ _PHASES, _ROLES = tuple(Phase), tuple(Role)
 def encode(trace: Trace) -> dict[str, Any]:
     """The trace as tables and columns, ready for JSON.
 
-    Raises:
-        ValueError: calls and values do not agree.
+    Raises ValueError if calls and values do not agree.
     """
     specs, ops, texts, launches = DistinctItems(), DistinctItems(), DistinctItems(), DistinctItems()
     calls = {
@@ -169,8 +168,7 @@ _FIELDS = ("uses", "unknown", "allocation", "view_of", "names", "parameter", "gr
 def encode_values(trace: Trace, texts: DistinctItems) -> dict[str, Any]:
     """The values that the calls of a trace use.
 
-    Raises:
-        ValueError: calls and values do not agree.
+    Raises ValueError if calls and values do not agree.
     """
     trace = compacted(trace)
     uses: list[int] = []
@@ -241,8 +239,7 @@ def decode_values(
 ) -> tuple[list[Uses], tuple[Value, ...]]:
     """What each call reads and writes, and the values, from an untrusted source.
 
-    Raises:
-        Malformed: the columns are not what `encode_values` makes.
+    Raises Malformed if the columns are not what `encode_values` makes.
     """
     fields = read.exact_fields(columns, "values", _FIELDS)
     uses, specs = _uses(fields, called)
@@ -349,8 +346,7 @@ _WITH_GRAPHS = 3
 def decode(body: Any, version: int) -> Trace:
     """The trace in JSON from an untrusted source, checked completely.
 
-    Raises:
-        Malformed: it is something else; the message says where.
+    Raises Malformed if it is something else; the message says where.
     """
     fields = read.exact_fields(_completed(body, version), "trace", _TRACE_FIELDS)
     specs = [_spec(row, f"specs[{i}]") for i, row in _numbered_rows(fields["specs"], "specs")]

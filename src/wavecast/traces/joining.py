@@ -32,11 +32,9 @@ SAME = 0.9
 def join(traces: Sequence[Trace]) -> Trace:
     """One measured trace made of several: the first, completed from the others.
 
-    The times of the whole step are medians of the known ones. Counters go to kernels of the same
-    name and launch. Memory and samples come from the first trace that has them.
-
-    Raises:
-        InvalidInput: a trace was not measured, or on another GPU, or ran other kernels.
+    The times of the whole step are medians of the known ones. Counters go to kernels of the
+    same name and launch. Memory and samples come from the first trace that has them. Raises
+    InvalidInput if a trace was not measured, or on another GPU, or ran other kernels.
     """
     if not traces:
         raise InvalidInput("there is nothing to join; give at least one measured trace")

@@ -46,8 +46,7 @@ class Propagation(PlacementState):
     def run(self) -> Propagation:
         """Propagate through all calls.
 
-        Raises:
-            InvalidInput: an op cannot be sharded so. Says which, where and why.
+        Raises InvalidInput if an op cannot be sharded so. Says which, where and why.
         """
         backward = [i for i, c in enumerate(self.trace) if c.phase is Phase.BACKWARD]
         end = backward[-1] + 1 if backward else len(self.trace)

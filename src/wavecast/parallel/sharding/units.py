@@ -39,8 +39,7 @@ class UnionFind:
     def fresh(self, count: int) -> Numbers:
         """New elements, each in a class of its own.
 
-        Raises:
-            InvalidInput: there are more than any layer has.
+        Raises InvalidInput if there are more than any layer has.
         """
         if count > MOST_ELEMENTS:
             raise InvalidInput(

@@ -1,7 +1,7 @@
 """The columns of the op models: the facts about each part of an op that hold on any GPU.
 
-One class per kind of part. A row is an instance of it. Many rows become arrays, one for each field,
-under the field's name (`columns_of`). A truth value is 1 or 0.
+There is a class for each kind of part, whose instances are rows. Many rows become arrays, one for
+each field (`columns_of`). A truth value is 1 or 0.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ EQUAL, OF_M, OF_N, OF_K = -1.0, 0.0, 1.0, 2.0
 
 
 class ProductRow(NamedTuple):
-    """A batch of matmuls, (m, k) @ (k, n).
+    """A batch of matmuls, (m, k) @ (k, n), of equal sizes, or groups that split one dimension.
 
-    The matmuls have equal sizes, or they are groups that split one dimension. The sizes of
-    groups are means.
+    The sizes of groups are means.
     """
 
     batch: float
@@ -312,12 +311,10 @@ POINTS, ROWS, LOOPS, LISTS, TILES = 0.0, 1.0, 2.0, 3.0, 4.0
 tiles that are turned in shared memory."""
 
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
-"""Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
-
-VECTORS: several elements at once, because all operands have the same strides and type.
-STRIDES: one by one, because strides differ, an operand is broadcast, or a copy widens its type.
-CASTS: one by one, because an elementwise op has operands of several types.
-"""
+"""Values of `StreamRow.access`: how torch's elementwise kernels load their operands. VECTORS:
+several elements at once, because all operands have the same strides and type. STRIDES: one by one,
+because strides differ, an operand is broadcast, or a copy widens its type. CASTS: one by one,
+because an elementwise op has operands of several types."""
 
 Row = (
     ProductRow

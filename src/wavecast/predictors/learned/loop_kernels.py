@@ -1,8 +1,4 @@
-"""Kernels of torch whose threads go through values one after the other, and how they divide them.
-
-Softmax over a dimension that is not the last, adaptive pooling, losses of images, and places that
-are fetched or written one by one. Sums are in `reductions`, rows that are fetched in `lookups`.
-"""
+"""Kernels of torch whose threads go through values one by one, and how threads divide them."""
 
 from __future__ import annotations
 
@@ -14,11 +10,9 @@ from wavecast.ops.indexing import indexed_dims
 from wavecast.ops.registry import integer, integers, item_bytes
 from wavecast.traces.step import Op, TensorSpec
 
-# Rows that are fetched and added by index, by what torch's kernels do with them.
-#
-# Rows in one piece are fetched by a small thread block each, and a GPU launches only so many
-# blocks in a second, however little they do. Rows that go to one place are added one after the
-# other.
+# Rows that are fetched and added by index. Each row in one piece is fetched by a small thread
+# block, and a GPU launches only so many blocks in a second, however little they do. Rows that go to
+# one place are added one after the other.
 
 
 PIECE_BYTES = 16
@@ -137,7 +131,7 @@ def scanned(op: Op) -> float:
 def queued_at_lookups(op: Op) -> float:
     """Clocks in which one place takes its rows one after the other, where they are sorted.
 
-    Places are assumed to get equally many rows, but for tables of relative positions.
+    Places are assumed to get equally many rows, except in tables of relative positions.
     """
     if "index_put" not in op.base or not op.attr("accumulate", False):
         return 0.0
@@ -158,8 +152,8 @@ def queued_at_lookups(op: Op) -> float:
 def _rows_of_a_place(count: int, places: int) -> float:
     """How many rows the place gets that gets most.
 
-    A table of relative positions of an n x n image has (2n - 1) ** 2 places, or a few more. The one
-    in the middle, no distance, belongs to each of the n * n pairs of equals.
+    A table of relative positions of an n x n image has (2n - 1) ** 2 places, or a few more. The
+    place of distance zero gets each of the n * n points.
     """
     positions = math.isqrt(count)
     side = math.isqrt(positions)
@@ -168,7 +162,7 @@ def _rows_of_a_place(count: int, places: int) -> float:
     return count / places
 
 
-# What the threads of a kernel do that loops over values: how many of them, and how many values.
+# The loops of threads over values: how many threads, and how many values.
 
 
 SM_THREADS, SM_BLOCKS = 2048, 32
@@ -181,9 +175,7 @@ class ThreadLoop(NamedTuple):
     blocks: int
     """Thread blocks, before a sum is divided among more of them."""
     threads: int
-    """Threads of a block."""
     resident: int
-    """Blocks that an SM runs at a time."""
     terms: float
     """Values that each thread loads."""
     loads: int = 1
@@ -392,11 +384,9 @@ _LOOPS = {
 """The loop of each op that has one."""
 
 
-# How torch divides a sum among threads and blocks (`setReduceConfig` of Reduce.cuh).
-#
-# A block has a row of threads for neighbours in memory and several such rows. Rows of threads
-# share one sum if it is long, else each has its own. Long sums are divided among blocks, and the
-# last of these adds up their partial sums, one after the other.
+# How torch divides a sum among threads and blocks (`setReduceConfig` of Reduce.cuh). A block has
+# rows of threads, which run along memory. They share one sum if it is long, else each row has its
+# own. Long sums are also divided among blocks, the last of which adds up the partial sums.
 
 
 WARP = 32
@@ -463,10 +453,10 @@ def reduction(op: Op) -> ThreadLoop | None:
 
 
 def _dims(op: Op, whole: TensorSpec) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The sizes and strides of the dimensions that are summed over and of the others.
+    """Sizes and strides of the dimensions that are summed over, fastest first, and of the others.
 
-    The fastest comes first; of the others, in the order of the result. Neighbours that lie one
-    behind the other in memory are one dimension (`TensorIterator::coalesce_dimensions`).
+    Dimensions that lie one behind the other in memory are one
+    (`TensorIterator::coalesce_dimensions`). The others are in the order of the result.
     """
     rank = len(whole.shape)
     named = {dim % rank for dim in _named(op)} if rank else set()

@@ -51,7 +51,7 @@ _ONE: dict[str, Bounds] = {
 """The constants of one unit class."""
 IDLE_WATTS = 25.0
 """Power that a board draws besides its cores: memory, converters, fans. This is much of the 70 W of
-a T4. With 15 W instead, a fit that has not seen the T4 predicts its matmuls a quarter too fast."""
+a T4: with 15 W, a fit that has not seen it predicts its matmuls a quarter too fast."""
 VECTOR_BYTES = 16.0
 """The largest load of a thread."""
 CLASSES = ("cores", "tensor")
@@ -90,13 +90,13 @@ def tiled_s(
 
     Args:
         sizes: batch, m, n and k of `batch` matmuls (m, k) @ (k, n).
-        item: Bytes of one element.
-        dram_bytes: Bytes that come from memory.
+        item: bytes of one element.
+        dram_bytes: bytes that come from memory.
         rate: FLOP/s.
-        tensor: Whether the row runs on tensor cores.
-        gpu: The GPU, or the GPU of each row.
-        theta: The fitted constants.
-        per_load: Elements that one load may take; None if loads do not limit.
+        tensor: whether the row runs on tensor cores.
+        gpu: the GPU, or the GPU of each row.
+        theta: the fitted constants.
+        per_load: elements that one load may take; None if loads do not limit.
     """
     batch, m, n, k = sizes
 
@@ -202,17 +202,13 @@ class TimeLimits(NamedTuple):
     def seconds(self, factor: Floats | float = 1.0) -> Floats:
         """The total, where the chip takes `factor` times as long as the physics model says.
 
-        The factor describes how kernels use the SMs. On a GPU with less bandwidth for each SM,
-        memory hides it.
+        The factor is for how kernels use the SMs, which memory hides on a GPU with less bandwidth.
         """
         total_s: Floats = self.apart_s + overlapped(self.memory_s, factor * self.chip_s)
         return total_s
 
     def factor(self, seconds: Floats, least: float) -> Floats:
-        """The factor, at least `least`, with which the total is these seconds.
-
-        1 where the chip has no work, since no factor would change the total.
-        """
+        """The factor with which the total is these seconds, at least `least`; 1 without work."""
         own = np.maximum(seconds - self.apart_s, 0.0) ** 4 - self.memory_s**4
         chip_s = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25
         factors: Floats = np.divide(
@@ -255,11 +251,11 @@ def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     return picked(theta, tensor, "floor_us") * 1e-6 + seconds
 
 
-# The time of grouped matmuls: in one kernel where torch has it, else one matmul after another.
+# Grouped matmuls: in one kernel where torch has it, else one matmul after another.
 #
 # The kernel (CUTLASS's, for compute capability 9 and 10) has one tile shape: two SMs together
 # compute 256 x 256 of a group, and SMs go on from group to group. Where groups end depends on the
-# data. A group that ends within a tile leaves the rest of the tile empty.
+# data. A group that ends within a tile leaves the rest of it empty.
 
 
 SIDE, DEPTH = 256.0, 64.0
@@ -305,7 +301,7 @@ def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 def seconds(columns: Columns, gpu: GpuFacts, models: Mapping[str, OpModel]) -> Floats:
     """Seconds of each grouped matmul on one GPU, in one kernel or one matmul after another.
 
-    Without a model of the kernel it counts as a batch of matmuls.
+    Without a model of the kernel, groups are a batch of matmuls.
     """
     together = columns["one_kernel"].astype(bool) & gpu.groups
     kernel_s = models.get("grouped", models["product"]).seconds(columns, gpu)
