@@ -312,7 +312,6 @@ def _busy_s(prediction: Prediction) -> float:
 
 
 def _idle_by_cause(prediction: Prediction) -> dict[str, float]:
-    """The time in which no kernel runs, by cause."""
     lost_s = {}
     if prediction.parallel is not None:
         lost_s = {

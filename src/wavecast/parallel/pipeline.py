@@ -69,8 +69,8 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
 def _places(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]) -> list[str]:
     """The block that each call goes with: its own, or that which ran before it.
 
-    A module outside of the blocks may run before and after them, as one that looks words up and
-    multiplies with the same table at the end. So it is the order of the calls that counts.
+    The order of calls counts, since a module outside of the blocks may run before and after them,
+    as one that looks tokens up and is also the output layer.
     """
     known, current = set(order), order[0]
     places = []
@@ -161,7 +161,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
 def memory_by_part(trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int) -> list[list[int]]:
     """The positions of each part's allocations. What one computes and another reads, both have.
 
-    Gradients of the step before go where equal new ones are.
+    A gradient of the step before goes where an equal new one is.
     """
     memory: list[list[int]] = [[] for _ in range(parts)]
     before: list[int] = []
@@ -214,10 +214,8 @@ def _updating_parts(trace: Trace, cut_at: Cut) -> dict[int, int]:
     }
 
 
-# The time of a pipeline: stages that pass micro-batches to each other.
-#
-# Each stage works through its list of passes in order. A pass starts when the stage is free and
-# what it needs from its neighbour has arrived.
+# The time of a pipeline: stages that pass micro-batches to each other. Each stage runs its passes
+# in order. A pass starts when the stage is free and what it needs from its neighbour has arrived.
 
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
@@ -265,12 +263,9 @@ Orders = tuple[tuple[PipelinePass, ...], ...]
 def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> Orders:
     """The passes of each stage, in order.
 
-    Args:
-        schedule: "gpipe", "1f1b" (interleaved if there are more parts than stages) or
-            "zero-bubble" (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
-        stages: how many stages there are.
-        parts: how many parts the model has: a multiple of `stages`.
-        microbatches: how many micro-batches run.
+    The schedule is "gpipe", "1f1b" (interleaved if there are more parts of the model than stages,
+    of which they are a multiple) or "zero-bubble" (ZB-H1 of Qi et al., "Zero Bubble Pipeline
+    Parallelism", 2023).
     """
     if parts > stages:
         return tuple(
@@ -348,7 +343,7 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
 
 
 def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[PartTimes]) -> Played:
-    """The time of a schedule. Raises InvalidInput if the passes wait for each other in a circle."""
+    """The time of a schedule; InvalidInput if its passes wait for each other in a circle."""
     stages, last = len(orders), len(times) - 1
     ready: dict[tuple[str, int, int], float] = {}
     free_s, busy_s, at = [0.0] * stages, [0.0] * stages, [0] * stages
@@ -426,11 +421,9 @@ def cut(trace: Trace, positions: Iterable[int], allocations: Iterable[int] = ())
 
 
 def with_own_values(trace: Trace, memory: Mapping[int, int] | None = None) -> Trace:
-    """The trace with those values only that its calls use, that are in its memory, or their bases.
+    """The trace with only those values that its calls use, that are in its memory, or their bases.
 
-    Args:
-        trace: the trace.
-        memory: the new numbers of the allocations that are kept. None if they keep theirs.
+    The mapping `memory` has the new numbers of allocations that are kept; None keeps the old ones.
     """
     if memory is None:
         memory = {number: number for number in range(len(trace.allocations))}

@@ -221,8 +221,6 @@ FIRST = "first_flash"
 
 @dataclass(frozen=True, slots=True)
 class _Attained:
-    """The share of the peak rate that a pass attains."""
-
     low: float
     high: float
 

@@ -466,8 +466,6 @@ def _outside(
 
 
 class _Way(NamedTuple):
-    """The path from GPU to GPU inside a machine."""
-
     generation: str
     hop_s: float
     bytes_per_s: float

@@ -234,7 +234,6 @@ def _written(row: OpOff) -> str:
 
 
 def _row(row: Any) -> OpOff:
-    """One op of a file."""
     match row.split(" ", 5) if isinstance(row, str) else ():
         case [off, seconds, kind, model, features, name]:
             model = "" if model == NONE else model
@@ -438,7 +437,6 @@ def _equal(names: Sequence[str], with_names: Sequence[str]) -> NDArray[np.bool_]
 
 
 def _distance(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
-    """How far apart the features of ops are."""
     scale = scales()[some[0].model]
     left, right = (np.array([off.features for off in those]) / scale for those in (some, others))
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T

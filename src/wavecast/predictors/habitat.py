@@ -246,7 +246,6 @@ class MixedPrecision(Scaler):
         return None if before is None or after is None else after.seconds / before.seconds
 
     def _converted(self, op: Op) -> Op:
-        """The op in the precision."""
         attrs = tuple(pair for pair in op.attrs if pair[0] != "precision")
         if self.precision == "tf32" and _contracts(op):
             attrs = (*attrs, ("precision", "tf32"))

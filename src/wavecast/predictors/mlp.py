@@ -551,7 +551,6 @@ def _conv2d(op: Op) -> Layer | None:
 
 
 def _side(tensor: TensorSpec) -> int | None:
-    """The side of square images or filters; None if they are not square."""
     shape = tensor.shape
     return shape[2] if len(shape) == 4 and shape[2] == shape[3] else None
 

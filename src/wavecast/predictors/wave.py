@@ -116,8 +116,6 @@ def scale_between(
 
 
 class _Launch(NamedTuple):
-    """How a kernel was launched; None where it is not known."""
-
     grid: Size | None
     block: Size | None
     registers: int | None

@@ -334,7 +334,6 @@ class Prediction(Shown):
 
     @property
     def _lasts(self) -> list[TimedTrace]:
-        """The last micro-batch of a rank of each stage."""
         return [part.last for group in self._optimizer_step.groups for part in group.parts]
 
     @property

@@ -297,7 +297,6 @@ def _row_stride(t: TensorSpec) -> int:
 
 
 def _by_columns(t: TensorSpec) -> bool:
-    """Whether a matrix is stored by columns."""
     return t.strides is not None and t.strides[-1] != 1
 
 
@@ -502,7 +501,6 @@ def _unlike(op: Op) -> Iterator[TensorSpec]:
 
 
 def _reordered(image: TensorSpec) -> Part:
-    """The copy of an image to channels-last."""
     _, c, h, w = image.shape
     return copied(image, (c * h * w, 1, c * w, c))
 

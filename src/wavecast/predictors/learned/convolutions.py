@@ -241,7 +241,6 @@ def _winograd(
 
 
 def _rows(gpu: GpuFacts, rows: Any) -> GpuFacts:
-    """The facts of the GPUs of some rows."""
     if not isinstance(gpu.sm, np.ndarray):
         return gpu
     return GpuFacts(*(getattr(gpu, name)[rows] for name in gpu.__dataclass_fields__))

@@ -214,7 +214,6 @@ def _flop_energy(unit: Unit | None, device: Device) -> float:
 
 
 def _core_flop(device: Device) -> float:
-    """FLOPs of an SM's tensor cores in one clock in float16."""
     listed: float | None = TENSOR_FLOP.get(device.compute_capability or (0, 0))
     rate, clock_hz = device.rate(Unit.FP16_TENSOR), device.boost_clock_hz
     if listed is not None:

@@ -360,7 +360,6 @@ def _added_rows(op: Op) -> ThreadLoop | None:
 
 
 def _power(count: int) -> int:
-    """The largest power of two that is at most a count."""
     return 1 << (max(count, 1).bit_length() - 1)
 
 

@@ -153,7 +153,6 @@ def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow
 
 
 def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
-    """Bytes that norms and softmax read a second time."""
     backward = "backward" in op.base
     data_bytes = sum(map(stored, op.inputs[: 2 if backward else 1]))
     if kind is Kind.SOFTMAX and op.inputs[0].shape and op.inputs[0].shape[-1] <= _READ_ONCE:
@@ -166,7 +165,6 @@ def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
 
 
 def _is_cudnn_norm(op: Op) -> bool:
-    """Whether an op is a batch norm of cuDNN in training."""
     return (
         op.base.startswith("aten.cudnn_batch_norm") and len(op.inputs[0].shape) > 1 and _trains(op)
     )
@@ -264,7 +262,6 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
 
 
 def _tensors(op: Op) -> int:
-    """How many tensors a fused op on lists works on; 1 for others."""
     lists = "_foreach" in op.base or "_fused_" in op.base or "_amp_foreach" in op.base
     return max(len(op.outputs), 1) if lists else 1
 
@@ -359,7 +356,6 @@ def _is_own_norm(op: Op) -> bool:
 
 
 def _trains(op: Op) -> bool:
-    """Whether a norm computes its statistics, as in training."""
     return bool(op.attr("training", True) and op.attr("train", True))
 
 

@@ -210,7 +210,6 @@ class Learned(Predictor):
 
 
 def _crosses(op: Op) -> bool:
-    """Whether the op copies between host and GPU."""
     work = demand(op)
     return work is not None and work.crossing_bytes > 0
 

@@ -155,7 +155,6 @@ class _Rows(NamedTuple):
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
-    """Seconds of each row's fastest choice."""
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
     tiles = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT
@@ -175,7 +174,6 @@ def quantised(waves: Any, share: Any) -> Any:
 
 
 def _efficiency(theta: Theta, kind: str) -> Floats:
-    """The share of the peak rate that each choice reaches."""
     shares: Floats = theta[f"{kind}.efficiency"] * AREA ** theta[f"{kind}.small_tile"]
     return shares
 
@@ -293,7 +291,6 @@ def grouped_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """FLOP/s of the SMs in this kernel."""
     unit = columns["unit"].astype(np.int64)
     return sustained(unit, gpu, theta["picojoules"]) * theta["efficiency"]
 
