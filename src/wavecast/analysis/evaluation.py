@@ -240,10 +240,7 @@ def _identity(trace: Trace) -> object:
 
 
 def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
-    """Every measured step, taken to the GPU of every other one of its model and compared.
-
-    Raises InvalidInput without any step.
-    """
+    """Every measured step, taken to the GPU of each other one of its model, and compared."""
     if not steps:
         raise InvalidInput("there is nothing to evaluate; give measured traces")
     notes: list[str] = []
@@ -421,10 +418,7 @@ def learn_from(
 
 
 def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
-    """The corrections that recorded single layers of one GPU give.
-
-    Raises InvalidInput if nothing in a trace can be compared.
-    """
+    """The corrections that recorded layers of a GPU give; InvalidInput if none can be compared."""
     device = origin_of(traces[0], None)
     learned = learn((), device, predictor or _shipped(), swept=traces)
     return Learning(device.id, (), learned)

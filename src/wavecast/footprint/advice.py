@@ -89,10 +89,7 @@ def _without_predicted_workspaces(before: Memory) -> Trace:
 
 
 def edited(trace: Trace, fewest_blocks: int = 2) -> Iterable[tuple[str, str, Trace]]:
-    """Name, price and trace of each change that can be computed from the trace.
-
-    With fewer repeated blocks than `fewest_blocks`, checkpointing is no advice.
-    """
+    """Name, price and trace of each change of the trace; checkpointing from `fewest_blocks` on."""
     checkpointed = checkpoint_blocks(trace, fewest_blocks)
     if checkpointed.blocks:
         price = (

@@ -470,10 +470,7 @@ def peak_bytes(allocations: Iterable[Allocation]) -> int:
 
 
 def peak_by_tbd_kind(trace: Trace) -> dict[str, int | None]:
-    """The peak of each of TBD's kinds during the step, in bytes; None when unknown.
-
-    Measured traces have the workspace; `with_workspaces` adds it to others.
-    """
+    """The peak of each of TBD's kinds, in bytes; None for workspaces that are not in the trace."""
     if not trace.allocations:
         return dict.fromkeys(TBD_KINDS)
     finder = KindFinder(trace)

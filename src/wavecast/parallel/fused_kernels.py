@@ -349,10 +349,7 @@ def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def with_fused_loss(trace: Trace) -> Trace:
-    """A rank's step in which one kernel writes the gradient of each loss over its softmax.
-
-    Megatron's cross entropy does so. Raises InvalidInput if the step has no cross entropy.
-    """
+    """A rank's step where one kernel writes a loss's gradient over its softmax, as Megatron's."""
     flow, edit = Flow(trace, "fused_loss"), Edit(trace)
     gone: set[int | None] = set()
     for position, call in enumerate(trace):

@@ -185,9 +185,8 @@ def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[lis
 def buckets(
     ready: Sequence[Gradient], bucket_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> list[list[Gradient]]:
-    """The buckets in which DDP reduces gradients: filled in order of readiness until they are full.
-
-    See `torch.distributed._compute_bucket_assignment_by_size`.
+    """The buckets of DDP, filled as gradients become ready
+    (`_compute_bucket_assignment_by_size`).
     """
     filled: list[list[Gradient]] = []
     current: list[Gradient] = []

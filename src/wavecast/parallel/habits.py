@@ -106,9 +106,10 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
 
 
 def with_norms_in_functions(trace: Trace) -> Trace:
-    """A rank's step whose norms are issued by autograd functions in Python; InvalidInput without any.
+    """A rank's step whose norms are issued by autograd functions in Python, in both passes.
 
-    The host takes longer for them. The kernels, in Triton, are taken to be as fast as PyTorch's.
+    The host takes longer for them; the kernels, in Triton, are taken to be as fast as PyTorch's.
+    Raises InvalidInput if the step has no norms.
     """
     return _marked(
         trace,
@@ -119,9 +120,9 @@ def with_norms_in_functions(trace: Trace) -> Trace:
 
 
 def with_direct_lists(trace: Trace) -> Trace:
-    """A rank's step whose optimizer calls torch's kernels on lists that the framework keeps, as Apex.
+    """A rank's step whose optimizer calls kernels on lists that the framework keeps, as Apex does.
 
-    Raises InvalidInput if the optimizer works on no lists.
+    The kernels are taken to be torch's. Raises InvalidInput if the optimizer works on no lists.
     """
     return _marked(
         trace,
@@ -192,10 +193,7 @@ _FLASH_GPU = "a100-sxm-80gb"
 
 
 def with_attention(trace: Trace, strategy: Parallel) -> Trace:
-    """A step, before its layers are sharded, with the attention kernels of the framework.
-
-    Raises InvalidInput if the step has no fused attention, or none that the kernels can run.
-    """
+    """A step with the framework's attention kernels; InvalidInput if they do not fit it."""
     refusal = "{} says which kernels compute fused attention, and the step has none; leave it out"
     if strategy.cudnn_attention:
         if not any(map(_is_attention, trace)):
@@ -238,10 +236,7 @@ class Routes:
 
 
 def with_dispatch_once(trace: Trace, axis: RankAxis, domain_gpus: int | None) -> Trace:
-    """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it.
-
-    Raises InvalidInput if the step does not say to how many experts a token goes.
-    """
+    """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it."""
     on_machine = axis.size if domain_gpus is None else max(domain_gpus // axis.stride, 1)
     routes = _routes(trace, axis.size)
     edit = Edit(trace)
@@ -301,9 +296,7 @@ _FORWARD, _GRADIENT = "float8_e4m3fn", "float8_e5m2"
 
 
 def with_fp8(trace: Trace) -> Trace:
-    """A rank's step whose blocks compute their matmuls in 8 bits; InvalidInput if none is in 16
-    bits.
-    """
+    """A rank's step whose blocks compute 16-bit matmuls in 8 bits; InvalidInput if it has none."""
     flow = Flow(trace, "fp8")
     block_of = block_finder(trace)
     edit = Edit(trace)
@@ -498,10 +491,7 @@ def _next_matmul(calls: Sequence[Call], places: range, collective: Call) -> int 
 
 
 def with_gathers_again(trace: Trace) -> Trace:
-    """A rank's step that keeps no gathered activation from the forward to the backward pass.
-
-    Raises InvalidInput if the backward pass reads no activation that the forward pass has gathered.
-    """
+    """A rank's step that gathers activations again, or InvalidInput if its backward needs none."""
     beside = [
         position
         for position, call in enumerate(trace)

@@ -36,10 +36,7 @@ class Layers:
         self._units: Units | None = None
 
     def sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-        """The step of one rank of the axes that shard layers, and what was assumed.
-
-        Raises InvalidInput if the layers cannot be sharded so. The message says what would fit.
-        """
+        """The step of one rank, and what was assumed; InvalidInput says what would fit."""
         if strategy.tensor == strategy.context == strategy.expert == 1:
             return self._trace, ()
         if not self._trace.values:
@@ -65,10 +62,7 @@ class Layers:
 
 
 def with_layers_sharded(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-    """The step of one rank of the axes that shard layers, and what was assumed.
-
-    Raises InvalidInput if the layers cannot be sharded so. The message says what would fit.
-    """
+    """The step of one rank, and what was assumed; InvalidInput says what would fit."""
     return Layers(trace).sharded(strategy)
 
 
@@ -214,9 +208,7 @@ class RingAttention:
     axis: RankAxis
 
     def around(self, call: Call) -> Surroundings | None:
-        """What one call of attention has around it: keys and values are gathered, and attended
-        to in steps.
-        """
+        """The steps of ring attention that are inserted around one call of attention."""
         op = call.op
         if not is_attention(op):
             return None

@@ -159,10 +159,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
 
 
 def memory_by_part(trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int) -> list[list[int]]:
-    """The positions of each part's allocations. What one computes and another reads, both have.
-
-    A gradient of the step before goes where an equal new one is.
-    """
+    """The positions of each part's allocations. What one computes and another reads, both have."""
     memory: list[list[int]] = [[] for _ in range(parts)]
     before: list[int] = []
     homes: dict[int, list[int]] = defaultdict(list)

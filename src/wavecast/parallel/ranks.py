@@ -277,7 +277,7 @@ def _sharded_arguments(trace: Trace, ranks: int) -> Parallel | None:
 
 
 class _GradientMemory:
-    """The memory that only gradients of parameters flow into or out of.
+    """The memory of parameters' gradients, and of tensors that come from, or go into, these alone.
 
     A trace without values, or with unknown parameters, shows it by the phase.
     """
@@ -367,10 +367,7 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
 
 
 def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
-    """The step with compiled graphs cut as Dynamo's DDPOptimizer cuts them: one for each bucket.
-
-    Both passes are cut at the same places: before the module whose gradient completes a bucket.
-    """
+    """The step with compiled graphs cut where buckets are full, as by Dynamo's DDPOptimizer."""
     holders = Holders.of(trace, strategy, "data")
     if holders.alone or strategy.has_one_buffer or not has_graphs(trace):
         return trace

@@ -156,10 +156,7 @@ class Collectives:
 
 
 def message_bytes(op: Op) -> float | None:
-    """The size of a collective as nccl-tests count it, the larger one of input and output.
-
-    None if the op has no tensors.
-    """
+    """The size of a collective as nccl-tests count it: the larger one of input and output."""
     sizes = [
         sum(tensor.nbytes for tensor in tensors) for tensors in (op.inputs, op.outputs) if tensors
     ]

@@ -107,10 +107,7 @@ def _scaled(answer: Estimate, factor: float, least_s: float) -> Estimate:
 def learn(
     traces: Sequence[Trace], device: Device, predictor: Predictor, *, swept: Sequence[Trace] = ()
 ) -> Corrections:
-    """The corrections of a predictor for a GPU, from what was measured on it.
-
-    Raises InvalidInput if no op of a step was both measured and predicted.
-    """
+    """The corrections that measurements on a GPU give; InvalidInput if none can be predicted."""
     steps = [row for trace in traces for row in _longest(_errors(trace, device, predictor))]
     layers = [row for trace in swept for _, row in _errors(trace, device, predictor)]
     return Corrections(device.id, date.today(), len(traces), _sample(steps), _sample(layers))

@@ -169,10 +169,7 @@ class MixedPrecision(Scaler):
 
     @classmethod
     def shipped(cls, precision: str) -> MixedPrecision:
-        """The scaler to one of `DTYPES` that is based on the shipped one and its predictor.
-
-        Raises InvalidInput for other precisions.
-        """
+        """The scaler to one of `DTYPES`, from the shipped one; InvalidInput for all others."""
         if precision not in DTYPES:
             precisions = ", ".join(DTYPES)
             raise InvalidInput(f"a measurement can be scaled to {precisions}, not to {precision!r}")

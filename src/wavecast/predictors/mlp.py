@@ -291,10 +291,7 @@ class Mlp(Predictor):
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Mlp:
-        """A predictor with the networks of these .npz files, each with its card beside it.
-
-        Raises InvalidInput if a file is no network.
-        """
+        """The predictor of the networks in .npz files and cards; InvalidInput if one is none."""
         models = []
         for path in paths:
             with prefixed(f"{path}: "):
@@ -611,10 +608,7 @@ _COMMENT = "A network as in Habitat; `data` names what it was fitted on."
 
 
 def read_model(path: Path) -> MlpModel:
-    """The model in an .npz file, with the card beside it.
-
-    Raises InvalidInput if they are not what `write_model` wrote; says why, but not which file.
-    """
+    """The model in an .npz file and its card; InvalidInput says why they are none."""
     card = read_toml(path.with_suffix(".toml"))
     packed = read_bytes(path, LARGEST_ARRAYS_BYTES)
     try:

@@ -68,10 +68,7 @@ class _Inexact(Exception):
 
 
 def retarget(trace: Trace, gpu: Device) -> Retargeted:
-    """The trace with the attention kernels that a GPU chooses.
-
-    A measured trace stays as it is: scaling accounts for its kernels.
-    """
+    """The trace with the attention kernels that a GPU chooses; a measured trace stays as it is."""
     if trace.capability is None or trace.measurement is not None or made_for(trace, gpu):
         return Retargeted(trace)
     if not depends_on_family(trace):

@@ -330,10 +330,7 @@ class Timetable:
 
 
 def of_measured(trace: Trace) -> Timetable:
-    """The timetable of a measured step: when its kernels ran, as far as that was recorded.
-
-    Kernels without a recorded time follow each other. The host's calls follow each other, too.
-    """
+    """The timetable of a measured step; calls without a recorded time follow each other."""
     begin_s, gpu_s = np.zeros(len(trace)), np.zeros(len(trace))
     free_s = 0.0
     for index, call in enumerate(trace):

@@ -522,9 +522,6 @@ _CHECKED = ("seconds", "low_s", "high_s", "gpu_s", "host_s", "unpredicted_share"
 
 
 def checked_step(step: Prediction) -> Prediction:
-    """The prediction itself, once its times are checked. Every prediction passes here.
-
-    Raises InvalidInput if its times cannot be; the message names the GPU and the field.
-    """
+    """A prediction whose times are checked; InvalidInput names the GPU and the wrong field."""
     parts_s = {"gpu_s": (share.gpu_s for share in step.by_op())}
     return checked(step, f"the step on {step.name}", _CHECKED, parts_s)

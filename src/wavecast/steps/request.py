@@ -216,10 +216,7 @@ def predict_parallel(
     host: HostModel,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
-    """The time of one optimizer step that is spread over the GPUs of a cluster.
-
-    Raises InvalidInput if the step cannot be spread so. The message says what would fit.
-    """
+    """The time of an optimizer step spread over a cluster; InvalidInput says what would fit."""
     steps = ParallelSteps(trace, predictor, host)
     step = steps.spread(strategy)
     if isinstance(host, GraphedHost):
@@ -246,19 +243,13 @@ class ParallelSteps:
         self._spreader = Spreader(trace, lambda call: predictor.known_s(call.op), machine)
 
     def spread(self, strategy: Parallel) -> ParallelStep:
-        """What each group of ranks runs, with a pipeline's stages cut at equal predicted time.
-
-        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
-        """
+        """What each group of ranks runs, in stages of equal time; InvalidInput if it cannot be."""
         refuse_without_network(strategy, self._predictor.cluster)
         refuse_unknown_host(strategy, self._predictor.cluster)
         return self._spreader.spread(strategy)
 
     def rank_trace(self, strategy: Parallel) -> TimedTrace:
-        """One micro-batch of a rank with its share of each layer, before anything else is done.
-
-        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
-        """
+        """A micro-batch of a rank with its share of each layer; InvalidInput if it has none."""
         refuse_without_network(strategy, self._predictor.cluster)
         trace = self._spreader.rank_trace(strategy)
         return replace(self.alone, trace=trace, answers=self._predictor.answers(trace))

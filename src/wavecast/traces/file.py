@@ -48,15 +48,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def read(path: Path, *, follow: bool = True) -> Trace:
-    """The trace in a file.
-
-    Args:
-        path: the file.
-        follow: whether the path may be a link.
-
-    Raises:
-        InvalidInput: the file is not a complete and unaltered trace file.
-    """
+    """The trace in a file, or in a link's file if `follow`; InvalidInput if it was altered."""
     document = _parse(path, follow)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace; Trace.save writes one")
@@ -99,7 +91,7 @@ def _digest(body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Intervals of time in which kernels ran: their union, and the time of each that is not hidden.
+# Intervals of time in which kernels ran.
 
 
 Interval = tuple[float, float]

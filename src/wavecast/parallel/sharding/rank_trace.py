@@ -130,7 +130,6 @@ class _RankTrace:
             raise contradiction("sharding", call, error) from error
 
     def _part_of(self, position: int, call: Call) -> Call:
-        """The call on one rank."""
         placed = [axis.placements.calls.get(position) for axis in self.axes]
         if not any(placed):
             self._read(position, call.reads)
@@ -220,7 +219,7 @@ class _RankTrace:
         return self.trace.values[value].spec.nbytes
 
     def _share_unseen(self, allocations: list[Allocation], seen: set[int]) -> None:
-        """Memory that no call reads: gradients of the step before are as those of this one."""
+        """Memory that no call reads: the step before has shares of gradients as this one has."""
         sizes: dict[tuple[int, str], list[int]] = {}
         for number in sorted(seen):
             old = self.trace.allocations[number]

@@ -315,10 +315,7 @@ def product(columns: Columns, gpu: GpuFacts) -> Floats:
 
 
 def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Features of a convolution: what cuDNN chooses its algorithm by, and the matmul's shape.
-
-    One feature says whether cuDNN has all its float32 algorithms for the GPU.
-    """
+    """Features of a convolution: the matmul's shape, and what cuDNN chooses its algorithm by."""
     m, n = columns["m"], columns["n"]
     tiles = columns["groups"] * np.ceil(m / 128) * np.ceil(n / 128)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]

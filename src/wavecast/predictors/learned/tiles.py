@@ -296,10 +296,7 @@ def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def seconds(columns: Columns, gpu: GpuFacts, models: Mapping[str, OpModel]) -> Floats:
-    """Seconds of each grouped matmul on one GPU, in one kernel or one matmul after another.
-
-    Without a model of the kernel, groups are a batch of matmuls.
-    """
+    """Seconds of grouped matmuls on one GPU; without their own model they count as a batch."""
     together = columns["one_kernel"].astype(bool) & gpu.groups
     kernel_s = models.get("grouped", models["product"]).seconds(columns, gpu)
     one_group = {
