@@ -33,6 +33,7 @@ class StepSummary(Brief):
 
     gpu: str
     seconds: float
+    """One iteration."""
     gpu_s: float
     """The time in which the GPU is busy."""
     host_s: float
@@ -41,6 +42,7 @@ class StepSummary(Brief):
     kernels: int
     """The least number of kernels that the step launches."""
     syncs: int
+    """The number of calls at which the host waits for the GPU."""
     needed_bytes: int | None = None
     """The memory that the GPU must have. None when the trace has no allocations."""
     peak_bytes: int | None = None
@@ -55,6 +57,7 @@ class StepSummary(Brief):
     fingerprint: str = ""
     """A hash of the calls without the names of modules. Equal steps have equal ones."""
     framework: str = ""
+    """The framework that traced the step, and its version."""
     kinds: tuple[Share, ...] = ()
     """The GPU time by kind of op, longest first."""
     types: tuple[Share, ...] = ()

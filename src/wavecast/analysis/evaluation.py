@@ -56,6 +56,7 @@ class PairError(Shown):
     origin: str
     """The GPU whose measurement is scaled."""
     target: str
+    """The GPU that is predicted."""
     measured_s: float
     """The measured time of the step on the target."""
     scaled_s: float | None
@@ -98,6 +99,7 @@ class StepError(Shown):
     model: str
     gpu: str
     measured_s: float
+    """The measured time of the step."""
     unmeasured_s: float | None
     """The time predicted from the ops alone; None if too many could not be predicted."""
 
@@ -114,6 +116,7 @@ class MeanError(Shown):
     name: str
     """The model or GPU that the pairs share."""
     pairs: int
+    """How many pairs there are."""
     error: float | None
     """The mean absolute error of scaling from the origin."""
     worst: float | None
@@ -134,7 +137,9 @@ class OpError(Shown):
     """
 
     op: str
+    """The name of the op."""
     pairs: int
+    """In how many pairs both GPUs ran it equally often."""
     error: float | None
     """The mean absolute error of its GPU time in those pairs; None if there are none."""
     share: float
@@ -146,7 +151,9 @@ class PairEvaluation(Shown):
     """All pairs of measured steps, and their errors by model, origin, target and op."""
 
     pairs: tuple[PairError, ...]
+    """Each model from each GPU to each other one."""
     steps: tuple[StepError, ...]
+    """Each measured step, predicted from its ops alone."""
     by_op: tuple[OpError, ...]
     """The errors of ops, by their share of the measured time."""
     notes: tuple[str, ...]
@@ -385,6 +392,7 @@ class Learning:
     """What some measured steps teach about the predictions for their GPU."""
 
     gpu: str
+    """The id of the GPU."""
     steps: tuple[LearnedStep, ...]
     """The steps, in the order in which they were given."""
     corrections: Corrections = field(repr=False)

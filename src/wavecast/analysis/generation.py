@@ -16,6 +16,7 @@ class TextGeneration(Shown):
     decodes: bool
     """Whether the step makes one more token of each sequence; else it reads prompts."""
     sequences: int
+    """The sequences of the step."""
     context: int
     """The tokens of each prompt, or of each sequence in the cache."""
     cache_bytes: int

@@ -35,6 +35,7 @@ class ProfiledWork:
 
     name: str
     seconds: float
+    """Its GPU time."""
     flops: float | None
     """The FLOPs that it executes. None when unknown, which is not 0."""
     nbytes: float | None

@@ -44,7 +44,6 @@ class Convolution:
 
     backward: bool
     tensor: bool
-    """Whether it runs on tensor cores."""
     source: TensorSpec
     """The input image (of the forward pass)."""
     weight: TensorSpec

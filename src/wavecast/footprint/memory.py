@@ -57,7 +57,9 @@ class Held:
     op: str
     """The op that allocated them. Empty if they existed before the step."""
     count: int
+    """The number of tensors."""
     nbytes: int
+    """The bytes of all of them."""
 
 
 @dataclass(frozen=True, repr=False)

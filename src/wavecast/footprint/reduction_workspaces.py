@@ -34,7 +34,6 @@ class Reduction:
     """A reduction as its kernel sees it: contiguous dimensions merged, smallest stride first."""
 
     reduced: tuple[Dimension, ...]
-    """The dimensions that are summed over."""
     kept: tuple[Dimension, ...]
     item_bytes: int
     """The bytes of one partial result."""
@@ -205,7 +204,6 @@ class Buffer:
     light: bool
     """True for cuBLASLt, False for cuBLAS."""
     position: int
-    """The position of the call that allocates it."""
 
 
 def blas_buffers(trace: Trace) -> tuple[Buffer, ...]:

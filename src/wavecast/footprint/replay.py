@@ -34,7 +34,6 @@ class Replay:
     """The peak of all blocks in use, without those of CUDA graphs. A block may be larger than the
     request that it serves."""
     reserved_bytes: int
-    """The peak of all segments."""
 
 
 def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = False) -> Replay:
@@ -192,7 +191,6 @@ class MemoryBlock:
     address: int
     nbytes: int
     small: bool
-    """Whether it is in the pool of small blocks."""
     free: bool = False
     before: MemoryBlock | None = field(default=None, repr=False)
     after: MemoryBlock | None = field(default=None, repr=False)

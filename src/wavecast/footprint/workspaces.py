@@ -26,7 +26,6 @@ class Constants:
     gpu: str
     """The name of the GPU that they were fitted on."""
     capability: tuple[int, int]
-    """The compute capability of that GPU."""
     trees: Mapping[str, Tree]
     """The decision trees that name the algorithm, by `convolution_workspaces.tree_name`."""
 

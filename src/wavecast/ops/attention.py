@@ -28,7 +28,7 @@ _BACKWARD = (*(f"{name}_backward" for name in (*_SDPA, *_RAW)), "flex_attention_
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The shapes of an attention op.
+    """The shapes of an attention op, with head sizes d of queries and keys, and d_v of values.
 
     Forward, `sequences` times: (q_len, d) @ (d, k_len) gives the scores, and scores @ (k_len, d_v)
     the output.
@@ -37,13 +37,9 @@ class AttentionProblem:
     sequences: int
     """The number of sequences times the number of heads."""
     q_len: int
-    """The number of queries of a sequence."""
     k_len: int
-    """The number of keys of a sequence."""
     d: int
-    """The head size of queries and keys."""
     d_v: int
-    """The head size of values."""
 
     def flops(self, *, backward: bool) -> int:
         """The FLOPs without a mask: two matmuls forward; backward four gradients and the scores."""

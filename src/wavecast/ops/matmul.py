@@ -169,15 +169,12 @@ class RnnShape:
     """Batch times length, or the sum of the lengths when the input is packed."""
     layers: int
     directions: int
-    """1, or 2 for a bidirectional network."""
     widths: tuple[int, ...]
     """The input size of each layer."""
     hidden: int
-    """The hidden size."""
     output: int
     """The output size of one direction: the projection's, else the hidden size."""
     gates: int
-    """The number of gates: 1, 3 (GRU) or 4 (LSTM)."""
     cells: int
     """The number of cell states: 1 for an LSTM, else 0."""
     biased: bool

@@ -91,7 +91,6 @@ class FusionRule:
     """A kind of fused kernel: the ops that it can have, and those by which it is recognised."""
 
     option: str
-    """The option of `Parallel`."""
     what: str
     members: frozenset[str]
     needed: tuple[frozenset[str], ...]

@@ -249,7 +249,6 @@ class Played:
     busy_s: tuple[float, ...]
     """How long each stage worked."""
     ends_s: tuple[float, ...]
-    """When each stage has ended its last pass."""
 
 
 Orders = tuple[tuple[PipelinePass, ...], ...]

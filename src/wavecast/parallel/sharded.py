@@ -131,7 +131,6 @@ class _Unit:
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
     shard: RankAxis
-    """The ranks that share its weights."""
 
 
 def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:

@@ -32,7 +32,6 @@ class Attained:
     share: float
     """The bound divided by the measured time, for large ops."""
     floor_s: float
-    """The time of the smallest ops."""
     low: float
     """On GPUs left out of the fit, these ops took `low` to `high` times the estimate."""
     high: float
@@ -115,11 +114,9 @@ class Demand:
 
     kind: Kind
     unit: Unit
-    """The arithmetic unit that the op is meant for."""
     flops: int
     """FLOPs that are executed; a multiply-add counts two."""
     nbytes: int
-    """Bytes that are read and written."""
     crossing_bytes: int
     """Bytes that are copied between the host's memory and the GPU's."""
     pinned: bool

@@ -407,7 +407,6 @@ class RankPath:
     network_bytes_per_s: float
     """The bandwidth to other machines of all ranks on one machine. Infinite for one machine."""
     sharp: bool
-    """Whether the switches between machines reduce (SHARP)."""
     generation: str
     """The kind of link inside the machine, with the generation of NVLink: "nvlink4"."""
 
@@ -466,7 +465,6 @@ class _Way(NamedTuple):
     generation: str
     hop_s: float
     bytes_per_s: float
-    """What one GPU attains."""
     nominal: float
 
 

@@ -359,18 +359,15 @@ def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tupl
 
 @dataclass(frozen=True)
 class Corrections:
-    """What measured ops say about the predictions for one GPU."""
+    """What the ops of measured steps, and swept single layers, say about predictions for one
+    GPU.
+    """
 
     gpu: str
-    """The id of the GPU."""
     day: date
-    """The day on which they were learned."""
     steps: int
-    """The number of measured steps."""
     errors: tuple[OpOff, ...] = field(repr=False)
-    """The ops of these steps."""
     swept: tuple[OpOff, ...] = field(default=(), repr=False)
-    """Ops of single layers that a sweep measured."""
 
     @property
     def counted(self) -> str:

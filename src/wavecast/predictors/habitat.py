@@ -330,7 +330,6 @@ class Setup:
     warm_up: int
     """How often an operation runs before it is timed."""
     repeats: int
-    """How many runs are timed; their mean counts."""
     width: int
     """The neurons of each layer of its networks."""
     depth: int

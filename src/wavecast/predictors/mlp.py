@@ -48,7 +48,6 @@ class _Sized:
     """
 
     KIND: ClassVar[str]
-    """The name of the kind of layer."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.ranges().items():
@@ -387,7 +386,6 @@ class MlpNetwork:
     """The weights of a trained network, and how its inputs are standardised."""
 
     mean: Floats
-    """The mean of each feature in the training data."""
     scale: Floats
     """The factor of each feature after its mean is subtracted; 0 if it never varied."""
     weights: tuple[tuple[NDArray[Any], NDArray[Any]], ...]

@@ -290,7 +290,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuPair:
-    """An origin and a target; ratios are origin over target. Equal pairs are the same object."""
+    """An origin and a target, equal pairs the same object; ratios are origin over target."""
 
     origin: Device
     target: Device
@@ -298,7 +298,6 @@ class GpuPair:
     measured: bool
     """Whether the bandwidths are measured ones, which are never mixed with nominal ones."""
     memory: float
-    """Ratio of memory bandwidths."""
     clock: float | None
     """Ratio of boost clocks, or of base clocks; None if unknown."""
     link: float | None

@@ -165,6 +165,7 @@ class StepWork:
     launches: tuple[bool, ...]
     """Whether each piece of work launches a kernel."""
     kind_names: tuple[str, ...]
+    """The op kind of each piece of work."""
 
     @cached_property
     def kind(self) -> Codes:

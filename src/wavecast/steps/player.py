@@ -42,6 +42,7 @@ class StepTime:
     """The times of one iteration in the steady state of many."""
 
     seconds: float
+    """The iteration's wall-clock time."""
     gpu_s: float
     """The time that the compute stream needs, gaps between kernels included."""
     host_s: float

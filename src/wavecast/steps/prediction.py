@@ -475,6 +475,7 @@ class Share:
 
     name: str
     calls: int
+    """How many calls of the step belong to it."""
     gpu_s: float
     """The GPU time of these calls together, in seconds."""
 

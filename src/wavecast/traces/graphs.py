@@ -34,7 +34,6 @@ class CompiledGraph:
 
     number: int
     marks: tuple[int, ...]
-    """The positions of its marks."""
     members: tuple[int, ...]
     """The positions of its other calls: kernels, library calls, and what was inserted there."""
     is_replayed: bool

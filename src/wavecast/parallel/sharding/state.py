@@ -67,7 +67,6 @@ class Exchange:
     call: Call
     """The call for which it is done, with the phase and the module."""
     spec: TensorSpec
-    """The whole tensor."""
     with_values: tuple[int, ...] = ()
     """Further values that are sent with it, as one flat tensor."""
 

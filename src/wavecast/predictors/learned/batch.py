@@ -61,7 +61,6 @@ class PartColumns:
 
     columns: Columns
     op: NDArray[np.int64]
-    """The position of each part's op in the batch."""
     added: Floats
     """The term of the op's name in the logarithm of the learned factor."""
 
@@ -71,7 +70,6 @@ class Batch:
     """Ops by columns, without anything that depends on a GPU."""
 
     parts: Mapping[str, PartColumns]
-    """The parts of all ops, by model."""
     main: tuple[str, ...]
     """The model of each op's first part, or the op's kind if it passes over memory; `UNMODELLED`
     where no model fits, `UNREADABLE` where no formula can read the op."""
@@ -426,7 +424,6 @@ class Part(NamedTuple):
     model: str
     """The name of the model, a key of `columns.ROW_TYPES`."""
     row: Row
-    """The columns that the model needs."""
 
 
 def copied(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:

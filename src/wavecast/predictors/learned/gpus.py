@@ -88,7 +88,6 @@ class GpuFacts:
     bytes_per_s: Number
     """Memory bandwidth, corrected by a measured copy where there is one."""
     nominal_bytes_per_s: Number
-    """Memory bandwidth of the data sheet."""
     l2_bytes: Number
     fp32: Number
     """FLOP/s of the plain cores in float32."""

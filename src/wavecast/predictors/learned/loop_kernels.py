@@ -177,7 +177,6 @@ class ThreadLoop(NamedTuple):
     threads: int
     resident: int
     terms: float
-    """Values that each thread loads."""
     loads: int = 1
     """Those of them that it loads at a time."""
     sharing: int = 0

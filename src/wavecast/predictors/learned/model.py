@@ -56,7 +56,7 @@ FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees whose answers add up."""
+    """Trees whose answers add up; `low` and `high` are each feature's range in the fit."""
 
     feature: NDArray[np.int64]
     """The feature that each level of each tree compares: (trees, depth)."""
@@ -65,9 +65,7 @@ class Forest:
     answer: Floats
     """The answer for each combination of bits: (trees, 2^depth)."""
     low: Floats
-    """The smallest value of each feature in the fit."""
     high: Floats
-    """The largest value of each feature in the fit."""
     families: Floats = field(default_factory=lambda: np.zeros((0, 1)))
     """The filter families in the fit, one in each row; no rows where families do not matter."""
     trust: float = 1.0

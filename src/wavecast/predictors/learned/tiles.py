@@ -151,7 +151,6 @@ class _Rows(NamedTuple):
     added_s: Any
     """Seconds of all SMs to write the result once in float32."""
     memory_s: Any
-    """Seconds of the traffic with memory."""
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
@@ -193,7 +192,6 @@ class TimeLimits(NamedTuple):
     apart_s: Floats | float
     """Launches, which do not overlap with the rest."""
     memory_s: Floats | float
-    """Traffic with memory."""
     chip_s: Floats
     """Work of the SMs and L2, at the rates that the physics model gives them."""
 
