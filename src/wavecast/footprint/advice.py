@@ -127,8 +127,7 @@ class Checkpointed:
 def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
     """The step with each repeated block checkpointed, if it has at least the `fewest`.
 
-    What a block keeps for its backward pass, but for its output, is freed when its forward pass
-    ends, and recomputed when its backward pass begins.
+    All but a block's output is freed after its forward pass, and recomputed later.
     """
     blocks = blocks_of(trace)
     spans = _spans(trace, blocks)

@@ -146,10 +146,9 @@ _CLEARING = ("aten.zero_", "aten._foreach_zero_")
 
 
 def accumulate_twice(trace: Trace) -> Trace | None:
-    """The step with two batches before its update; None if it cannot be accumulated.
+    """The step with two batches before its update, of which the second repeats all calls before.
 
-    All calls up to the end of the backward pass run twice. A step without a backward pass, or with
-    an update before its end, cannot be accumulated.
+    None without a backward pass, or if an update comes before its end.
     """
     backward = [i for i, call in enumerate(trace) if call.phase is Phase.BACKWARD]
     if not backward:
@@ -218,7 +217,7 @@ class _SecondBatch:
         return self._edit.trace()
 
     def _lay_out(self) -> int:
-        """The number of calls up to the update, the second batch included, each now numbered.
+        """Number the calls of the second batch, and return how many there are.
 
         A traced call begins at `_begins`, and what it frees is gone at `_ends`.
         """
@@ -344,8 +343,7 @@ def _spec(allocation: Allocation, op: Op) -> TensorSpec:
 def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
     """The last call of the autograd node that computes a gradient, as far as the trace shows.
 
-    A linear layer computes the gradient of its weight, then that of its bias, with views between
-    and after them. A cast is a node of its own.
+    A linear layer computes the gradients of weight and bias, with views. A cast is a node.
     """
     is_cast = trace.calls[born].op.base == "aten._to_copy"
     last = born

@@ -409,8 +409,7 @@ _HALF = ("float16", "bfloat16")
 class KindFinder:
     """Finds the kind of each allocation of a step.
 
-    What a forward pass allocates and the next backward pass finds alive is an activation. Other
-    memory that is allocated during the step is temporary.
+    An activation is what a forward pass allocates and the next backward pass finds alive.
     """
 
     def __init__(self, trace: Trace) -> None:

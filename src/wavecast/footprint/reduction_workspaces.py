@@ -295,8 +295,7 @@ def flat_bytes(op: Op) -> int:
 def joined_weights(trace: Trace) -> Mapping[int, tuple[int, ...]]:
     """The bytes of the weights that were joined to one flat tensor, by the flat tensor's bytes.
 
-    torch allocates weights one by one, and frees them when the layer is on the GPU and
-    `torch.nn.RNNBase.flatten_parameters` has joined them.
+    torch frees them once `torch.nn.RNNBase.flatten_parameters` has joined them.
     """
     layers = (op for op in trace.counts if op.base == FORWARD and has_possible_tensors(op))
     joined = (reading(_joined, None, op) for op in layers)
@@ -323,11 +322,9 @@ def noise_bytes(device: Device) -> int:
 
 
 def workspace_bytes(op: Op) -> int:
-    """The bytes that cuDNN asks for, in each pass: those of the pass that has more intermediate
-    values.
+    """The bytes that cuDNN asks for in each pass, enough for the pass with more values.
 
-    They also hold a copy of the matrices, and a buffer for each layer and direction. Biases do not
-    change them.
+    They also hold a copy of the matrices, and a buffer for each layer and direction, not biases.
     """
     net, item = rnn_shape(op), item_bytes(op.inputs[0])
     values = _forward_values(op)

@@ -39,8 +39,7 @@ class Replay:
 def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = False) -> Replay:
     """The allocator's peaks when the model is built and two iterations run.
 
-    No limit is None. Segments grow if they are `expandable`, as with `expandable_segments:True`.
-    Raises AllocatorFull if the step does not fit.
+    Segments grow if they are `expandable`. Raises AllocatorFull above the limit, if there is one.
     """
     parts = pools(trace)
     pool_bytes = 0

@@ -69,8 +69,7 @@ def _packed_sequences(op: Op) -> int:
 def problem(op: Op, *, as_torch: bool) -> AttentionProblem:
     """The shapes of an attention op; packed sequences, of unknown length, count as the longest.
 
-    With `as_torch`, (batch, length, heads, d) is read as (batch, heads, length, d), as torch's FLOP
-    counter does by mistake.
+    With `as_torch`, heads and length change places, as in torch's FLOP counter, by mistake.
     """
     query, key, value = _operands(op)
     d, d_v = query.shape[-1], value.shape[-1]

@@ -244,8 +244,8 @@ _FALLBACKS = {
 def unit(op: Op) -> Unit:
     """The unit that an op's FLOPs are meant for, by its kind, data type and float32 precision.
 
-    Ops that are no matmul, and depthwise convolutions, compute half precision in float32. What a
-    matmul adds does not count: gradients in bfloat16 may be added to a sum in float32.
+    Ops that are no matmul, and depthwise convolutions, compute half precision in float32. The type
+    of what a matmul adds does not count.
     """
     tensors = op.inputs or op.outputs
     factors = tensors[1:] if op.base in ADDING and len(tensors) > 2 else tensors

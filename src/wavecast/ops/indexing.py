@@ -105,9 +105,8 @@ def _index_put(op: Op) -> Cost:
 def indexed_dims(op: Op) -> slice | None:
     """The dimensions of its target that the indices of an `index_put` are of.
 
-    The shape of the values tells them: it is that of the target, with the shape of the indices in
-    place of these dimensions. None if no place fits, if the indices are masks, or if there are
-    none.
+    The values have the shape of the target, with that of the indices in their place. None if no
+    place fits, if the indices are masks, or if there are none.
     """
     target, *indices, values = op.inputs
     if not indices or any("int" not in t.dtype for t in indices):

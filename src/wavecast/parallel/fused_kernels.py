@@ -333,8 +333,7 @@ class _Fusing:
 
 
 def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The tensors in the type of the largest one, which a fused kernel reads and converts in
-    registers.
+    """The tensors in the type of the largest one, since fused kernels convert in registers.
 
     PyTorch's own kernels for operands of two types are slower.
     """

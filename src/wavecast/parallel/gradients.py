@@ -165,8 +165,8 @@ def reduced_as(members: Sequence[Gradient], strategy: Parallel) -> TensorSpec:
 def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:
     """Gradients in buckets of the strategy's size, or else of the framework's default size.
 
-    The framework is DDP without sharding, DeepSpeed with stage 1 or 2, and Megatron where sums of
-    gradients are kept in place, except with stage 2.
+    That is DDP without sharding, DeepSpeed with stage 1 or 2, and Megatron where sums of gradients
+    are kept in place, except with stage 2.
     """
     if not ready:
         return []
@@ -185,9 +185,7 @@ def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[lis
 def buckets(
     ready: Sequence[Gradient], bucket_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> list[list[Gradient]]:
-    """The buckets of DDP, filled as gradients become ready
-    (`_compute_bucket_assignment_by_size`).
-    """
+    """DDP's buckets, filled as gradients become ready (`_compute_bucket_assignment_by_size`)."""
     filled: list[list[Gradient]] = []
     current: list[Gradient] = []
     for gradient in ready:
@@ -222,8 +220,7 @@ def ends_of_graphs(trace: Trace) -> dict[int, int]:
 def cut_at_blocks(trace: Trace) -> Trace:
     """The step with a compiled graph for each repeated block.
 
-    A kernel of a block that runs before it, as to compute what all blocks read, belongs to the
-    graph in which it runs.
+    What computes for all blocks, ahead of its own block, is in the graph in which it runs.
     """
     if not has_graphs(trace):
         return trace

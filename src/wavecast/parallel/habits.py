@@ -176,8 +176,8 @@ _HABITS: tuple[tuple[str, _Change], ...] = (
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
     """The step of a rank, whose layers are sharded already, as the framework runs it.
 
-    All ranks are in one machine if `domain_gpus`, the GPUs of one, is None. Raises InvalidInput if
-    the step has nothing to which an option applies.
+    Without `domain_gpus`, all ranks are in one machine. Raises InvalidInput if an option does not
+    apply.
     """
     for option, change in _HABITS:
         if getattr(strategy, option):

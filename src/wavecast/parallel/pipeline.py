@@ -69,8 +69,7 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
 def _places(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]) -> list[str]:
     """The block that each call goes with: its own, or that which ran before it.
 
-    The order of calls counts, since a module outside of the blocks may run before and after them,
-    as one that looks tokens up and is also the output layer.
+    Modules do not tell: a tied embedding and output layer runs before and after the blocks.
     """
     known, current = set(order), order[0]
     places = []

@@ -183,10 +183,9 @@ class OwnRanks:
 
 
 def own_strategy(trace: Trace, ranks: int) -> Parallel:
-    """How many of the ranks of a step's own parallel code have samples of their own.
+    """How a step's own parallel code is spread, from the arguments of `own_ranks`.
 
-    The rest share each sample, and count as tensor-parallel. The arguments are those of
-    `own_ranks`.
+    Ranks without samples of their own share each sample, and count as tensor-parallel.
     """
     return own_ranks(trace, ranks).strategy
 

@@ -60,8 +60,7 @@ class Spreader:
 
     Passes change the trace one after the other: attention kernels, the layers (tensor, context,
     expert), habits, the pipeline, and then `_PASSES`, over each part of the model. Strategies with
-    equal layers come best after each other. The arguments are those of `spread`, and the GPUs of
-    one machine, `domain_gpus`; None if it has all ranks.
+    equal layers come best after each other. Without `domain_gpus`, all ranks are in one machine.
     """
 
     def __init__(
@@ -276,10 +275,9 @@ def _with_shared_weights(part: _PassedPart, strategy: Parallel) -> _PassedPart:
 
 
 def _accumulating(part: _PassedPart, strategy: Parallel) -> _PassedPart:
-    """A micro-batch whose gradients are added to those of the micro-batches before it.
+    """A micro-batch whose gradients are added to those before it: all micro-batches but the first.
 
-    All micro-batches but the first do so. A step with a place for its gradients from the beginning
-    (Megatron's `main_grad`) adds to it anyway, in its own calls.
+    Where gradients have a place from the beginning (Megatron's `main_grad`), calls do it anyway.
     """
     trace = part.whole
     edit = Edit(replace(trace, allocations=()))

@@ -190,8 +190,7 @@ def limits(op: Op, device: Device) -> tuple[Bound, ...]:
 class Roofline(Predictor):
     """Predicts that each op takes exactly its physical bound: a baseline for other predictors.
 
-    Real ops take longer. So the low end of the range is the bound, and the high end is the time at
-    a share of `worst` of the bound's rate.
+    The bound is the low end of the range; the high end is at a share of `worst` of its rate.
     """
 
     worst: float = 0.1
@@ -232,8 +231,8 @@ _FORWARD, _BACKWARD = _Attained(0.30, 0.50), _Attained(0.25, 0.35)
 def first_flash(op: Op, device: Device, later: Estimate | None) -> Estimate | None:
     """The time of attention by the first kernels; None if a rate of the GPU is not known.
 
-    FlashAttention 2 takes the time `later`, and is never slower. Where sequences are few or short,
-    both wait for the same things, and that time counts.
+    It is at least `later`, the time of FlashAttention 2: both wait for the same things where
+    sequences are few or short.
     """
     bounds = limits(op, device)
     if not bounds:

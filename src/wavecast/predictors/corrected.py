@@ -186,10 +186,9 @@ def save(corrections: Corrections, path: Path) -> None:
 
 
 def keep(learned: Corrections, path: Path) -> Corrections:
-    """Write corrections, with what the file has of the other sort: of steps, or of a sweep.
+    """Write corrections: steps replace the file's steps, a sweep its sweep; the other sort stays.
 
-    So steps replace steps, and a sweep replaces a sweep. Raises InvalidInput if the file is
-    damaged, or is of another GPU.
+    Raises InvalidInput if the file is damaged, or is of another GPU.
     """
     if path.exists():
         before = read(path)
@@ -359,9 +358,7 @@ def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tupl
 
 @dataclass(frozen=True)
 class Corrections:
-    """What the ops of measured steps, and swept single layers, say about predictions for one
-    GPU.
-    """
+    """What the ops of measured steps, and swept single layers, say about one GPU's predictions."""
 
     gpu: str
     day: date

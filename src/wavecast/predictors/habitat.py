@@ -352,8 +352,7 @@ class Setup:
         )
 
     def scaler(self, networks: Predictor | None = None, *, whole_waves: bool = False) -> Scaler:
-        """The paper's method: networks where kernels vary (your own or `networks`), and waves
-        elsewhere.
+        """The paper's method: networks (your own or `networks`) where kernels vary, else waves.
 
         With `whole_waves`, Eq. 1 is taken in place of Eq. 2.
         """
@@ -363,8 +362,7 @@ class Setup:
     def networks(self) -> Mlp:
         """Networks of the published size, which answer for layers of any size, as the paper's do.
 
-        Those of LSTMs have a width of 256: LSTMs were measured in variety on one GPU only, and a
-        wider network says no more about them.
+        Those of LSTMs have a width of 256, since LSTMs were measured in variety on one GPU only.
         """
         return _networks(self.name)
 
@@ -373,8 +371,7 @@ class Setup:
 class PublishedScaler(Scaler):
     """Scales between GPUs with the numbers that a paper used for them.
 
-    A convolution, linear layer, batched matmul or LSTM without a network has no answer, since waves
-    say nothing about kernels that vary (section 3.2).
+    Layers without a network have no answer where kernels vary: waves say nothing about them.
     """
 
     setup: Setup

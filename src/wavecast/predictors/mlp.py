@@ -320,8 +320,8 @@ class Mlp(Predictor):
     def ratio(self, op: Op, origin: Device, destination: Device) -> float | None:
         """How many times as long an op takes on another GPU; None if the networks do not cover it.
 
-        Habitat's code multiplies a measured time by this ratio of two raw answers. If only one pass
-        was trained, both have its ratio: the published network has one output for both.
+        It is a ratio of raw answers, as in Habitat's code; both passes have that of the trained
+        one.
         """
         for target in (_pass(op), "forward+backward", "forward"):
             here = self._question(op, origin, target)
@@ -432,8 +432,7 @@ class MlpModel:
     def covers(self, features: Features, gpu: str = "") -> bool:
         """Whether the network was trained on such layers and such GPUs.
 
-        Where the card has ranges by GPU, such layers must have been measured on this GPU, or on at
-        least two others: one other does not show how GPUs differ.
+        If the card has ranges by GPU, this GPU must have such layers, or two others to compare.
         """
         named = [*zip(self.ranges, features, strict=True)]
         layer = {name: value for name, value in named if name not in DEVICE_FEATURES}

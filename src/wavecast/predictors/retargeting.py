@@ -79,8 +79,7 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
 
 
 def with_kernel(trace: Trace, backend: str) -> Retargeted:
-    """A step, not measured, with one kernel for all fused attention: a framework's, not torch's
-    choice.
+    """A step, not measured, with one kernel, such as a framework's own, for all fused attention.
 
     The kernel is one of `attention_kernels.BACKENDS` but "math", which is several ops.
     """
@@ -322,8 +321,7 @@ def _enabled(attention: AttentionRun, facts: Query, made_for: Family) -> frozens
 def _ends(trace: Trace, attentions: Sequence[AttentionRun | None]) -> list[bool]:
     """Whether the gradient of each attention is computed, by its position; False for other calls.
 
-    Raises _Inexact if only some of several equal ones have a gradient: the trace does not say
-    which.
+    Raises _Inexact if only some of several equal ones have one: the trace does not say which.
     """
 
     def key(call: Call, attention: AttentionRun) -> tuple[object, ...]:

@@ -22,8 +22,7 @@ UNKNOWN = 0xFFFF
 class ShardLayout:
     """Which rank has which element along a sharded dimension.
 
-    A rank's shard may have many pieces: some heads of the queries, the keys and the values of a
-    fused weight.
+    A shard may have many pieces: some heads of each of the queries, keys and values.
     """
 
     owners: bytes

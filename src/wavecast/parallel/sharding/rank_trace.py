@@ -219,7 +219,7 @@ class _RankTrace:
         return self.trace.values[value].spec.nbytes
 
     def _share_unseen(self, allocations: list[Allocation], seen: set[int]) -> None:
-        """Memory that no call reads: the step before has shares of gradients as this one has."""
+        """Memory that no call reads: gradients of the step before are as those of this one."""
         sizes: dict[tuple[int, str], list[int]] = {}
         for number in sorted(seen):
             old = self.trace.allocations[number]

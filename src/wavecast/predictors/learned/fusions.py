@@ -155,8 +155,7 @@ def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """The time of blocks, one wave after the other, if each waits for memory in every turn.
 
-    A row of sums along memory has a block of its own. Sums across memory share a block, so that its
-    accesses are neighbours.
+    A sum along memory has its own block; sums across memory share one, to read neighbours.
     """
     summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
     along = summing & (columns["inner"] > 0)

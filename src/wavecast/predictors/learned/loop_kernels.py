@@ -40,10 +40,9 @@ JOINED = {2: 0.7, 4: 0.4}
 
 
 def fetched_rows(op: Op) -> tuple[int, int] | None:
-    """How many rows are fetched in one piece, and the bytes of each; None for other ops.
+    """The number of rows that are fetched in one piece, and the bytes of each; None for other ops.
 
-    These are rows of the first dimension that begin at multiples of 16 bytes (torch's
-    `fast_gather_kernel_eligible`).
+    They begin at multiples of 16 bytes (torch's `fast_gather_kernel_eligible`).
     """
     if not op.outputs or len(op.inputs) != 2:
         return None

@@ -219,8 +219,7 @@ def _atomic_adds(op: Op) -> float:
 def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
     """How many blocks share the work where each takes a whole channel, as in batch norm; else 0.
 
-    Where channels are the fastest dimension, all blocks share every channel. Torch's own norms have
-    loops instead (`loop_kernels`).
+    Where channels are the fastest dimension, all blocks share every channel.
     """
     if by_row or not reread or len(whole.shape) < 2 or whole.channels_last:
         return 0
@@ -372,11 +371,7 @@ def _blocks(op: Op, whole: TensorSpec) -> int:
 
 
 def _serial_elements(op: Op) -> float:
-    """Elements that one thread computes one after the other.
-
-    In connectionist temporal classification, states follow from those of the time before
-    (LossCTC.cu).
-    """
+    """Elements that one thread computes in order, as CTC losses do in time (LossCTC.cu)."""
     if op.base == "aten.embedding_dense_backward":
         return loop_kernels.scanned(op)
     if op.base in _SCANS:
@@ -428,8 +423,7 @@ def additions(op: Op) -> float:
 def _crowding(op: Op) -> float:
     """How much longer an addition takes where neighbours add to one place, in enlarged images.
 
-    In channels-last, neighbours are other channels and add to other places. The next points wait
-    for each other only where the image is enlarged much.
+    In channels-last, neighbours are other channels, and only much enlarged points crowd.
     """
     large, small = op.inputs[0], op.outputs[0]
     if "bicubic" in op.base or len(large.shape) < 3 or not small.numel:
