@@ -1,10 +1,10 @@
 """The workspaces of cuDNN's convolutions, which depend on the algorithm that cuDNN chooses.
 
-Tensor cores need the channels-last layout, so a convolution of contiguous (NCHW) tensors copies all
-of them. Without tensor cores cuDNN multiplies in place, or uses Fourier (Mathieu et al., ICLR 2014)
-or Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. Its
-choice is not documented. Small decision trees, fitted on an H200 (data/models/workspaces.toml),
-predict it from the shapes.
+On tensor cores, a convolution of contiguous (NCHW) tensors copies all of them to channels-last.
+Without tensor cores cuDNN multiplies in place, or uses Fourier (Mathieu et al., ICLR 2014) or
+Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. Its choice
+is not documented: decision trees, fitted on an H200 (data/models/workspaces.toml), predict it from
+the shapes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The buffers for partial results of torch's reductions, and workspaces of recurrent layers.
 
-A reduction with too few outputs to fill the GPU is cut into pieces for several thread blocks, whose
-partial results go to a buffer (`setReduceConfig` in aten/native/cuda/Reduce.cuh). It is larger than
-necessary: every thread has a slot for every output.
+A reduction with too few outputs to fill the GPU is cut into pieces for several thread blocks. In
+the buffer for their results, every thread has a slot for every output (`setReduceConfig` in
+aten/native/cuda/Reduce.cuh).
 """
 
 from __future__ import annotations

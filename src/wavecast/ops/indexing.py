@@ -221,7 +221,6 @@ def _sort(op: Op) -> Cost:
 # Ops on sparse matrices, by how many elements are not zero. The inputs are the indices (one tensor
 # for COO, two for CSR and CSC), the values, then dense matrices, whose rows are fetched once for
 # each element that needs them, or once in all where they stay in the cache.
-# all where they stay in the cache.
 
 
 def _parts(op: Op) -> tuple[tuple[TensorSpec, ...], TensorSpec, tuple[TensorSpec, ...]]:

@@ -1,9 +1,9 @@
 """Expert parallelism: the experts of a mixture spread over ranks, and tokens sent to them and back.
 
-Each rank has the same number of experts and its own tokens. An all-to-all before the grouped
-matmuls sends tokens to the ranks of their experts, and another brings the results back; the
-backward pass mirrors both. As in Megatron and torchtitan, ranks first send each other the numbers
-of their tokens, and the host waits for these. Tokens are taken to be spread evenly.
+An all-to-all before the grouped matmuls sends tokens to the ranks of their experts, and another
+brings the results back; the backward pass mirrors both. As in Megatron and torchtitan, ranks first
+send the numbers of their tokens, and the host waits for these. Tokens are taken to be spread
+evenly.
 """
 
 from __future__ import annotations

@@ -200,12 +200,12 @@ def buckets(
 # Where torch cuts compiled graphs when several GPUs train.
 #
 # Autograd hands the gradients of a graph's weights over when the graph ends, all at once. So torch
-# compiles smaller graphs where gradients or weights are sent. DistributedDataParallel: Dynamo's
-# DDPOptimizer cuts the graph so that each bucket comes out of a graph of its own
-# (`torch/_dynamo/backends/distributed.py`). FSDP: its hooks run outside of compiled code, so each
-# unit, a repeated block, is a graph. Pipelines: each stage is compiled by itself, and taken to be
-# one graph for each block. ZeRO stages 1 and 2 leave graphs whole, and their reductions wait for
-# the end of a graph.
+# compiles smaller graphs where gradients or weights are sent:
+# - DistributedDataParallel: Dynamo's DDPOptimizer cuts the graph so that each bucket of gradients
+#   comes out of a graph of its own (`torch/_dynamo/backends/distributed.py`).
+# - FSDP: its hooks run outside of compiled code, so each unit, a repeated block, is a graph.
+# - Pipelines: each stage is compiled by itself. It is taken to be one graph for each block.
+# - ZeRO stages 1 and 2 leave graphs whole, and their reductions wait for the end of a graph.
 
 
 def ends_of_graphs(trace: Trace) -> dict[int, int]:

@@ -4,8 +4,8 @@
 
 The limits are memory and an arithmetic unit. Each kind of op has a share and a floor for each
 limit, fitted by `lab/fit/attainable.py`. They do not depend on the GPU, so they apply to GPUs that
-were never measured. The larger of the two sums counts, not the sum of the larger bound, by which an
-op could get slower on a better GPU.
+were never measured. The larger of the two sums counts, because an op could get slower on a better
+GPU if the sum of the larger bound did.
 """
 
 from __future__ import annotations

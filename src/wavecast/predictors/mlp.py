@@ -1,8 +1,7 @@
 """Habitat's MLPs as a predictor (Yu et al., ATC 2021, section 4.3).
 
-The networks know no physics: a better GPU may be predicted slower, and a larger layer faster.
-Answers are not below the physical bound. Outside of the layers, GPUs and times on which a network
-was trained, it does not answer, unless it may go beyond its layers as the paper's do.
+The networks know no physics, so a better GPU may be predicted slower, but never below the physical
+bound. Beyond what a network was trained on, it does not answer, unless it may, as the paper's do.
 """
 
 from __future__ import annotations

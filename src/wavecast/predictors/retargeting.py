@@ -1,9 +1,8 @@
 """A traced step with the attention kernels of another GPU family, chosen again.
 
-torch computes attention by one of several kernels, and the choice depends on the GPU. In a trace, a
-kernel is one op forward and one op backward, so one can take another's place. Plain attention is
-several ops, and some kernels lay out their results so that other ops follow. Such steps must be
-traced again; a note says so.
+torch's choice of an attention kernel depends on the GPU. A kernel is one op forward and one op
+backward, so another can take its place. Where one of them is several ops, or lays out its results
+so that other ops follow, the step must be traced again; a note says so.
 """
 
 from __future__ import annotations

@@ -2,15 +2,14 @@
 
 The host issues calls in order. Each stream of the GPU runs its calls in order, each only after it
 was issued. A stream that waits for another starts its next call when the other has ended what was
-issued to it before. At a synchronisation the host waits for all streams; without one, it already
-issues the next iteration while the GPU works on this one.
+issued to it before. At a synchronisation the host waits for all streams. Without one, it issues the
+next iteration while the GPU works on this one.
 
-While a collective runs, kernels are slower, since it takes part of the GPU and of its memory
-bandwidth. Collectives of one communicator run one after the other, on whatever streams they are:
-NCCL has one set of buffers for them.
+While a collective runs, kernels are slower, since it takes part of the GPU. Collectives of one
+communicator run one after the other, since NCCL has one set of buffers for them.
 
-`play_streams` simulates all this. `play_one_stream` gives the same times for a step on one stream,
-without simulating each call.
+`play_streams` simulates all this. `play_one_stream` gives the same times for one stream, without
+simulating each call.
 """
 
 from __future__ import annotations

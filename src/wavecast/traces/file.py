@@ -1,8 +1,7 @@
 """Trace files: gzipped JSON with a version and a checksum, read strictly.
 
-A file is one JSON object {"format", "version", "sha256", "trace"}. Tensors, ops, module paths and
-launches are tables; calls and allocations are columns of indices into these tables, so that a layer
-repeated a hundred times is stored once (`wavecast.traces.encoding`).
+A file is one JSON object {"format", "version", "sha256", "trace"}, in which what repeats, such as
+equal layers, is stored once (`wavecast.traces.encoding`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Propagation of placements along the values of a step, on one axis of ranks.
 
-The outcome of each call says which of its inputs must be redistributed first: partial sums are
-reduced, shards are gathered, replicas are sliced. As in Megatron and DTensor, a layer by rows
-reduces its own output, and the gradient of what layers by columns read is reduced when it is
-complete.
+Before a call, partial sums are reduced, shards are gathered and replicas are sliced as it needs. As
+in Megatron and DTensor, a layer by rows reduces its own output, and the gradient of what layers by
+columns read is reduced when it is complete.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Library calls in XLA, which tries algorithms and its own Triton kernels and takes the fastest.
 
-`lab/fit/xla.py` compares the models of matmuls and convolutions, fitted on what torch calls, with
-what XLA ran on our GPU, class by class. Which matmuls XLA writes in Triton was learned there; other
-GPUs are assumed to choose alike.
+What it takes was learned on our GPU by class of call (`lab/fit/xla.py`); others are assumed to
+choose alike.
 """
 
 from __future__ import annotations

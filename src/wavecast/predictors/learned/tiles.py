@@ -1,10 +1,9 @@
 """The time of matmuls and convolutions: tiles in waves over the SMs.
 
-A matmul is cut into tiles, each computed by one thread block, and blocks run in waves over
-the SMs (Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication
-Background User's Guide"). A library has kernels for about a dozen tile shapes and may split the
-inner dimension. The fastest choice counts. Each choice has three limits, which overlap:
-arithmetic, reads of the SMs through L2, and memory.
+A matmul is cut into tiles, each computed by one thread block, and blocks run in waves over the SMs
+(Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication Background User's
+Guide"). Of a library's kernels (a dozen tile shapes, with or without a split inner dimension) the
+fastest counts. Three limits overlap: arithmetic, reads of the SMs through L2, and memory.
 """
 
 from __future__ import annotations
