@@ -296,7 +296,7 @@ def _paired(before: Sequence[Share], after: Sequence[Share]) -> list[PartChange]
 
 
 def _renamed(parts: Iterable[PartChange]) -> tuple[PartChange, ...]:
-    """The parts, in which one that is gone and an equal one that was added are a renamed one."""
+    """The parts; one that is gone and an equal one that was added are one with a new name."""
     kept: list[PartChange] = []
     waiting: dict[tuple[int, str], list[PartChange]] = {}
     renamed: list[PartChange] = []

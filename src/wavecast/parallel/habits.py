@@ -77,7 +77,7 @@ def empty_gradients(traces: Iterable[Trace]) -> int:
 
 
 def with_narrow_sums(trace: Trace) -> Trace:
-    """A rank's step whose sums of gradients that are kept in float32 have the type of weights."""
+    """A rank's step that keeps float32 sums of gradients in the type of the weights instead."""
     wide, edit = widened(trace), Edit(trace)
     for number, value in enumerate(trace.values):
         memory = None if value.allocation is None else trace.allocations[value.allocation]
@@ -227,7 +227,7 @@ class Routes:
     top_k: int
 
     def groups_met(self, groups: int) -> float:
-        """In how many of so many equal groups of experts a token has an expert, on average."""
+        """The mean number of groups of experts, of so many equal ones, that a token is sent to."""
         others = self.experts - self.experts // groups
         missed = 1.0
         for chosen in range(self.top_k):
@@ -515,7 +515,7 @@ def with_gathers_again(trace: Trace) -> Trace:
 
 
 def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
-    """The memory that the forward pass gathers: by what, and its users of either pass."""
+    """By memory that the forward pass gathers: the gather, and its users in each pass."""
     gathered: dict[int, tuple[Call, list[int], list[int]]] = {}
     for position, call in enumerate(trace):
         places = {trace.values[value].allocation for value in (*call.reads, *call.writes)}

@@ -331,7 +331,7 @@ class _UnitGroup:
 
     sources: list[Source]
     units: Numbers
-    """The classes of its elements, in order."""
+    """The representatives of the sets of its elements, in order."""
     elements: int = 0
     names: set[str] = field(default_factory=set)
 

@@ -110,7 +110,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
 
 
 def held_microbatches(strategy: Parallel) -> tuple[int, ...]:
-    """How many micro-batches' activations each stage holds at most, counted over its parts."""
+    """The most micro-batches whose activations each stage holds, counted over its parts."""
     if strategy.pipeline == 1:
         return (1,)
     count, stages = strategy.microbatches, strategy.pipeline
@@ -152,7 +152,7 @@ def kept_bytes(trace: Trace) -> int:
 
 
 def _accumulated(trace: Trace) -> Iterator[Allocation]:
-    """The allocations when the gradients of earlier micro-batches are there, to be added to."""
+    """The allocations of a later micro-batch, which finds the gradients of earlier ones."""
     for allocation in trace.allocations:
         if allocation.role is not Role.GRADIENT:
             yield allocation

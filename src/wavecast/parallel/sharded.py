@@ -306,7 +306,7 @@ def _sharded_memory(
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
-    """Let the optimizer's ops work on one rank's share of each tensor, in as much memory."""
+    """Let the optimizer's ops work on one rank's share of each tensor, and its memory shrink."""
     owners, on_shares = updated_parameters(edit.before), set()
     for position, call in enumerate(edit.before):
         if call.phase is not Phase.OPTIMIZER and not clips(call):
@@ -327,7 +327,7 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
 def _shared(op: Op, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
-    """An op on one rank's share of tensors, each of which so many ranks share."""
+    """An op on one rank's shares; the numbers are the ranks that share each input and output."""
     taken = tuple(map(_share, op.inputs, _each(inputs, len(op.inputs))))
     results = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
     whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, results))
@@ -471,7 +471,7 @@ def _updates(call: Call) -> bool:
 
 
 def _reduced(trace: Trace) -> Iterator[tuple[int, TensorSpec]]:
-    """Where a share of the gradients is final, and what it is."""
+    """The positions at which a share of the gradients is final, with its tensor."""
     for position, call in enumerate(trace):
         if call.op.name == "nccl.reduce_scatter" and call.stream == REDUCTIONS:
             after = trace.calls[position + 1] if position + 1 < len(trace) else call

@@ -409,7 +409,7 @@ class Corrections:
 
 
 def _alike(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
-    """The covariance of the errors of ops of one model: a row for each of some."""
+    """The covariances of errors of ops of one model: rows for `some`, columns for `others`."""
     name = _equal([off.name for off in some], [off.name for off in others])
     if some[0].features:
         near: Floats = np.exp(-_distance(some, others) / FEATURE_LENGTH)

@@ -78,7 +78,7 @@ class Habitat(Scaler):
         return self.learned.familiarity(device)
 
     def _by_links(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """A collective, which takes as much longer as the links of the usual machines need."""
+        """The time of a collective, scaled by the links of both GPUs' usual machines."""
         ratio = self.collectives.ratio(call.op, origin, target)
         if ratio is None or not _measured_s(call):
             return None

@@ -652,7 +652,7 @@ def _model(network: MlpNetwork, card: Mapping[str, Any]) -> MlpModel:
 
 
 def _contradiction(model: MlpModel) -> str | None:
-    """What cannot be in a model; None if nothing."""
+    """What contradicts itself in a model; None if nothing does."""
     texts = (model.kind, model.target, *model.vendors)
     if not all(isinstance(text, str) for text in texts):
         return "its kind, target and vendors must be texts"

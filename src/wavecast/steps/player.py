@@ -315,7 +315,7 @@ class Timetable:
     def _covered_s(self, chosen: NDArray[np.bool_]) -> float:
         """The time of an iteration in which any of the chosen calls runs.
 
-        Calls that run beyond the end of their iteration run at the beginning of the next one.
+        What runs beyond the end of its iteration runs at the beginning of the next one.
         """
         chosen = chosen & (self.gpu_s > 0)
         begin_s = np.mod(self.begin_s[chosen], self.seconds)

@@ -22,7 +22,7 @@ from wavecast.traces.step import Allocation, Call, Op, Role, TensorSpec, Trace, 
 
 
 class Inserted(NamedTuple):
-    """The place of an inserted call: before which call, and the how manieth there."""
+    """The place of an inserted call: the call before which it runs, and its number there."""
 
     position: int
     order: int

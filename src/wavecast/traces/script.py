@@ -93,7 +93,7 @@ class Loading(Shown):
 
 @dataclass(frozen=True)
 class UnevenSteps(Shown):
-    """Steps of a cycle that are alike, and not as the step that repeats."""
+    """Steps of a cycle that are alike, but differ from the step that repeats."""
 
     begin: int
     """The first call of one of them in the trace of the cycle."""

@@ -228,7 +228,7 @@ class Propagation(PlacementState):
         return op.base in CASTS and not forward
 
     def _passes_rows(self, op: Op, partial: list[bool]) -> bool:
-        """Whether rows in the order of experts stay partial: while they do not get more."""
+        """Whether rows in the order of experts stay partial: unless an op makes more of them."""
         dims = dims_of(op)
         size = max(t.numel for t, p in zip(op.inputs, partial, strict=True) if p)
         if dims is None or op.outputs[0].numel > size:

@@ -188,7 +188,7 @@ def _destinations(trace: Trace) -> dict[int, tuple[str, bool]]:
 
 
 def _to_experts(trace: Trace) -> set[int]:
-    """The values from which a grouped matmul follows, with pointwise ops and views between."""
+    """The values that reach a grouped matmul through pointwise ops and views."""
     sent: set[int] = set()
     if not any(call.op.base == GROUPED for call in trace):
         return sent

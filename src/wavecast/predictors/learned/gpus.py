@@ -231,7 +231,7 @@ def _bytes_per_s(device: Device) -> float:
 
 
 def joined(gpus: list[GpuFacts], which: NDArray[np.int64]) -> GpuFacts:
-    """The numbers of each row's GPU, given the GPU's position in a list."""
+    """The numbers of each row's GPU, from the positions of these GPUs in a list."""
     names = (field.name for field in fields(GpuFacts))
     return GpuFacts(*(np.array([getattr(gpu, name) for gpu in gpus])[which] for name in names))
 

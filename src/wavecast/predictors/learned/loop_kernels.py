@@ -92,7 +92,7 @@ def blocks(op: Op) -> int:
 
 
 def elements(op: Op) -> int | None:
-    """What threads handle one by one; None for ops that are no such lookups."""
+    """The elements of a lookup that threads handle one by one; None for other ops."""
     rows = fetched_rows(op)
     if rows is not None:
         return rows[0] * rows[1] // PIECE_BYTES
@@ -306,7 +306,7 @@ def _group_norm(op: Op) -> ThreadLoop | None:
 
 
 def queued_in_loops(op: Op) -> float:
-    """Clocks of kernels that follow: a thread adds up images for the weights of a group norm."""
+    """Clocks in which a thread adds up images for the gradients of a group norm's weights."""
     if op.base != "aten.native_group_norm_backward":
         return 0.0
     return IMAGES * min(op.inputs[0].shape[0], 128)
