@@ -243,8 +243,7 @@ _LONGEST_CHUNK = 256
 _WAVE = 8
 """The time steps by which a layer follows the one above it in the backward pass."""
 _GATE_COPIES, _STATE_COPIES = 4, 8
-"""Copies of all gates in the forward pass, and of all states in the backward pass, when the weights
-stay on the chip."""
+"""Copies of gates (forward) and of states (backward) when the weights stay on the chip."""
 _GRU_GATES = 3
 _PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
 _PERSISTENT_BATCH, _BATCH_MULTIPLE = 128, 8

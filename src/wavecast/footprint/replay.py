@@ -22,8 +22,7 @@ from wavecast.traces.step import Allocation, Phase, Role, Trace
 _BUILT = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
 RESERVE = 0.005
-"""The share of the limit that is kept free: on an H200 the allocator's fragmentation was
-underestimated by this much."""
+"""The share of the limit that stays free: by so much fragmentation exceeded ours on an H200."""
 
 
 @dataclass(frozen=True, slots=True)

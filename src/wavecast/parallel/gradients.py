@@ -337,8 +337,7 @@ def shard_of(tensor: TensorSpec, axis: RankAxis) -> TensorSpec:
 
 
 COMPUTE, GATHERS, REDUCTIONS, TRANSFERS, OFFLOAD = range(5)
-"""The streams of a rank: kernels, gathers of weights, reductions of gradients, sends, and what is
-copied to the host and done there."""
+"""The streams of a rank: kernels, gathers of weights, reductions, sends, and work of the host."""
 
 
 def flat(nbytes: int, dtype: str = "bfloat16") -> TensorSpec:

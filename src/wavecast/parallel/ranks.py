@@ -64,7 +64,7 @@ class ParallelStep(Brief):
     groups: tuple[RankGroup, ...]
     """The distinct groups, one for each pipeline stage, in order of the stages."""
     boundary: TensorSpec | None = None
-    """The tensor that one stage sends to the next. None without a pipeline, or where the step's own
+    """The tensor that one stage sends to the next. None without a pipeline, or if the step's own
     code sends it."""
     notes: tuple[str, ...] = ()
     """What was assumed: how matmuls were paired, where the model was cut, ..."""
@@ -120,8 +120,7 @@ def held_microbatches(strategy: Parallel) -> tuple[int, ...]:
 
 
 _FILLING = 4
-"""After so many micro-batches for each stage a pipeline is full and holds no more, but with
-"gpipe", which holds all of them."""
+"""After so many micro-batches for each stage a pipeline is full, but not with "gpipe"."""
 
 
 @lru_cache(maxsize=256)

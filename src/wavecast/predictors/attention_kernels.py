@@ -35,7 +35,7 @@ class Query:
     mask_strided: bool = False
     """Whether the mask's last dimension has another stride than 1, as an expanded one has."""
     uneven: bool = False
-    """Whether keys with fewer heads than queries are expanded, since attention was not told of
+    """Whether keys with fewer heads than queries are expanded, as attention does not know of
     them."""
 
 

@@ -317,8 +317,7 @@ class LinkConstants:
     ethernet_efficiency: float = 0.94
     """The payload of Ethernet: 1,448 of the 1,538 bytes of a full frame are data."""
     socket_bytes_per_s: float = 3e9
-    """The most that TCP attains over one adapter: one processor core copies the data. A round
-    figure, not a measurement."""
+    """The most that TCP attains over one adapter, as one core copies the data: a round figure."""
     nvls_efficiency: float = 0.62
     """The share of the NVLink bandwidth when switches reduce."""
     nvls_hops: float = 12.0
@@ -354,8 +353,7 @@ class LinkConstants:
     unseen_range: float = 2.0
     """The same for links of which no GPU was measured."""
     pcie_range: float = 2.0
-    """The same for PCIe between cards that reach each other: an assumption, since one box was
-    measured."""
+    """The same for PCIe between cards that reach each other: assumed, as one box was measured."""
     host_range: float = 3.0
     """The same through the host's memory: an assumption. Equal boxes of Lambda's differ by 2.2."""
     network_range: float = 2.5

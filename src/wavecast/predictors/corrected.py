@@ -290,8 +290,7 @@ FEATURE_LENGTH = 4.5
 """The distance between features at which ops are no longer alike, in standard deviations of each
 feature over swept layers (`data/models/corrections.toml`)."""
 KIND_SPREAD, OP_SPREAD = 0.15, 0.1
-"""How much ops without features of one kind, and the same op, err alike if they take equally
-long."""
+"""How much ops without features err alike that take equally long: of one kind, and the same op."""
 TIME_LENGTH = 2.5
 """The difference of the logarithms of times at which they no longer do."""
 NOISE = 0.2

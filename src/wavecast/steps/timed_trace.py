@@ -239,8 +239,7 @@ class Pace:
     """The share of each call's kernel time that no other kernel covers. The other kernel may be
     one of this step or, where steps overlap, one of the steps before and after."""
     gap_s: Seconds
-    """The idle time between the kernels of each call, in seconds. A faster GPU does not shorten
-    it."""
+    """The seconds between the kernels of each call, which a faster GPU does not shorten."""
     host_factor: float
     """The host's recorded times are multiplied by this."""
     waits: bool = True

@@ -147,8 +147,7 @@ def with_counters(trace: Trace, counted: Mapping[KernelKey, Counted]) -> Trace:
 _INDEXED_BY_32_BITS = 1 << 31
 """Kernels treat tensors of more elements otherwise, and libraries cut them into parts."""
 FEWEST = 2
-"""The smallest batch that others follow from: a single sample has no order in memory, and code
-often treats it otherwise."""
+"""The smallest batch that others follow from: code often treats a single sample otherwise."""
 _REPLACED = ("bitsandbytes.gemm_4bit",)
 """Ops for a few rows, in whose place others run where there are more."""
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, Tr
 
 Numbers = NDArray[np.int64]
 Role = str
-"""What a dimension of a parameter is for: "in", "out", "lookup", "expert", "channel" or
-"each"."""
+"""A parameter's dimension is for "in", "out", "lookup", "expert", "channel" or "each"."""
 
 
 MOST_ELEMENTS = 1 << 25

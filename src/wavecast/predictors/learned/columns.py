@@ -126,8 +126,7 @@ class AttentionRow(NamedTuple):
     efficient: float
     cudnn: float
     biased: float
-    """Whether a mask is read from memory in the forward pass; 1 in the backward pass, where the
-    shared trees were fitted so."""
+    """Whether a mask is read forward; 1 backward, for which the shared trees were fitted so."""
     masked: float
     """Whether a mask is read from memory, in either pass."""
     dropout: float
@@ -283,7 +282,7 @@ class FusedRow(NamedTuple):
 
 POINTS, ROWS, LOOPS, LISTS, TILES = 0.0, 1.0, 2.0, 3.0, 4.0
 """Values of `FusedRow.shape`: no sums; sums held in registers; sums in loops; lists of tensors;
-tiles that are turned in shared memory."""
+tiles that are transposed in shared memory."""
 
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
 """Values of `StreamRow.access`: how torch's elementwise kernels load their operands. VECTORS:

@@ -53,8 +53,7 @@ SLICING_CLOCKS, SLICED_CLOCKS = 1.1, 14_000.0
 FEW_WEIGHT_CLOCKS = 7.0
 """Clocks for each point of all outputs, in the gradient of filters of four channels."""
 LAUNCH_CLOCKS, LAUNCH_TAP_CLOCKS = 5_000.0, 85.0
-"""Clocks of a kernel for one group, and for each tap of its filters, where groups run one by
-one."""
+"""Clocks of a kernel for one group, and for each tap of its filters, in groups one by one."""
 ALONE_CLOCKS, ALONE_TAP_CLOCKS = 3.5, 0.5
 """Clocks of an SM for each output of such kernels, and for each tap of it."""
 LONG = 48.0

@@ -174,8 +174,7 @@ def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 QUERIES = 128.0
-"""Queries that a block of flash attention takes at a time (Dao, "FlashAttention-2", 2023,
-section 3.3)."""
+"""Queries of a block of flash attention (Dao, "FlashAttention-2", 2023, section 3.3)."""
 
 _ATTENTION: dict[str, Bounds] = {
     "efficiency": (0.6, 0.1, 1.0),  # share of the peak rate

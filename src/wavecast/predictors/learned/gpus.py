@@ -51,8 +51,7 @@ EASILY_FED, FED_SHARE = 1.2, 0.66
 which cores without a limit reach about 0.8. So limited cores wait less for operands: they count as
 1.2 times as fast, up to 0.66 of the full rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
-"""Architectures whose data sheets count two float32 instructions in a clock, which compilers can
-hardly ever pair."""
+"""Architectures with two float32 instructions in a clock, which compilers can hardly ever pair."""
 OPERAND_SHARE = 0.26
 """The power of a tensor core's size with which the energy of its FLOPs falls: larger cores take
 larger blocks, whose operands are fetched once. B200's matmuls run at two thirds of the peak at
@@ -103,8 +102,7 @@ class GpuFacts:
     architecture: Any
     """The name of the architecture, or of the one that has the same cores (`SAME_CORES`)."""
     generation: Any
-    """The major compute capability, or the architecture's name where there is none. SMs of one
-    generation are built alike."""
+    """The major compute capability, or the architecture's name: SMs of one are built alike."""
     vendor: Any
     rates: Floats
     """FLOP/s by unit code (last axis), or of the unit that runs such ops instead if the GPU lacks

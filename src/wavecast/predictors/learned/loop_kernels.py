@@ -392,8 +392,7 @@ MOST_REDUCING_THREADS = 512
 LONG, LOADS = 16, 4
 """Values of a thread from which rows of threads share a sum, and values that it loads at a time."""
 RESIDENT = {1: 2048, 2: 1536, 4: 1152}
-"""Threads that an SM runs at a time, by the sums that each computes: 32, 40 and 56 registers of
-65,536."""
+"""Threads of an SM, by the sums that each computes: 32, 40 and 56 registers of 65,536."""
 DIVIDED = 256
 """Values of a thread from which blocks share a sum."""
 OFFSET = 12.0

@@ -195,8 +195,7 @@ class OpModel:
     families: Mapping[str, float] = field(default_factory=dict)
     """Terms that are added to the logarithm of the learned factor, by the op's name."""
     generations: Mapping[str, float] = field(default_factory=dict)
-    """The same by unit class and architecture ("cores.Pascal"): how far its GPUs are from the
-    physics."""
+    """The same by unit class and architecture ("cores.Pascal"), for errors of the physics there."""
     chips: Mapping[str, Forest] = field(default_factory=dict)
     """Trees by unit class and chip ("tensor.Hopper.132"), for chips on which enough ops were
     measured to learn how fast their libraries are at each shape."""

@@ -32,8 +32,7 @@ NeuSight's V100 they take 1.2 times the time of memory, longer rows 1.6 times.""
 _SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
 """Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
 FOLDED = 5
-"""Elements of an elementwise op that folding one takes (24 ps for a point of one column on our
-H200)."""
+"""Elements of an elementwise op that folding one takes (24 ps for a point on our H200)."""
 MANY_ROWS, NARROW_ROW = 64 * 1024, 2048
 """More rows than this, of at most this width, are divided among blocks for the gradient of a
 weight; the width is 32 for every second SM of a large GPU."""
