@@ -343,7 +343,8 @@ def _spec(allocation: Allocation, op: Op) -> TensorSpec:
 def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
     """The last call of the autograd node that computes a gradient, as far as the trace shows.
 
-    A linear layer computes the gradients of weight and bias, with views. A cast is a node.
+    A linear layer computes the gradient of its weight, then that of its bias, with views between
+    and after them. A cast is a node of its own.
     """
     is_cast = trace.calls[born].op.base == "aten._to_copy"
     last = born

@@ -220,7 +220,8 @@ def ends_of_graphs(trace: Trace) -> dict[int, int]:
 def cut_at_blocks(trace: Trace) -> Trace:
     """The step with a compiled graph for each repeated block.
 
-    What computes for all blocks, ahead of its own block, is in the graph in which it runs.
+    A kernel that runs before its block, to compute what all blocks read, belongs to the graph in
+    which it runs.
     """
     if not has_graphs(trace):
         return trace

@@ -491,7 +491,10 @@ def _next_matmul(calls: Sequence[Call], places: range, collective: Call) -> int 
 
 
 def with_gathers_again(trace: Trace) -> Trace:
-    """A rank's step that gathers activations again, or InvalidInput if its backward needs none."""
+    """A rank's step that gathers activations again in the backward pass, and does not keep them.
+
+    Raises InvalidInput if the backward pass reads no activation that was gathered.
+    """
     beside = [
         position
         for position, call in enumerate(trace)

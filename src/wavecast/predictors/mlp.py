@@ -289,7 +289,7 @@ class Mlp(Predictor):
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Mlp:
-        """The predictor of the networks in .npz files and cards; InvalidInput if one is none."""
+        """The predictor of networks in .npz files with a card each; InvalidInput for others."""
         models = []
         for path in paths:
             with prefixed(f"{path}: "):

@@ -243,13 +243,19 @@ class ParallelSteps:
         self._spreader = Spreader(trace, lambda call: predictor.known_s(call.op), machine)
 
     def spread(self, strategy: Parallel) -> ParallelStep:
-        """What each group of ranks runs, in stages of equal time; InvalidInput if it cannot be."""
+        """What each group of ranks runs, with a pipeline's stages cut at equal predicted time.
+
+        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
+        """
         refuse_without_network(strategy, self._predictor.cluster)
         refuse_unknown_host(strategy, self._predictor.cluster)
         return self._spreader.spread(strategy)
 
     def rank_trace(self, strategy: Parallel) -> TimedTrace:
-        """A micro-batch of a rank with its share of each layer; InvalidInput if it has none."""
+        """One micro-batch of a rank with its share of each layer, before anything else is done.
+
+        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
+        """
         refuse_without_network(strategy, self._predictor.cluster)
         trace = self._spreader.rank_trace(strategy)
         return replace(self.alone, trace=trace, answers=self._predictor.answers(trace))

@@ -47,7 +47,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def read(path: Path, *, follow: bool = True) -> Trace:
-    """The trace in a file, or in a link's file if `follow`; InvalidInput if it was altered."""
+    """The trace in a file, which may be a link if `follow`; InvalidInput if it is damaged."""
     document = _parse(path, follow)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace; Trace.save writes one")

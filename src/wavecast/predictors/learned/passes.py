@@ -422,7 +422,8 @@ def additions(op: Op) -> float:
 def _crowding(op: Op) -> float:
     """How much longer an addition takes where neighbours add to one place, in enlarged images.
 
-    In channels-last, neighbours are other channels, and only much enlarged points crowd.
+    In channels-last, neighbours are other channels and add to other places. The next points wait
+    for each other only where the image is enlarged much.
     """
     large, small = op.inputs[0], op.outputs[0]
     if "bicubic" in op.base or len(large.shape) < 3 or not small.numel:
