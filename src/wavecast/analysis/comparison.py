@@ -109,7 +109,6 @@ def summary_of(prediction: Prediction) -> StepSummary:
 
 
 def _lines(trace: Trace) -> dict[str, dict[str, int]]:
-    """The calls of each op by line of code."""
     counts: dict[str, dict[str, int]] = {}
     for call in trace:
         for name in (call.op.base, WAITS) if call.syncs else (call.op.base,):
@@ -297,7 +296,7 @@ def _paired(before: Sequence[Share], after: Sequence[Share]) -> list[PartChange]
 
 
 def _renamed(parts: Iterable[PartChange]) -> tuple[PartChange, ...]:
-    """The parts, in which one that is gone and an equal one that was added are a renamed one."""
+    """The parts; one that is gone and an equal one that was added are one with a new name."""
     kept: list[PartChange] = []
     waiting: dict[tuple[int, str], list[PartChange]] = {}
     renamed: list[PartChange] = []

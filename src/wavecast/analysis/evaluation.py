@@ -1,7 +1,7 @@
 """Predictions between GPUs, compared with what was measured on them.
 
-The experiment of Habitat's evaluation (Yu et al., USENIX ATC 2021, section 5, figures 1, 3 and 4),
-on any measured traces: every trace is taken to the GPU of every other trace of the same model.
+The experiment of Habitat (Yu et al., USENIX ATC 2021, section 5, figures 1, 3 and 4) on any
+measured traces: every trace is taken to the GPU of every other trace of the same model.
 """
 
 from __future__ import annotations
@@ -211,12 +211,10 @@ def _mean(values: Sequence[float]) -> float | None:
 def measured_steps(
     traces: Sequence[tuple[str, str, Trace]], origin: Device | str | None = None
 ) -> tuple[StepOnGpu, ...]:
-    """Measured traces with their models and GPUs.
+    """Measured traces with their models and GPUs, from the model, the file and the trace of each.
 
-    Args:
-        traces: the model of each, its file and itself. Where the model is empty, traces with the
-            same matmuls, convolutions and attention are of one model, named after the first file.
-        origin: the GPU of all traces, where they do not name it.
+    Where the model is empty, traces with the same matmuls, convolutions and attention are of one
+    model, named after the first file. `origin` is the GPU of traces that name none.
 
     Raises:
         InvalidInput: a trace was not measured, or the time of its step is unknown.
@@ -249,11 +247,7 @@ def _identity(trace: Trace) -> object:
 
 
 def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
-    """Every measured step, taken to the GPU of every other one of its model and compared.
-
-    Raises:
-        InvalidInput: there are no steps.
-    """
+    """Every measured step, taken to the GPU of each other one of its model, and compared."""
     if not steps:
         raise InvalidInput("there is nothing to evaluate; give measured traces")
     notes: list[str] = []
@@ -373,7 +367,7 @@ def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
     return tuple(sorted(op_errors, key=lambda error: -error.share))
 
 
-# What measured steps and ops teach about predictions for their GPU, and how much it is worth.
+# What measured steps and ops teach about predictions for their GPU.
 
 
 @dataclass(frozen=True)
@@ -410,8 +404,7 @@ def learn_from(
 ) -> Learning:
     """The corrections that measured steps of one GPU give, each judged by the others.
 
-    Raises:
-        InvalidInput: the steps were measured on several GPUs, or nothing in one can be compared.
+    Raises InvalidInput for steps of several GPUs, or if nothing in one can be compared.
     """
     base = predictor or _shipped()
     gpus = {name: origin_of(trace, None) for name, trace in steps.items()}
@@ -433,11 +426,7 @@ def learn_from(
 
 
 def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
-    """The corrections that recorded single layers of one GPU give.
-
-    Raises:
-        InvalidInput: nothing in a trace can be compared.
-    """
+    """The corrections that recorded layers of a GPU give; InvalidInput if none can be compared."""
     device = origin_of(traces[0], None)
     learned = learn((), device, predictor or _shipped(), swept=traces)
     return Learning(device.id, (), learned)

@@ -19,7 +19,7 @@ from wavecast.traces.step import Trace
 FEWEST = 3
 """The fewest batch sizes to fit a line to; with two, nothing would show that it is not a line."""
 
-# Student's t at 95% (one-sided), for 1, 2, 3, ... degrees of freedom: gives a 90% range.
+# Student's t at 95% (one-sided), for 1, 2, 3, ... degrees of freedom, which gives a 90% range.
 _T95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 _T95_MANY = 1.645
 
@@ -128,13 +128,9 @@ def _listed(points: Mapping[int, float]) -> str:
 
 
 def by_samples(traces: Iterable[tuple[str, Trace]]) -> dict[int, Trace]:
-    """Traces of one step at several batches, by the number of samples that a step takes.
+    """Traces of one step at several batches, each with its name, by the samples that a step takes.
 
-    Args:
-        traces: each with the name that messages call it by.
-
-    Raises:
-        InvalidInput: a trace does not say its samples, or two have the same number.
+    Raises InvalidInput if a trace does not say its samples, or two have the same number.
     """
     by_number: dict[int, Trace] = {}
     for name, trace in traces:

@@ -1,9 +1,8 @@
 """Where the time of a step goes on a GPU, and how well the GPU is used.
 
-The figures are those of TBD (Zhu et al., IISWC 2018): utilisation of the GPU and of its arithmetic
-units, idle time by cause, memory by kind, and the long kernels that use the GPU badly. FLOPs are
-those that the hardware counted where a measurement has them, else computed from shapes; a `Profile`
-says how much of its time rests on which.
+The figures are those of TBD (Zhu et al., IISWC 2018). FLOPs are those that the hardware counted
+where a measurement has them, else computed from shapes; a `Profile` says how much of its time rests
+on which.
 """
 
 from __future__ import annotations
@@ -236,7 +235,7 @@ def profile_measured(name: str, trace: Trace, device: Device) -> Profile:
 
 
 def _note_of_overrun(gpu_s: float, seconds: float) -> Iterator[str]:
-    """That the GPU's work took longer than the step, if a utilisation above 100% would be shown."""
+    """A note where the GPU's work took longer than the step, so that utilisation exceeds 100%."""
     if seconds and round(gpu_s / seconds, 2) > 1:
         yield (
             f"the GPU utilisation was measured as {gpu_s / seconds:.0%} and is shown as 100%: its "
@@ -262,7 +261,6 @@ def _cpu_utilisation(whole: Measurement | None) -> float | None:
 
 
 def _name(call: Call) -> str:
-    """The name of an op; for a fused kernel also its line of source and what was fused."""
     if ops.kind(call.op) is not Kind.FUSED:
         return call.op.base
     at = f" at {call.line}" if call.line else ""
@@ -315,7 +313,6 @@ def _busy_s(prediction: Prediction) -> float:
 
 
 def _idle_by_cause(prediction: Prediction) -> dict[str, float]:
-    """The time in which no kernel runs, by cause."""
     lost_s = {}
     if prediction.parallel is not None:
         lost_s = {
@@ -334,8 +331,7 @@ def _idle_by_cause(prediction: Prediction) -> dict[str, float]:
 def _works(call: Call) -> Iterable[ProfiledWork]:
     """The kernels of a call, with its FLOPs and bytes shared out in proportion to their times.
 
-    In a call with matmuls (a convolution, an attention) only the product kernels share
-    them: kernels that convert, reduce or fill beside them get none.
+    In a call with matmuls (a convolution, an attention) only the kernels of matmuls share them.
     """
     flops, nbytes = _demand(call)
     unit = _unit(call)
@@ -358,10 +354,7 @@ def _works(call: Call) -> Iterable[ProfiledWork]:
 
 
 def _demand(call: Call) -> tuple[float | None, float | None]:
-    """FLOPs and bytes of a call; None where there is no formula.
-
-    Collectives, copies and fills compute nothing; so much is known of them in any case.
-    """
+    """FLOPs and bytes of a call; None where there is no formula, and no FLOPs for collectives."""
     flops, cost = ops.executed_flops(call.op), ops.cost_of(call.op)
     if flops is None and call.kernels and all(map(_computes_nothing, call.kernels)):
         flops = 0
@@ -376,7 +369,7 @@ def _unit(call: Call) -> Unit | None:
     return ops.unit(call.op) if ops.has_shapes(call.op) else None
 
 
-# Why the GPU idled in a measured step: gaps between kernels, by cause.
+# Why the GPU idled in a measured step.
 
 
 CAUSES = ("host", "synchronisation", "communication", "input")
@@ -388,12 +381,8 @@ def idle_by_cause(calls: Sequence[Call], idle_s: float, *, from_start: bool) -> 
 
     A gap is caused by "input" if a copy to the GPU follows it, by "communication" if a collective
     is next to it, and by "synchronisation" if the host waited for the GPU before it, so that the
-    queue was empty. Otherwise the cause is the "host".
-
-    Args:
-        calls: the recorded calls with their kernels.
-        idle_s: the idle time to distribute, in seconds.
-        from_start: whether the time before the first kernel is a gap, too.
+    queue was empty. Otherwise the cause is the "host". With `from_start`, the time before the first
+    kernel is a gap, too.
     """
     gaps = dict.fromkeys(CAUSES, 0.0)
     for cause, _, gap_s in _gaps(calls, from_start=from_start):
@@ -405,7 +394,7 @@ def idle_by_cause(calls: Sequence[Call], idle_s: float, *, from_start: bool) -> 
 
 
 def idle_places(calls: Sequence[Call], *, from_start: bool) -> dict[str, tuple[str, float]]:
-    """Where the GPU waits longest for each cause, and its share in the gaps of the cause.
+    """The place where the GPU waits longest for each cause, and its share in the gaps of the cause.
 
     A place is the line of source that issued the kernel after a gap, else its module, else its op.
     """
@@ -445,7 +434,7 @@ def _cause(
 ) -> str:
     """The cause of the gap between call `last` and a kernel of call `following`.
 
-    `waiting` holds the positions of the calls after which the host waits for the GPU, in order.
+    After the calls at the positions `waiting`, in order, the host waits for the GPU.
     """
     if kernel_names.copies_to_gpu(kernel.name):
         return "input"
@@ -455,7 +444,7 @@ def _cause(
     return "synchronisation" if first < len(waiting) and waiting[first] <= following else "host"
 
 
-# The ops of a step against the limits of a GPU: arithmetic intensity and attained rates.
+# The ops of a step against the limits of a GPU.
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Advice on how to make a step need less memory, with the bytes that each change saves.
 
-Checkpointing, an 8-bit optimizer and a fused optimizer are computed from the trace (`edits`) and
-replayed through the allocator. Half the batch, or autocast, needs another trace. From the trace of
-half a batch, `accumulation` computes the step that accumulates the gradients of two.
+Checkpointing, an 8-bit optimizer and a fused optimizer are edits of the trace, replayed through the
+allocator. Half the batch, or autocast, needs another trace; from that of half a batch,
+`largest_batch` computes the step that accumulates the gradients of two.
 """
 
 from __future__ import annotations
@@ -89,12 +89,7 @@ def _without_predicted_workspaces(before: Memory) -> Trace:
 
 
 def edited(trace: Trace, fewest_blocks: int = 2) -> Iterable[tuple[str, str, Trace]]:
-    """Name, price and trace of each change that can be computed from the trace.
-
-    Args:
-        trace: the step, or what one rank runs of it.
-        fewest_blocks: with fewer repeated blocks, checkpointing is no advice.
-    """
+    """Name, price and trace of each change of the trace; checkpointing from `fewest_blocks` on."""
     checkpointed = checkpoint_blocks(trace, fewest_blocks)
     if checkpointed.blocks:
         price = (
@@ -106,18 +101,15 @@ def edited(trace: Trace, fewest_blocks: int = 2) -> Iterable[tuple[str, str, Tra
     yield "fused optimizer", "fused=True: no temporaries in its step", fuse_optimizer(trace)
 
 
-# Traces of steps that were changed to use less memory, made from the trace of the step as it is.
-#
-# Only the lifetimes and sizes of allocations are edited: checkpointing frees the activations of a
-# block and recomputes them, an 8-bit optimizer stores one byte per value, and a fused optimizer
-# has no temporaries.
+# Traces of steps that were changed to use less memory. Only lifetimes and sizes of allocations are
+# edited.
 
 
 _QUANTIZED_FROM_BYTES = 4096 * 4
 """bitsandbytes keeps the optimizer state of smaller tensors in float32."""
 _VALUES_PER_SCALE = 256
 """Quantized values that share one scale (Dettmers et al., "8-bit optimizers via block-wise
-quantization", ICLR 2022, as implemented in bitsandbytes)."""
+quantization", ICLR 2022, and bitsandbytes)."""
 _MADE_IN_A_STEP = (Role.INTERMEDIATE, Role.WEIGHT_COPY)
 
 
@@ -135,8 +127,7 @@ class Checkpointed:
 def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
     """The step with each repeated block checkpointed, if it has at least the `fewest`.
 
-    The activations that a block keeps for its backward pass are freed when its forward pass ends,
-    except for its output. They are recomputed when its backward pass begins.
+    All but a block's output is freed after its forward pass, and recomputed later.
     """
     blocks = blocks_of(trace)
     spans = _spans(trace, blocks)
@@ -160,7 +151,6 @@ def checkpoint_blocks(trace: Trace, fewest: int = 2) -> Checkpointed:
 
 
 def _forward_share(trace: Trace, blocks: Sequence[str], chosen: set[str]) -> float:
-    """The FLOPs of the chosen blocks' forward passes, divided by those of the whole step."""
     total = forward = 0.0
     for call, block in zip(trace, blocks, strict=True):
         flops = ops.executed_flops(call.op) or 0.0
@@ -195,7 +185,6 @@ def _maker(allocation: Allocation, trace: Trace, blocks: Sequence[str]) -> str:
 
 
 def _crosses(allocation: Allocation, span: tuple[int, int]) -> bool:
-    """Whether an allocation lives until the block's backward pass has begun."""
     return allocation.freed is None or allocation.freed > max(span)
 
 
@@ -227,11 +216,9 @@ def fuse_optimizer(trace: Trace) -> Trace:
     return edit.trace()
 
 
-# Advice on how to make a rank of a parallel step need less memory.
-#
-# The changes for one GPU (`advice`) are applied to the trace of each rank, since a pipeline also
-# holds the activations of other micro-batches. Strategies that shard more over the same GPUs are
-# tried, too.
+# Advice for a rank of a parallel step. The changes for one GPU are applied to the trace of each
+# rank, since a pipeline also holds the activations of other micro-batches. Strategies that shard
+# more over the same GPUs are tried, too.
 
 
 Retraced = Mapping[str, tuple[Callable[[], Trace | None], int]]
@@ -249,8 +236,7 @@ def advise_ranks(
 ) -> tuple[Advice, ...]:
     """Changes that would save memory on the fullest rank, the largest saving first.
 
-    Raises:
-        InvalidInput: the step cannot be spread that way.
+    Raises InvalidInput if the step cannot be spread that way.
     """
     chosen = trace if gpu is None else retarget(trace, gpu)[0]
     step = spread(chosen, strategy)

@@ -1,10 +1,10 @@
 """The workspaces of cuDNN's convolutions, which depend on the algorithm that cuDNN chooses.
 
-Tensor cores need the channels-last layout, so a convolution of contiguous (NCHW) tensors copies all
-of them. Without tensor cores cuDNN multiplies in place, or uses Fourier (Mathieu et al., ICLR 2014)
-or Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. cuDNN's
-choice is not documented. Small decision trees, fitted on an H200 (data/models/workspaces.toml),
-predict it from the shapes.
+On tensor cores, a convolution of contiguous (NCHW) tensors copies all of them to channels-last.
+Without tensor cores cuDNN multiplies in place, or uses Fourier (Mathieu et al., ICLR 2014) or
+Winograd transforms (Lavin and Gray, CVPR 2016), which are far larger than the tensors. Its choice
+is not documented: decision trees, fitted on an H200 (data/models/workspaces.toml), predict it from
+the shapes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Convolution:
 
     backward: bool
     tensor: bool
-    """Whether it runs on tensor cores."""
     source: TensorSpec
     """The input image (of the forward pass)."""
     weight: TensorSpec
@@ -114,7 +113,6 @@ class Convolution:
 
     @property
     def _extent(self) -> int:
-        """The longer side of the padded image."""
         return max(self.source.shape[2:], default=1) + 2 * self.padding
 
     def candidates(self) -> Mapping[str, int]:
@@ -128,9 +126,8 @@ class Convolution:
     def slices_bytes(self, sm_count: int | None) -> int:
         """The bytes of partial weight gradients, in float32, on tensor cores.
 
-        The gradient is a sum over many pixels. It is cut into slices until every SM has a tile.
-        The largest number of slices and the smallest length of one were derived from workspaces
-        measured on an H200.
+        The gradient is a sum over many pixels, cut into slices until every SM has a tile. The most
+        slices and the shortest were derived from workspaces measured on an H200.
         """
         if not self.tensor or self.groups > 1 or sm_count is None:
             return 0
@@ -148,9 +145,9 @@ class Convolution:
     def transposed_bytes(self) -> tuple[int, ...]:
         """The workspaces of a convolution of channels-last tensors without tensor cores, in order.
 
-        Its algorithms read contiguous tensors, so that all of them are copied; of images with few
-        channels none is. The gradient of the weights then takes a Winograd transform, where one
-        applies. The largest workspace was this in 56 of 69 convolutions that an H200 recorded
+        Its algorithms read contiguous tensors, so all tensors are copied, except images with few
+        channels. The gradient of the weights then takes a Winograd transform, where one applies. 56
+        of 69 convolutions that an H200 recorded had this as their largest workspace
         (`lab.score.compiled_memory`).
         """
         if self.source.shape[1] < _FEW_CHANNELS:
@@ -165,11 +162,11 @@ class Convolution:
     def tuned_bytes(self, sm_count: int | None) -> int:
         """The workspace of the algorithm that XLA's tuner finds to be the fastest.
 
-        Tensor cores read channels in pieces, so that tensors with other numbers of channels are
-        padded, and others than channels-last ones are copied, both in the workspace. The gradient
-        of a weight adds up partial sums, of which every SM holds a tile; that of a depthwise one
-        in half precision holds eight for each image. These were derived from what XLA chose on an
-        H200 (`python -m lab score jax`).
+        Tensor cores read channels in pieces. Tensors with other numbers of channels are padded, and
+        others than channels-last ones are copied, both in the workspace. The gradient of a weight
+        adds up partial sums, of which every SM holds a tile; that of a depthwise one in half
+        precision holds eight for each image. XLA's choices on an H200 gave these rules (`python -m
+        lab score jax`).
         """
         narrow = DTYPE_BYTES[self.source.dtype] < _FLOAT
         computes_weight = self.backward and self.computes[1]
@@ -187,7 +184,7 @@ class Convolution:
         return sum(map(_aligned, copied)) + partials
 
     def _tuned_depthwise_bytes(self, narrow: bool, computes_weight: bool) -> int:
-        """That of a depthwise convolution: without a kernel of its own, its channels are padded."""
+        """The workspace of a depthwise one, whose channels are padded if it has no own kernel."""
         item = DTYPE_BYTES[self.source.dtype]
         if self.weight.shape[1] > 1:
             return 0
@@ -200,7 +197,6 @@ class Convolution:
         return partials if computes_weight and narrow else 0
 
     def _transforms(self) -> dict[str, int]:
-        """The workspaces of Fourier and Winograd algorithms, in bytes; empty if none applies."""
         if len(self.source.shape) != 4 or self.stride != 1 or self.pointwise:
             return {}
         x, w, y = self._planes()
@@ -215,7 +211,6 @@ class Convolution:
         return transforms
 
     def _planes(self) -> tuple[int, int, int]:
-        """The number of single-channel images in source, weight and output."""
         x, w, y = (t.shape[0] * t.shape[1] for t in (self.source, self.weight, self.output))
         return x, w, y
 
@@ -255,8 +250,8 @@ def algorithm_bytes(
 ) -> tuple[int, ...]:
     """The workspaces of the algorithm that cuDNN is expected to choose, in bytes, in order.
 
-    A backward pass is two convolutions, each of which copies the tensors: first the gradient of
-    the image, then that of the weights, which needs memory for its slices, too.
+    A backward pass is two convolutions, each of which copies the tensors: first the gradient of the
+    image, then that of the weights, which needs memory for its slices, too.
     """
     if convolution.source.channels_last and convolution.tensor:
         return (0,)  # the tensors already have the layout that tensor cores need
@@ -313,7 +308,7 @@ def _product(op: Op, name: str) -> int:
     return math.prod(_numbers(op, name) or (1,))
 
 
-# One piece of scratch memory that an op allocates while it runs.
+# What a workspace is.
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,14 +98,13 @@ class _Search:
 
     @property
     def _low(self) -> int:
-        """The largest batch size that fits."""
         return max((batch for batch, fits in self._fits.items() if fits), default=0)
 
     @property
     def _high(self) -> int | None:
         """The smallest batch size that does not fit, above the largest that does.
 
-        A batch size below `_low` may not fit either: other block sizes leave other gaps.
+        Smaller ones may not fit either: other block sizes leave other gaps.
         """
         low = self._low
         return min((b for b, fits in self._fits.items() if not fits and b > low), default=None)
@@ -119,7 +118,6 @@ class _Search:
         self._since_full += not all(self._fits.values())
 
     def _next(self, low: int, high: int | None) -> int:
-        """The next batch size to try."""
         if len(self._needs) == 1:
             return 2 * low if low else max(1, (high or 2) // 2)
         # The batch size where the line through the two largest ones tried meets the limit.
@@ -138,10 +136,9 @@ class _Search:
 
 
 # The trace of a step that accumulates the gradients of two batches, from the trace of one batch.
-#
-# The gradients of the first batch stay while the second runs forward and backward. Each gradient
-# of the second is a tensor of its own until it is added to the first. A gradient of the first
-# batch is copied if its layout differs from its weight's; one of the second is added as it is.
+# The gradients of the first stay while the second runs. Each gradient of the second is a tensor of
+# its own until it is added to the first. A gradient of the first is copied if its layout differs
+# from its weight's; one of the second is added as it is.
 
 
 _SUMS = ("aten.add", "aten.add_")
@@ -149,10 +146,9 @@ _CLEARING = ("aten.zero_", "aten._foreach_zero_")
 
 
 def accumulate_twice(trace: Trace) -> Trace | None:
-    """The step with two batches before its update; None if it cannot be accumulated.
+    """The step with two batches before its update, of which the second repeats all calls before.
 
-    All calls up to the end of the backward pass run twice; the update runs once. A step without a
-    backward pass, or with an update before the end of it, cannot be accumulated.
+    None without a backward pass, or if an update comes before its end.
     """
     backward = [i for i, call in enumerate(trace) if call.phase is Phase.BACKWARD]
     if not backward:
@@ -364,11 +360,7 @@ def _end_of_node(trace: Trace, born: int, end: int, gradients: set[int]) -> int:
 
 
 def _last_use(trace: Trace, born: int, end: int, spec: TensorSpec, writers: set[int]) -> int:
-    """The last call that adds a further part to a gradient in place.
-
-    A weight that is used several times has one part from each use; the sum is complete with the
-    last one.
-    """
+    """The last call that adds to a gradient in place: each use of a weight gives one part."""
     shape = sorted(spec.shape)
     for position in range(end - 1, born, -1):
         call = trace.calls[position]

@@ -1,6 +1,6 @@
 """The memory of a training step: how much, of what kind, of which module, and when.
 
-It is computed from the lifetimes in a trace, the predicted workspaces of libraries, and a replay of
+It follows from the lifetimes in a trace, the predicted workspaces of libraries, and a replay of
 torch's allocator. `wavecast.memory` is the entry point.
 """
 
@@ -238,10 +238,7 @@ def memory(
 def unlimited_memory(
     trace: Trace, gpu: Device | None, *, expandable_segments: bool = False
 ) -> Memory:
-    """The memory that a step would need if the GPU had room for everything that torch caches.
-
-    The arguments are those of `memory`.
-    """
+    """As `memory`, for a GPU that has room for everything that torch caches."""
     chosen, notes = Retargeted(trace) if gpu is None else retarget(trace, gpu)
     return _unlimited(chosen, gpu, expandable_segments, notes)
 
@@ -294,10 +291,8 @@ def module_of(allocation: Allocation, trace: Trace) -> str:
     return call.module
 
 
-# What the recording of a measured step lacks, so that its memory is a lower bound.
-#
-# Early recordings have no tensors that were made before the step, which are weights and the state
-# of the optimizer. A step that was traced without a GPU always has them.
+# What the recording of a measured step lacks. Early recordings have no tensors that were made
+# before the step: weights and optimizer state. A step that was traced without a GPU has all.
 
 
 _STATEFUL = ("addcdiv", "lerp", "fused_adam")
@@ -347,7 +342,7 @@ def _largest_gradients(trace: Trace) -> int:
     return max(accumulate(changes))
 
 
-# The memory of a step that is spread over several GPUs: that of the fullest rank.
+# The memory of the fullest rank of a step on several GPUs.
 
 
 def fullest_rank(step: ParallelStep, gpu: Device | None, expandable: bool = False) -> Memory:
@@ -375,7 +370,7 @@ def fullest_trace(step: ParallelStep) -> Trace:
     return max(traces, key=lambda trace: peak_bytes(trace.allocations))
 
 
-# The kinds of GPU memory, and how much there is of each kind during a step.
+# The kinds of GPU memory.
 
 
 KINDS = (
@@ -414,8 +409,7 @@ _HALF = ("float16", "bfloat16")
 class KindFinder:
     """Finds the kind of each allocation of a step.
 
-    Memory that a forward pass allocates and that still lives when the next backward pass begins is
-    an activation. Other memory that is allocated during the step is temporary.
+    An activation is what a forward pass allocates and the next backward pass finds alive.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -477,10 +471,7 @@ def peak_bytes(allocations: Iterable[Allocation]) -> int:
 
 
 def peak_by_tbd_kind(trace: Trace) -> dict[str, int | None]:
-    """The peak of each of TBD's kinds during the step, in bytes; None when unknown.
-
-    Measured traces contain the workspace; `with_workspaces` adds it to others.
-    """
+    """The peak of each of TBD's kinds, in bytes; None for workspaces that are not in the trace."""
     if not trace.allocations:
         return dict.fromkeys(TBD_KINDS)
     finder = KindFinder(trace)
@@ -497,11 +488,11 @@ def peak_by_tbd_kind(trace: Trace) -> dict[str, int | None]:
 def weight_copy_calls(trace: Trace) -> frozenset[int]:
     """The positions of the calls that allocate copies of weights; none if the copies have a role.
 
-    The recorder gives copies `Role.WEIGHT_COPY`. In older traces they are found by what autocast
-    does: it casts a weight to half precision in the forward pass, and its gradient of the same
-    shape back to float32 in the backward pass. A table of embeddings that is also the last layer
-    has no such gradient, but the lookup shows its shape. cuDNN's recurrent layers get one flat copy
-    that has half of the bytes of their flat weights.
+    The recorder gives copies `Role.WEIGHT_COPY`. Older traces show them by what autocast does: it
+    casts a weight to half precision in the forward pass, and its gradient of the same shape back to
+    float32 in the backward pass. A table of embeddings that is also the output layer has no such
+    gradient, but its lookup shows its shape. cuDNN's recurrent layers get one flat copy of half the
+    bytes of their flat weights.
     """
     if trace.values or any(a.role is Role.WEIGHT_COPY for a in trace.allocations):
         return frozenset()

@@ -1,9 +1,8 @@
 """The buffers for partial results of torch's reductions, and workspaces of recurrent layers.
 
-The rules are those of `setReduceConfig` in aten/native/cuda/Reduce.cuh. A reduction with too few
-outputs to fill the GPU is cut into pieces, on which several thread blocks work. Their partial
-results go to a buffer. The buffer is larger than necessary: every thread has a slot for every
-output.
+A reduction with too few outputs to fill the GPU is cut into pieces for several thread blocks. In
+the buffer for their results, every thread has a slot for every output (`setReduceConfig` in
+aten/native/cuda/Reduce.cuh).
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ class Reduction:
     """A reduction as its kernel sees it: contiguous dimensions merged, smallest stride first."""
 
     reduced: tuple[Dimension, ...]
-    """The dimensions that are summed over."""
     kept: tuple[Dimension, ...]
-    """The dimensions of the result."""
     item_bytes: int
     """The bytes of one partial result."""
 
@@ -152,7 +149,6 @@ def _along(source: TensorSpec, dims: list[int], item_bytes: int) -> Reduction:
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
     return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))
 
 
@@ -169,11 +165,9 @@ def _merged(dims: list[Dimension]) -> tuple[Dimension, ...]:
     return tuple(merged)
 
 
-# Buffers that libraries allocate at their first use and keep: their sizes, and when.
-#
-# torch allocates those of cuBLAS and cuBLASLt (aten/cuda/CublasHandlePool.cpp). Each thread has a
-# cuBLAS handle, and autograd runs the backward pass in a second thread. Each handle keeps one
-# buffer for each stream that it has used.
+# Buffers that libraries allocate at their first use and keep. torch allocates those of cuBLAS and
+# cuBLASLt (aten/cuda/CublasHandlePool.cpp). Each thread has a cuBLAS handle, and autograd runs the
+# backward pass in a second thread. A handle keeps one buffer for each stream that it has used.
 
 
 _KIB = 1024
@@ -198,10 +192,7 @@ def first_uses(trace: Trace) -> tuple[int, ...]:
 
 
 def kept_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
-    """The size of each buffer: cuBLAS's workspaces, then cuDNN's dropout state.
-
-    The dropout state is left out where the GPU's size is unknown.
-    """
+    """The size of each buffer: cuBLAS's workspaces, then cuDNN's dropout state if it is known."""
     noise = noise_bytes(device) if noise_position(trace) is not None else 0
     return (*blas_bytes(trace, device), *((noise,) if noise else ()))
 
@@ -213,7 +204,6 @@ class Buffer:
     light: bool
     """True for cuBLASLt, False for cuBLAS."""
     position: int
-    """The position of the call that allocates it."""
 
 
 def blas_buffers(trace: Trace) -> tuple[Buffer, ...]:
@@ -234,11 +224,9 @@ def blas_bytes(trace: Trace, device: Device) -> tuple[int, ...]:
     return tuple(_LT_BYTES if buffer.light else nbytes for buffer in blas_buffers(trace))
 
 
-# The workspaces of cuDNN's recurrent layers, as torch calls them (aten/native/cudnn/RNN.cpp).
-#
-# The order of allocations and the choice of the algorithm are in torch's source. The sizes are
-# cuDNN's, whose source is closed: the rules were derived from the sizes of 1,022 layers measured
-# on an H200 (measurements/h200/rnn_workspaces.jsonl and rnn_workspaces_more.jsonl).
+# The workspaces of cuDNN's recurrent layers. torch's source has the order of allocations and the
+# choice of the algorithm (aten/native/cudnn/RNN.cpp). The sizes are cuDNN's, derived from those of
+# 1,022 layers on an H200 (measurements/h200/rnn_workspaces.jsonl and rnn_workspaces_more.jsonl).
 
 
 FORWARD, BACKWARD = "aten._cudnn_rnn", "aten._cudnn_rnn_backward"
@@ -255,8 +243,7 @@ _LONGEST_CHUNK = 256
 _WAVE = 8
 """The time steps by which a layer follows the one above it in the backward pass."""
 _GATE_COPIES, _STATE_COPIES = 4, 8
-"""Copies of all gates in the forward pass, and of all states in the backward pass, when the weights
-stay on the chip."""
+"""Copies of gates (forward) and of states (backward) when the weights stay on the chip."""
 _GRU_GATES = 3
 _PERSISTENT_HIDDEN, _PERSISTENT_MULTIPLE = 1024, 128
 _PERSISTENT_BATCH, _BATCH_MULTIPLE = 128, 8
@@ -298,20 +285,16 @@ def workspaces_of(op: Op) -> tuple[Workspace, ...]:
 
 
 def flat_bytes(op: Op) -> int:
-    """The bytes of all weights of a layer in one tensor.
-
-    cuDNN's tensor has biases even where torch's layer has none.
-    """
+    """The bytes of all weights of a layer in cuDNN's one tensor, which always has biases."""
     net = rnn_shape(op)
     biases = 2 * net.layers * net.directions * net.gates * net.hidden
     return item_bytes(op.inputs[0]) * (net.matrices + biases)
 
 
 def joined_weights(trace: Trace) -> Mapping[int, tuple[int, ...]]:
-    """The sizes of the weights that were joined to one flat tensor, by the flat tensor's size.
+    """The bytes of the weights that were joined to one flat tensor, by the flat tensor's bytes.
 
-    torch allocates the weights one by one. It frees them when the layer has been moved to the GPU
-    and `torch.nn.RNNBase.flatten_parameters` has joined them. All sizes are in bytes.
+    torch frees them once `torch.nn.RNNBase.flatten_parameters` has joined them.
     """
     layers = (op for op in trace.counts if op.base == FORWARD and has_possible_tensors(op))
     joined = (reading(_joined, None, op) for op in layers)
@@ -338,10 +321,9 @@ def noise_bytes(device: Device) -> int:
 
 
 def workspace_bytes(op: Op) -> int:
-    """The bytes that cuDNN asks for, which are the same for the forward and the backward pass.
+    """The bytes that cuDNN asks for in each pass, enough for the pass with more values.
 
-    They hold a copy of the matrices, a buffer for each layer and direction, and the intermediate
-    values of the pass that has more of them. Biases do not change the size.
+    They also hold a copy of the matrices, and a buffer for each layer and direction, not biases.
     """
     net, item = rnn_shape(op), item_bytes(op.inputs[0])
     values = _forward_values(op)
@@ -357,9 +339,9 @@ def workspace_bytes(op: Op) -> int:
 def _forward_values(op: Op) -> int:
     """The intermediate values of the forward pass: gates, states, and outputs of inner layers.
 
-    A layer in one direction computes its gates in chunks. With two directions, outputs are held
-    twice. With one, the outputs before a projection and those after dropout are held once. When
-    the weights stay on the chip, gates are not chunked and there are more copies of them.
+    A layer in one direction computes its gates in chunks, unless the weights stay on the chip; then
+    there are more copies of the gates. With two directions, outputs are held twice. With one, the
+    outputs before a projection and those after dropout are held once.
     """
     net, sequences = rnn_shape(op), _sequences(op)
     directions, gates = net.directions, net.gates * net.hidden
@@ -418,9 +400,9 @@ def _unpadded_values(op: Op) -> int:
 def recurrent_algorithm(op: Op) -> str:
     """The algorithm of cuDNN that torch chooses: `get_algo` in aten/native/cudnn/RNN.cpp.
 
-    "small" and "persistent" keep the weights on the chip. Both need a padded batch. "small" needs
-    a small hidden size; "persistent" needs one layer in one direction, half precision, weights
-    that fit, and an A100 or newer. Everything else is "standard".
+    "small" and "persistent" keep the weights on the chip, for padded batches: "small" for a small
+    hidden size; "persistent" for one layer in one direction, half precision, weights that fit, and
+    an A100 or newer. All else is "standard".
     """
     net, item = rnn_shape(op), item_bytes(op.inputs[0])
     if not _padded(op) or net.projected or item > 4:

@@ -3,9 +3,8 @@
 A trace has one iteration of the steady state. Before it, the model was built, and a first iteration
 allocated the optimizer's state. The free blocks that these left decide where later blocks fit.
 
-Whether a step fits is decided by a replay with the limit in force: the allocator gives cached
-memory back when it meets the limit, so a step may fit although it would reserve more on a larger
-GPU.
+A replay with the limit in force decides whether a step fits: at the limit the allocator gives
+cached memory back, so a step may fit although it would reserve more on a larger GPU.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from wavecast.traces.step import Allocation, Phase, Role, Trace
 _BUILT = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
 
 RESERVE = 0.005
-"""The share of the limit that is kept free: on an H200 the allocator's fragmentation was
-underestimated by this much."""
+"""The share of the limit that stays free: by so much fragmentation exceeded ours on an H200."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +33,12 @@ class Replay:
     """The peak of all blocks in use, without those of CUDA graphs. A block may be larger than the
     request that it serves."""
     reserved_bytes: int
-    """The peak of all segments."""
 
 
 def replay(trace: Trace, *, limit_bytes: int | None = None, expandable: bool = False) -> Replay:
     """The allocator's peaks when the model is built and two iterations run.
 
-    Args:
-        trace: one iteration of the steady state, with its allocations.
-        limit_bytes: the most that the allocator may reserve; None for no limit.
-        expandable: whether segments grow, as with `expandable_segments:True`.
-
-    Raises:
-        AllocatorFull: it does not fit under the limit.
+    Segments grow if they are `expandable`. Raises AllocatorFull above the limit, if there is one.
     """
     parts = pools(trace)
     pool_bytes = 0
@@ -67,13 +58,7 @@ def usable_bytes(limit_bytes: int) -> int:
 
 
 def replay_within(trace: Trace, limit_bytes: int, *, expandable: bool = False) -> Replay | None:
-    """The allocator's peaks under a limit of reserved memory; None if the step does not fit.
-
-    Args:
-        trace: one iteration, with its allocations and workspaces.
-        limit_bytes: what the allocator could reserve; the `RESERVE` is taken from it.
-        expandable: whether segments grow, as with `expandable_segments:True`.
-    """
+    """The peaks under a limit, of which the `RESERVE` stays free; None if the step does not fit."""
     try:
         return replay(trace, limit_bytes=usable_bytes(limit_bytes), expandable=expandable)
     except AllocatorFull:
@@ -162,10 +147,7 @@ class _Player:
                     self.allocator.release(self._blocks.pop(index))  # freed within the call
 
     def _build(self, index: int) -> None:
-        """Allocate a part of the model.
-
-        The weights of a recurrent layer are first allocated one by one, and then joined.
-        """
+        """Allocate a part of the model; weights to be joined are first allocated one by one."""
         allocation = self._all[index]
         is_weight = allocation.role is Role.PARAMETER
         parts = self._joined.get(allocation.nbytes, ()) if is_weight else ()
@@ -179,12 +161,11 @@ class _Player:
         self._blocks[index] = self.allocator.allocate(allocation.nbytes)
 
 
-# A model of torch's caching allocator (c10/cuda/CUDACachingAllocator.cpp).
-#
-# The allocator reserves segments from CUDA and hands out blocks of them. Blocks are split, kept
-# when freed, and merged with free neighbours, so more is reserved than is in use. Small blocks (up
-# to 1 MiB) share segments of 2 MiB. Larger ones share segments of 20 MiB, or get a segment each
-# from 10 MiB on. With expandable segments there is one growing segment for each of the two pools.
+# A model of torch's caching allocator (c10/cuda/CUDACachingAllocator.cpp). It reserves segments
+# from CUDA and hands out blocks of them. Blocks are split, kept when freed, and merged with free
+# neighbours, so more is reserved than is in use. Small blocks (up to 1 MiB) share segments of 2
+# MiB. Larger ones share segments of 20 MiB, or get a segment each from 10 MiB on. With expandable
+# segments, each of the two pools has one growing segment.
 
 
 _MIB = 1 << 20
@@ -208,12 +189,9 @@ class MemoryBlock:
     address: int
     nbytes: int
     small: bool
-    """Whether it is in the pool of small blocks."""
     free: bool = False
     before: MemoryBlock | None = field(default=None, repr=False)
-    """The block before it in the same segment."""
     after: MemoryBlock | None = field(default=None, repr=False)
-    """The block after it in the same segment."""
 
     @property
     def whole(self) -> bool:
@@ -236,12 +214,7 @@ def segment_bytes(nbytes: int) -> int:
 
 
 class Allocator:
-    """The memory of one GPU as torch manages it, on one stream.
-
-    Args:
-        limit_bytes: the most that may be reserved; None for no limit.
-        expandable: whether segments grow, as with `expandable_segments:True`.
-    """
+    """The memory of one GPU as torch manages it, on one stream; without a limit if it is None."""
 
     def __init__(self, *, limit_bytes: int | None = None, expandable: bool = False) -> None:
         self._limit = limit_bytes
@@ -256,11 +229,7 @@ class Allocator:
         self.peak_reserved_bytes = 0
 
     def allocate(self, nbytes: int) -> MemoryBlock | None:
-        """A block for a request; None for a request of 0 bytes.
-
-        Raises:
-            AllocatorFull: it does not fit under the limit.
-        """
+        """A block for a request, None for 0 bytes; AllocatorFull if it does not fit."""
         if nbytes <= 0:
             return None
         size = rounded(nbytes)
@@ -347,10 +316,7 @@ class Allocator:
         self._add_free(remaining)
 
     def _merge(self, block: MemoryBlock, other: MemoryBlock) -> None:
-        """Extend a block by its neighbour.
-
-        A block that a growing segment has just gained has no `before` yet.
-        """
+        """Extend a block by its neighbour; one that a segment has just gained has no `before`."""
         if other is block.after:
             block.after = other.after
             if other.after is not None:
@@ -374,11 +340,9 @@ class Allocator:
         block.free = False
 
 
-# The memory of CUDA graphs, which torch keeps apart from all other memory.
-#
-# What is allocated while a graph is recorded comes from a pool of its own. Graphs that run one
-# after the other share the pool. A replayed graph allocates nothing, so torch does not count the
-# pool as allocated; but it stays reserved.
+# The memory of CUDA graphs. What is allocated while a graph is recorded comes from a pool that
+# graphs share if they run one after the other. A replayed graph allocates nothing, so torch does
+# not count the pool as allocated; but it stays reserved.
 
 
 @dataclass(frozen=True)
@@ -416,7 +380,7 @@ def pools(trace: Trace) -> Pools:
 
 
 def _ends(trace: Trace) -> dict[int | None, int]:
-    """For each call that a CUDA graph replays, the position after the graph's last call.
+    """The position after the last call of a CUDA graph, for each call that the graph replays.
 
     None where XLA compiled the step: its graphs use memory that XLA allocated before.
     """

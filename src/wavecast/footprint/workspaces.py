@@ -26,7 +26,6 @@ class Constants:
     gpu: str
     """The name of the GPU that they were fitted on."""
     capability: tuple[int, int]
-    """The compute capability of that GPU."""
     trees: Mapping[str, Tree]
     """The decision trees that name the algorithm, by `convolution_workspaces.tree_name`."""
 
@@ -53,7 +52,7 @@ def _shipped() -> Constants:
 def with_workspaces(trace: Trace, device: Device, constants: Constants | None = None) -> Trace:
     """The trace with predicted workspaces; unchanged if it has measured ones.
 
-    On GPUs that do not run CUDA, workspaces are unknown and a note says so.
+    A GPU that does not run CUDA gets none but a note.
     """
     recorded = any(allocation.role is Role.WORKSPACE for allocation in trace.allocations)
     if recorded or not trace.allocations:
@@ -70,7 +69,6 @@ def with_workspaces(trace: Trace, device: Device, constants: Constants | None = 
 
 
 def _allocations(trace: Trace, device: Device, constants: Constants) -> tuple[Allocation, ...]:
-    """The allocations of the trace, with buffers that libraries keep and workspaces of calls."""
     of_ops = tuple(workspaces_of(op, device, constants) for op in trace.counts)
     return _placed(Same(trace), tuple(reduction_workspaces.kept_bytes(trace, device)), of_ops)
 
@@ -110,10 +108,7 @@ def _placed(
 
 
 def workspaces_of(op: Op, device: Device, constants: Constants) -> tuple[Workspace, ...]:
-    """The workspaces of one run of an op, in the order in which they are allocated.
-
-    There are none for an op whose shapes are not known or cannot be read.
-    """
+    """The workspaces of an op in the order of allocation; none if its shapes cannot be read."""
     if not ops.has_shapes(op):
         return ()
     workspaces = reading(_workspaces, (), op, device, constants)
@@ -171,10 +166,8 @@ def _notes(trace: Trace, device: Device, constants: Constants) -> tuple[str, ...
     return (f"workspaces of cuDNN are those of an {constants.gpu}, the only GPU measured",)
 
 
-# The workspaces of ops with one workspace rule each: accumulators, sorted and contiguous copies.
-#
-# The rules come from the sources of torch and, for closed libraries, from measurements on an H200
-# (`lab.score.memory` compares).
+# The workspaces of ops with one rule each, from the sources of torch and, for closed libraries,
+# from measurements on an H200 (`lab.score.memory` compares).
 
 
 _FLOAT, _LONG = 4, 8
@@ -202,9 +195,9 @@ COPYING = (
 def attention_bytes(op: Op) -> int:
     """The bytes of the query gradients in float32, and of one number for each query.
 
-    The backward pass accumulates into them. Flash attention rounds the number of queries up to a
-    multiple of 128 and the head size to one of 32; memory-efficient attention rounds to 128 and
-    64; cuDNN does not round.
+    The backward pass accumulates into them. Numbers of queries and head sizes are rounded up to
+    multiples: of 128 and 32 by flash attention, of 128 and 64 by memory-efficient attention. cuDNN
+    does not round.
     """
     shapes = problem(op, as_torch=True)
     queries, width = shapes.q_len, shapes.d
@@ -215,10 +208,7 @@ def attention_bytes(op: Op) -> int:
 
 
 def embedding_workspaces(op: Op) -> tuple[Workspace, ...]:
-    """The workspaces of an embedding's gradient.
-
-    Its indices are sorted, then rows of the gradient are added up by segments of equal indices.
-    """
+    """The workspaces of an embedding's gradient: to sort its indices, then to add up equal ones."""
     gradient, indices = op.inputs[:2]
     count, rows = indices.numel, integer(op, "num_weights")
     if count <= _SORTING_FROM:

@@ -28,7 +28,7 @@ _BACKWARD = (*(f"{name}_backward" for name in (*_SDPA, *_RAW)), "flex_attention_
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """The shapes of an attention op.
+    """The shapes of an attention op, with head sizes d of queries and keys, and d_v of values.
 
     Forward, `sequences` times: (q_len, d) @ (d, k_len) gives the scores, and scores @ (k_len, d_v)
     the output.
@@ -37,19 +37,12 @@ class AttentionProblem:
     sequences: int
     """The number of sequences times the number of heads."""
     q_len: int
-    """The number of queries of a sequence."""
     k_len: int
-    """The number of keys of a sequence."""
     d: int
-    """The head size of queries and keys."""
     d_v: int
-    """The head size of values."""
 
     def flops(self, *, backward: bool) -> int:
-        """The FLOPs without a mask.
-
-        Forward computes scores and output. Backward computes the scores again and four gradients.
-        """
+        """The FLOPs without a mask: two matmuls forward; backward four gradients and the scores."""
         width = 3 * self.d + 2 * self.d_v if backward else self.d + self.d_v
         return 2 * self.sequences * self.q_len * self.k_len * width
 
@@ -74,14 +67,9 @@ def _packed_sequences(op: Op) -> int:
 
 
 def problem(op: Op, *, as_torch: bool) -> AttentionProblem:
-    """The shapes of an attention op.
+    """The shapes of an attention op; packed sequences, of unknown length, count as the longest.
 
-    The lengths of packed sequences are not in the trace, so all count as long as the longest.
-
-    Args:
-        op: an attention op.
-        as_torch: whether to read (batch, length, heads, d) as (batch, heads, length, d), as torch's
-            FLOP counter does by mistake.
+    With `as_torch`, heads and length change places, as in torch's FLOP counter, by mistake.
     """
     query, key, value = _operands(op)
     d, d_v = query.shape[-1], value.shape[-1]
@@ -119,7 +107,7 @@ def attended(op: Op, q_len: int, k_len: int) -> int:
     """The number of query-key pairs that the op's causal mask or window leaves.
 
     The diagonal of a causal mask starts at the top left. In `_flash_attention` and for mask type 2
-    of `_efficient_attention` it ends at the bottom right instead. Windows are relative to it.
+    of `_efficient_attention` it ends at the bottom right. Windows are relative to it.
     """
     known = integer(op, ATTENDED, -1)
     if known >= 0:  # flex_attention, whose mask is a function of the user's

@@ -119,7 +119,7 @@ def _executed_backward(op: Op) -> int:
     return sum(_backward_flops(op))
 
 
-# The cost of pooling and resampling.
+# Pooling and resampling.
 
 
 _WINDOWED = """
@@ -130,10 +130,7 @@ _SUMS_BACK = "avg_pool2d_backward avg_pool3d_backward"
 
 
 def window(op: Op) -> int:
-    """The number of points under one window, at most those of the image.
-
-    A single side length counts for all dimensions.
-    """
+    """The points under one window, at most those of the image; a single side is that of all."""
     sides = integers(op, "kernel_size")
     spatial = 3 if "3d" in op.base else 2
     if len(sides) == 1:
@@ -214,7 +211,7 @@ def _spread(op: Op) -> Cost:
     )
 
 
-# The cost of torchvision's ops, which detectors use.
+# torchvision's ops, which detectors use.
 
 
 _BILINEAR_FLOPS = 10

@@ -42,10 +42,7 @@ def kind(op: Op) -> Kind | None:
 
 
 def cost_of(op: Op) -> Cost | None:
-    """The FLOPs and bytes of one run of an op.
-
-    None without a formula, without shapes, and where the formula cannot read the op.
-    """
+    """The FLOPs and bytes of one run of an op; None without a formula that can read its shapes."""
     formula = formula_of(op.name)
     if formula is None or not has_shapes(op):
         return None
@@ -56,10 +53,7 @@ def cost_of(op: Op) -> Cost | None:
 
 
 def has_shapes(op: Op) -> bool:
-    """Whether the shapes of an op are known, and such that its tensors could exist.
-
-    A profiler may have recorded its name only. A hand-made trace may hold any shape.
-    """
+    """Whether an op's shapes are known and possible: a profiler may record only its name."""
     if not (op.inputs or op.outputs):
         return kind(op) in (Kind.VIEW, Kind.SYNC)
     return has_possible_tensors(op)
@@ -68,9 +62,9 @@ def has_shapes(op: Op) -> bool:
 def executed_flops(op: Op) -> int | None:
     """The FLOPs that a GPU executes in one run of an op; None when there is no formula.
 
-    They differ from `Cost.flops` in two cases. Attention kernels skip the pairs that a causal mask
-    or a window hides. For the weight gradient of grouped convolutions, torch's counter multiplies
-    by the number of groups.
+    They differ from `Cost.flops` in two cases: attention kernels skip what a causal mask or a
+    window hides, and torch's counter multiplies the weight gradient of grouped convolutions by the
+    number of groups.
     """
     counter = counter_of(op.name)
     if counter and has_shapes(op):
@@ -154,7 +148,7 @@ def totals(trace: Trace) -> Totals:
     return Totals(by_phase, by_kind, executed, kernels, unknown)
 
 
-# The number of kernels that an op launches. Most ops launch one.
+# The number of kernels that an op launches, mostly one.
 
 
 COUNTED: Mapping[str, int] = shipped_toml("models/kernel_counts.toml")["kernels"]
@@ -197,7 +191,7 @@ def kernel_count(op: Op) -> int:
 def _index_put_kernels(op: Op) -> int:
     """The kernels that check, sort and add the places of an `index_put`.
 
-    Each further tensor of indices is checked by nine; unsafe ones are not checked.
+    Nine more check each further tensor of indices; unsafe ones are not checked.
     """
     indices = max(len(op.inputs) - 2, 1)
     checked = 0 if op.attr("unsafe", False) else CHECKING
@@ -250,8 +244,8 @@ _FALLBACKS = {
 def unit(op: Op) -> Unit:
     """The unit that an op's FLOPs are meant for, by its kind, data type and float32 precision.
 
-    Ops that are no matmul, depthwise convolutions included, compute half precision in float32. What
-    a matmul adds does not count: gradients in bfloat16 may be added to a sum in float32.
+    Ops that are no matmul, and depthwise convolutions, compute half precision in float32. The type
+    of what a matmul adds does not count.
     """
     tensors = op.inputs or op.outputs
     factors = tensors[1:] if op.base in ADDING and len(tensors) > 2 else tensors

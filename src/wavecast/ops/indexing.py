@@ -105,9 +105,8 @@ def _index_put(op: Op) -> Cost:
 def indexed_dims(op: Op) -> slice | None:
     """The dimensions of its target that the indices of an `index_put` are of.
 
-    A trace does not have them, but the shape of the values tells: it is that of the target, with
-    the shape of the indices in place of these dimensions. None if no place fits, if the indices
-    are masks, or if there are none.
+    The values have the shape of the target, with that of the indices in their place. None if no
+    place fits, if the indices are masks, or if there are none.
     """
     target, *indices, values = op.inputs
     if not indices or any("int" not in t.dtype for t in indices):
@@ -219,11 +218,9 @@ def _sort(op: Op) -> Cost:
     return Cost(comparisons, read(op.inputs), written(op.outputs))
 
 
-# The cost of ops on sparse matrices, by how many elements are not zero.
-#
-# The inputs are the indices (one tensor for COO, two for CSR and CSC), the values, then dense
-# matrices. Rows of a dense matrix are fetched once for each element that needs them, or once in
-# all where they stay in the cache.
+# Ops on sparse matrices, by how many elements are not zero. The inputs are the indices (one tensor
+# for COO, two for CSR and CSC), the values, then dense matrices, whose rows are fetched once for
+# each element that needs them, or once in all where they stay in the cache.
 
 
 def _parts(op: Op) -> tuple[tuple[TensorSpec, ...], TensorSpec, tuple[TensorSpec, ...]]:

@@ -41,7 +41,7 @@ def _mm(op: Op) -> Cost:
 
 
 ADDING = ("aten.addmm", "aten.baddbmm", "aten.addbmm", "aten._addmm_activation")
-"""Matmuls whose first input is added to their product."""
+"""Matmuls whose first input is added to the result."""
 
 
 @cost(*ADDING, kind=Kind.MATMUL)
@@ -72,10 +72,7 @@ def _grouped_mm(op: Op) -> Cost:
 
 
 def groups(op: Op) -> tuple[int, float, float, float]:
-    """The number of groups of a grouped matmul, and m, n and k of each.
-
-    The sizes of groups are data, which a trace does not have, so all groups count as equally large.
-    """
+    """The number of groups of a grouped matmul, and m, n and k of each, taken as equally large."""
     a, b, out = *op.inputs[:2], op.outputs[0]
     m, k, n = float(a.shape[-2]), float(a.shape[-1]), float(b.shape[-1])
     match len(a.shape), len(b.shape):
@@ -154,7 +151,7 @@ def _fft(op: Op) -> Cost:
     return _one_pass(op, flops if op.base.endswith("c2c") else flops // 2)
 
 
-# The cost of cuDNN's recurrent networks: all layers, directions and time steps are one op.
+# cuDNN's recurrent networks: all layers, directions and time steps are one op.
 
 
 # The number of gates by cuDNN's mode: rnn_relu, rnn_tanh, lstm, gru.
@@ -172,15 +169,12 @@ class RnnShape:
     """Batch times length, or the sum of the lengths when the input is packed."""
     layers: int
     directions: int
-    """1, or 2 for a bidirectional network."""
     widths: tuple[int, ...]
     """The input size of each layer."""
     hidden: int
-    """The hidden size."""
     output: int
     """The output size of one direction: the projection's, else the hidden size."""
     gates: int
-    """The number of gates: 1, 3 (GRU) or 4 (LSTM)."""
     cells: int
     """The number of cell states: 1 for an LSTM, else 0."""
     biased: bool

@@ -105,8 +105,7 @@ def _safe_softmax(op: Op) -> Cost:
 
 @cost("aten.allclose", kind=Kind.REDUCTION)
 def _allclose(op: Op) -> Cost:
-    """The 14 kernels of `isclose` and `all`: six make a tensor as large as an input, and seven
-    make booleans."""
+    """The 14 kernels of `isclose` and `all`: six write as much as an input, seven booleans."""
     read_once, elements = read(op.inputs[:1]), largest(op)
     return Cost(14 * elements, 13 * read_once + 7 * elements, 6 * read_once + 7 * elements)
 
@@ -149,11 +148,10 @@ def _binary_cross_entropy_with_logits(op: Op) -> Cost:
     return _loss(op, flops=14, temporaries=4)
 
 
-# The cost of normalisation. A second pass over a tensor counts as a second read.
-#
-# Batch and group normalisation first compute statistics, then apply them, so they read twice. A
-# row of LayerNorm or RMSNorm fits on the chip, so the forward pass reads once. The backward pass
-# has one kernel for the input and one for weight and bias, which both read gradient and input.
+# Normalisation. A second pass over a tensor counts as a second read. Batch and group normalisation
+# first compute statistics, then apply them, so they read twice. A row of LayerNorm or RMSNorm fits
+# on the chip, so the forward pass reads once. The backward pass has one kernel for the input and
+# one for weight and bias, which both read gradient and input.
 
 
 _FORWARD_FLOPS = 8
@@ -213,7 +211,7 @@ streaming(
 streaming(Kind.NORM, "batch_norm_backward_reduce", flops=6)
 
 
-# The cost of copies, fills, random numbers, views and synchronisations.
+# Copies, fills, random numbers, views and synchronisations.
 
 
 _VIEWS = """
@@ -317,7 +315,7 @@ def copies_pinned(op: Op) -> bool:
     return bool(op.attr("pin_memory", False)) or (to_host and free)
 
 
-# The cost of optimizers: foreach ops on lists of tensors, and fused ops with a whole update.
+# Optimizers: foreach ops on lists of tensors, and fused ops with a whole update.
 
 
 _FOREACH = {
@@ -398,7 +396,7 @@ def _fused_adagrad(op: Op) -> Cost:
     return _fused(op, states=1, steps=True, flops=8)
 
 
-# The cost of collectives for one GPU: the traffic of its memory.
+# Collectives, for one GPU: the traffic of its memory.
 
 
 @cost("nccl.*", "c10d.*", "_c10d_functional.*", "c10d_functional.*", kind=Kind.COLLECTIVE)
@@ -407,10 +405,8 @@ def _collective(op: Op) -> Cost:
     return Cost(0, read(op.inputs), written(op.outputs))
 
 
-# The cost of bitsandbytes' ops: 4-bit and 8-bit weights, and optimizers with 8-bit state.
-#
-# Nobody measured these ops for Wavecast. Their FLOPs and bytes follow from their shapes and from
-# bitsandbytes' source (release 0.50); predictors treat them like other ops of their kind.
+# bitsandbytes' ops: 4-bit and 8-bit weights, and optimizers with 8-bit state. FLOPs and bytes
+# follow from shapes and from its source (release 0.50), not from measurements.
 
 
 FUSED = "bitsandbytes.gemm_4bit"

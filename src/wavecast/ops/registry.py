@@ -112,14 +112,13 @@ def declare(kind: Kind, names: Iterable[str]) -> None:
 
 
 def streaming(kind: Kind, names: str, *, flops: int = 0, reads: slice = ALL) -> None:
-    """Register aten ops that pass once over their tensors.
+    """Register aten ops that pass once over their tensors, by names without `aten.`.
 
     Args:
         kind: the kind of the ops.
-        names: the names without `aten.`, separated by white space.
+        names: the names, separated by white space.
         flops: the FLOPs per element of the largest tensor.
-        reads: the inputs that are read. Of the others only the shape is used, or they are
-            overwritten.
+        reads: the inputs that are read; of others only the shape is used, or they are overwritten.
     """
 
     def formula(op: Op) -> Cost:
@@ -205,12 +204,10 @@ def integers(op: Op, name: str) -> tuple[int, ...]:
     return tuple(int(v) for v in value) if isinstance(value, tuple) else ()
 
 
-# Ops that a formula cannot read: tensors are missing, of another rank, or larger than any memory.
-#
-# Formulas are written for ops as a framework records them. A hand-made trace, or a file, may hold
-# an op of the same name with anything else. Every formula is applied to the ops of a trace through
-# `reading`, and treats an op that cannot be read like one without a formula: it is unpredicted, by
-# name. The formulas themselves raise, so that their tests see every mistake.
+# Ops that a formula cannot read: tensors are missing, of another rank, or larger than any memory,
+# as in a hand-made trace. `reading` applies every formula, and treats an op that cannot be read
+# like one without a formula: it is unpredicted, by name. Formulas themselves raise, so that their
+# tests see every mistake.
 
 
 T = TypeVar("T")

@@ -1,10 +1,9 @@
 """Expert parallelism: the experts of a mixture spread over ranks, and tokens sent to them and back.
 
-Each rank has the same number of experts and its own tokens. Before the grouped matmuls of the
-experts an all-to-all sends each token to the ranks of its experts, and another brings the results
-back; the backward pass mirrors both. Ranks first exchange how many tokens they send, and the host
-waits for these numbers, as in Megatron and torchtitan. Tokens are taken to be spread evenly, so
-that a rank receives as many as it sends.
+An all-to-all before the grouped matmuls sends tokens to the ranks of their experts, and another
+brings the results back; the backward pass mirrors both. As in Megatron and torchtitan, ranks first
+send the numbers of their tokens, and the host waits for these. Tokens are taken to be spread
+evenly.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ def expert_axis(
 ) -> tuple[ShardedAxis, tuple[str, ...]] | None:
     """The placements on the expert axis, and what was assumed; None if it has one rank.
 
-    Raises:
-        InvalidInput: the step has no grouped matmuls of experts, or they cannot be spread.
+    Raises InvalidInput if the step has no grouped matmuls of experts, or they cannot be spread.
     """
     if strategy.expert == 1:
         return None
@@ -65,12 +63,10 @@ def expert_axis(
     return ShardedAxis(axis, Propagation(trace, policy, shards).run()), (note,)
 
 
-# Reduction groups of dense and of expert weights.
-#
-# Experts that are spread over `expert` ranks are on data / expert ranks each. So their gradients
-# are reduced, and their states are sharded, among these only. With sequence parallelism tensor
-# ranks have tokens of their own and whole experts, so they are among the ranks that hold the same
-# experts.
+# Reduction groups of dense and of expert weights. Experts that are spread over `expert` ranks are
+# on data / expert ranks each, which reduce their gradients and shard their states. With sequence
+# parallelism, tensor ranks have tokens of their own and whole experts, so they are among the ranks
+# with the same experts.
 
 
 @dataclass(frozen=True)

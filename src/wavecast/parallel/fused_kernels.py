@@ -1,8 +1,8 @@
 """Fused kernels: groups of small ops that Megatron, nanotron and others run as one kernel.
 
-A group is found by its ops and by the values that connect them. The kernel that takes its place
-reads each tensor from outside once and writes each result once. What the group of the forward pass
-wrote for the backward pass only is computed again there, and takes no memory.
+A group is found by its ops and by the values that connect them. Its kernel reads each tensor from
+outside once and writes each result once. What the forward pass wrote for the backward pass only is
+computed again there, and takes no memory.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ ACTIVATIONS = frozenset({"aten.gelu", "aten.silu", "aten.gelu_backward", "aten.s
 
 
 class Flow:
-    """The kernels that write and read each value. Views count as the value that they show.
+    """The kernels that write and read each value; a view counts as the value that it shows.
 
-    Raises:
-        InvalidInput: the trace does not say what its calls read and write.
+    Raises InvalidInput if the trace does not say what its calls read and write.
     """
 
     def __init__(self, trace: Trace, option: str) -> None:
@@ -92,7 +91,6 @@ class FusionRule:
     """A kind of fused kernel: the ops that it can have, and those by which it is recognised."""
 
     option: str
-    """The option of `Parallel`."""
     what: str
     members: frozenset[str]
     needed: tuple[frozenset[str], ...]
@@ -135,15 +133,9 @@ EXPERTS = FusionRule(
 
 
 def with_fused(trace: Trace, kernel: FusionRule, *, in_function: bool = False) -> Trace:
-    """A rank's step in which each group of ops of one kind is one kernel.
+    """A rank's step in which each group of ops of one kind is one kernel; InvalidInput without any.
 
-    Args:
-        trace: the step of a rank.
-        kernel: the kind of kernel.
-        in_function: whether Python launches the kernel, in an autograd function.
-
-    Raises:
-        InvalidInput: the step has no such group.
+    With `in_function`, Python launches the kernel, in an autograd function.
     """
     flow = Flow(trace, kernel.option)
     groups = [group for run in _runs(flow, kernel) for group in _connected(flow, run)]
@@ -222,8 +214,6 @@ def _connected(flow: Flow, run: Sequence[int]) -> list[list[int]]:
 
 
 class _Fusing:
-    """The replacement of groups of calls by one call each."""
-
     def __init__(
         self, flow: Flow, groups: Sequence[list[int]], attrs: tuple[tuple[str, Scalar], ...]
     ) -> None:
@@ -249,7 +239,6 @@ class _Fusing:
         }
 
     def trace(self) -> Trace:
-        """The trace with the fused kernels."""
         trace = self._flow.trace
         edit = Edit(trace)
         for group in self._groups:
@@ -344,9 +333,9 @@ class _Fusing:
 
 
 def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The bytes that a fused kernel reads, in the type of its largest tensor.
+    """The tensors in the type of the largest one, since fused kernels convert in registers.
 
-    It converts numbers in registers. PyTorch's own kernels for operands of two types are slower.
+    PyTorch's own kernels for operands of two types are slower.
     """
     largest = max(tensors, key=lambda tensor: tensor.nbytes).dtype
     return tuple(
@@ -358,13 +347,7 @@ def _in_one_type(tensors: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 
 
 def with_fused_loss(trace: Trace) -> Trace:
-    """A rank's step in which one kernel writes the gradient of each loss over its softmax.
-
-    Megatron's cross entropy does so.
-
-    Raises:
-        InvalidInput: the step has no cross entropy.
-    """
+    """A rank's step where one kernel writes a loss's gradient over its softmax, as Megatron's."""
     flow, edit = Flow(trace, "fused_loss"), Edit(trace)
     gone: set[int | None] = set()
     for position, call in enumerate(trace):

@@ -1,4 +1,4 @@
-"""The gradients of a step, when they are ready, and the collectives by which they are exchanged."""
+"""The gradients of a step, when they are ready, and the collectives that reduce them."""
 
 from __future__ import annotations
 
@@ -50,12 +50,10 @@ def trained(trace: Trace) -> set[int]:
 def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     """The gradients of a step in the order in which they become ready.
 
-    Those that a compiled graph makes are handed over when it ends. `inside_graphs` says when they
-    are computed instead.
-
-    Values say which call writes a gradient last: the sum of both uses of a tied weight, a cast, or
-    the sum in memory that is kept from step to step (Megatron's `main_grad`). Copies that the
-    optimizer makes, in float32 for master weights, are not exchanged.
+    A compiled graph hands its gradients over when it ends; `inside_graphs` counts the time at which
+    they are computed instead. Values say which call writes a gradient last: the sum of both uses of
+    a tied weight, a cast, or the sum that is kept from step to step (Megatron's `main_grad`).
+    Copies that the optimizer makes, in float32 for master weights, are not reduced.
     """
     ready = _written(trace) or _by_module(trace)
     if not inside_graphs and (ends := ends_of_graphs(trace)):
@@ -94,7 +92,7 @@ def _written(trace: Trace) -> list[Gradient]:
 def widened(trace: Trace) -> dict[str, TensorSpec]:
     """The parameters with states or gradients that are kept in a wider type than their own.
 
-    A framework that keeps them so adds gradients up in a buffer of its own (`main_grad`).
+    A framework that keeps them adds gradients up in a buffer of its own (`main_grad`).
     """
     memory = trace.allocations
     kept = [v for v in trace.values if v.allocation is not None and _is_kept(memory[v.allocation])]
@@ -167,8 +165,8 @@ def reduced_as(members: Sequence[Gradient], strategy: Parallel) -> TensorSpec:
 def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[list[Gradient]]:
     """Gradients in buckets of the strategy's size, or else of the framework's default size.
 
-    The framework follows from the strategy. It is DDP without sharding, DeepSpeed with stage 1 or
-    2, and Megatron where sums of gradients are kept in place, except with stage 2.
+    That is DDP without sharding, DeepSpeed with stage 1 or 2, and Megatron where sums of gradients
+    are kept in place, except with stage 2.
     """
     if not ready:
         return []
@@ -187,11 +185,7 @@ def framework_buckets(ready: Sequence[Gradient], strategy: Parallel) -> list[lis
 def buckets(
     ready: Sequence[Gradient], bucket_bytes: int, first_bytes: int = FIRST_BUCKET_BYTES
 ) -> list[list[Gradient]]:
-    """The buckets in which DDP reduces gradients: filled in order of readiness.
-
-    A bucket is closed as soon as it has reached its size, as
-    `torch.distributed._compute_bucket_assignment_by_size` does.
-    """
+    """DDP's buckets, filled as gradients become ready (`_compute_bucket_assignment_by_size`)."""
     filled: list[list[Gradient]] = []
     current: list[Gradient] = []
     for gradient in ready:
@@ -205,9 +199,8 @@ def buckets(
 
 # Where torch cuts compiled graphs when several GPUs train.
 #
-# What a graph computes leaves it when it ends: autograd hands the gradients of its weights over
-# then, all at once. So torch compiles smaller graphs where gradients or weights are exchanged:
-#
+# Autograd hands the gradients of a graph's weights over when the graph ends, all at once. So torch
+# compiles smaller graphs where gradients or weights are sent:
 # - DistributedDataParallel: Dynamo's DDPOptimizer cuts the graph so that each bucket of gradients
 #   comes out of a graph of its own (`torch/_dynamo/backends/distributed.py`).
 # - FSDP: its hooks run outside of compiled code, so each unit, a repeated block, is a graph.
@@ -227,8 +220,8 @@ def ends_of_graphs(trace: Trace) -> dict[int, int]:
 def cut_at_blocks(trace: Trace) -> Trace:
     """The step with a compiled graph for each repeated block.
 
-    Blocks follow each other. A kernel of a block that was there before, such as one that computes
-    what all blocks read, belongs to the graph in which it runs.
+    A kernel that runs before its block, to compute what all blocks read, belongs to the graph in
+    which it runs.
     """
     if not has_graphs(trace):
         return trace
@@ -285,7 +278,7 @@ def with_parts_of_graphs(part: Trace, whole: Trace) -> Trace:
 
 
 def _of_part(mark: Call, count: int, whole: CompiledGraph) -> Call:
-    """The mark of a part of a graph, with so many of its calls. It has a part of the inputs."""
+    """The mark of a part of a graph with so many calls, and a part of the graph's inputs."""
     if mark.op.name != CALL or whole.is_replayed or count >= len(whole.members):
         return mark
     inputs = -(-integer(mark.op, "inputs") * count // len(whole.members))
@@ -345,8 +338,7 @@ def shard_of(tensor: TensorSpec, axis: RankAxis) -> TensorSpec:
 
 
 COMPUTE, GATHERS, REDUCTIONS, TRANSFERS, OFFLOAD = range(5)
-"""The streams of a rank: kernels, gathers of weights, reductions of gradients, sends, and what is
-copied to the host and done there."""
+"""The streams of a rank: kernels, gathers of weights, reductions, sends, and work of the host."""
 
 
 def flat(nbytes: int, dtype: str = "bfloat16") -> TensorSpec:

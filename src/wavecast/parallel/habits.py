@@ -34,13 +34,10 @@ from wavecast.traces.step import Call, Op, Phase, Role, TensorSpec, Trace, Value
 def with_fused_accumulation(trace: Trace) -> Trace:
     """A rank's step without the passes that add gradients of matmuls to their float32 sums.
 
-    The matmul reads and writes the sum in place of a gradient in 16 bits. Layers outside of the
-    repeated blocks are Megatron's own: they make an empty gradient each time, for autograd. Those
-    of Transformer Engine keep one of each shape (`empty_gradients`). Gradients of other layers are
-    added as before.
-
-    Raises:
-        InvalidInput: the step adds no gradient to a sum in float32.
+    The matmul reads and writes the sum in place of a gradient in 16 bits. For autograd, Megatron's
+    own layers, outside of the repeated blocks, make an empty gradient each time, and those of
+    Transformer Engine keep one of each shape (`empty_gradients`). Gradients of other layers are
+    added as before. Raises InvalidInput if the step adds no gradient to a sum in float32.
     """
     flow = Flow(trace, "fused_accumulation")
     sums = {p: w for p, call in enumerate(trace) if (w := _matmul(flow, p, call)) is not None}
@@ -80,7 +77,7 @@ def empty_gradients(traces: Iterable[Trace]) -> int:
 
 
 def with_narrow_sums(trace: Trace) -> Trace:
-    """A rank's step whose sums of gradients that are kept in float32 have the type of weights."""
+    """A rank's step that keeps float32 sums of gradients in the type of the weights instead."""
     wide, edit = widened(trace), Edit(trace)
     for number, value in enumerate(trace.values):
         memory = None if value.allocation is None else trace.allocations[value.allocation]
@@ -111,10 +108,8 @@ def _matmul(flow: Flow, position: int, call: Call) -> int | None:
 def with_norms_in_functions(trace: Trace) -> Trace:
     """A rank's step whose norms are issued by autograd functions in Python, in both passes.
 
-    The host takes longer for them. The kernels, in Triton, are taken to be as fast as PyTorch's.
-
-    Raises:
-        InvalidInput: the step has no norms.
+    The host takes longer for them; the kernels, in Triton, are taken to be as fast as PyTorch's.
+    Raises InvalidInput if the step has no norms.
     """
     return _marked(
         trace,
@@ -127,10 +122,7 @@ def with_norms_in_functions(trace: Trace) -> Trace:
 def with_direct_lists(trace: Trace) -> Trace:
     """A rank's step whose optimizer calls kernels on lists that the framework keeps, as Apex does.
 
-    The kernels themselves are taken to be those of torch.
-
-    Raises:
-        InvalidInput: the optimizer works on no lists.
+    The kernels are taken to be torch's. Raises InvalidInput if the optimizer works on no lists.
     """
     return _marked(
         trace,
@@ -184,13 +176,8 @@ _HABITS: tuple[tuple[str, _Change], ...] = (
 def with_habits(trace: Trace, strategy: Parallel, domain_gpus: int | None) -> Trace:
     """The step of a rank, whose layers are sharded already, as the framework runs it.
 
-    Args:
-        trace: the step of a rank.
-        strategy: the options.
-        domain_gpus: the GPUs of one machine. None if all ranks are in one.
-
-    Raises:
-        InvalidInput: the step has nothing to which an option applies.
+    Without `domain_gpus`, all ranks are in one machine. Raises InvalidInput if an option does not
+    apply.
     """
     for option, change in _HABITS:
         if getattr(strategy, option):
@@ -206,12 +193,7 @@ _FLASH_GPU = "a100-sxm-80gb"
 
 
 def with_attention(trace: Trace, strategy: Parallel) -> Trace:
-    """A step, before its layers are sharded, with the attention kernels of the framework.
-
-    Raises:
-        InvalidInput: kernels are asked for that the step's attention cannot run, or it has no fused
-            attention.
-    """
+    """A step with the framework's attention kernels; InvalidInput if they do not fit it."""
     refusal = "{} says which kernels compute fused attention, and the step has none; leave it out"
     if strategy.cudnn_attention:
         if not any(map(_is_attention, trace)):
@@ -232,11 +214,9 @@ def _is_attention(call: Call) -> bool:
     return ops.kind(call.op) is ops.Kind.ATTENTION
 
 
-# Dispatch of tokens to experts as DeepEP and HybridEP do it: each token is sent once.
-#
-# A token goes once to each rank, or over the network once to each machine, that has one of its
-# experts. It is permuted where it arrives, by the kernel that receives it. Tokens are taken to be
-# spread evenly over the experts.
+# Dispatch of tokens to experts as DeepEP and HybridEP do it: a token goes once to each rank, or
+# over the network once to each machine, that has one of its experts. The kernel that receives it
+# permutes it. Tokens are taken to be spread evenly over the experts.
 
 
 @dataclass(frozen=True)
@@ -247,7 +227,7 @@ class Routes:
     top_k: int
 
     def groups_met(self, groups: int) -> float:
-        """In how many of so many equal groups of experts a token has an expert, on average."""
+        """The mean number of groups of experts, of so many equal ones, that a token is sent to."""
         others = self.experts - self.experts // groups
         missed = 1.0
         for chosen in range(self.top_k):
@@ -256,11 +236,7 @@ class Routes:
 
 
 def with_dispatch_once(trace: Trace, axis: RankAxis, domain_gpus: int | None) -> Trace:
-    """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it.
-
-    Raises:
-        InvalidInput: the step does not say to how many experts a token goes.
-    """
+    """A rank's step whose all-to-alls send a token once to each rank, or machine, that needs it."""
     on_machine = axis.size if domain_gpus is None else max(domain_gpus // axis.stride, 1)
     routes = _routes(trace, axis.size)
     edit = Edit(trace)
@@ -291,7 +267,7 @@ def _routes(trace: Trace, ranks: int) -> Routes:
 
 
 def _exchange(call: Call, routes: Routes, axis: RankAxis, on_machine: int) -> Op:
-    """The exchange that takes longest: over the network if there are several machines."""
+    """The all-to-all that takes longest: over the network if there are several machines."""
     copies, width = call.op.inputs[0].shape
     machines = max(axis.size // on_machine, 1)
     groups, stride = (
@@ -302,12 +278,10 @@ def _exchange(call: Call, routes: Routes, axis: RankAxis, on_machine: int) -> Op
     return Op(call.op.name, (tensor,), (tensor,), (("ranks", groups), ("stride", stride)))
 
 
-# FP8: the matmuls of the blocks in 8 bits, as Transformer Engine runs them.
-#
-# A norm or an activation writes its result in 8 bits for the matmul that reads it. Other operands
-# are cast once, together with a transposed copy, because matmuls in 8 bits read rows only. Weights
-# are cast once for all micro-batches of a step; that is not counted. The output layer, the
-# embedding and attention stay in 16 bits.
+# FP8: the matmuls of the blocks in 8 bits, as Transformer Engine runs them. A norm or an activation
+# writes its result in 8 bits for the matmul that reads it. Other operands are cast once, together
+# with a transposed copy, because matmuls in 8 bits read rows only. The casts of weights, once for
+# all micro-batches, are not counted. The output layer, the embedding and attention stay in 16 bits.
 
 
 GROUPED = "aten._grouped_mm"
@@ -322,11 +296,7 @@ _FORWARD, _GRADIENT = "float8_e4m3fn", "float8_e5m2"
 
 
 def with_fp8(trace: Trace) -> Trace:
-    """A rank's step whose blocks compute their matmuls in 8 bits.
-
-    Raises:
-        InvalidInput: no repeated block has a matmul in 16 bits.
-    """
+    """A rank's step whose blocks compute 16-bit matmuls in 8 bits; InvalidInput if it has none."""
     flow = Flow(trace, "fp8")
     block_of = block_finder(trace)
     edit = Edit(trace)
@@ -399,7 +369,7 @@ def _cast(edit: Edit, position: int, call: Call, factor: int) -> None:
 
 
 def _scaled(call: Call, first: int, scale: int) -> Call:
-    """A matmul in 8 bits. The ends of the groups of a grouped one stay as they are."""
+    """A matmul in 8 bits; of a grouped one, the ends of the groups stay as they are."""
     left, right, *ends = call.op.inputs[first:]
     values = call.reads[first:]
     kind = _FORWARD if call.phase is Phase.FORWARD else _GRADIENT
@@ -419,11 +389,9 @@ def _scaled(call: Call, first: int, scale: int) -> Call:
 def with_sequence_first(trace: Trace) -> Trace:
     """A rank's step without the copies of queries, keys and values that only matmuls read.
 
-    With the batch first, batched matmuls need these copies. The copy that joins the heads is needed
-    in both layouts, and stays.
-
-    Raises:
-        InvalidInput: the step has no batched matmul.
+    Batched matmuls need these copies if the batch comes first; here Megatron's layout, position
+    first, is taken. The copy that joins the heads is needed in both. Raises InvalidInput if the
+    step has no batched matmul.
     """
     flow = Flow(trace, "sequence_first")
     again = recomputed(trace.calls)
@@ -468,10 +436,9 @@ def _keep_until_read(edit: Edit, trace: Trace, source: int | None, copy: int | N
         edit.set_lifetime(source, kept.born, until)
 
 
-# Overlap of tensor-parallel collectives with the matmuls beside them, as in Transformer Engine.
-#
-# An all-gather, or a reduce-scatter, and the matmul beside it are cut into chunks, so that chunks
-# are sent while others are computed (NVIDIA's `tp_comm_overlap`, with userbuffers). Both then take
+# Overlap of tensor-parallel collectives with the matmuls beside them, as in Transformer Engine
+# (NVIDIA's `tp_comm_overlap`, with userbuffers). An all-gather or reduce-scatter and the matmul
+# beside it are cut into chunks, so that chunks are sent while others are computed, and both take
 # about as long as the longer one. The first and the last chunk are not counted.
 
 
@@ -499,7 +466,6 @@ def with_overlap(trace: Trace) -> Trace:
 
 
 def _waits(calls: Sequence[Call], position: int, stream: int) -> bool:
-    """Whether a stream waits at a position."""
     if not 0 <= position < len(calls):
         return False
     call = calls[position]
@@ -518,18 +484,16 @@ def _next_matmul(calls: Sequence[Call], places: range, collective: Call) -> int 
     return None
 
 
-# Activations that are gathered again in the backward pass, as Megatron does it.
-#
-# With sequence parallelism a matmul reads a gathered tensor, of which each rank has a share.
-# Megatron keeps the share only, and gathers the tensor again beside another matmul, for the
-# gradient of the weight (Korthikanti et al. 2022, section 4.2.2).
+# Activations that are gathered again in the backward pass. With sequence parallelism a matmul reads
+# a gathered tensor, of which each rank has a share. Megatron keeps the share only, and gathers the
+# tensor again beside another matmul, for the gradient of the weight (Korthikanti et al. 2022,
+# section 4.2.2).
 
 
 def with_gathers_again(trace: Trace) -> Trace:
-    """A rank's step that keeps no gathered activation from the forward to the backward pass.
+    """A rank's step that gathers activations again in the backward pass, and does not keep them.
 
-    Raises:
-        InvalidInput: the backward pass reads no activation that the forward pass has gathered.
+    Raises InvalidInput if the backward pass reads no activation that was gathered.
     """
     beside = [
         position
@@ -554,7 +518,7 @@ def with_gathers_again(trace: Trace) -> Trace:
 
 
 def _gathered(trace: Trace) -> dict[int, tuple[Call, list[int], list[int]]]:
-    """The memory that the forward pass gathers: by what, and its users of either pass."""
+    """By memory that the forward pass gathers: the gather, and its users in each pass."""
     gathered: dict[int, tuple[Call, list[int], list[int]]] = {}
     for position, call in enumerate(trace):
         places = {trace.values[value].allocation for value in (*call.reads, *call.writes)}

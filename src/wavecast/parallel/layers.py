@@ -36,11 +36,7 @@ class Layers:
         self._units: Units | None = None
 
     def sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-        """The step of one rank of the axes that shard layers, and what was assumed.
-
-        Raises:
-            InvalidInput: the layers cannot be sharded so. The message says what would fit.
-        """
+        """The step of one rank, and what was assumed; InvalidInput says what would fit."""
         if strategy.tensor == strategy.context == strategy.expert == 1:
             return self._trace, ()
         if not self._trace.values:
@@ -66,20 +62,15 @@ class Layers:
 
 
 def with_layers_sharded(trace: Trace, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
-    """The step of one rank of the axes that shard layers, and what was assumed.
-
-    Raises:
-        InvalidInput: the layers cannot be sharded so. The message says what would fit.
-    """
+    """The step of one rank, and what was assumed; InvalidInput says what would fit."""
     return Layers(trace).sharded(strategy)
 
 
-# Tensor and sequence parallelism: the weights of each layer sharded among ranks.
-#
-# Layers by columns give each rank some of the units (heads, features); layers by rows take them
-# and give partial sums, which are reduced over the ranks. With sequence parallelism the rest is
-# sharded by token: a gather precedes the layers by columns, and a reduce-scatter follows those by
-# rows (Korthikanti et al. 2022). As with DTensor, what was gathered is kept for the backward pass.
+# Tensor and sequence parallelism: the weights of each layer sharded among ranks. Layers by columns
+# give each rank some of the units (heads, features); layers by rows take them and give partial
+# sums, which are reduced over the ranks. With sequence parallelism the rest is sharded by token: a
+# gather precedes the layers by columns, and a reduce-scatter follows those by rows (Korthikanti et
+# al. 2022). As with DTensor, what was gathered is kept for the backward pass.
 
 
 def tensor_axis(
@@ -87,8 +78,7 @@ def tensor_axis(
 ) -> tuple[ShardedAxis, tuple[str, ...]] | None:
     """The placements on the tensor axis, and what was assumed; None if it has one rank.
 
-    Raises:
-        InvalidInput: no weights can be sharded, or the plan does not fit the model.
+    Raises InvalidInput if no weights can be sharded, or the plan does not fit the model.
     """
     axis = strategy.axes["tensor"]
     if axis.size == 1:
@@ -132,13 +122,12 @@ def _is_hidden(trace: Trace, value: int) -> bool:
     return len(spec.shape) == 3 and spec.dtype in ("float32", "bfloat16", "float16")
 
 
-# Context parallelism: each sequence is sharded among ranks, in attention as well.
-#
-# As in PyTorch's `context_parallel` with its defaults: the keys and values of all ranks are
-# gathered while a rank attends to its own. It then attends to those of each other rank, one after
-# another, and merges the results in float32. In the backward pass the gradients of keys and values
-# travel around the ring of ranks. Causal work is balanced: a rank has one piece from the front and
-# one from the back of each sequence, so that each further step is half of a full one.
+# Context parallelism: each sequence is sharded among ranks, in attention as well, as in PyTorch's
+# `context_parallel` with its defaults. The keys and values of all ranks are gathered while a rank
+# attends to its own. It then attends to those of each other rank, one after another, and merges the
+# results in float32. In the backward pass the gradients of keys and values travel around the ring
+# of ranks. Causal work is balanced: a rank has one piece from the front and one from the back of
+# each sequence, so that each further step is half of a full one.
 
 
 NOTE = (
@@ -149,10 +138,8 @@ NOTE = (
 def context_axis(trace: Trace, strategy: Parallel) -> ShardedAxis | None:
     """The placements on the context axis; None if it has one rank.
 
-    The gradients of all weights are partial sums. They are reduced with those of the data axis.
-
-    Raises:
-        InvalidInput: the step has no fused attention on sequences, or these cannot be sharded.
+    The gradients of all weights are partial sums, which are reduced with those of the data axis.
+    Raises InvalidInput if the step has no fused attention on sequences, or these cannot be sharded.
     """
     axis = strategy.axes["context"]
     if axis.size == 1:
@@ -221,7 +208,7 @@ class RingAttention:
     axis: RankAxis
 
     def around(self, call: Call) -> Surroundings | None:
-        """Exchange keys and values around one call of attention, and attend to all of them."""
+        """The steps of ring attention that are inserted around one call of attention."""
         op = call.op
         if not is_attention(op):
             return None
@@ -236,8 +223,8 @@ class RingAttention:
             exchange("all_gather", own, everyone, self.axis, TRANSFERS, phase, module),
         ]
         steps = self._backward_steps(call, op) if backward else self._forward_steps(call, op)
-        # In float32: forward a step's result, what is subtracted from it, and the sum; backward
-        # three sums, and the gradients of keys and values as they are sent and received.
+        # Passes in float32: forward a step's result, what is subtracted from it, and the sum;
+        # backward three sums, and the gradients of keys and values as they are sent and received.
         results = (op.outputs[0], *op.outputs[1:3] * 3) if backward else op.outputs[:1] * 3
         sums = [TensorSpec(tensor.shape, "float32") for tensor in results]
         # Keys and values are made contiguous, joined and gathered.
@@ -306,12 +293,10 @@ def _changed(name: str, value: Scalar) -> Scalar:
     return value // 2 if name == "max_k" and isinstance(value, int) else value
 
 
-# Which weights are sharded among tensor ranks, and along which dimension.
-#
-# A plan names modules or parameters and styles, in the words of DTensor and of Hugging Face's
-# `base_model_tp_plan`. Without one, the units of the weights tell (Shoeybi et al. 2019, section
-# 3): where some matmuls of a repeated block give units and others sum over them, the first are
-# sharded by columns and the others by rows.
+# Which weights are sharded among tensor ranks, and along which dimension. A plan names modules or
+# parameters and styles, in the words of DTensor and of Hugging Face's `base_model_tp_plan`. Without
+# one, units tell (Shoeybi et al. 2019, section 3): where some matmuls of a repeated block give
+# units and others sum over them, the first are sharded by columns and the others by rows.
 
 
 _COLUMNS = ("colwise", "packed_colwise", "local_colwise", "embedding_colwise")
@@ -346,7 +331,7 @@ class _UnitGroup:
 
     sources: list[Source]
     units: Numbers
-    """The classes of its elements, in order."""
+    """The representatives of the sets of its elements, in order."""
     elements: int = 0
     names: set[str] = field(default_factory=set)
 
@@ -363,22 +348,15 @@ def plan_of(
 ) -> Plan:
     """The plan for a step: the given one, or one that the units give.
 
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        units: the units of its weights.
-        given: styles of modules or parameters. None to find them.
-        ranks: the number of tensor ranks.
-        experts_too: whether each rank has a part of every expert, not whole ones.
-
-    Raises:
-        InvalidInput: a given plan fits no weight, nothing can be sharded, or sizes do not divide.
+    With `experts_too`, each rank has a part of every expert, not whole ones. Raises InvalidInput if
+    a given plan fits no weight, nothing can be sharded, or sizes do not divide.
     """
     weights = _Weights(trace, units, ranks, experts_too)
     return weights.given(given) if given is not None else weights.found()
 
 
 def _distinct(numbers: Numbers) -> Numbers:
-    """The distinct numbers in order: as `np.unique`, which hashes them and takes far longer."""
+    """As `np.unique`, the distinct numbers in order, but much faster, since it hashes nothing."""
     ordered = np.sort(numbers)
     return ordered[np.concatenate(([True], ordered[1:] != ordered[:-1]))]
 
@@ -405,7 +383,6 @@ class _Weights:
         return self.trace.values[source.value].parameter
 
     def _grouped(self) -> list[_UnitGroup]:
-        """The dimensions by common units."""
         sources = [s for own in self.by_name.values() for s in own]
         roots = [_distinct(self.units.classes.find(s.numbers)) for s in sources]
         size = 1 + max((int(r[-1]) for r in roots), default=0)
@@ -449,7 +426,6 @@ class _Weights:
         return self._even[id(group)]
 
     def found(self) -> Plan:
-        """The plan that the units give."""
         block_of = block_finder(self.trace)
         shards: dict[str, Shard] = {}
         pairs: list[_UnitGroup] = []
@@ -540,7 +516,6 @@ class _Weights:
         )
 
     def given(self, plan: Mapping[str, str]) -> Plan:
-        """The plan that a user gave."""
         known = (*_COLUMNS, *_GATHERED, *_ROWS, *_REPLICATED, *_OF_EXPERTS)
         unknown = sorted({word for word in plan.values() if word not in known})
         if unknown:

@@ -35,9 +35,7 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
     """Cut a model between its repeated blocks, so that the slowest part is as fast as possible.
 
     What comes before the first block goes with it, and what follows the last block with that.
-
-    Raises:
-        InvalidInput: the model has fewer blocks than parts.
+    Raises InvalidInput if the model has fewer blocks than parts.
     """
     block_of = block_finder(trace)
     forward = (call.module for call in trace if call.phase is Phase.FORWARD)
@@ -71,8 +69,7 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
 def _places(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]) -> list[str]:
     """The block that each call goes with: its own, or that which ran before it.
 
-    A module outside of the blocks may run before and after them, as one that looks words up and
-    multiplies with the same table at the end. So it is the order of the calls that counts.
+    Modules do not tell: a tied embedding and output layer runs before and after the blocks.
     """
     known, current = set(order), order[0]
     places = []
@@ -161,10 +158,7 @@ def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
 
 
 def memory_by_part(trace: Trace, cut_at: Cut, owners: Sequence[int], parts: int) -> list[list[int]]:
-    """The positions of each part's allocations. What one computes and another reads, both have.
-
-    Gradients of the step before go where equal new ones are.
-    """
+    """The positions of each part's allocations. What one computes and another reads, both have."""
     memory: list[list[int]] = [[] for _ in range(parts)]
     before: list[int] = []
     homes: dict[int, list[int]] = defaultdict(list)
@@ -216,10 +210,8 @@ def _updating_parts(trace: Trace, cut_at: Cut) -> dict[int, int]:
     }
 
 
-# The time of a pipeline: stages that pass micro-batches to each other.
-#
-# Each stage works through its list of passes in order. A pass starts when the stage is free and
-# what it needs from its neighbour has arrived.
+# The time of a pipeline: stages that pass micro-batches to each other. Each stage runs its passes
+# in order. A pass starts when the stage is free and what it needs from its neighbour has arrived.
 
 
 FORWARD, BACKWARD, WEIGHTS = "forward", "backward", "weights"
@@ -256,7 +248,6 @@ class Played:
     busy_s: tuple[float, ...]
     """How long each stage worked."""
     ends_s: tuple[float, ...]
-    """When each stage has ended its last pass."""
 
 
 Orders = tuple[tuple[PipelinePass, ...], ...]
@@ -267,12 +258,9 @@ Orders = tuple[tuple[PipelinePass, ...], ...]
 def order_of(schedule: str, stages: int, parts: int, microbatches: int) -> Orders:
     """The passes of each stage, in order.
 
-    Args:
-        schedule: "gpipe", "1f1b" (interleaved if there are more parts than stages) or
-            "zero-bubble" (ZB-H1 of Qi et al., "Zero Bubble Pipeline Parallelism", 2023).
-        stages: how many stages there are.
-        parts: how many parts the model has: a multiple of `stages`.
-        microbatches: how many micro-batches run.
+    The schedule is "gpipe", "1f1b" (interleaved if there are more parts of the model than stages,
+    of which they are a multiple) or "zero-bubble" (ZB-H1 of Qi et al., "Zero Bubble Pipeline
+    Parallelism", 2023).
     """
     if parts > stages:
         return tuple(
@@ -350,11 +338,7 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
 
 
 def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[PartTimes]) -> Played:
-    """The time of a schedule.
-
-    Raises:
-        InvalidInput: the passes wait for each other in a circle.
-    """
+    """The time of a schedule; InvalidInput if its passes wait for each other in a circle."""
     stages, last = len(orders), len(times) - 1
     ready: dict[tuple[str, int, int], float] = {}
     free_s, busy_s, at = [0.0] * stages, [0.0] * stages, [0] * stages
@@ -432,11 +416,9 @@ def cut(trace: Trace, positions: Iterable[int], allocations: Iterable[int] = ())
 
 
 def with_own_values(trace: Trace, memory: Mapping[int, int] | None = None) -> Trace:
-    """The trace with those values only that its calls use, that are in its memory, or their bases.
+    """The trace with only those values that its calls use, that are in its memory, or their bases.
 
-    Args:
-        trace: the trace.
-        memory: the new numbers of the allocations that are kept. None if they keep theirs.
+    The mapping `memory` has the new numbers of allocations that are kept; None keeps the old ones.
     """
     if memory is None:
         memory = {number: number for number in range(len(trace.allocations))}

@@ -50,7 +50,6 @@ class RankGroup(Brief):
     """Ranks that run the same ops. Without a pipeline there is one group."""
 
     ranks: int
-    """How many ranks are in the group."""
     stage: int
     """Their stage of the pipeline, from 0."""
     parts: tuple[ModelPart, ...]
@@ -65,11 +64,10 @@ class ParallelStep(Brief):
     groups: tuple[RankGroup, ...]
     """The distinct groups, one for each pipeline stage, in order of the stages."""
     boundary: TensorSpec | None = None
-    """The tensor that one stage sends to the next.
-
-    None without a pipeline, or where the step's own code sends it."""
+    """The tensor that one stage sends to the next. None without a pipeline, or if the step's own
+    code sends it."""
     notes: tuple[str, ...] = ()
-    """What was assumed: how products were paired, where the model was cut, ..."""
+    """What was assumed: how matmuls were paired, where the model was cut, ..."""
 
 
 # The memory of one rank: the trace that the allocator replays for it.
@@ -112,7 +110,7 @@ def memory_trace(step: ParallelStep, group: RankGroup) -> Trace:
 
 
 def held_microbatches(strategy: Parallel) -> tuple[int, ...]:
-    """How many micro-batches' activations each stage holds at most, counted over its parts."""
+    """The most micro-batches whose activations each stage holds, counted over its parts."""
     if strategy.pipeline == 1:
         return (1,)
     count, stages = strategy.microbatches, strategy.pipeline
@@ -122,8 +120,7 @@ def held_microbatches(strategy: Parallel) -> tuple[int, ...]:
 
 
 _FILLING = 4
-"""After so many micro-batches for each stage a pipeline is full: more of them hold no more, but
-with "gpipe", which holds all of them."""
+"""After so many micro-batches for each stage a pipeline is full, but not with "gpipe"."""
 
 
 @lru_cache(maxsize=256)
@@ -154,7 +151,7 @@ def kept_bytes(trace: Trace) -> int:
 
 
 def _accumulated(trace: Trace) -> Iterator[Allocation]:
-    """The allocations when the gradients of earlier micro-batches are there, to be added to."""
+    """The allocations of a later micro-batch, which finds the gradients of earlier ones."""
     for allocation in trace.allocations:
         if allocation.role is not Role.GRADIENT:
             yield allocation
@@ -185,10 +182,9 @@ class OwnRanks:
 
 
 def own_strategy(trace: Trace, ranks: int) -> Parallel:
-    """How many of the ranks of a step's own parallel code have samples of their own.
+    """How a step's own parallel code is spread, from the arguments of `own_ranks`.
 
-    The rest of the ranks shares each sample, and is counted as tensor-parallel. The arguments are
-    those of `own_ranks`.
+    Ranks without samples of their own share each sample, and count as tensor-parallel.
     """
     return own_ranks(trace, ranks).strategy
 
@@ -196,10 +192,10 @@ def own_strategy(trace: Trace, ranks: int) -> Parallel:
 def own_ranks(trace: Trace, ranks: int) -> OwnRanks:
     """What the ranks of a step do, by what their collectives reduce.
 
-    Ranks that reduce each other's gradients are data-parallel, also if they exchange other tensors
-    in the forward pass, unless these gradients are few: tensor-parallel ranks reduce those of norms
+    Ranks that reduce each other's gradients are data-parallel, also if they send other tensors in
+    the forward pass, unless these gradients are few: tensor-parallel ranks reduce those of norms
     only. Ranks that reduce activations in the forward pass share the work of each sample. XLA moves
-    tensors as it likes, so a JAX step says itself how its arguments are sharded.
+    tensors as it likes, so the shardings of a JAX step's arguments decide.
     """
     if (sharded := _sharded_arguments(trace, ranks)) is not None:
         return OwnRanks(sharded)
@@ -279,9 +275,9 @@ def _sharded_arguments(trace: Trace, ranks: int) -> Parallel | None:
 
 
 class _GradientMemory:
-    """The memory of gradients of parameters, and of what is made of them, or they of it, alone.
+    """The memory of parameters' gradients, and of tensors that come from, or go into, these alone.
 
-    A trace without values, or whose parameters are not known, tells them by the phase.
+    A trace without values, or with unknown parameters, shows it by the phase.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -326,17 +322,15 @@ def _group(call: Call) -> _Group:
     return size, stride
 
 
-# Data parallelism as DistributedDataParallel does it: buckets of gradients, reduced on the way.
+# Data parallelism as DistributedDataParallel does it (torch's `c10d/reducer.cpp`).
 #
 # Each gradient is copied into its bucket when it is ready. A full bucket is reduced on a stream of
-# its own, beside the rest of the backward pass. At the end of the backward pass the compute stream
-# waits for all reductions, and the gradients are copied back (torch's `c10d/reducer.cpp`).
-# Compiled graphs are cut at buckets.
+# its own, beside the rest of the backward pass. At its end the compute stream waits for all
+# reductions, and the gradients are copied back. Compiled graphs are cut at buckets.
 #
 # Gradients in one buffer (`Parallel.has_one_buffer`) are reduced when the backward pass has ended.
-# One kernel fills the buffer and one empties it, as in Apex (`flatten`, `multi_tensor_scale`).
-#
-# Sums that the framework keeps in its buffers (`Gradient.in_place`) are reduced where they are.
+# One kernel fills the buffer and one empties it, as in Apex (`flatten`, `multi_tensor_scale`). Sums
+# that the framework keeps in its buffers (`Gradient.in_place`) are reduced where they are.
 
 
 def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
@@ -371,11 +365,7 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
 
 
 def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
-    """The step with compiled graphs cut as Dynamo's DDPOptimizer cuts them: one for each bucket.
-
-    The graph of the forward pass is cut where that of the backward pass is: before the module whose
-    gradient completes a bucket.
-    """
+    """The step with compiled graphs cut where buckets are full, as by Dynamo's DDPOptimizer."""
     holders = Holders.of(trace, strategy, "data")
     if holders.alone or strategy.has_one_buffer or not has_graphs(trace):
         return trace

@@ -1,8 +1,8 @@
 """Sharded data parallelism: ZeRO stages 1 and 2, and FSDP (stage 3).
 
 Stages 1 and 2 reduce each bucket of gradients to the rank that owns it, update that rank's share of
-the weights, and gather the updated weights (Rajbhandari et al., "ZeRO", SC 2020, section 5).
-FSDP keeps a share of the weights only. It gathers the weights of a block before its forward and its
+the weights, and gather the updated weights (Rajbhandari et al., "ZeRO", SC 2020, section 5). FSDP
+keeps a share of the weights only. It gathers the weights of a block before its forward and its
 backward pass, one block ahead, and reduces its gradients afterwards, each on a stream of its own
 (`torch.distributed.fsdp.fully_shard` applied to each repeated block and to the whole model).
 """
@@ -80,7 +80,7 @@ def _allocate_bucket(
     """The memory of a bucket beside its gradients.
 
     Stage 1 keeps its buckets from step to step, as DDP does, unless gradients lie in them anyway.
-    Stage 2 keeps shares only: a bucket is free for others once the following one is full.
+    Stage 2 keeps shares only: a bucket is freed once the next one is full.
     """
     apart = [gradient for gradient in bucket if not gradient.in_place]
     if strategy.shard == 2:
@@ -131,7 +131,6 @@ class _Unit:
     """Where its forward pass begins and ends."""
     backward: tuple[int, int]
     shard: RankAxis
-    """The ranks that share its weights."""
 
 
 def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
@@ -179,7 +178,6 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
 
 
 def _in(nbytes: int, dtype: str) -> int:
-    """The bytes of float32 weights in another dtype."""
     return nbytes if dtype == "float32" else nbytes // 2
 
 
@@ -203,8 +201,7 @@ def _gather(
 ) -> tuple[Inserted, Inserted, Inserted]:
     """Gather a unit's weights while the previous unit computes, and wait before its own pass.
 
-    Returns:
-        The gather, the wait for it, and the copy to the weights.
+    The three calls are the gather, the wait for it, and the copy to the weights.
     """
     begin = (unit.forward if phase is Phase.FORWARD else unit.backward)[0]
     ahead = begin
@@ -225,8 +222,7 @@ def _hold_gradients(
 ) -> None:
     """The memory of gradients: whole until their unit's are reduced, then a share.
 
-    They are copied to what is reduced, in its own type, which is freed when the next unit has its
-    own.
+    They are copied to what is reduced, in its own type, which is freed when the next unit has its.
     """
     units, reductions = list(reduced), list(reduced.values())
     order = sorted(range(len(units)), key=lambda index: units[index].backward[1])
@@ -252,10 +248,7 @@ def _hold_gradients(
 
 
 def _units(trace: Trace, end: int, holders: Holders) -> list[_Unit]:
-    """The repeated blocks with their weights, and the rest of the model, in order of use.
-
-    The experts of a block are gathered among other ranks than the rest of it.
-    """
+    """The repeated blocks with their weights, the experts apart, and the rest, in order of use."""
     block_of = block_finder(trace)
     nbytes: dict[tuple[str, RankAxis], int] = defaultdict(int)
     reduced: dict[tuple[str, RankAxis], int] = defaultdict(int)
@@ -313,7 +306,7 @@ def _sharded_memory(
 
 
 def _share_optimizer(edit: Edit, holders: Holders) -> None:
-    """Let the optimizer's ops work on one rank's share of each tensor, in as much memory."""
+    """Let the optimizer's ops work on one rank's share of each tensor, and its memory shrink."""
     owners, on_shares = updated_parameters(edit.before), set()
     for position, call in enumerate(edit.before):
         if call.phase is not Phase.OPTIMIZER and not clips(call):
@@ -334,7 +327,7 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
 
 @lru_cache(maxsize=4096)  # equal ops stay one object, which is compared at once
 def _shared(op: Op, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
-    """An op on one rank's share of tensors, each of which so many ranks share."""
+    """An op on one rank's shares; the numbers are the ranks that share each input and output."""
     taken = tuple(map(_share, op.inputs, _each(inputs, len(op.inputs))))
     results = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
     whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, results))
@@ -367,10 +360,9 @@ def weight_dtype(trace: Trace) -> str:
 
 
 def _stored_narrow(trace: Trace) -> bool:
-    """Whether weights are stored in 16 bits: products use them so, and no copies are made.
+    """Whether weights are stored in 16 bits: matmuls use them so, and no copies are made.
 
-    Compiled code makes copies in fused kernels, in which they are not told from other results. What
-    the optimizer updates then tells.
+    Fused kernels of compiled code hide the copies. What the optimizer updates decides then.
     """
     copies = any(a.role is Role.WEIGHT_COPY for a in trace.allocations)
     if has_graphs(trace):
@@ -393,15 +385,14 @@ def gathered_dtype(trace: Trace) -> str:
     return dtype if dtype in ("bfloat16", "float16") else "float32"
 
 
-# Optimizer states in the host's memory, as ZeRO-Offload keeps them.
+# Optimizer states in the host's memory, as ZeRO-Offload keeps them (Ren et al., "ZeRO-Offload:
+# Democratizing Billion-Scale Model Training", USENIX ATC 2021, section 4).
 #
-# Optimizer states and float32 masters leave the GPU (Ren et al., "ZeRO-Offload: Democratizing
-# Billion-Scale Model Training", USENIX ATC 2021, section 4). Gradients are copied to pinned memory
-# of the host as soon as they are reduced, beside the rest of the backward pass; FSDP's
-# `CPUOffloadPolicy` does so too. The host then updates its share of the weights, and they are
-# copied back. The paper hides that copy behind the update (section 5.1); DeepSpeed's code has this
-# switched off, so here the GPU waits for both. Gradients of several micro-batches are added up on
-# the GPU.
+# Optimizer states and float32 masters leave the GPU. Gradients are copied to pinned memory of the
+# host as soon as they are reduced, beside the rest of the backward pass; FSDP's `CPUOffloadPolicy`
+# does so too. The host then updates its share of the weights, and they are copied back. The GPU
+# waits for both: the paper hides that copy behind the update (section 5.1), but DeepSpeed's code
+# has this switched off. Gradients of several micro-batches are added up on the GPU.
 
 
 UPDATE = "host.optimizer"
@@ -480,7 +471,7 @@ def _updates(call: Call) -> bool:
 
 
 def _reduced(trace: Trace) -> Iterator[tuple[int, TensorSpec]]:
-    """Where a share of the gradients is final, and what it is."""
+    """The positions at which a share of the gradients is final, with its tensor."""
     for position, call in enumerate(trace):
         if call.op.name == "nccl.reduce_scatter" and call.stream == REDUCTIONS:
             after = trace.calls[position + 1] if position + 1 < len(trace) else call
@@ -489,13 +480,11 @@ def _reduced(trace: Trace) -> Iterator[tuple[int, TensorSpec]]:
 
 
 def _never_reduced(trace: Trace, strategy: Parallel) -> list[Gradient]:
-    """The gradients that one rank has alone."""
     holders = Holders.of(trace, strategy, "shard")
     return [gradient for gradient in gradients(trace) if holders.axis(gradient.parameter).size == 1]
 
 
 def _copy(tensor: TensorSpec, source: str, phase: Phase) -> Call:
-    """A copy between the GPU and pinned memory of the host."""
     there = {"cuda": "cpu", "cpu": "cuda"}[source]
     before, after = (replace(tensor, device=place) for place in (source, there))
     return Call(Op("aten._to_copy", (before,), (after,)), phase, stream=OFFLOAD)

@@ -40,8 +40,8 @@ def spread(
     """What each distinct group of ranks runs in one optimizer step.
 
     Args:
-        trace: one micro-batch on one GPU: forward pass, backward pass and optimizer. A trace that
-            has collectives already, since the step's own code is parallel, stays as it is.
+        trace: one micro-batch on one GPU, with its optimizer. A trace that has collectives already,
+            since the step's own code is parallel, stays as it is.
         strategy: how the step is spread.
         seconds: the time of a call, by which a pipeline is cut into equal parts. FLOPs and bytes
             would do; without it all blocks count alike.
@@ -59,14 +59,8 @@ class Spreader:
     """Spreads one step by many strategies, and does once what strategies in a row share.
 
     Passes change the trace one after the other: attention kernels, the layers (tensor, context,
-    expert), habits, the pipeline, and then `_PASSES`, over each part of the model.
-
-    Strategies with equal layers (tensor, sequence, context and expert) come best after each other.
-
-    Args:
-        trace: one micro-batch on one GPU, as for `spread`.
-        seconds: the time of a call, as for `spread`.
-        domain_gpus: the GPUs of one machine. None if all ranks are in one.
+    expert), habits, the pipeline, and then `_PASSES`, over each part of the model. Strategies with
+    equal layers come best after each other. Without `domain_gpus`, all ranks are in one machine.
     """
 
     def __init__(
@@ -89,11 +83,7 @@ class Spreader:
         self._pieces: Recent[dict[int, tuple[Cut, list[Trace]]]] = Recent(1)
 
     def spread(self, strategy: Parallel) -> ParallelStep:
-        """What each distinct group of ranks runs in one optimizer step.
-
-        Raises:
-            InvalidInput: the step cannot be spread this way. The message says what would fit.
-        """
+        """What each distinct group of ranks runs; InvalidInput if the step cannot be spread so."""
         if self._exchanges:
             return _as_traced(self._trace, strategy)
         trace, notes = self._rank_trace(strategy)
@@ -114,11 +104,7 @@ class Spreader:
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
 
     def rank_trace(self, strategy: Parallel) -> Trace:
-        """One micro-batch of a rank with its share of each layer, before anything else is done.
-
-        Raises:
-            InvalidInput: the layers cannot be sharded this way. The message says what would fit.
-        """
+        """A micro-batch of a rank with its share of each layer; InvalidInput if it does not fit."""
         if self._exchanges:
             return self._trace
         return self._rank_trace(strategy)[0]
@@ -139,10 +125,7 @@ class Spreader:
 
 
 def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
-    """Refuse to divide the layers of compiled code, whose kernels are fused for whole layers.
-
-    What XLA compiled is one graph for a step, and how it is spread is written in the step itself.
-    """
+    """Refuse to shard layers of compiled code, whose kernels are fused for whole layers."""
     if strategy.gpus > 1 and compiled_gpu(trace) is not None:
         raise InvalidInput(
             "a JAX step is spread by its own code: give its arguments shardings over a mesh of "
@@ -159,7 +142,7 @@ def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
 
 
 def _layers_key(strategy: Parallel) -> tuple[Hashable, ...]:
-    """What the division of the layers depends on."""
+    """What the sharding of the layers depends on."""
     axes = strategy.axes
     token_ranks = strategy.data * strategy.context if strategy.expert > 1 else 0
     names = ("tensor", "context", "expert")
@@ -250,7 +233,7 @@ def _offload_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
     )
 
 
-# The passes over each part of the model that a rank has, once layers and pipeline are cut.
+# The passes over each part of the model that a rank has.
 
 
 class _PassedPart(NamedTuple):
@@ -292,10 +275,9 @@ def _with_shared_weights(part: _PassedPart, strategy: Parallel) -> _PassedPart:
 
 
 def _accumulating(part: _PassedPart, strategy: Parallel) -> _PassedPart:
-    """A micro-batch whose gradients are added to those of the micro-batches before it.
+    """A micro-batch whose gradients are added to those before it: all micro-batches but the first.
 
-    Of so many micro-batches all but the first do so. A step that has a place for its gradients
-    from the beginning (Megatron's `main_grad`) adds to it in any case, in its own calls.
+    Where gradients have a place from the beginning (Megatron's `main_grad`), calls do it anyway.
     """
     trace = part.whole
     edit = Edit(replace(trace, allocations=()))
@@ -344,16 +326,11 @@ def _part(trace: Trace, strategy: Parallel) -> ModelPart:
 
 
 def _passes(trace: Trace) -> Trace:
-    """Forward and backward pass of a step."""
     return replace(trace, calls=trace.calls[: backward_end(trace)], allocations=())
 
 
 def backward_end(trace: Trace) -> int:
-    """The position after the last call of the backward pass.
-
-    Raises:
-        InvalidInput: the step has no backward pass.
-    """
+    """The position after the backward pass; InvalidInput for a step without one."""
     for position in range(len(trace) - 1, -1, -1):
         if trace.calls[position].phase is Phase.BACKWARD:
             return position + 1

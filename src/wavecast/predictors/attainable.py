@@ -1,11 +1,11 @@
 """The share of the roofline that ops of each kind attain, and a floor for small ops.
 
-seconds = max over limits of (floor * kernels + bound / share)
+    seconds = max over limits of (floor * kernels + bound / share)
 
 The limits are memory and an arithmetic unit. Each kind of op has a share and a floor for each
 limit, fitted by `lab/fit/attainable.py`. They do not depend on the GPU, so they apply to GPUs that
-were never measured. The larger of the two sums counts. If only the limit with the larger bound
-counted, an op could get slower on a better GPU, where the other limit takes over.
+were never measured. The larger of the two sums counts, because an op could get slower on a better
+GPU if the sum of the larger bound did.
 """
 
 from __future__ import annotations
@@ -32,14 +32,11 @@ class Attained:
     share: float
     """The bound divided by the measured time, for large ops."""
     floor_s: float
-    """The time of the smallest ops."""
     low: float
     """On GPUs left out of the fit, these ops took `low` to `high` times the estimate."""
     high: float
     ops: int
-    """How many measured ops were in the fit."""
     gpus: int
-    """On how many GPUs they were measured."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +103,8 @@ def _group(work: Demand, limit: Bound) -> str:
 
 
 PAGEABLE_BYTES_PER_S = 1.8e10
-"""The fastest copy between the GPU and memory that is not pinned: the driver copies it once more.
-Copies of 4 to 64 MB ran at 12 to 16 GB/s on our H200, and at 54 GB/s from pinned memory
+"""The fastest copy between the GPU and memory that is not pinned, since the driver copies it once
+more: 12 to 16 GB/s on our H200, which has 54 GB/s from pinned memory
 (measurements/h200/host_copies.json)."""
 
 
@@ -117,19 +114,15 @@ class Demand:
 
     kind: Kind
     unit: Unit
-    """The arithmetic unit that the op is meant for."""
     flops: int
     """FLOPs that are executed; a multiply-add counts two."""
     nbytes: int
-    """Bytes that are read and written."""
     crossing_bytes: int
     """Bytes that are copied between the host's memory and the GPU's."""
     pinned: bool
     """Whether these are copied from pinned memory."""
     kernels: int
-    """Kernels that the op launches."""
     depthwise: bool
-    """Whether it is a depthwise convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +190,7 @@ def limits(op: Op, device: Device) -> tuple[Bound, ...]:
 class Roofline(Predictor):
     """Predicts that each op takes exactly its physical bound: a baseline for other predictors.
 
-    Real ops take longer, and small ones much longer. So the low end of the range is the bound, and
-    the high end is the time at a share of `worst` of the bound's rate.
+    The bound is the low end of the range; the high end is at a share of `worst` of its rate.
     """
 
     worst: float = 0.1
@@ -214,11 +206,9 @@ class Roofline(Predictor):
 
 # The time of FlashAttention's first kernels (2022), which frameworks of 2023 ran.
 #
-# The op models know FlashAttention 2 and what came later. No times of the first kernels are
-# public. What is published is how much of an A100's peak they attained: 30 to 50% in the forward
-# pass, 25 to 35% in the backward pass (Dao, "FlashAttention-2", 2023, section 1). We take the
-# middle of each. The version in Triton of that time lies in the same ranges. Both are written with
-# Ampere's instructions.
+# No times of them are public, only how much of an A100's peak they attained: 30 to 50% in the
+# forward pass, 25 to 35% in the backward pass (Dao, "FlashAttention-2", 2023, section 1). We take
+# the middle of each, also for the version in Triton.
 
 
 FIRST = "first_flash"
@@ -227,8 +217,6 @@ FIRST = "first_flash"
 
 @dataclass(frozen=True, slots=True)
 class _Attained:
-    """The share of the peak rate that a pass attains."""
-
     low: float
     high: float
 
@@ -243,11 +231,8 @@ _FORWARD, _BACKWARD = _Attained(0.30, 0.50), _Attained(0.25, 0.35)
 def first_flash(op: Op, device: Device, later: Estimate | None) -> Estimate | None:
     """The time of attention by the first kernels; None if a rate of the GPU is not known.
 
-    Args:
-        op: the attention.
-        device: the GPU.
-        later: the time of FlashAttention 2, which is never slower. Where sequences are few or
-            short, both wait for the same things, and it counts.
+    It is at least `later`, the time of FlashAttention 2: both wait for the same things where
+    sequences are few or short.
     """
     bounds = limits(op, device)
     if not bounds:

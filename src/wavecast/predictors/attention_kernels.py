@@ -22,7 +22,6 @@ class Query:
     """The facts that the choice of the kernel depends on."""
 
     dtype: str
-    """The data type of query, key and value, one of `DTYPE_BYTES`."""
     head_dim: int
     value_dim: int
     q_length: int
@@ -36,7 +35,8 @@ class Query:
     mask_strided: bool = False
     """Whether the mask's last dimension has another stride than 1, as an expanded one has."""
     uneven: bool = False
-    """Whether keys have fewer heads than queries without being told so, and are expanded."""
+    """Whether keys with fewer heads than queries are expanded, as attention does not know of
+    them."""
 
 
 def choose(query: Query, capability: tuple[int, int], enabled: frozenset[str] = BACKENDS) -> str:
@@ -51,16 +51,15 @@ def supports(backend: str, query: Query, capability: tuple[int, int]) -> bool:
     """Whether a backend can compute this attention on a GPU of this capability."""
     if backend == MATH:
         return True
-    # `check_last_dim_stride_equals_1_dense`, for all kernels
-    # and `check_batch_size_and_num_heads_dense`
+    # `check_last_dim_stride_equals_1_dense` and `check_batch_size_and_num_heads_dense`, for all
+    # kernels
     return not (query.mask_strided or query.uneven) and _SUPPORTS[backend](query, capability)
 
 
 def has_own(backend: str, query: Query, capability: tuple[int, int]) -> bool:
     """Whether a framework that calls a kernel itself has it for this attention.
 
-    cuDNN has DeepSeek's heads, 192 and 128, on Hopper and Blackwell (its own documentation), which
-    torch does not ask it for on Blackwell.
+    On Blackwell, cuDNN has DeepSeek's heads, 192 and 128, which torch does not ask it for.
     """
     if backend == CUDNN and capability >= (9, 0) and _is_latent(query):
         return not query.mask and query.dtype in _HALF
@@ -72,8 +71,7 @@ def _is_latent(query: Query) -> bool:
 
 
 def _order(capability: tuple[int, int]) -> tuple[str, ...]:
-    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell
-    # (observed on an H200 with torch 2.11).
+    # `check_prefer_cudnn_attention`: cuDNN comes first on Hopper and data-centre Blackwell.
     if capability in ((9, 0), (10, 0)):
         return (CUDNN, FLASH, EFFICIENT)
     return (FLASH, EFFICIENT, CUDNN)
@@ -134,8 +132,8 @@ FEWER_KERNELS: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {
     (9, 0): ((8, 0), (10, 0)),
     (10, 0): ((8, 0),),
 }
-"""By GPU family: others that support an attention by a kernel only if this family does as well. So
-what runs as several ops here runs so there."""
+"""By GPU family: the other families that support a kernel only where this one does. So what runs as
+several ops here runs so there."""
 
 
 # Attention kernels as ops of a trace: read as facts, and written for another kernel.
@@ -170,7 +168,7 @@ class AttentionRun:
     has_gradient: bool | None
     """Whether a gradient will be computed. None if the op does not say."""
     is_partial: bool
-    """Whether a backward call computes not all of the three gradients."""
+    """Whether a backward call leaves out one of the three gradients."""
 
     @property
     def facts(self) -> Query:
@@ -196,10 +194,7 @@ class AttentionRun:
 
 
 def attention_in(op: Op) -> AttentionRun | None:
-    """The attention that an op computes; None if it is no attention kernel of torch's choice.
-
-    None also for an op of such a name whose tensors are not those of attention.
-    """
+    """The attention that an op computes; None if it computes none, or has other tensors."""
     return reading(_attention_in, None, op) if has_possible_tensors(op) else None
 
 
@@ -367,10 +362,9 @@ def _result(attention: AttentionRun, like: TensorSpec) -> TensorSpec:
 
 
 def _laid_out(backend: str, tensor: TensorSpec) -> TensorSpec:
-    """A new tensor as a kernel lays it out.
+    """A new tensor as a kernel lays it out: in the order of dimensions that it has in memory.
 
-    The efficient kernel puts heads after rows. The others keep the order of dimensions that the
-    tensor has in memory.
+    The efficient kernel puts heads after rows instead.
     """
     steps = tensor.strides or _contiguous(tensor.shape)
     order = [0, 2, 1, 3] if backend == EFFICIENT else sorted(range(4), key=lambda d: -steps[d])

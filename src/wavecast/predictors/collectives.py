@@ -1,13 +1,12 @@
 """The time of collectives: NCCL's algorithms and protocols on the links of a cluster.
 
-A collective over `n` ranks sends bytes over links in steps. NCCL has several algorithms (rings,
-trees, reduction in switches) and three protocols (LL, LL128 and simple) that trade latency for
-bandwidth. The time of each pair is
+NCCL has several algorithms (rings, trees, reduction in switches) and three protocols (LL, LL128 and
+simple) that trade latency for bandwidth. The time of each pair is
 
     launch + steps x hop + transfer + 2 sqrt(fill x transfer)
 
 where the last term is the time to fill the pipeline of chunks when their size is the best one for
-the message. The shortest time is the answer, as NCCL chooses the pair that it believes to be the
+the message. The shortest time is the answer, since NCCL chooses the pair that it believes to be the
 fastest.
 """
 
@@ -79,19 +78,10 @@ class Collectives:
     ) -> Estimate | None:
         """The time of one collective. None if it is not one, or if a fact is unknown.
 
-        All groups of ranks are taken to do the same at the same time, so that they share the
-        network of their machines.
-
-        Args:
-            op: the collective, "nccl.all_reduce" for example, as one rank calls it. Its attributes
-                `ranks` and `stride` say which ranks take part.
-            cluster: the machines.
-            device: the GPU.
-            nodes: on how many machines the ranks of this collective are. None for as few as the
-                cluster allows.
-
-        Raises:
-            InvalidInput: the ranks do not fit on so few machines.
+        All groups of ranks are taken to do the same at the same time, so they share the network of
+        their machines. The op's attributes `ranks` and `stride` say which ranks take part. They are
+        on `nodes` machines, or on as few as the cluster allows; InvalidInput if they do not fit on
+        so few.
         """
         kind = op.name.removeprefix("nccl.")
         size = message_bytes(op)
@@ -118,8 +108,8 @@ class Collectives:
     def ratio(self, op: Op, origin: Device, target: Device) -> float | None:
         """How much longer a collective takes among GPUs of another kind; None if it is unknown.
 
-        Each is in its usual machine. A profile may lack the size of the message and the number of
-        ranks; then the links are compared by a large message among the GPUs of one machine.
+        Each is in its usual machine. A profile may lack the message's size and the number of ranks.
+        A large message among the GPUs of one machine stands for it then.
         """
         try:
             clusters = [usual_cluster(gpu) for gpu in (origin, target)]
@@ -166,11 +156,7 @@ class Collectives:
 
 
 def message_bytes(op: Op) -> float | None:
-    """The size of a collective as nccl-tests count it: the whole buffer of one rank.
-
-    It is the larger one of input and output: of an all-gather the output, of a reduce-scatter the
-    input. None if the op has no tensors.
-    """
+    """The size of a collective as nccl-tests count it: the larger one of input and output."""
     sizes = [
         sum(tensor.nbytes for tensor in tensors) for tensors in (op.inputs, op.outputs) if tensors
     ]
@@ -233,7 +219,6 @@ def _round_s(path: RankPath, constants: LinkConstants) -> float:
 def _reductions(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-reduce: rings, trees between machines, and reduction in the switches."""
     yield from _rings(kind, size, path, constants)
     placement = path.placement
     # Between two machines, each of the two trees sends half of the bytes there and back.
@@ -257,7 +242,6 @@ def _reductions(
 def _exchanges(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """An all-to-all: each rank sends a part to every other rank."""
     placement = path.placement
     part = size / placement.ranks
     inside = part * (placement.per_node - 1) + constants.own_share * part
@@ -274,7 +258,6 @@ def _exchanges(
 def _messages(
     kind: str, size: float, path: RankPath, constants: LinkConstants
 ) -> Iterator[Algorithm]:
-    """One message from one rank to the next."""
     several = path.placement.nodes > 1
     hop_s = path.network_hop_s if several else path.hop_s
     speed = path.network_bytes_per_s if several else path.bytes_per_s
@@ -329,13 +312,12 @@ class LinkConstants:
     peer-to-peer access: a chunk is first written there, then read."""
     host_shared_bytes_per_s: float = 1.6e10
     """The total bandwidth of all transfers through the host's memory. Eight L40S attain 12 GB/s
-    together and four 21 GB/s (aiconfigurator, 512 MiB)."""
+    together, four 21 GB/s (aiconfigurator, 512 MiB)."""
     network_efficiency: float = 0.85
     ethernet_efficiency: float = 0.94
     """The payload of Ethernet: 1,448 of the 1,538 bytes of a full frame are data."""
     socket_bytes_per_s: float = 3e9
-    """The most that TCP attains over one adapter: one processor core copies the data. A round
-    figure, not a measurement."""
+    """The most that TCP attains over one adapter, as one core copies the data: a round figure."""
     nvls_efficiency: float = 0.62
     """The share of the NVLink bandwidth when switches reduce."""
     nvls_hops: float = 12.0
@@ -371,8 +353,7 @@ class LinkConstants:
     unseen_range: float = 2.0
     """The same for links of which no GPU was measured."""
     pcie_range: float = 2.0
-    """The same for PCIe between cards that reach each other: an assumption, since one box was
-    measured."""
+    """The same for PCIe between cards that reach each other: assumed, as one box was measured."""
     host_range: float = 3.0
     """The same through the host's memory: an assumption. Equal boxes of Lambda's differ by 2.2."""
     network_range: float = 2.5
@@ -424,7 +405,6 @@ class RankPath:
     network_bytes_per_s: float
     """The bandwidth to other machines of all ranks on one machine. Infinite for one machine."""
     sharp: bool
-    """Whether the switches between machines reduce (SHARP)."""
     generation: str
     """The kind of link inside the machine, with the generation of NVLink: "nvlink4"."""
 
@@ -480,12 +460,9 @@ def _outside(
 
 
 class _Way(NamedTuple):
-    """The path from GPU to GPU inside a machine."""
-
     generation: str
     hop_s: float
     bytes_per_s: float
-    """What one GPU attains."""
     nominal: float
 
 

@@ -1,7 +1,7 @@
-"""Predictions of ops that the user's own measured steps and layers correct, for his GPU.
+"""Predictions of ops that the user's own measured steps and layers correct, for one GPU.
 
-A measured step, or a sweep of single layers, says how far off its predicted ops are. What that says
-about other ops is in `wavecast.predictors.corrected`; here it is learned, kept and used.
+A measured step, or a sweep of single layers, says how far off its predicted ops are. What it says
+about other ops is learned, kept and used here.
 """
 
 from __future__ import annotations
@@ -107,11 +107,7 @@ def _scaled(answer: Estimate, factor: float, least_s: float) -> Estimate:
 def learn(
     traces: Sequence[Trace], device: Device, predictor: Predictor, *, swept: Sequence[Trace] = ()
 ) -> Corrections:
-    """The corrections of a predictor for a GPU, from what was measured on it.
-
-    Raises:
-        InvalidInput: a step has no op that was both measured and predicted.
-    """
+    """The corrections that measurements on a GPU give; InvalidInput if none can be predicted."""
     steps = [row for trace in traces for row in _longest(_errors(trace, device, predictor))]
     layers = [row for trace in swept for _, row in _errors(trace, device, predictor)]
     return Corrections(device.id, date.today(), len(traces), _sample(steps), _sample(layers))
@@ -148,11 +144,7 @@ def _errors(trace: Trace, device: Device, predictor: Predictor) -> list[tuple[fl
 def measured_and_predicted(
     trace: Trace, device: Device, predictor: Predictor
 ) -> list[tuple[Op, float, float]]:
-    """Each op of a measured step that can be predicted, with both times in the step.
-
-    Raises:
-        InvalidInput: there is none.
-    """
+    """The measured and the predicted time of each op that has both; InvalidInput if none has."""
     measured: dict[Op, float] = defaultdict(float)
     counts: dict[Op, int] = defaultdict(int)
     for call in trace:
@@ -194,12 +186,9 @@ def save(corrections: Corrections, path: Path) -> None:
 
 
 def keep(learned: Corrections, path: Path) -> Corrections:
-    """Write corrections, with what the file has of the other sort: of steps, or of a sweep.
+    """Write corrections: steps replace the file's steps, a sweep its sweep; the other sort stays.
 
-    So steps replace steps, a sweep replaces a sweep, and the file is all that is known of the GPU.
-
-    Raises:
-        InvalidInput: the file is there but is damaged, or is of another GPU.
+    Raises InvalidInput if the file is damaged, or is of another GPU.
     """
     if path.exists():
         before = read(path)
@@ -214,11 +203,7 @@ def keep(learned: Corrections, path: Path) -> Corrections:
 
 
 def read(path: Path) -> Corrections:
-    """The corrections in a file.
-
-    Raises:
-        InvalidInput: the file cannot be read, or has no corrections; says which key and why.
-    """
+    """The corrections in a file; InvalidInput, with the key and the reason, if it has none."""
     with prefixed(f"{path}: "):
         table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
@@ -245,7 +230,6 @@ def _written(row: OpOff) -> str:
 
 
 def _row(row: Any) -> OpOff:
-    """One op of a file."""
     match row.split(" ", 5) if isinstance(row, str) else ():
         case [off, seconds, kind, model, features, name]:
             model = "" if model == NONE else model
@@ -273,10 +257,7 @@ def _number(text: str) -> float:
 
 
 def kept() -> dict[str, Corrections]:
-    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU.
-
-    Files of one GPU count together.
-    """
+    """The corrections in the user's folder and in $WAVECAST_CORRECTIONS, by the id of the GPU."""
     files = user_files(folder(), VARIABLE)
     return _read_once(tuple((path, path.stat().st_mtime_ns) for path in files))
 
@@ -294,24 +275,22 @@ def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
 # What ops that the user measured say about the predictions of other ops on the same GPU.
 #
 # Logarithms of measured over predicted time are taken as a Gaussian process (Rasmussen and
-# Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23). Ops err alike if the
-# op model sees them alike, and more so if they are the same op: the features of its trees
-# (`learned.model`) are the places of the process. Ops without features err alike if they are of
-# one kind and take about as long. The correction of an op is the mean of the process, given what
-# was measured. So an op that is like none that was measured keeps its prediction, and what a
-# single op says is shrunk. `lab.score.corrections` says what this is worth.
+# Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23), whose places are the
+# features of the op model's trees (`learned.model`): ops err alike if the model sees them alike,
+# and more so if they are the same op. Ops without features err alike if they are of one kind and
+# take about as long. The correction of an op is the mean of the process, given the measurements. So
+# an op like none that was measured keeps its prediction, and what a single op says is shrunk.
 
 
 MODEL_SPREAD, NAME_SPREAD = 0.35, 0.2
 """How much ops of one model, and the same op, err alike where their features are equal: standard
 deviations of logarithms. These and the constants below were fitted by maximum likelihood on swept
-layers, and noise and times then chosen on steps that `lab.score.corrections` does not score."""
+layers; noise and times were chosen on steps that `lab.score.corrections` does not score."""
 FEATURE_LENGTH = 4.5
-"""The distance between features at which ops are no longer alike. Each feature counts in units of
-its standard deviation over swept layers (`data/models/corrections.toml`)."""
+"""The distance between features at which ops are no longer alike, in standard deviations of each
+feature over swept layers (`data/models/corrections.toml`)."""
 KIND_SPREAD, OP_SPREAD = 0.15, 0.1
-"""How much ops without features of one kind, and the same op, err alike if they take equally
-long."""
+"""How much ops without features err alike that take equally long: of one kind, and the same op."""
 TIME_LENGTH = 2.5
 """The difference of the logarithms of times at which they no longer do."""
 NOISE = 0.2
@@ -327,15 +306,14 @@ class OpPlace:
     """What the correction of an op depends on."""
 
     kind: str
-    """Its kind and unit ("matmul/bf16_tensor")."""
     name: str
     model: str
     """The op model of its first part ("convolution"); empty if no sweep has such ops."""
     features: tuple[float, ...]
     """The features by which the trees of that model know it."""
     seconds: float
-    """Its predicted time. The measured one would not do: of two ops that were predicted alike, the
-    slower would count as the larger, and corrections would be too long."""
+    """Its predicted time. Of two ops with equal predictions, the measured time would make the
+    slower one count as the larger, and corrections would be too long."""
 
 
 @dataclass(frozen=True)
@@ -379,18 +357,13 @@ def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tupl
 
 @dataclass(frozen=True)
 class Corrections:
-    """What measured ops say about the predictions for one GPU."""
+    """What the ops of measured steps, and swept single layers, say about one GPU's predictions."""
 
     gpu: str
-    """The id of the GPU."""
     day: date
-    """The day on which they were learned."""
     steps: int
-    """The number of measured steps."""
     errors: tuple[OpOff, ...] = field(repr=False)
-    """The ops of these steps."""
     swept: tuple[OpOff, ...] = field(default=(), repr=False)
-    """Ops of single layers that a sweep measured."""
 
     @property
     def counted(self) -> str:
@@ -435,7 +408,7 @@ class Corrections:
 
 
 def _alike(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
-    """The covariance of the errors of ops of one model: a row for each of some."""
+    """The covariances of errors of ops of one model: rows for `some`, columns for `others`."""
     name = _equal([off.name for off in some], [off.name for off in others])
     if some[0].features:
         near: Floats = np.exp(-_distance(some, others) / FEATURE_LENGTH)
@@ -454,7 +427,6 @@ def _equal(names: Sequence[str], with_names: Sequence[str]) -> NDArray[np.bool_]
 
 
 def _distance(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
-    """How far apart the features of ops are."""
     scale = scales()[some[0].model]
     left, right = (np.array([off.features for off in those]) / scale for those in (some, others))
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
@@ -464,10 +436,7 @@ def _distance(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
 
 @cache
 def scales() -> Mapping[str, Floats]:
-    """The standard deviation of each feature over swept layers, by op model.
-
-    It is infinite for a feature that did not vary.
-    """
+    """The standard deviation of each feature over swept layers, by op model; infinite, not 0."""
     shipped = shipped_toml("models/corrections.toml")["scales"]
     return {
         model: np.array([scale if scale > 0 else math.inf for scale in known])

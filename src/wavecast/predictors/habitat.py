@@ -1,9 +1,9 @@
 """A measured step, scaled to another GPU (Habitat, Yu et al., ATC 2021, section 3).
 
 Ops whose kernels are the same on every GPU are scaled by their waves. Ops whose kernels vary
-(matmuls, convolutions, recurrent layers, attention) take the measured time times the ratio
-of two predictions. The predictor's error cancels as far as it is the same on both GPUs. Collectives
-are scaled by the links of the machines in which both GPUs usually are.
+(matmuls, convolutions, recurrent layers, attention) take the measured time times the ratio of two
+predictions, in which the error that both have in common cancels. Collectives are scaled by the
+links of the machines in which both GPUs usually are.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Habitat(Scaler):
         return self.learned.familiarity(device)
 
     def _by_links(self, call: Call, origin: Device, target: Device) -> Estimate | None:
-        """A collective, which takes as much longer as the links of the usual machines need."""
+        """The time of a collective, scaled by the links of both GPUs' usual machines."""
         ratio = self.collectives.ratio(call.op, origin, target)
         if ratio is None or not _measured_s(call):
             return None
@@ -115,21 +115,20 @@ def _as_measured(call: Call) -> Estimate | None:
 
 # A measured step, scaled to another precision.
 #
-# Daydream's rule (Zhu et al., ATC 2020): kernels of matmuls and convolutions run three times as
-# fast in half precision, and all others, which move bytes, twice as fast. Weight updates stay in
-# float32. The rule is used where only kernels are known. It is far off on today's GPUs.
+# Daydream's rule (Zhu et al., ATC 2020) is used where only kernels are known: matmuls and
+# convolutions run three times as fast in half precision, all other kernels, which move bytes, twice
+# as fast, and weight updates stay in float32. It is far off on today's GPUs.
 #
-# Where shapes are known, a matmul is scaled by the ratio of two predictions of the op, in the
-# wanted and in the measured precision, which depend on the target's units. Autocast leaves norms,
-# losses, reductions and similar ops in float32. Elementwise ops have some operands in half
-# precision and some not: on an H200 they took 0.53 to 0.92 of their float32 time (six steps,
-# measurements/h200), hence `ELEMENTWISE_SHARE`. The casts that autocast adds are not counted.
+# Where shapes are known, a matmul is scaled by the ratio of two predictions of the op, in the other
+# and in the measured precision. Autocast leaves norms, losses, reductions and similar ops in
+# float32. Elementwise ops have operands of both precisions (`ELEMENTWISE_SHARE`). The casts that
+# autocast adds are not counted.
 #
 # From half precision to float32 or TF32, every op is scaled by the ratio of two predictions, and
 # casts between floating-point types take no time, because such a step has none. In TF32 only
 # matmuls and convolutions differ from float32. Where only kernels are known, they gain the root of
 # what the rates of the target's units gain: 21 steps on an H200, whose TF32 rate is 7.4 times the
-# float32 rate, gained 1.9 to 4.9 times there, 2.7 at the median.
+# float32 rate, gained 2.7 times at the median.
 
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "tf32": "float32"}
@@ -146,7 +145,8 @@ GONE = 1e-6
 TF32_POWER = 0.5
 """How the speed-up of matmuls in TF32 grows with the ratio of the GPU's rates."""
 ELEMENTWISE_SHARE = 0.75
-"""Time of an elementwise op under autocast, relative to float32."""
+"""Time of an elementwise op under autocast, relative to float32: between 0.53 and 0.92 in six steps
+on an H200 (measurements/h200)."""
 HALF_SPREAD = 1.3
 """The factor by which the range widens: steps on the H200 were off by 24% on average."""
 
@@ -169,11 +169,7 @@ class MixedPrecision(Scaler):
 
     @classmethod
     def shipped(cls, precision: str) -> MixedPrecision:
-        """The scaler to one of `DTYPES` that is based on the shipped one and its predictor.
-
-        Raises:
-            InvalidInput: The precision is another one.
-        """
+        """The scaler to one of `DTYPES`, from the shipped one; InvalidInput for all others."""
         if precision not in DTYPES:
             precisions = ", ".join(DTYPES)
             raise InvalidInput(f"a measurement can be scaled to {precisions}, not to {precision!r}")
@@ -182,14 +178,9 @@ class MixedPrecision(Scaler):
 
     @classmethod
     def daydream(cls, precision: str, base: Scaler | None = None) -> MixedPrecision:
-        """Daydream's rule alone, for every op, after scaling to the target in float32.
+        """Daydream's rule alone, for every op, after `base` has scaled to the target in float32.
 
-        Args:
-            precision: "bf16" or "fp16".
-            base: scales to the other GPU in float32. None for the shipped scaler.
-
-        Raises:
-            InvalidInput: The precision is another one.
+        Raises InvalidInput for other precisions than "bf16" and "fp16".
         """
         if precision not in ("bf16", "fp16"):
             raise InvalidInput(
@@ -252,7 +243,6 @@ class MixedPrecision(Scaler):
         return None if before is None or after is None else after.seconds / before.seconds
 
     def _converted(self, op: Op) -> Op:
-        """The op in the precision."""
         attrs = tuple(pair for pair in op.attrs if pair[0] != "precision")
         if self.precision == "tf32" and _contracts(op):
             attrs = (*attrs, ("precision", "tf32"))
@@ -302,10 +292,8 @@ def _casts(op: Op) -> bool:
     return op.base == "aten._to_copy" and len(types) > 1 and types <= {*_FLOATS}
 
 
-# Setups of papers: the numbers of their GPUs, their networks and how they measured.
-#
-# A published setup serves to compare with its paper. The default knows more GPUs, and does better
-# on those that the paper's networks have not seen.
+# Setups of papers: the numbers of their GPUs, their networks and how they measured. They serve to
+# compare with the paper; the default knows more GPUs and networks.
 
 
 SETUPS = ("habitat",)
@@ -342,7 +330,6 @@ class Setup:
     warm_up: int
     """How often an operation runs before it is timed."""
     repeats: int
-    """How many runs are timed; their mean counts."""
     width: int
     """The neurons of each layer of its networks."""
     depth: int
@@ -351,7 +338,7 @@ class Setup:
     def gpu(self, device: Device) -> Device:
         """A GPU with the paper's clock, bandwidth and rate; itself if the paper did not use it.
 
-        The boost clock is left out, so that a published clock is compared with base clocks only.
+        It has no boost clock, so that a published clock is compared with base clocks only.
         """
         numbers = self.gpus.get(device.id)
         if numbers is None:
@@ -365,20 +352,17 @@ class Setup:
         )
 
     def scaler(self, networks: Predictor | None = None, *, whole_waves: bool = False) -> Scaler:
-        """The paper's method: networks where kernels vary, waves elsewhere.
+        """The paper's method: networks (your own or `networks`) where kernels vary, else waves.
 
-        Args:
-            networks: the networks, such as your own (`Mlp.read`). None for `networks`.
-            whole_waves: whether Eq. 1 is taken in place of Eq. 2.
+        With `whole_waves`, Eq. 1 is taken in place of Eq. 2.
         """
         waves = WaveScaling(counters_only=True, whole_waves=whole_waves)
         return PublishedScaler(self, Habitat(networks or self.networks(), waves))
 
     def networks(self) -> Mlp:
-        """Networks of the published size. They answer for layers of any size, as the paper's do.
+        """Networks of the published size, which answer for layers of any size, as the paper's do.
 
-        Those of LSTMs have a width of 256: such layers were measured in variety on one GPU only,
-        and a wider network says no more about them.
+        Those of LSTMs have a width of 256, since LSTMs were measured in variety on one GPU only.
         """
         return _networks(self.name)
 
@@ -387,8 +371,7 @@ class Setup:
 class PublishedScaler(Scaler):
     """Scales between GPUs with the numbers that a paper used for them.
 
-    A convolution, linear layer, batched matmul or LSTM without a network has no answer: the paper
-    has networks for them because their kernels vary (section 3.2), so waves say nothing about them.
+    Layers without a network have no answer where kernels vary: waves say nothing about them.
     """
 
     setup: Setup
@@ -419,11 +402,7 @@ def _networks(setup: str) -> Mlp:
 
 @cache
 def published_setup(name: str) -> Setup:
-    """The setup of a paper by its name.
-
-    Raises:
-        UnknownName: there is no such setup.
-    """
+    """The setup of a paper by its name. Raises UnknownName if there is no such setup."""
     if name not in SETUPS:
         listed = " or ".join(f'"{known}"' for known in SETUPS)
         raise UnknownName(f'unknown setup "{name}"; it is {listed}, or leave it out')

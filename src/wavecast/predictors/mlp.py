@@ -1,8 +1,7 @@
 """Habitat's MLPs as a predictor (Yu et al., ATC 2021, section 4.3).
 
-The networks know no physics. Their answers are not below the physical bound, but a better GPU may
-be predicted slower, and a larger layer faster. Outside of the layers, GPUs and times on which a
-network was trained, it does not answer, unless it may go beyond its layers as the paper's do.
+The networks know no physics, so a better GPU may be predicted slower, but never below the physical
+bound. Beyond what a network was trained on, it does not answer, unless it may, as the paper's do.
 """
 
 from __future__ import annotations
@@ -33,10 +32,8 @@ from wavecast.predictors.base import Estimate, Predictor
 from wavecast.reading import read_bytes
 from wavecast.traces.step import Op, TensorSpec
 
-# The four layers whose kernels vary between GPUs (Habitat, section 3.2), and their measured times.
-#
-# Libraries choose different kernels for these on different GPUs, so their times are learned from
-# measurements (section 4.3.1).
+# The four layers whose kernels vary between GPUs, so that their times are learned from measurements
+# (Habitat, sections 3.2 and 4.3.1).
 
 
 Ranges = Mapping[str, tuple[int, int]]
@@ -44,13 +41,12 @@ Ranges = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class _Sized:
-    """Checks the sizes of a layer: integers of at least 1 (or 0 if the range begins there).
+    """Checks of sizes: integers of at least 1 (0 if the range begins there), and switches 0 or 1.
 
-    Switches are 0 or 1. Sizes may exceed the range, which is only for sampling.
+    Sizes may exceed the range, which is for sampling.
     """
 
     KIND: ClassVar[str]
-    """The name of the kind of layer."""
 
     def __post_init__(self) -> None:
         for name, (low, high) in self.ranges().items():
@@ -153,22 +149,14 @@ KINDS: Mapping[str, type[Layer]] = {cls.KIND: cls for cls in (Conv2d, Lstm, Bmm,
 
 
 def layer_type(kind: str) -> type[Layer]:
-    """The class of a kind of layer.
-
-    Raises:
-        UnknownName: There is no such kind.
-    """
+    """The class of a kind of layer. Raises UnknownName if there is no such kind."""
     if kind not in KINDS:
         raise UnknownName(f'unknown kind of layer "{kind}"; the kinds are {", ".join(KINDS)}')
     return KINDS[kind]
 
 
 def layer(kind: str, features: Sequence[float]) -> Layer:
-    """The layer with these sizes, as `features()` returned them.
-
-    Raises:
-        InvalidInput: Their number is wrong, or a layer cannot have such sizes.
-    """
+    """The layer with these sizes, as `features()` returned them; InvalidInput if there is none."""
     cls = layer_type(kind)
     names = cls.names()
     if len(features) != len(names):
@@ -205,10 +193,9 @@ def sample(kind: str, seed: int) -> Iterator[Layer]:
     """Endless layers of a kind within their ranges, without duplicates.
 
     They are the same on every machine and Python version: only `random()` of `random.Random` is
-    used, whose sequence Python guarantees, and the rest is exact arithmetic. The paper gives ranges
-    but no distribution. Here each size is drawn from its whole range half of the time, and else
-    from a range whose high end is halved 0, 1, 2, ... times. Uniform sizes alone would hardly ever
-    give a layer as small as in real networks, and logarithmic ones hardly ever a large one.
+    used, whose sequence Python guarantees. Half of the time a size is drawn from its whole range,
+    and else from a range whose high end is halved 0, 1, 2, ... times: uniform sizes would hardly
+    ever give a layer as small as in real networks, and logarithmic ones hardly ever a large one.
     """
     cls = layer_type(kind)
     draw = random.Random(seed)
@@ -302,11 +289,7 @@ class Mlp(Predictor):
 
     @classmethod
     def read(cls, paths: Iterable[Path]) -> Mlp:
-        """A predictor with the networks of these .npz files, each with its card beside it.
-
-        Raises:
-            InvalidInput: A file is missing, or is not a network.
-        """
+        """The predictor of networks in .npz files with a card each; InvalidInput for others."""
         models = []
         for path in paths:
             with prefixed(f"{path}: "):
@@ -336,9 +319,8 @@ class Mlp(Predictor):
     def ratio(self, op: Op, origin: Device, destination: Device) -> float | None:
         """How many times as long an op takes on another GPU; None if the networks do not cover it.
 
-        Habitat's code multiplies a measured time by this ratio of two raw answers. Forward and
-        backward have the same ratio if only one of them was trained: the published network has one
-        output for both.
+        It is a ratio of raw answers, as in Habitat's code; both passes have that of the trained
+        one.
         """
         for target in (_pass(op), "forward+backward", "forward"):
             here = self._question(op, origin, target)
@@ -385,16 +367,15 @@ def _estimate(op: Op, device: Device, model: MlpModel, features: Features) -> Es
     )
 
 
-# The networks as published: sizes of a layer and numbers of a GPU go in, milliseconds come out.
-#
-# Each has nine ReLU layers of one width (Habitat, section 4.3) and is trained by `lab/fit/mlp.py`.
+# The networks as published: nine ReLU layers of one width (Habitat, section 4.3). Sizes of a layer
+# and numbers of a GPU go in, milliseconds come out. `lab/fit/mlp.py` trains them.
 
 
 Floats = NDArray[np.float64]
 
 DEVICE_MARGIN = 2.0
-"""A network answers for GPUs whose numbers lie within its training data, widened by this factor.
-Every new GPU exceeds the training data in some number, but far beyond it an answer is arbitrary."""
+"""A network answers for GPUs whose numbers lie within its training data, widened by this factor:
+every new GPU exceeds the data in some number, but far beyond it an answer is arbitrary."""
 LEAST_GPUS = 2
 """On how many GPUs such layers must have been measured before a network answers for another."""
 
@@ -404,7 +385,6 @@ class MlpNetwork:
     """The weights of a trained network, and how its inputs are standardised."""
 
     mean: Floats
-    """The mean of each feature in the training data."""
     scale: Floats
     """The factor of each feature after its mean is subtracted; 0 if it never varied."""
     weights: tuple[tuple[NDArray[Any], NDArray[Any]], ...]
@@ -413,8 +393,8 @@ class MlpNetwork:
     def milliseconds(self, features: Floats) -> Floats:
         """The output for each row of features, independent of the other rows."""
         # One matrix with one row for each: a matmul of all rows at once is rounded differently
-        # depending on how many rows there are.
-        # An answer that is not finite does not count (`predictor`), so an overflow is no warning.
+        # depending on how many rows there are. An answer that is not finite does not count
+        # (`predictor`), so an overflow is no warning.
         with np.errstate(over="ignore", invalid="ignore"):
             rows = ((features - self.mean) * self.scale).astype(np.float32)[:, None, :]
             last = len(self.weights) - 1
@@ -451,8 +431,7 @@ class MlpModel:
     def covers(self, features: Features, gpu: str = "") -> bool:
         """Whether the network was trained on such layers and such GPUs.
 
-        Where the card has ranges by GPU, such layers must have been measured on this GPU, or on at
-        least two others. Otherwise the network knows nothing of how they differ between GPUs.
+        If the card has ranges by GPU, this GPU must have such layers, or two others to compare.
         """
         named = [*zip(self.ranges, features, strict=True)]
         layer = {name: value for name, value in named if name not in DEVICE_FEATURES}
@@ -513,8 +492,7 @@ def features_of(layer: Layer, numbers: Features) -> Features:
 def layer_of(op: Op) -> Layer | None:
     """The layer that an op runs, forward or backward; None if it is none of the four kinds.
 
-    A matmul counts as a linear layer with as many rows. So does each of the two matmuls of
-    a linear layer's backward pass.
+    A matmul counts as a linear layer with as many rows, also in a linear layer's backward pass.
     """
     maker = _LAYERS.get(op.base)
     if maker is None or not ops.launches(op):
@@ -566,7 +544,6 @@ def _conv2d(op: Op) -> Layer | None:
 
 
 def _side(tensor: TensorSpec) -> int | None:
-    """The side of square images or filters; None if they are not square."""
     shape = tensor.shape
     return shape[2] if len(shape) == 4 and shape[2] == shape[3] else None
 
@@ -627,11 +604,7 @@ _COMMENT = "A network as in Habitat; `data` names what it was fitted on."
 
 
 def read_model(path: Path) -> MlpModel:
-    """The model in an .npz file, with the card beside it.
-
-    Raises:
-        InvalidInput: The two are not what `write_model` wrote; says why, but does not name them.
-    """
+    """The model in an .npz file and its card; InvalidInput says why they are none."""
     card = read_toml(path.with_suffix(".toml"))
     packed = read_bytes(path, LARGEST_ARRAYS_BYTES)
     try:
@@ -679,7 +652,7 @@ def _model(network: MlpNetwork, card: Mapping[str, Any]) -> MlpModel:
 
 
 def _contradiction(model: MlpModel) -> str | None:
-    """What cannot be in a model; None if nothing."""
+    """What contradicts itself in a model; None if nothing does."""
     texts = (model.kind, model.target, *model.vendors)
     if not all(isinstance(text, str) for text in texts):
         return "its kind, target and vendors must be texts"

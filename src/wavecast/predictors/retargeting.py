@@ -1,9 +1,8 @@
 """A traced step with the attention kernels of another GPU family, chosen again.
 
-torch computes attention by one of several kernels, and the choice depends on the GPU. In a trace,
-a kernel is one op forward and one op backward, so one kernel can take another's place. Plain
-attention is several ops, and some kernels lay out their results differently, so that other ops
-follow. Such steps must be traced again; a note says so.
+torch's choice of an attention kernel depends on the GPU. A kernel is one op forward and one op
+backward, so another can take its place. Where one of them is several ops, or lays out its results
+so that other ops follow, the step must be traced again; a note says so.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from wavecast.traces.kept import Same
 from wavecast.traces.step import Call, Op, TensorSpec, Trace, Value
 
 _PADDING_CALLS = 3
-"""Query, key and value of a head size that flash attention does not take are padded before it."""
+"""The calls that pad query, key and value to a head size that flash attention takes."""
 _CHOSEN_BELOW = ("aten._flash_attention", "aten._efficient_attention", "aten._cudnn_attention")
 """Kernels under the names that nested tensors use. They hold no facts for another choice."""
 
@@ -68,10 +67,7 @@ class _Inexact(Exception):
 
 
 def retarget(trace: Trace, gpu: Device) -> Retargeted:
-    """The trace with the attention kernels that a GPU chooses.
-
-    A measured trace stays as it is: scaling accounts for its kernels.
-    """
+    """The trace with the attention kernels that a GPU chooses; a measured trace stays as it is."""
     if trace.capability is None or trace.measurement is not None or made_for(trace, gpu):
         return Retargeted(trace)
     if not depends_on_family(trace):
@@ -82,11 +78,9 @@ def retarget(trace: Trace, gpu: Device) -> Retargeted:
 
 
 def with_kernel(trace: Trace, backend: str) -> Retargeted:
-    """The trace with one kernel for all fused attention: a framework's own, not torch's choice.
+    """A step, not measured, with one kernel, such as a framework's own, for all fused attention.
 
-    Args:
-        trace: a trace that was made for a GPU, not measured on one.
-        backend: one of `attention_kernels.BACKENDS`, but not several ops ("math").
+    The kernel is one of `attention_kernels.BACKENDS` but "math", which is several ops.
     """
     if trace.capability is None:
         return Retargeted(trace)
@@ -209,7 +203,6 @@ class _Retarget:
         return chosen
 
     def _replace(self, position: int, old: AttentionRun, backend: str) -> None:
-        """Replace the kernel of one call."""
         call = self._trace.calls[position]
         mask, mask_value = self._mask(position, old, backend)
         attention = replace(old, backend=backend, mask=mask)
@@ -253,7 +246,6 @@ class _Retarget:
         return results
 
     def _results(self, position: int, op: Op) -> list[int]:
-        """The allocations of a new kernel's results."""
         memory = self._memory_of_results(position)
         if not self._trace.allocations:
             return memory
@@ -272,10 +264,7 @@ class _Retarget:
     def _mask(
         self, position: int, old: AttentionRun, backend: str
     ) -> tuple[TensorSpec | None, int | None]:
-        """The mask as another kernel takes it, and its value.
-
-        The efficient kernel wants it in its full shape.
-        """
+        """The mask, and its value, as another kernel takes it: the efficient one, expanded."""
         call = self._trace.calls[position]
         value = mask_of(call.reads, old) if call.reads else None
         if old.mask is None or EFFICIENT not in (backend, old.backend):
@@ -318,7 +307,7 @@ class _Retarget:
 def _enabled(attention: AttentionRun, facts: Query, made_for: Family) -> frozenset[str]:
     """The backends that the step had not switched off, as far as the traced choice shows.
 
-    Backends that the GPU of the trace would have preferred were switched off.
+    A backend that the GPU of the trace would have preferred was switched off.
     """
     enabled = BACKENDS
     while (choice := choose(facts, made_for, enabled)) != attention.backend:
@@ -331,8 +320,7 @@ def _enabled(attention: AttentionRun, facts: Query, made_for: Family) -> frozens
 def _ends(trace: Trace, attentions: Sequence[AttentionRun | None]) -> list[bool]:
     """Whether the gradient of each attention is computed, by its position; False for other calls.
 
-    Raises:
-        _Inexact: some of several equal ones have a gradient, and the trace does not say which.
+    Raises _Inexact if only some of several equal ones have one: the trace does not say which.
     """
 
     def key(call: Call, attention: AttentionRun) -> tuple[object, ...]:

@@ -2,8 +2,8 @@
 
 A GPU runs the blocks of a kernel in waves of W = (blocks that fit on one SM) x (SMs). Waves of the
 same kernel differ between GPUs by memory bandwidth D, clock C and size W. Gamma is the share of
-their time that is memory. Predictions use Eq. 2, as the paper does (section 3.3). Decisions that
-the paper leaves open rest on `python -m lab score wave` and are documented where they are taken.
+their time that is memory. Predictions use Eq. 2, as the paper does (section 3.3). `python -m lab
+score wave` supports what the paper leaves open.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ STREAMING = frozenset({Kind.ELEMENTWISE, Kind.COPY, Kind.FILL, Kind.OPTIMIZER})
 """Ops that read and write each byte once."""
 
 CONTRACTION_GAMMA = 0.5
-"""Gamma of a contraction of unknown shape: the best of 0, 1/4, 1/2 and 1 (an error of 42 %, against
-49, 44 and 44 %) on 363,392 pairs of runs of bmm, linear and convolution on five GPUs."""
+"""Gamma of a contraction of unknown shape. Of 0, 1/4, 1/2 and 1 it has the smallest error (42%; the
+others 44 to 49%) on 363,392 pairs of runs of bmm, linear and convolution on five GPUs."""
 
-# Factors that give the range: about nine in ten measured times, or more, lay within the estimate
-# divided and multiplied by them. Kernels above 0.2 ms between five GPUs: elementwise; layer norm
-# and softmax; contractions.
+# Factors that give the range: about nine in ten measured times lay within the estimate divided and
+# multiplied by them. Kernels above 0.2 ms between five GPUs: elementwise; layer norm and softmax;
+# contractions.
 STREAMING_SPREAD = 1.25
 OTHER_SPREAD = 1.65
 CONTRACTION_SPREAD = 2.2
@@ -92,10 +92,10 @@ def scale(
 
     Gamma comes from the kernel's hardware counters, else from `intensity`, else it is 1 (section
     4.2), or `CONTRACTION_GAMMA` for a contraction, with a range that covers every gamma. Where
-    occupancy cannot be computed, numbers of SMs take the place of wave sizes, as in Habitat's code.
-    A kernel that fits in one wave on both GPUs keeps its time, also as in that code: more SMs do
-    not help it and bandwidth does not limit it. On 3,874 such kernels this had a smaller error
-    (35 %) than the ratio of clocks (40 %) or Eq. 2 (50 to 111 %).
+    occupancy cannot be computed, numbers of SMs take the place of wave sizes. A kernel that fits in
+    one wave on both GPUs keeps its time: more SMs do not help it and bandwidth does not limit it.
+    Habitat's code does both. On 3,874 such kernels this had a smaller error (35%) than the ratio of
+    clocks (40%) or Eq. 2 (50 to 111%).
     """
     return scale_between(kernel, pair_of(origin, target), _work(kind, intensity, unit))
 
@@ -103,7 +103,7 @@ def scale(
 def scale_between(
     kernel: Kernel, pair: GpuPair, work: KernelWork, whole_waves: bool = False
 ) -> Scaled | None:
-    """The same as `scale`, for two GPUs that are already compared."""
+    """The same as `scale`, for two GPUs that were compared before."""
     if pair.same:
         return _SAME
     # The time of a collective depends on the links between GPUs, and on waiting for each other.
@@ -116,8 +116,6 @@ def scale_between(
 
 
 class _Launch(NamedTuple):
-    """How a kernel was launched; None where it is not known."""
-
     grid: Size | None
     block: Size | None
     registers: int | None
@@ -176,7 +174,7 @@ def _counted_intensity(flops: float | None, dram_bytes: float | None) -> float |
 def _scale_copy(name: str, pair: GpuPair) -> Scaled:
     """Copies and fills: at the speed of memory, of the link or, for pageable memory, of the host.
 
-    Small ones take the same time everywhere, so the range includes 1.
+    The range includes 1, since small ones take the same time everywhere.
     """
     ratio, source = pair.memory, "memory"
     if kernel_names.copies_to_gpu(name) or kernel_names.copies_to_host(name):
@@ -215,9 +213,8 @@ def kernels_that_matter(
 ) -> tuple[Call, ...]:
     """The calls that are so long that their kernels deserve hardware counters (Habitat, 4.2).
 
-    These are at or above the percentile of their phase; for the others gamma = 1 is good enough.
-    As in Habitat's code, each phase has its own percentile, and ops that are not wave-scaled do
-    not count.
+    They are at or above the percentile of their phase, without ops that are not wave-scaled, as in
+    Habitat's code. For the others gamma = 1 is good enough.
     """
     timed: dict[Phase, list[tuple[int, Call, float]]] = {}
     for position, call in enumerate(calls):
@@ -254,9 +251,8 @@ def wave_size(blocks_per_sm: int, sm_count: int) -> int:
 def gamma(intensity: float, ridge: float) -> float:
     """The share of a kernel's time that is memory, from 1 to 0 (Habitat, Eq. 3).
 
-    Args:
-        intensity: x, FLOPs per byte of DRAM.
-        ridge: R, peak FLOP/s over bandwidth of the target, where gamma is one half.
+    The intensity x is FLOPs per byte of DRAM. The ridge R is the target's peak FLOP/s over its
+    bandwidth, where gamma is one half.
     """
     if intensity < ridge:
         return 1 - 0.5 * intensity / ridge
@@ -271,10 +267,9 @@ def wave_ratio(origin: Waves, target: Waves, gamma: float) -> float:
 
 
 def whole_wave_ratio(origin: Waves, target: Waves, gamma: float, blocks: int) -> float:
-    """Td / To for a kernel of so many blocks, in whole waves (Habitat, Eq. 1).
+    """Td / To for a kernel of so many blocks, in whole waves (Habitat, Eq. 1); only on request.
 
-    Predictions take Eq. 2, as the paper does, unless they are asked for this one. Below one wave it
-    would make kernels slower on bigger GPUs; such kernels keep their time.
+    Below one wave it would make kernels slower on bigger GPUs; such kernels keep their time.
     """
     waves = math.ceil(blocks / target.size) / math.ceil(blocks / origin.size)
     memory = origin.bytes_per_s / target.bytes_per_s * (target.size / origin.size)
@@ -295,7 +290,7 @@ Size = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuPair:
-    """An origin and a target; ratios are origin over target. Equal pairs are the same object."""
+    """An origin and a target, equal pairs the same object; ratios are origin over target."""
 
     origin: Device
     target: Device
@@ -303,7 +298,6 @@ class GpuPair:
     measured: bool
     """Whether the bandwidths are measured ones, which are never mixed with nominal ones."""
     memory: float
-    """Ratio of memory bandwidths."""
     clock: float | None
     """Ratio of boost clocks, or of base clocks; None if unknown."""
     link: float | None

@@ -109,10 +109,7 @@ _HOST_RANGE = 2.0
 
 
 def host_update(op: Op, cluster: Cluster) -> Estimate | None:
-    """The time of an optimizer on the host, whose memory the ranks of a machine share.
-
-    None if the bandwidth of that memory is unknown.
-    """
+    """The time of an optimizer on the host, whose memory the ranks share; None if it is unknown."""
     rate, ranks = update_rate(cluster), op.attr("ranks", 1)
     traffic = sum(tensor.nbytes for tensor in op.inputs)
     if rate is None or not traffic or not isinstance(ranks, int):
@@ -131,10 +128,9 @@ def _predicted(
 def _checked(
     answers: Sequence[Estimate | None], ops: Sequence[Op], predictor: Predictor | Scaler
 ) -> Sequence[Estimate | None]:
-    """The answers as given, if they are valid. The predictor may be the user's.
+    """The answers as given, checked, since the predictor may be the user's.
 
-    Raises:
-        InvalidInput: an answer is no Estimate, or its times are not positive, finite and in order.
+    Raises InvalidInput if one is no Estimate, or its times are not positive, finite and in order.
     """
     who = type(predictor).__name__
     if len(answers) != len(ops):
@@ -158,7 +154,7 @@ def _checked(
     return answers
 
 
-# The distinct pieces of work of a step, and which of them launch kernels.
+# The distinct pieces of work of a step.
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,10 +205,8 @@ def _work(arrays: StepArrays, measured: bool) -> StepWork:
     )
 
 
-# What several GPUs cost beyond kernels and collectives: they disturb and await each other.
-#
-# While a collective runs, kernels are slower, since it takes part of the GPU. And the ranks of a
-# step never end at the same moment: a collective begins when the slowest rank has come.
+# What several GPUs cost beyond kernels and collectives: a collective takes part of the GPU, so that
+# kernels beside it are slower, and it begins when the slowest rank has come.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """One optimizer step of all GPUs: groups of ranks, each with its own host and streams.
 
-All ranks of a group run the same. One GPU is one group of one rank with one micro-batch. Without a
-pipeline there is one group; with one, each stage is a group, and the schedule puts their passes
-together.
+All ranks of a group run the same. A step on one GPU has one group of one rank; in a pipeline each
+stage is a group, and the schedule puts the passes of the stages together.
 """
 
 from __future__ import annotations
@@ -72,8 +71,6 @@ class TimedGroup:
 
 
 class _PassTimes(NamedTuple):
-    """The passes of one part of the model."""
-
     forward: StepTime
     backward: StepTime
     last: StepTime
@@ -84,7 +81,6 @@ class _PassTimes(NamedTuple):
         return max(self.last.seconds - self.backward.seconds, 0.0)
 
     def total(self, count: int, name: str) -> float:
-        """The sum of a time over so many micro-batches."""
         forward, backward, last = (getattr(times, name) for times in self)
         return float(count * forward + (count - 1) * backward + last)
 
@@ -160,7 +156,6 @@ class OptimizerStep:
 
     @cached_property
     def _passes(self) -> list[list[_PassTimes]]:
-        """The passes of the parts of each stage."""
         return [
             [
                 _PassTimes(plain.play(0, plain.turn), plain.play(plain.turn), last.play(last.turn))
@@ -198,12 +193,9 @@ class Ranks(Brief):
     def alone_s(self, traced: Trace) -> float:
         """The time of a GPU's share of the work, if one GPU did all of it alone.
 
-        It accumulates the gradients of all micro-batches, and updates all weights once. Ranks that
-        share the update save time that this GPU needs.
-
-        Args:
-            traced: the step before it was spread. Code that is parallel itself is what one rank
-                runs.
+        It accumulates the gradients of all micro-batches and updates all weights once: ranks that
+        share the update save this time. Code that is parallel itself, as `traced`, is what one rank
+        runs.
         """
         strategy = self.spread.strategy
         optimizer = np.flatnonzero(self.alone.arrays.phase == _OPTIMIZER)
@@ -234,7 +226,6 @@ class Ranks(Brief):
         return replace(self.alone, trace=trace, answers=self.predictor.answers(trace))
 
     def _transfer_s(self) -> float | None:
-        """The time to send the boundary of a pipeline's stages to the next one."""
         tensor = self.spread.boundary
         if tensor is None:
             return None

@@ -1,16 +1,15 @@
 """The player: the time of a step from the times of its calls on the host and on the GPU.
 
-The host issues calls in order, and each costs it time. Each stream of the GPU runs its calls in
-order, each only after it was issued. A stream that waits for another starts its next call when the
-other has ended what was issued to it before. At a synchronisation the host waits for all streams.
-Collectives of one communicator run one after the other, on whatever streams they are: NCCL has one
-set of buffers for them.
-While a collective runs, kernels are slower, since it takes part of the GPU and of its memory
-bandwidth. Iterations follow each other: without a synchronisation the host already issues the next
-iteration while the GPU works on this one.
+The host issues calls in order. Each stream of the GPU runs its calls in order, each only after it
+was issued. A stream that waits for another starts its next call when the other has ended what was
+issued to it before. At a synchronisation the host waits for all streams. Without one, it issues the
+next iteration while the GPU works on this one.
 
-`play_streams` simulates all this. `play_one_stream` gives the same times for a step on one stream,
-without simulating each call.
+While a collective runs, kernels are slower, since it takes part of the GPU. Collectives of one
+communicator run one after the other, since NCCL has one set of buffers for them.
+
+`play_streams` simulates all this. `play_one_stream` gives the same times for one stream, without
+simulating each call.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _OF_ALL_RANKS = frozenset({"nccl.all_gather", "nccl.all_reduce", "nccl.reduce_sc
 """Collectives that share the communicator of their ranks. Tokens of experts and pipelines have
 communicators of their own."""
 _ITERATIONS = 3
-"""The steady state is reached in the second iteration and measured in the third."""
+"""The third iteration is measured: a step is in its steady state from the second one on."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ class _Streams:
     def run(
         self, stream: int, issued_s: float, seconds: float, communicator: object = None
     ) -> tuple[float, float]:
-        """When a call begins and ends that was issued at a moment."""
+        """When a call begins and ends that the host issued at a given time."""
         begin_s = max(issued_s, self.free_s.get(stream, 0.0))
         if communicator is not None:
             begin_s = max(begin_s, self.exchanged_s.get(communicator, 0.0))
@@ -157,7 +156,7 @@ class _Streams:
 def communicators(calls: Sequence[Call]) -> Iterator[tuple[int, object]]:
     """The positions of collectives among all ranks of a group, with the communicator of each.
 
-    The number of its ranks and how far they are apart tell it from others.
+    A communicator is known by the number of its ranks and the distance between them.
     """
     for position, call in enumerate(calls):
         if call.op.name in _OF_ALL_RANKS:
@@ -180,7 +179,7 @@ def play_streams(
         issue_s: the host's time for each call.
         gpu_s: the GPU time of each call when nothing else runs.
         syncs: positions of the calls after which the host waits for the GPU.
-        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
+        sync_s: what one synchronisation costs beyond waiting for the GPU.
         slowdown: a kernel takes 1 + this times as long while a collective runs.
         one_stream: whether the calls of all streams run one after the other.
     """
@@ -218,7 +217,7 @@ def play_streams(
     )
 
 
-# When each call of a step is issued by the host, and when it runs on the GPU.
+# The timetable: when each call is issued by the host, and when it runs on the GPU.
 
 
 COMPUTE = 0
@@ -316,7 +315,7 @@ class Timetable:
     def _covered_s(self, chosen: NDArray[np.bool_]) -> float:
         """The time of an iteration in which any of the chosen calls runs.
 
-        Calls that run beyond the end of their iteration run at the beginning of the next one.
+        What runs beyond the end of its iteration runs at the beginning of the next one.
         """
         chosen = chosen & (self.gpu_s > 0)
         begin_s = np.mod(self.begin_s[chosen], self.seconds)
@@ -331,10 +330,7 @@ class Timetable:
 
 
 def of_measured(trace: Trace) -> Timetable:
-    """The timetable of a measured step: when its kernels ran, as far as that was recorded.
-
-    Kernels without a recorded time follow each other. The host's calls follow each other, too.
-    """
+    """The timetable of a measured step; calls without a recorded time follow each other."""
     begin_s, gpu_s = np.zeros(len(trace)), np.zeros(len(trace))
     free_s = 0.0
     for index, call in enumerate(trace):
@@ -391,7 +387,6 @@ def host_name(table: Timetable) -> str:
 
 
 def _names(process: int, name: str, table: Timetable) -> Iterable[dict[str, Any]]:
-    """The metadata that names a process and its threads."""
     yield _metadata("process_name", process, _HOST, f"{name} (predicted)")
     yield _metadata("thread_name", process, _HOST, host_name(table))
     for stream in table.streams:
@@ -403,7 +398,6 @@ def _metadata(kind: str, process: int, thread: int, name: str) -> dict[str, Any]
 
 
 def _spans(process: int, table: Timetable) -> Iterable[dict[str, Any]]:
-    """The host's calls and waits, and the calls on the GPU, as complete events."""
     columns = (table.issued_s, table.issue_s, table.begin_s, table.gpu_s)
     rows = zip(table.calls, *(column.tolist() for column in columns), strict=True)
     for call, issued_s, issue_s, begin_s, gpu_s in rows:
@@ -438,7 +432,6 @@ def _span(
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """What a viewer shows beside a call."""
     return {
         "phase": str(call.phase),
         "module": call.module,

@@ -134,7 +134,7 @@ class Prediction(Shown):
 
     @property
     def _culprit(self) -> str:
-        """What a reader should look at when the time of the step cannot be."""
+        """What a reader should look at when the time of the step is impossible."""
         longest, missing = self.by_op()[0], ", ".join(list(self.unpredicted)[:3])
         part = f"longest op: {longest.name}" if longest.gpu_s else f"unpredicted: {missing or '-'}"
         return f"{part}, host: {self.host.name}"
@@ -336,7 +336,6 @@ class Prediction(Shown):
 
     @property
     def _lasts(self) -> list[TimedTrace]:
-        """The last micro-batch of a rank of each stage."""
         return [part.last for group in self._optimizer_step.groups for part in group.parts]
 
     @property
@@ -388,7 +387,6 @@ class Prediction(Shown):
 
     @cached_property
     def _range(self) -> tuple[float, float] | None:
-        """Low and high end of the step's time; None where no measured steps gave a range."""
         if self.ranks is not None:
             times = self.seconds, self.host_s, self.exposed_s, self.idle_s
             return ranges.range_on_several_gpus(self.ranks, self.makeup, *times)
@@ -397,11 +395,8 @@ class Prediction(Shown):
         return ranges.range_on_one_gpu(timed, basis, self.makeup, self.modelled)
 
 
-# How much of a step's work is of ops that no predictor could answer.
-#
-# Their GPU time is unknown and counts as 0, so the share of the step's bytes and FLOPs that is
-# theirs says how wrong its time may be. An op without a formula moves at least the bytes of its
-# tensors. Of a measured step the GPU time of each call is known too, and says it best.
+# How much of a step's work is of ops that no predictor could answer: their share of the bytes and
+# FLOPs, and of the GPU time where it was measured. Their predicted time counts as 0.
 
 
 WORTH_A_WORD = 0.02
@@ -427,8 +422,7 @@ def unpredicted_calls(steps: Sequence[TimedTrace]) -> dict[str, int]:
 def unpredicted_shares(steps: Sequence[TimedTrace]) -> dict[str, float]:
     """The share of ops without an answer in the work of some traces, by what is counted.
 
-    A share is left out where the step has none of what is counted: a profiler file may record no
-    shapes.
+    What the step has none of is left out: a profiler file may record no shapes.
     """
     missing = [np.array(_missing(timed)) for timed in steps]
     if not any(mask.any() for mask in missing):
@@ -443,7 +437,6 @@ def unpredicted_shares(steps: Sequence[TimedTrace]) -> dict[str, float]:
 
 
 def _missing(timed: TimedTrace) -> list[bool]:
-    """Whether each piece of work launches a kernel and has no answer."""
     pairs = zip(timed.work.launches, timed.answers, strict=True)
     return [launches and answer is None for launches, answer in pairs]
 
@@ -512,7 +505,7 @@ _NO_LINE = "no line of yours"
 def shares_by_line(runs: Sequence[tuple[TimedTrace, int]]) -> tuple[Share, ...]:
     """The GPU time of traces by line of the user's code, longest first.
 
-    The backward pass is at the line that starts it. Traces name all lines if they are asked to.
+    The backward pass counts at the line that starts it. A trace has all lines only on request.
     """
     return shares_by(runs, lambda timed: encode([c.line or _NO_LINE for c in timed.trace.calls]))
 
@@ -525,18 +518,14 @@ def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Sha
     return tuple(sorted(shares, key=lambda share: -share.gpu_s))
 
 
-# Predictions as they leave the functions that make them: checked.
+# The checks that every prediction passes.
 
 
 _CHECKED = ("seconds", "low_s", "high_s", "gpu_s", "host_s", "unpredicted_share")
 
 
 def checked_step(step: Prediction) -> Prediction:
-    """The prediction itself, if its times can be; every prediction passes here before it is told.
-
-    Raises:
-        InvalidInput: they cannot be; the message names the GPU and the field.
-    """
+    """A prediction whose times are checked; InvalidInput names the GPU and the wrong field."""
     parts_s = {"gpu_s": (share.gpu_s for share in step.by_op())}
     return checked(step, f"the step on {step.name}", _CHECKED, parts_s)
 

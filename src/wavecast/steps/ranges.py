@@ -1,18 +1,15 @@
 """The range of a step's time, by what is not known about it.
 
-How far the range of the GPU time reaches, in logarithms, is a sum over what it is made of
-(`Makeup`): the share of each kind of op times a width of that kind. There is one set of widths for
-each class of ignorance, which is how well the op models know the GPU (`Familiarity`). The host's
-time has a range of its own, by whether the host was calibrated. `lab/score/ranges.py` fits the
-widths by the interval score, each class shrunk towards all steps, and then multiplies those of a
-class by one factor, with which ranges made without the GPU and the source of a step hold nine in
-ten (split conformal prediction: Vovk, Gammerman and Shafer, "Algorithmic Learning in a Random
-World", 2005). A class that is not in the file has no range.
+The range of the GPU time reaches as far, in logarithms, as a sum over what the time is made of
+(`Makeup`): the share of each kind of op times a width of that kind. Widths depend on how well the
+op models know the GPU (`Familiarity`) or, for a measured step that is scaled, on where it was
+measured (`ScaledTo`, one width for all kinds). The host's time has a range of its own, by whether
+the host was calibrated.
 
-A measured step that is scaled to its GPU has a range of the same form, by its own classes
-(`ScaledTo`), each with one width for all kinds.
-
-`wavecast.steps.ranges` has the ranges of steps on several GPUs.
+`lab/score/ranges.py` fits the widths by the interval score, shrinks each class towards all steps,
+and multiplies the widths of a class by one factor, so that ranges made without the GPU and the
+source of a step hold nine in ten (split conformal prediction: Vovk, Gammerman and Shafer,
+"Algorithmic Learning in a Random World", 2005). A class that is not in the file has no range.
 """
 
 from __future__ import annotations
@@ -102,7 +99,7 @@ class ScaledTo(StrEnum):
 def scaling_of(scaler: Scaler, origin: Device, target: Device) -> ScaledTo | None:
     """How a scaler takes a measured step to its GPU; None if no steps tell how far off it is.
 
-    One of the GPUs must be `measured`, as our H200 is, on which all these steps were recorded.
+    One GPU must be `measured`, as our H200 is: all steps that tell were recorded on it.
     """
     ways = [scaler.familiarity(gpu) for gpu in (origin, target)]
     if None in ways:
@@ -117,8 +114,7 @@ def scaling_of(scaler: Scaler, origin: Device, target: Device) -> ScaledTo | Non
 def share_by_kind(steps: Sequence[TimedTrace]) -> float:
     """The share of a scaled step's GPU time that was scaled by the method of its kind of op.
 
-    The rest are ops of no known kind, and matmuls, convolutions and the like whose shapes are not
-    known, so that waves scaled them.
+    The rest was scaled by waves: ops of no known kind, and matmuls and the like of unknown shapes.
     """
     own_s = all_s = 0.0
     for timed in steps:
@@ -183,9 +179,8 @@ def xla_widening() -> Widening:
 def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
     """Low and high end of the GPU time of some traces, relative to it, from the ranges of ops.
 
-    Errors of ops of one kind are taken as fully correlated, those of different kinds as
-    independent. So the distances to the low and high ends add up within a kind, and their squares
-    add up between kinds.
+    Errors of ops of one kind are taken as fully correlated, so they add up; those of different
+    kinds are taken as independent, so their squares add up.
     """
     kind = steps[0].work.kind
     if len(steps) > 1:
@@ -203,17 +198,10 @@ def spread_of(steps: Sequence[TimedTrace]) -> tuple[float, float]:
 def range_on_one_gpu(
     timed: TimedTrace, known: Familiarity | ScaledTo | None, makeup: Makeup, modelled: float
 ) -> tuple[float, float] | None:
-    """The range of a step on one GPU; None where no measured steps gave one.
+    """The range of a step on one GPU; None where no measured steps gave one, as for CUDA graphs.
 
-    No step that gave ranges ran as a CUDA graph.
-
-    Args:
-        timed: the step.
-        known: how well the op models know the GPU, or how a measured step came to it. None if such
-            steps were never compared with measured ones.
-        makeup: what the GPU time is made of.
-        modelled: the share of the GPU time for which op models answered; of a scaled step the
-            share that was scaled by the method of its kind.
+    Of a scaled step, `modelled` is the share of the GPU time that was scaled by the method of its
+    kind of op.
     """
     if known is None or isinstance(timed.host, GraphedHost) or modelled < least_modelled(known):
         return None
@@ -229,7 +217,7 @@ def range_on_one_gpu(
 
 
 def least_computed(timed: TimedTrace) -> float:
-    """The share of the GPU time that is left if masks leave out all that data may close."""
+    """The share of the GPU time that is left if masks leave out all that data may let them."""
     seconds = (timed.op_s[:, 0] * timed.arrays.counts).tolist()
     shares = (least_share(call.op) for call in timed.arrays.works)
     done = sum(spent_s * share for spent_s, share in zip(seconds, shares, strict=True))
@@ -249,11 +237,7 @@ def least_modelled(known: Familiarity | ScaledTo = Familiarity.MEASURED) -> floa
 
 
 def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Spread | None:
-    """The range of the GPU time, relative to it.
-
-    Returns:
-        None if nothing gave it.
-    """
+    """The range of the GPU time, relative to it; None if no measured steps gave it."""
     row = _gpu_row(known)
     if row is None:
         return None
@@ -291,15 +275,9 @@ def covered_hosts(host: HostModel) -> CoveredHosts | None:
 
 
 def held(gpu_known: Familiarity | ScaledTo, *, known: bool, bound_by: str) -> Coverage | None:
-    """How many measured steps lay in their ranges, of steps like this one.
+    """How many measured steps like this one lay in their ranges; None if there are no such ranges.
 
-    Args:
-        gpu_known: how well the op models know the GPU, or how a measured step came to it.
-        known: whether the host was calibrated.
-        bound_by: "gpu", "host" or "both". For both, the figures of the one that held fewer.
-
-    Returns:
-        None if there are no such ranges.
+    If both host and GPU bound the step, the figures of the one that held fewer count.
     """
     gpu, host = _gpu_row(gpu_known), _host_row(known)
     if gpu is None or host is None:
@@ -325,23 +303,20 @@ def _shipped() -> Mapping[str, Any]:
     return shipped_toml(FILE)
 
 
-# The range of a step on several GPUs, by what its time is spent on and what is not known about it.
+# The range of a step on several GPUs.
 #
-# While a rank computes, a step is as uncertain as one on one such GPU (`wavecast.steps.ranges`).
-# What no op shows comes on top: the framework, the state of the network. That reaches as far as
-# published steps need, in logarithms, and further for exposed communication and for steps with
-# both tensor and pipeline ranks (`COMMUNICATION`, `LAYERED`). There is one width to each side. The
-# two errors have nothing to do with each other, so their widths add up in squares.
-# `lab/score/parallel_ranges.py` fits it, and judges each step by that of other sources. Hosts have
-# the range that they have on one GPU.
+# While a rank computes, the range is that of one GPU. What no op shows comes on top, such as the
+# framework or the state of the network: as much as published steps need, and more for exposed
+# communication and for steps with both tensor and pipeline ranks (`COMMUNICATION`, `LAYERED`). The
+# two errors are independent, so their widths add up in squares. `lab/score/parallel_ranges.py` fits
+# the second one, and judges each step by that of other sources. Hosts have their range of one GPU.
 
 
 PARALLEL_FILE = "models/parallel_ranges.toml"
 """The shipped file, below `data/`."""
 COMMUNICATION, LAYERED = 1.0, 1 / 3
-"""How much further a range reaches for a step that only communicates, and for one of which both the
-layers and the model are divided. Assumed: widths that were fitted to them described the sources,
-and were worse for sources left out (lab/notes)."""
+"""How much further a range reaches for a step that only communicates, and for one with tensor and
+pipeline ranks. Assumed: fitted widths were worse for sources left out (lab/notes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +333,7 @@ class RangeParts:
     """The step's time with the fastest and the slowest hosts."""
 
     def ends(self, below: float, above: float) -> tuple[float, float]:
-        """Low and high end, with such widths, in logarithms, for what no op shows.
+        """Low and high end, for given widths, in logarithms, of what no op shows.
 
         >>> alone, hosts = Spread(0.5, 2.0), Spread(0.9, 3.0)
         >>> RangeParts(1.0, 1.0, alone, hosts).ends(0.0, 0.0)
@@ -392,8 +367,7 @@ def parts_of(
 ) -> RangeParts | None:
     """What the range is made of, from the arguments of `range_on_several_gpus`.
 
-    Hosts that have time to spare change nothing, so steps are only played with other hosts where
-    the slowest ones would come near to the step's time.
+    Other hosts are played only where the slowest ones would come near to the step's time.
     """
     predictor, strategy = ranks.predictor, ranks.spread.strategy
     familiarity = predictor.kernels.familiarity(predictor.device)

@@ -169,7 +169,6 @@ def _on_one_gpu(
 
 
 def _graphed(trace: Trace, host: Host | RecordedHost) -> HostModel:
-    """The host when it replays the whole step as one CUDA graph."""
     assert isinstance(host, Host)  # the times of a recorded one are those of single calls
     refuse_waits(trace.calls)
     return host.graphed()
@@ -207,7 +206,7 @@ def _host_of(pace: Pace, recorded: bool) -> Host | RecordedHost:
     return REFERENCE_HOST if pace.host_factor == 1 else REFERENCE_HOST.scaled(pace.host_factor)
 
 
-# Steps that are spread over several GPUs, predicted for one strategy or for many.
+# Steps that are spread over several GPUs.
 
 
 def predict_parallel(
@@ -217,11 +216,7 @@ def predict_parallel(
     host: HostModel,
     notes: tuple[str, ...] = (),
 ) -> Prediction:
-    """The time of one optimizer step that is spread over the GPUs of a cluster.
-
-    Raises:
-        InvalidInput: the step cannot be spread this way. The message says what would fit.
-    """
+    """The time of an optimizer step spread over a cluster; InvalidInput says what would fit."""
     steps = ParallelSteps(trace, predictor, host)
     step = steps.spread(strategy)
     if isinstance(host, GraphedHost):
@@ -250,8 +245,7 @@ class ParallelSteps:
     def spread(self, strategy: Parallel) -> ParallelStep:
         """What each group of ranks runs, with a pipeline's stages cut at equal predicted time.
 
-        Raises:
-            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
         """
         refuse_without_network(strategy, self._predictor.cluster)
         refuse_unknown_host(strategy, self._predictor.cluster)
@@ -260,8 +254,7 @@ class ParallelSteps:
     def rank_trace(self, strategy: Parallel) -> TimedTrace:
         """One micro-batch of a rank with its share of each layer, before anything else is done.
 
-        Raises:
-            InvalidInput: the step cannot be spread this way. The message says what would fit.
+        Raises InvalidInput if the step cannot be spread so. The message says what would fit.
         """
         refuse_without_network(strategy, self._predictor.cluster)
         trace = self._spreader.rank_trace(strategy)
@@ -272,7 +265,7 @@ class ParallelSteps:
         return checked_step(self.unplayed(step, notes))
 
     def unplayed(self, step: ParallelStep, notes: tuple[str, ...] = ()) -> Prediction:
-        """The prediction of a step whose times nobody has asked for yet; `checked_step` does."""
+        """The prediction of a step whose times are computed when they are needed."""
         return Prediction(
             trace=self.trace,
             device=self._predictor.device,
@@ -317,7 +310,7 @@ def refuse_unknown_host(strategy: Parallel, cluster: Cluster) -> None:
         )
 
 
-# Checks of the arguments of `predict`, each with a message that says what to do instead.
+# Checks of the arguments, each with a message that says what to do instead.
 
 
 def checked_target(trace: object, gpu: Device | str) -> Device:
@@ -435,10 +428,7 @@ def _nothing_to_scale() -> InvalidInput:
 
 
 def refuse_waits(calls: Sequence[Call]) -> None:
-    """Raise InvalidInput if the host waits for the GPU before the end of the step.
-
-    No CUDA graph can hold such a wait.
-    """
+    """Raise InvalidInput if the host waits for the GPU within a step: CUDA graphs hold no waits."""
     works = kernels(calls) > 0
     for position, call in enumerate(calls):
         later = zip(calls[position + 1 :], works[position + 1 :], strict=True)

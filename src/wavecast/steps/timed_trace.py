@@ -120,7 +120,7 @@ class TimedTrace:
 
     @cached_property
     def _issue_s(self) -> Seconds:
-        """The host's time for each call, in seconds; kept, since passes are played one by one."""
+        """The host's time for each call, kept because passes are played one by one."""
         return issue_times(self.arrays, self.host)
 
     @property
@@ -130,7 +130,6 @@ class TimedTrace:
 
     @property
     def _syncs(self) -> tuple[int, ...]:
-        """The positions of the calls after which the host waits and the GPU idles."""
         return self.arrays.syncs if self.pace is None or self.pace.waits else ()
 
     @property
@@ -141,7 +140,6 @@ class TimedTrace:
 
     @property
     def _gap_s(self) -> Seconds | float:
-        """The GPU's idle time between the kernels of each call, in seconds."""
         if self.pace is None and not self.has_gaps:
             return 0.0
         gaps_s = self.host.kernel_gaps(self.trace.calls)
@@ -153,10 +151,7 @@ class TimedTrace:
 
 
 class _Queue:
-    """The arguments of `play_streams`, equal if they are played alike.
-
-    Then times, streams, waits and the communicators of collectives are equal.
-    """
+    """The arguments of `play_streams`, equal if times, streams, waits and communicators are."""
 
     def __init__(self, arguments: _Arguments, streams: Codes) -> None:
         self.arguments = arguments
@@ -195,10 +190,8 @@ def issue_times(arrays: StepArrays, host: HostModel) -> Seconds:
     return host.issue_times(arrays.calls)
 
 
-# The GPU's idle time between kernels that follow each other, where op times leave it out.
-#
-# Op times of a chip that we measured are those of its kernels alone. The public op times of other
-# chips come from loops over one op, which include what lies between two kernels.
+# The GPU's idle time between kernels. Op times of chips that we measured are of kernels alone;
+# the public ones of other chips come from loops over one op, which include what lies between two.
 
 
 GAP_S = 1.4e-6
@@ -228,11 +221,9 @@ def kernel_gaps(arrays: StepArrays) -> Seconds:
     return idle_s
 
 
-# The pace of a measured step: corrections that make its parts add up to its measured time.
-#
-# Kernels on several streams overlap, the GPU idles between kernels, and no profiler sees the
-# host's time between ops. The pace holds these three effects, so that a measured step, predicted
-# for its own GPU, takes the time that was measured.
+# The pace of a measured step. Kernels on several streams overlap, the GPU idles between kernels,
+# and no profiler sees the host's time between ops. With these three effects, a measured step that
+# is predicted for its own GPU takes the time that was measured.
 
 
 _SMALLEST_HOST_FACTOR = 0.5
@@ -248,8 +239,7 @@ class Pace:
     """The share of each call's kernel time that no other kernel covers. The other kernel may be
     one of this step or, where steps overlap, one of the steps before and after."""
     gap_s: Seconds
-    """The idle time between the kernels of each call, in seconds. A faster GPU does not shorten
-    it."""
+    """The seconds between the kernels of each call, which a faster GPU does not shorten."""
     host_factor: float
     """The host's recorded times are multiplied by this."""
     waits: bool = True
@@ -259,14 +249,10 @@ class Pace:
 def pace_of(
     calls: Sequence[Call], issue_s: Seconds, measured_s: float | None, sync_s: float = 0.0
 ) -> Pace:
-    """The pace of measured calls.
+    """The pace of measured calls, from the host's recorded times.
 
-    Args:
-        calls: the calls of the step, with their kernels.
-        issue_s: the host's recorded time for each call.
-        measured_s: the measured time of the whole step. None when unknown; the parts are then
-            used without corrections.
-        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
+    Without the measured time of the whole step, the parts are used without corrections. `sync_s` is
+    what one synchronisation costs beyond waiting for the GPU.
     """
     hidden = [ops.kind(call.op) is Kind.COLLECTIVE for call in calls]
     exposed = np.array(file.exposed_s(calls, hidden), dtype=float)
@@ -298,8 +284,8 @@ def _reconcile(
     """The host factor and the gap per kernel with which the step takes the measured time.
 
     If the step took longer than its parts explain, the slower side is made slower: the host by a
-    factor above 1, or the GPU by gaps between kernels. If it took less, the recording had slowed
-    the host down, and the host gets a factor below 1. Kernel times are never changed.
+    factor above 1, or the GPU by gaps. If it took less, the recording had slowed the host down,
+    which gets a factor below 1. Kernel times are never changed.
     """
     if step_s(1.0, 0.0) > measured_s:
         return _solve(lambda host: step_s(host, 0.0), measured_s, 0.0, 1.0), 0.0
@@ -311,10 +297,7 @@ def _reconcile(
 
 
 def _solve(rising: Callable[[float], float], goal: float, low: float, high: float) -> float:
-    """The argument at which a non-decreasing function reaches `wanted`, found by bisection.
-
-    The nearest end of the interval when it never does.
-    """
+    """The argument at which a non-decreasing function reaches the goal; else the nearest end."""
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < goal else (low, middle)

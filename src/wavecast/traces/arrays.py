@@ -28,9 +28,7 @@ class StepArrays(Brief):
     works: tuple[Call, ...]
     """One call for each distinct piece of work."""
     counts: Codes
-    """The number of calls of each piece of work."""
     names: tuple[str, ...]
-    """The distinct names of ops."""
     name: Codes
     """The op name of each piece of work, as a position in `names`."""
     work: Codes
@@ -38,7 +36,6 @@ class StepArrays(Brief):
     phase: Codes
     """The phase of each call, as a position in `Phase`."""
     stream: Codes
-    """The stream of each call."""
     syncs: tuple[int, ...]
     """The positions of the calls after which the host waits for the GPU."""
 

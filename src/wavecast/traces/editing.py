@@ -22,7 +22,7 @@ from wavecast.traces.step import Allocation, Call, Op, Role, TensorSpec, Trace, 
 
 
 class Inserted(NamedTuple):
-    """The place of an inserted call: before which call, and the how manieth there."""
+    """The place of an inserted call: the call before which it runs, and its number there."""
 
     position: int
     order: int
@@ -57,14 +57,9 @@ class Edit:
         """Insert calls before a position, after what was inserted there already.
 
         Between two calls of a compiled graph they belong to it, unless they name another, or are
-        guards, which precede the call of a graph.
-
-        Args:
-            position: the call before which they run; the number of calls for the end.
-            calls: what is inserted.
-            after_frees: whether memory that is freed before the position is freed before them too.
-                All later insertions at this position then follow the release as well. At the end
-                this is so in any case.
+        guards, which precede the call of a graph. With `after_frees`, memory that is freed before
+        the position is freed before them too, and so it is for all later insertions there; at the
+        end it is in any case.
         """
         here = self._inserted.setdefault(position, [])
         first = len(here)
@@ -105,10 +100,7 @@ class Edit:
         return self._moved[position]
 
     def reshape(self, value: int, spec: TensorSpec) -> None:
-        """Give a value another spec, in all calls that use it.
-
-        Its memory gets the size in proportion, if it is not a view of another value.
-        """
+        """Give a value another spec, and its memory the size in proportion, unless it is a view."""
         old = self._values[value]
         self._values[value] = replace(old, spec=spec)
         self._reshaped.add(value)
@@ -185,10 +177,7 @@ class Edit:
         )
 
     def _fit(self, calls: list[Call], changed: Iterable[int]) -> list[Call]:
-        """Let the specs of calls and values agree.
-
-        A changed call that sees a value with another spec reads or writes a view of it.
-        """
+        """Let calls and values agree: a changed call may see a value through a view."""
         if self._reshaped:
             calls = [self._with_specs(call) for call in calls]
         views: dict[tuple[int, TensorSpec], int] = {}
@@ -276,12 +265,10 @@ class _Layout:
             self._call_at[position] = self._at(place, self._call_at)
 
     def changed(self, replaced: Iterable[int]) -> list[int]:
-        """The new positions of calls that were inserted or replaced."""
         kept = [self._call_at[position] for position in replaced if position not in self._removed]
         return kept + self.inserted()
 
     def inserted(self) -> list[int]:
-        """The new positions of calls that were inserted or moved."""
         return [
             begin + order
             for position, begin in self._begins.items()

@@ -28,11 +28,7 @@ _PHASES, _ROLES = tuple(Phase), tuple(Role)
 
 
 def encode(trace: Trace) -> dict[str, Any]:
-    """The trace as tables and columns, ready for JSON.
-
-    Raises:
-        ValueError: calls and values do not agree.
-    """
+    """The trace as tables and columns, ready for JSON; ValueError if calls and values disagree."""
     specs, ops, texts, launches = DistinctItems(), DistinctItems(), DistinctItems(), DistinctItems()
     calls = {
         "op": differences(ops.add(c.op) for c in trace.calls),
@@ -155,10 +151,10 @@ def marks(column: Iterable[int | None]) -> list[list[int | None]]:
 
 # The values of a trace as columns of a file, and back.
 #
-# Values are numbered in the order of their first use, so that a value's spec is that of the op
-# that uses it first. All uses are one list: for each call what it reads, then what it writes. 0 is
-# the next new value, and another number leads from the value of the use before it to this one.
-# Equal layers have equal numbers, so the list packs well.
+# Values are numbered in the order of their first use, by which their spec is known. All uses are
+# one list: for each call what it reads, then what it writes. 0 is the next new value, and another
+# number leads from the value of the use before it to this one. Equal layers have equal numbers, so
+# the list packs well.
 
 
 Uses = tuple[tuple[int, ...], tuple[int, ...]]
@@ -167,11 +163,7 @@ _FIELDS = ("uses", "unknown", "allocation", "view_of", "names", "parameter", "gr
 
 
 def encode_values(trace: Trace, texts: DistinctItems) -> dict[str, Any]:
-    """The values that the calls of a trace use.
-
-    Raises:
-        ValueError: calls and values do not agree.
-    """
+    """The values that the calls of a trace use; ValueError if calls and values disagree."""
     trace = compacted(trace)
     uses: list[int] = []
     unknown: list[int] = []
@@ -239,11 +231,7 @@ def _parts(name: str) -> tuple[str, str]:
 def decode_values(
     columns: Any, called: Sequence[Op], allocations: int, texts: Sequence[str]
 ) -> tuple[list[Uses], tuple[Value, ...]]:
-    """What each call reads and writes, and the values, from an untrusted source.
-
-    Raises:
-        Malformed: the columns are not what `encode_values` makes.
-    """
+    """The values, and what calls read and write, from untrusted columns; Malformed if damaged."""
     fields = read.exact_fields(columns, "values", _FIELDS)
     uses, specs = _uses(fields, called)
     count = len(specs)
@@ -347,11 +335,7 @@ _WITH_GRAPHS = 3
 
 
 def decode(body: Any, version: int) -> Trace:
-    """The trace in JSON from an untrusted source, checked completely.
-
-    Raises:
-        Malformed: it is something else; the message says where.
-    """
+    """The trace in untrusted JSON, checked completely; Malformed says where it is none."""
     fields = read.exact_fields(_completed(body, version), "trace", _TRACE_FIELDS)
     specs = [_spec(row, f"specs[{i}]") for i, row in _numbered_rows(fields["specs"], "specs")]
     ops = [_op(row, specs, f"ops[{i}]") for i, row in _numbered_rows(fields["ops"], "ops")]

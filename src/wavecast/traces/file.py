@@ -1,8 +1,7 @@
 """Trace files: gzipped JSON with a version and a checksum, read strictly.
 
-A file is one JSON object {"format", "version", "sha256", "trace"}. Tensors, ops, module paths and
-launches are tables; calls and allocations are columns of indices into these tables, so that a layer
-repeated a hundred times is stored once (`wavecast.traces.encoding`).
+A file is one JSON object {"format", "version", "sha256", "trace"}, in which what repeats, such as
+equal layers, is stored once (`wavecast.traces.encoding`).
 """
 
 from __future__ import annotations
@@ -48,15 +47,7 @@ def write(trace: Trace, path: Path) -> None:
 
 
 def read(path: Path, *, follow: bool = True) -> Trace:
-    """The trace in a file.
-
-    Args:
-        path: the file.
-        follow: whether the path may be a link.
-
-    Raises:
-        InvalidInput: the file is not a complete and unaltered trace file.
-    """
+    """The trace in a file, which may be a link if `follow`; InvalidInput if it is damaged."""
     document = _parse(path, follow)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         _refuse(path, "it is not a wavecast trace; Trace.save writes one")
@@ -99,7 +90,7 @@ def _digest(body: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-# Intervals of time in which kernels ran: their union, and the time of each that is not hidden.
+# Intervals of time in which kernels ran.
 
 
 Interval = tuple[float, float]

@@ -1,7 +1,7 @@
-"""The compiled graphs of a step.
+"""The compiled graphs of a step; `Call.graph` says which one a call belongs to.
 
-`Call.graph` says which graph a call belongs to. The first calls of a graph are marks of the host's
-work: the call of the compiled code and, if its kernels are replayed, the launch of a CUDA graph.
+The first calls of a graph are marks of the host's work: the call of the compiled code and, if its
+kernels are replayed, the launch of a CUDA graph.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class CompiledGraph:
 
     number: int
     marks: tuple[int, ...]
-    """The positions of its marks."""
     members: tuple[int, ...]
     """The positions of its other calls: kernels, library calls, and what was inserted there."""
     is_replayed: bool

@@ -1,7 +1,7 @@
 """Several measurements of one step, joined: kernels from one, counters or memory from another.
 
-Measuring tools disturb each other. So TBD samples a run several times, each time with another tool,
-and merges the results (Zhu et al., IISWC 2018, section III-D).
+Measuring tools disturb each other, so TBD samples a run several times, each time with another tool
+(Zhu et al., IISWC 2018, section III-D).
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ def join(traces: Sequence[Trace]) -> Trace:
     """One measured trace made of several: the first, completed from the others.
 
     The times of the whole step are medians of the known ones. Counters go to kernels of the same
-    name and launch. Memory and samples come from the first trace that has them.
-
-    Raises:
-        InvalidInput: a trace was not measured, or on another GPU, or ran other kernels.
+    name and launch. Memory and samples come from the first trace that has them. Raises InvalidInput
+    if a trace was not measured, or on another GPU, or ran other kernels.
     """
     if not traces:
         raise InvalidInput("there is nothing to join; give at least one measured trace")
@@ -77,7 +75,6 @@ def _refuse_another_step(first: Trace, other: Trace) -> None:
 
 
 def _counters(trace: Trace) -> Iterable[tuple[KernelKey, Counted]]:
-    """The counts of every kernel that has them."""
     for call in trace:
         for kernel in call.kernels:
             key = key_of(kernel)
@@ -141,18 +138,16 @@ def with_counters(trace: Trace, counted: Mapping[KernelKey, Counted]) -> Trace:
     return replace(trace, calls=calls)
 
 
-# A trace at a larger batch, from the traces of two smaller ones.
-#
-# The calls of most steps are the same at every batch, and their sizes are lines in the batch: `a +
-# b n`, with neither below zero. Where two traces agree in everything else, a third one follows
-# from them exactly, in a fraction of the time. Where they do not, the step is traced.
+# A trace at a larger batch, from the traces of two smaller ones. The calls of most steps are the
+# same at every batch, and their sizes are lines in the batch: `a + b n`, with neither below zero.
+# Where two traces agree in everything else, a third one follows exactly, in a fraction of the time.
+# Where they do not, the step is traced.
 
 
 _INDEXED_BY_32_BITS = 1 << 31
 """Kernels treat tensors of more elements otherwise, and libraries cut them into parts."""
 FEWEST = 2
-"""The smallest batch that others follow from: a single sample has no order in memory, and code
-often treats it otherwise."""
+"""The smallest batch that others follow from: code often treats a single sample otherwise."""
 _REPLACED = ("bitsandbytes.gemm_4bit",)
 """Ops for a few rows, in whose place others run where there are more."""
 T = TypeVar("T")
@@ -163,14 +158,7 @@ class _Unlike(Exception):
 
 
 def at_batch(small: Trace, large: Trace, batches: tuple[int, int], batch: int) -> Trace | None:
-    """The trace at a batch, from those at two smaller ones; None if it does not follow from them.
-
-    Args:
-        small: the trace at the smaller batch.
-        large: the trace at the larger batch.
-        batches: their batches.
-        batch: the batch to predict, larger than both.
-    """
+    """The trace at a batch, from two at smaller ones; None if it does not follow from them."""
     if min(batches) < FEWEST or small.measurement is not None:
         return None
     if any(call.graph is not None or call.op.base in _REPLACED for call in large):
@@ -194,7 +182,6 @@ class _SizeLine:
         self._specs: dict[tuple[TensorSpec, TensorSpec], TensorSpec] = {}
 
     def trace(self, small: Trace, large: Trace) -> Trace:
-        """The trace at the batch."""
         alike = ("framework", "capability", "unit", "asks_capability", "notes")
         _same([getattr(small, name) for name in alike], [getattr(large, name) for name in alike])
         samples = None

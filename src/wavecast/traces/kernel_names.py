@@ -56,13 +56,13 @@ def is_product(name: str) -> bool:
 def is_gemm_or_convolution(name: str) -> bool:
     """Whether Daydream classifies it as compute-bound (Zhu et al., ATC 2020, section 5.1).
 
-    Its rule names "sgemm" and "scudnn"; the names of other kernels for the same work are ours.
+    Its rule has "sgemm" and "scudnn"; names of other kernels for the same work are ours.
     """
     return _GEMM_OR_CONVOLUTION.search(name) is not None
 
 
 def rounds_to_tf32(name: str) -> bool:
-    """Whether a kernel of a float32 product rounds its inputs to TF32."""
+    """Whether a kernel of a float32 matmul rounds its inputs to TF32."""
     return _TF32.search(name) is not None
 
 
@@ -72,7 +72,7 @@ def is_triton(name: str) -> bool:
 
 
 def is_collective(name: str) -> bool:
-    """Whether a kernel exchanges data with other GPUs."""
+    """Whether a kernel sends data to other GPUs."""
     return name.startswith(_COMMUNICATION_LIBRARIES)
 
 

@@ -23,10 +23,10 @@ def recomputed(calls: Sequence[Call]) -> set[int]:
     back must then come beside a call that it came beside in the forward pass.
 
     Where no values were recorded, all calls of a module must come back, since a gradient may run an
-    equal op by chance; and one of them must have a gradient that is an op of its own, or come
+    equal op by chance. One of them must also have a gradient that is an op of its own, or come
     beside such a call. Neighbours that may be the gradients of other neighbours do not count: a
-    module that reshapes its input and, at its end, shapes it back has a backward pass of just the
-    same calls.
+    module that reshapes its input and, at its end, shapes it back has a backward pass of the same
+    calls.
     """
     forward: dict[str, list[int]] = defaultdict(list)
     for position, call in enumerate(calls):
@@ -129,7 +129,7 @@ class _Gradients:
             self._known.update(value for value in call.writes if value not in self._forward)
 
 
-# The repeated blocks of a model, found in the modules of a trace.
+# The repeated blocks of a model.
 
 
 _NUMBERED = re.compile(r"^(.*?\.\d+)(\.|$)")
@@ -145,9 +145,9 @@ def blocks_of(trace: Trace) -> list[str]:
 def block_finder(trace: Trace) -> Callable[[str], str]:
     """A function that gives the block of a module; empty if it is in none.
 
-    A block is the outermost of several similar modules: one that is numbered, as in a ModuleList or
-    Sequential, or one of several root modules of the same class. A numbered layer without layers
-    inside, as in a stem of a convolution and a norm, is one only if there are no larger ones.
+    A block is the outermost of several similar modules: one that is numbered, as in a ModuleList,
+    or one of several root modules of the same class. A numbered layer without layers inside, as in
+    a stem of a convolution and a norm, is one only if there are no larger ones.
     """
     modules = {call.module for call in trace}
     roots = {module.split(".")[0] for module in modules}

@@ -83,13 +83,8 @@ class Loading(Shown):
     def iteration_s(self, step_s: float, host_s: float, *, waits: bool) -> float:
         """The time from one step to the next, with the loading of its batches.
 
-        Workers load beside the step. Without any, the training process loads, and then issues ops.
-
-        Args:
-            step_s: the predicted time of the step.
-            host_s: the host's time to issue its ops.
-            waits: whether the step makes the host wait for the GPU, which has nothing to do then
-                while the next batch is loaded.
+        Workers load beside the step. Without any, the training process loads, and then issues ops;
+        if the step `waits` for the GPU, the GPU has nothing to do meanwhile.
         """
         if self.workers:
             return max(step_s, self.step_s)
@@ -98,7 +93,7 @@ class Loading(Shown):
 
 @dataclass(frozen=True)
 class UnevenSteps(Shown):
-    """Steps of a cycle that are alike, and not as the step that repeats."""
+    """Steps of a cycle that are alike, but differ from the step that repeats."""
 
     begin: int
     """The first call of one of them in the trace of the cycle."""

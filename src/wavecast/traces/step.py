@@ -353,10 +353,9 @@ def load_trace(path: str | Path) -> Trace:
     return file.read(Path(path))
 
 
-# Calls that contradict themselves, such as a view of six elements as eight.
-#
-# A trace file may say anything, and the rules of ops trust what a call says of its tensors. Where
-# a rule is applied to a call, what goes wrong is told as an InvalidInput that names the call.
+# Calls that contradict themselves, such as a view of six elements as eight. A trace file may say
+# anything, and the rules of ops trust it. An error of a rule becomes an InvalidInput that names the
+# call.
 
 
 CONTRADICTIONS = (ArithmeticError, LookupError, TypeError, ValueError)

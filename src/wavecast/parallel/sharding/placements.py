@@ -22,8 +22,7 @@ UNKNOWN = 0xFFFF
 class ShardLayout:
     """Which rank has which element along a sharded dimension.
 
-    A shard is not always one piece: each rank has some heads of the queries, of the keys and of
-    the values of a fused weight.
+    A shard may have many pieces: some heads of each of the queries, keys and values.
     """
 
     owners: bytes
@@ -149,10 +148,9 @@ def _strides(
     return None if strides == tuple(reversed(contiguous)) else strides
 
 
-# Ops that move elements without computing: what they do to an array of marks on a tensor.
-#
-# An array has one mark an element. It has size 1 along dimensions that all have the same marks, so
-# the heads of a (batch, sequence, heads, features) tensor are marked by a (1, 1, heads, 1) array.
+# Ops that move elements without computing: what they do to an array with a mark for each element.
+# The array has size 1 along dimensions of equal marks: (1, 1, heads, 1) for the heads of (batch,
+# sequence, heads, features).
 
 
 Marks = NDArray[Any]

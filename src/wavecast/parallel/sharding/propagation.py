@@ -1,8 +1,7 @@
 """Propagation of placements along the values of a step, on one axis of ranks.
 
-Each call gets the placements of what it reads, and its outcome says which of them must be
-redistributed first: partial sums are reduced, shards are gathered, replicas are sliced. As in
-Megatron and DTensor, a layer by rows reduces its own output, and the gradient of what layers by
+Before a call, partial sums are reduced, shards are gathered and replicas are sliced as it needs. As
+in Megatron and DTensor, a layer by rows reduces its own output, and the gradient of what layers by
 columns read is reduced when it is complete.
 """
 
@@ -44,11 +43,7 @@ class Propagation(PlacementState):
     """The placements of a step on one axis of ranks, from those of its parameters and inputs."""
 
     def run(self) -> Propagation:
-        """Propagate through all calls.
-
-        Raises:
-            InvalidInput: an op cannot be sharded so. Says which, where and why.
-        """
+        """Propagate through all calls; InvalidInput names the op that cannot be sharded so."""
         backward = [i for i, c in enumerate(self.trace) if c.phase is Phase.BACKWARD]
         end = backward[-1] + 1 if backward else len(self.trace)
         for position, call in enumerate(self.trace):
@@ -233,7 +228,7 @@ class Propagation(PlacementState):
         return op.base in CASTS and not forward
 
     def _passes_rows(self, op: Op, partial: list[bool]) -> bool:
-        """Whether rows in the order of experts stay partial: while they do not get more."""
+        """Whether rows in the order of experts stay partial: unless an op makes more of them."""
         dims = dims_of(op)
         size = max(t.numel for t, p in zip(op.inputs, partial, strict=True) if p)
         if dims is None or op.outputs[0].numel > size:
@@ -433,7 +428,6 @@ class Propagation(PlacementState):
         return tuple(self.placed.get(value, REPLICATE) for value in call.reads)
 
     def _send(self, position: int, call: Call, index: int, needed: Placement) -> None:
-        """Send rows to the ranks of their experts, or back."""
         value = call.reads[index]
         if call.op.base != GROUPED and needed != REPLICATE:
             return  # what is known of the rows is known where they are

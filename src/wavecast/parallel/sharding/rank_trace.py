@@ -130,7 +130,6 @@ class _RankTrace:
             raise contradiction("sharding", call, error) from error
 
     def _part_of(self, position: int, call: Call) -> Call:
-        """The call on one rank."""
         placed = [axis.placements.calls.get(position) for axis in self.axes]
         if not any(placed):
             self._read(position, call.reads)
@@ -290,7 +289,7 @@ class _RankTrace:
         return [*counts, *calls, replace(sort, reads=(received,), writes=writes)]
 
     def _counts(self, transfer: Exchange, ranks: RankAxis) -> list[Call]:
-        """How many tokens each expert gets, exchanged once: the host waits for it."""
+        """The all-to-all of how many tokens each expert gets: once, since the host waits for it."""
         phase, module = transfer.call.phase, transfer.call.module
         if phase is not Phase.FORWARD:
             return []

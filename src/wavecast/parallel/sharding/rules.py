@@ -11,7 +11,7 @@ from wavecast.ops import Kind
 from wavecast.parallel.sharding.placements import dim_of
 from wavecast.traces.step import Op, TensorSpec
 
-# The rules of fused attention and of convolutions.
+# Fused attention and convolutions.
 
 
 def convolution(op: Op) -> Dims | None:
@@ -87,11 +87,9 @@ def attention(op: Op) -> Dims | None:
     return Dims(inputs, results[: len(op.outputs)], whole, repeats=repeats)
 
 
-# Labels of an op's dimensions: what is the same in its inputs and outputs.
-#
-# Equal labels go together: they are sharded alike or not at all. A label of inputs that an output
-# lacks is summed there, so that a shard of it gives partial sums. An empty label is a dimension of
-# size 1 that is broadcast, or one that nothing depends on.
+# Labels of an op's dimensions. Equal labels go together: they are sharded alike or not at all. A
+# label of inputs that an output lacks is summed there, so that a shard of it gives partial sums. An
+# empty label is a dimension of size 1 that is broadcast, or one that nothing depends on.
 
 
 Labels = tuple[str, ...]

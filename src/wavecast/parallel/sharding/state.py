@@ -67,9 +67,8 @@ class Exchange:
     call: Call
     """The call for which it is done, with the phase and the module."""
     spec: TensorSpec
-    """The whole tensor."""
     with_values: tuple[int, ...] = ()
-    """Further values that are exchanged as one flat tensor."""
+    """Further values that are sent with it, as one flat tensor."""
 
     @property
     def is_copy(self) -> bool:
@@ -141,7 +140,6 @@ class PlacementState:
         return len(self.exchanges) - 1
 
     def _replace(self, position: int, name: str, value: int, target: Placement, call: Call) -> None:
-        """Redistribute a value for all calls that follow."""
         self._copy_of[value] = self._exchange(position, name, value, target, call)
         self._set(value, target)
 
@@ -190,7 +188,7 @@ def _destinations(trace: Trace) -> dict[int, tuple[str, bool]]:
 
 
 def _to_experts(trace: Trace) -> set[int]:
-    """The values from which a grouped matmul follows, with pointwise ops and views between."""
+    """The values that reach a grouped matmul through pointwise ops and views."""
     sent: set[int] = set()
     if not any(call.op.base == GROUPED for call in trace):
         return sent
@@ -209,10 +207,9 @@ def _chooses(op: Op) -> bool:
     return dims is None or dims.rows or bool(dims.factors) or bool(dims.whole)
 
 
-# The placements of an op's outputs from those of its inputs, and which inputs it needs otherwise.
-#
-# This is DTensor's question of each op. Labels of dimensions (`rules`) answer it for ops that
-# compute, and marks of elements (`indexing`) for ops that move elements.
+# DTensor's question of each op: the placements of its outputs from those of its inputs, and which
+# inputs it needs otherwise. Labels of dimensions (`rules`) answer it for ops that compute, and
+# marks of elements (`placements`) for ops that move elements.
 
 
 GROUPED = "aten._grouped_mm"
@@ -238,15 +235,10 @@ class OpPlacements:
 
 @lru_cache(maxsize=65536)
 def outcome_of(op: Op, given: Placements, goal: Shard | None = None) -> OpPlacements:
-    """What becomes of an op's tensors.
+    """What becomes of an op's tensors, from its inputs' placements; partial ones are passed on.
 
-    Args:
-        op: the op on whole tensors.
-        given: the placements of its inputs. Partial ones are passed on to the outputs.
-        goal: the placement of the parameter whose gradient the op computes, if known.
-
-    Raises:
-        Unshardable: no rule covers it.
+    The goal is the placement of the parameter whose gradient the op computes, if that is known.
+    Raises Unshardable if no rule covers the op.
     """
     count = len(op.outputs)
     partial = next((p for p in given if isinstance(p, Partial)), None)

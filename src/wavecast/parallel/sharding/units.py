@@ -21,8 +21,7 @@ from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, Tr
 
 Numbers = NDArray[np.int64]
 Role = str
-"""What a dimension of a parameter is for: "in", "out", "lookup", "expert", "channel" or
-"each"."""
+"""A parameter's dimension is for "in", "out", "lookup", "expert", "channel" or "each"."""
 
 
 MOST_ELEMENTS = 1 << 25
@@ -30,18 +29,14 @@ MOST_ELEMENTS = 1 << 25
 
 
 class UnionFind:
-    """A union-find: numbered elements in classes that can be joined."""
+    """A union-find: numbered elements in sets that can be joined."""
 
     def __init__(self) -> None:
         self._parents = np.arange(1024, dtype=np.int64)
         self._count = ANY + 1
 
     def fresh(self, count: int) -> Numbers:
-        """New elements, each in a class of its own.
-
-        Raises:
-            InvalidInput: there are more than any layer has.
-        """
+        """New elements, each a set of its own; InvalidInput if they are more than any layer has."""
         if count > MOST_ELEMENTS:
             raise InvalidInput(
                 f"a dimension of {count:,} elements cannot be followed through the step, which is "
@@ -54,7 +49,7 @@ class UnionFind:
         return np.arange(self._count - count, self._count)
 
     def find(self, numbers: Numbers) -> Numbers:
-        """The class of each element: its smallest element."""
+        """The representative of each element: the smallest element of its set."""
         parents = self._parents
         roots: Numbers = parents[numbers]
         while True:
@@ -66,7 +61,7 @@ class UnionFind:
         return roots
 
     def join(self, left: Numbers, right: Numbers) -> None:
-        """Join the classes of elements, pair by pair."""
+        """Join the sets of elements, pair by pair."""
         known = (left != ANY) & (right != ANY)
         left, right = self.find(left[known]), self.find(right[known])
         while (differs := left != right).any():
@@ -95,10 +90,8 @@ Axes = tuple[Marks, ...]
 class Units:
     """The units of a trace's weights, or of its inputs.
 
-    Args:
-        trace: the step.
-        length: the length of sequences, to follow tokens instead of the features of weights. They
-            begin at inputs and new tensors, such as positions, whose last dimension is as long.
+    With the `length` of sequences, tokens are followed instead of the features of weights. They
+    begin at inputs and new tensors, such as positions, whose last dimension is as long.
     """
 
     def __init__(self, trace: Trace, length: int = 0) -> None:

@@ -1,8 +1,7 @@
 """Library calls in XLA, which tries algorithms and its own Triton kernels and takes the fastest.
 
-The models of matmuls and convolutions were fitted on what torch calls. `lab/fit/xla.py` compares
-them with what XLA ran on our GPU, class by class. Which matmuls XLA writes in Triton was learned
-from what it chose there; other GPUs are assumed to choose alike.
+What it takes was learned on our GPU by class of call (`lab/fit/xla.py`); others are assumed to
+choose alike.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ DEPTHWISE = "depthwise_2d"
 """How classes of depthwise convolutions of images begin, which have a model of their own."""
 _LONG_ROW = 4096
 """Rows of this length and more are long. A Triton matmul whose rows begin at odd places loads them
-element by element, which takes most of its time where they are long, and more where they are summed
+element by element, which takes most of its time where rows are long, and more where they are summed
 over. Rows of 392 and of 50,257 elements were measured."""
 _LONG_WINDOW = 32
 """cuDNN's fast kernels have windows of up to so many places a dimension."""
@@ -105,8 +104,7 @@ def _choice() -> Forest:
 def choice_features(op: Op) -> Floats:
     """What the choice between cuBLAS and Triton is learned from: sizes, layouts and type.
 
-    What is added to the result, and its type, are left out: they are known of a kernel that was
-    chosen, and differ before.
+    What is added to the result, and its type, are left out: they are known only of chosen kernels.
     """
     a, b = op.inputs[-2:]
     batch, (m, k), n = math.prod(a.shape[:-2]), a.shape[-2:], b.shape[-1]

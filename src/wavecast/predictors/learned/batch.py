@@ -61,7 +61,6 @@ class PartColumns:
 
     columns: Columns
     op: NDArray[np.int64]
-    """The position of each part's op in the batch."""
     added: Floats
     """The term of the op's name in the logarithm of the learned factor."""
 
@@ -71,7 +70,6 @@ class Batch:
     """Ops by columns, without anything that depends on a GPU."""
 
     parts: Mapping[str, PartColumns]
-    """The parts of all ops, by model."""
     main: tuple[str, ...]
     """The model of each op's first part, or the op's kind if it passes over memory; `UNMODELLED`
     where no model fits, `UNREADABLE` where no formula can read the op."""
@@ -104,7 +102,7 @@ class Batch:
     def least_s(self, gpu: GpuFacts) -> Floats:
         """The physical bound of each op: its FLOPs, and its bytes beyond the size of L2.
 
-        Winograd's algorithm may save FLOPs. NaN if the GPU has no unit for the op.
+        It is NaN if the GPU has no unit for the op. Winograd's algorithm may save FLOPs.
         """
         rate = np.where(self.flops > 0, gpu.nominal_rates[self.unit], 1.0)
         moved = np.maximum(self.nbytes - gpu.l2_bytes, 0.0)
@@ -158,10 +156,7 @@ def readable_parts(op: Op) -> tuple[Part, ...] | None:
 
 
 def _seen(main: str, op: Op, families: Mapping[str, float]) -> bool:
-    """Whether the fit had ops of that name.
-
-    Of grouped matmuls it had those in bfloat16 only, and it had none of int8 or packed matrices.
-    """
+    """Whether the fit had such ops: of grouped matmuls bfloat16 only, nothing packed or in int8."""
     if main == "product" and op.base in matmul.GROUPED:
         return op.base == "aten._grouped_mm"
     if main == "product" and (op.base == quantization.FUSED or op.inputs[0].dtype == "int8"):
@@ -186,9 +181,7 @@ def group_of(main: str, unit: int, gpu: GpuFacts) -> str:
     return f"{main}/tensor" if gpu.tensor[unit] else f"{main}/cores"
 
 
-# An op as parts: the work it gives the GPU, each part with the columns that its model needs.
-#
-# The columns do not depend on the GPU, so they are built once for all GPUs.
+# An op as parts, each with the columns that its model needs.
 
 
 def parts_of(op: Op) -> tuple[Part, ...]:
@@ -284,7 +277,7 @@ def _groups(op: Op, a: TensorSpec, b: TensorSpec) -> tuple[float, bool] | None:
     """The dimension that groups divide, and whether torch has one kernel for all of them.
 
     It has one for bfloat16; groups of other types run one by one (GroupedBlas.cpp of torch 2.11).
-    None for groups of whole matrices, which are a batch, and for fp8, which is treated as one.
+    None for groups of whole matrices, which are a batch, and for fp8, which is taken as one.
     """
     ranks = len(a.shape), len(b.shape)
     if op.base != "aten._grouped_mm" or ranks == (3, 3):
@@ -302,7 +295,6 @@ def _row_stride(t: TensorSpec) -> int:
 
 
 def _by_columns(t: TensorSpec) -> bool:
-    """Whether a matrix is stored by columns."""
     return t.strides is not None and t.strides[-1] != 1
 
 
@@ -310,8 +302,8 @@ def _by_columns(t: TensorSpec) -> bool:
 
 
 FEWEST_QUERIES = 16
-"""Queries of the smallest tile of tensor cores. With no more of them, attention takes as long as
-reading keys and values once."""
+"""The queries of the smallest tile of tensor cores. With no more of them, attention takes as long
+as reading keys and values once."""
 
 
 def _attention(op: Op, cost: Cost) -> Part:
@@ -361,8 +353,8 @@ def _has_bias(op: Op) -> bool:
 def is_masked(op: Op) -> bool:
     """Whether a mask is read: one more tensor with a row for each query.
 
-    Others are queries, keys and values and, in the backward pass, the output and its gradient;
-    sums of exponentials have rows of one element.
+    Other tensors with such rows are queries, keys and values and, in the backward pass, the output
+    and its gradient. Rows of sums of exponentials have one element.
     """
     others = 5 if "backward" in op.base else 3
     return sum(len(t.shape) == 4 and t.shape[3] > 1 for t in op.inputs) > others
@@ -371,9 +363,9 @@ def is_masked(op: Op) -> bool:
 def _recurrent(op: Op, cost: Cost) -> tuple[Part, ...]:
     """The steps, which follow each other, and the matmuls over all steps at once.
 
-    These are the matmul with the input and, backward, those for the gradients of the input and of
-    the weights (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs",
-    2016, section 3).
+    These are the matmul with the input and, backward, those for the gradients of input and weights
+    (Appleyard et al., "Optimizing Performance of Recurrent Neural Networks on GPUs", 2016, section
+    3).
     """
     net = matmul.rnn_shape(op)
     steps = matmul.cell_steps(op) / max(net.layers * net.directions, 1)
@@ -423,7 +415,7 @@ def _layer_product(batch: int, sizes: tuple[float, float, float], item: float, u
     return Part("product", row)
 
 
-# A part of an op, and the parts that are ops of their own: copies and other passes over memory.
+# A part of an op, and passes over memory that are parts by themselves.
 
 
 class Part(NamedTuple):
@@ -432,7 +424,6 @@ class Part(NamedTuple):
     model: str
     """The name of the model, a key of `columns.ROW_TYPES`."""
     row: Row
-    """The columns that the model needs."""
 
 
 def copied(tensor: TensorSpec, strides: tuple[int, ...] | None) -> Part:
@@ -447,7 +438,7 @@ def alone(op: Op) -> Part:
     return Part("stream", passes.row_of(op, cost))
 
 
-# What torch runs around the kernel of an op: copies to the layout it knows, and further ops.
+# What torch runs around the kernel of an op.
 
 
 def copies_first(op: Op) -> bool:
@@ -482,13 +473,13 @@ def safe_softmax(op: Op) -> Iterator[tuple[Op, Cost]]:
         yield part, cost
 
 
-# A convolution as parts: one for each of its passes, and what torch does before and after them.
+# A convolution as parts.
 
 
 def convolution_parts(op: Op) -> tuple[Part, ...]:
     """The forward pass or, for a backward op, one part for each requested gradient.
 
-    The forward pass of a transposed convolution is the image gradient of a plain one.
+    A transposed convolution's forward pass is the image gradient of a plain one.
     """
     return (*_passes_of_convolution(op), *map(_reordered, _unlike(op)))
 
@@ -507,7 +498,6 @@ def _unlike(op: Op) -> Iterator[TensorSpec]:
 
 
 def _reordered(image: TensorSpec) -> Part:
-    """The copy of an image to channels-last."""
     _, c, h, w = image.shape
     return copied(image, (c * h * w, 1, c * w, c))
 
@@ -593,10 +583,10 @@ def _convolution(
 
 
 def _is_matmul(op: Op, image: TensorSpec, weight: TensorSpec, out: TensorSpec) -> bool:
-    """Whether cuDNN computes a convolution by cuBLAS's matmuls, as it is in memory.
+    """Whether cuDNN computes a convolution by cuBLAS's matmuls, without moving the images.
 
-    It does so in 16 bits for filters of one point without a stride, in channels-last; and for
-    images as torch stores them, if their rows begin at multiples of 16 bytes. XLA chooses itself.
+    It does so in 16 bits for filters of one point without a stride: in channels-last, or in torch's
+    usual layout if rows begin at multiples of 16 bytes. XLA chooses itself.
     """
     points = math.prod(image.shape[2:])
     plain = len(image.shape) < 5 and max(weight.shape[2:], default=0) == 1

@@ -1,7 +1,7 @@
 """The columns of the op models: the facts about each part of an op that hold on any GPU.
 
-One class per kind of part. A row is an instance of it. Many rows become arrays, one for each field,
-under the field's name (`columns_of`). A truth value is 1 or 0.
+There is a class for each kind of part, whose instances are rows. Many rows become arrays, one for
+each field (`columns_of`). A truth value is 1 or 0.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ EQUAL, OF_M, OF_N, OF_K = -1.0, 0.0, 1.0, 2.0
 
 
 class ProductRow(NamedTuple):
-    """A batch of matmuls, (m, k) @ (k, n).
+    """A batch of matmuls, (m, k) @ (k, n), of equal sizes, or groups that split one dimension.
 
-    The matmuls have equal sizes, or they are groups that split one dimension. The sizes of
-    groups are means.
+    The sizes of groups are means.
     """
 
     batch: float
-    """How many matmuls, or groups."""
     m: float
     """Rows of the result."""
     n: float
@@ -36,7 +34,6 @@ class ProductRow(NamedTuple):
     k: float
     """Length of the sums."""
     item_bytes: float
-    """Bytes of one element of the operands."""
     moved_bytes: float
     """Bytes of all operands and results, each counted once."""
     unit: float
@@ -67,17 +64,13 @@ class ConvolutionRow(NamedTuple):
     k: float
     """Length of its sums."""
     item_bytes: float
-    """Bytes of one element of the image."""
     unit: float
     """The arithmetic unit, as its number in `gpus.CODES`."""
     converted: float
     """Whether tensor cores need the layout converted to channels-last and back."""
     image_bytes: float
-    """Bytes of the images."""
     out_bytes: float
-    """Bytes of the outputs."""
     weight_bytes: float
-    """Bytes of the filters."""
     taps: float
     """Points of a filter: 9 for 3 x 3."""
     stride_area: float
@@ -89,11 +82,9 @@ class ConvolutionRow(NamedTuple):
     out_points: float
     """Points of one output image."""
     dilated: float
-    """Whether the filter is dilated."""
     of_sequences: float
     """Whether its images have one dimension."""
     images: float
-    """Images in the batch."""
     channels_last: float
     """Whether a tensor is stored with channels as the fastest dimension."""
     benchmarked: float
@@ -127,20 +118,15 @@ class AttentionRow(NamedTuple):
     attended_share: float
     """Share of all pairs of query and key that the mask leaves."""
     flops: float
-    """FLOPs that are executed."""
     moved_bytes: float
     """Bytes of all inputs and outputs, each counted once."""
     unit: float
     """The arithmetic unit, as its number in `gpus.CODES`."""
     backward: float
-    """Whether it is the backward pass."""
     efficient: float
-    """Whether torch's memory-efficient kernels run."""
     cudnn: float
-    """Whether cuDNN's kernels run."""
     biased: float
-    """Whether a mask is read from memory in the forward pass; 1 in the backward pass, where the
-    shared trees were fitted so."""
+    """Whether a mask is read forward; 1 backward, for which the shared trees were fitted so."""
     masked: float
     """Whether a mask is read from memory, in either pass."""
     dropout: float
@@ -165,15 +151,12 @@ class RecurrentRow(NamedTuple):
     gates: float
     """Gates of a cell: 4 for an LSTM."""
     layers: float
-    """Layers on top of each other."""
     directions: float
     """2 if the sequence is also read backwards in time."""
     item_bytes: float
-    """Bytes of one element."""
     unit: float
     """The arithmetic unit, as its number in `gpus.CODES`."""
     backward: float
-    """Whether it is the backward pass."""
     moved_bytes: float
     """Bytes of all inputs and outputs, each counted once."""
 
@@ -184,13 +167,11 @@ class StreamRow(NamedTuple):
     read_bytes: float
     """Bytes that are read, each counted once."""
     written_bytes: float
-    """Bytes that are written."""
     reread_bytes: float
     """Bytes that are read a second time, from L2 if it still holds them."""
     elements: float
     """Elements to handle; a pooled element counts once for each window."""
     flops: float
-    """FLOPs."""
     row_width: float
     """Elements that are reduced to one, or the length of the last dimension."""
     tensors: float
@@ -200,7 +181,6 @@ class StreamRow(NamedTuple):
     by_row: float
     """Whether rows are read twice one after the other: softmax, layer norm, RMS norm."""
     item_bytes: float
-    """Bytes of one element."""
     atomic_adds: float
     """Elements that are added into places with atomic operations."""
     channel_blocks: float
@@ -212,7 +192,6 @@ class StreamRow(NamedTuple):
     kind: float
     """The kind of op, as its position in `STREAM_KINDS`."""
     backward: float
-    """Whether it is a backward op."""
     access: float
     """How elementwise kernels reach their operands: VECTORS, STRIDES or CASTS."""
     rows: float
@@ -220,7 +199,6 @@ class StreamRow(NamedTuple):
     serial_elements: float
     """Elements that one thread computes one after the other."""
     kernels: float
-    """Kernels that the op launches."""
     blocks: float
     """Thread blocks that do so little that launching them takes longer."""
     queued_clocks: float
@@ -228,7 +206,6 @@ class StreamRow(NamedTuple):
     loop_blocks: float = 0.0
     """Thread blocks of a kernel whose threads loop over values; 0 for other kernels."""
     loop_threads: float = 1.0
-    """Threads of such a block."""
     loop_resident: float = 1.0
     """How many such blocks an SM runs at a time."""
     loop_terms: float = 0.0
@@ -249,9 +226,7 @@ class ConcatenationRow(NamedTuple):
     """A `cat` of tensors of one type in one kernel."""
 
     read_bytes: float
-    """Bytes that are read."""
     written_bytes: float
-    """Bytes that are written."""
     items: float
     """What threads move one by one: pieces of 16 bytes, or elements."""
     largest_items: float
@@ -272,7 +247,6 @@ class FusedRow(NamedTuple):
     read_bytes: float
     """Bytes that are read, each counted once."""
     written_bytes: float
-    """Bytes that are written."""
     strided_bytes: float
     """Bytes whose neighbours in the loop are not neighbours in memory."""
     indirect_bytes: float
@@ -288,7 +262,6 @@ class FusedRow(NamedTuple):
     online: float
     """Terms of sums that are rescaled whenever their maximum grows, as in softmax."""
     angles: float
-    """Sines and cosines."""
     loads: float
     """Loads of all points together."""
     random: float
@@ -309,15 +282,13 @@ class FusedRow(NamedTuple):
 
 POINTS, ROWS, LOOPS, LISTS, TILES = 0.0, 1.0, 2.0, 3.0, 4.0
 """Values of `FusedRow.shape`: no sums; sums held in registers; sums in loops; lists of tensors;
-tiles that are turned in shared memory."""
+tiles that are transposed in shared memory."""
 
 VECTORS, STRIDES, CASTS = 0.0, 1.0, 2.0
-"""Values of `StreamRow.access`: how torch's elementwise kernels load their operands.
-
-VECTORS: several elements at once, because all operands have the same strides and type.
-STRIDES: one by one, because strides differ, an operand is broadcast, or a copy widens its type.
-CASTS: one by one, because an elementwise op has operands of several types.
-"""
+"""Values of `StreamRow.access`: how torch's elementwise kernels load their operands. VECTORS:
+several elements at once, because all operands have the same strides and type. STRIDES: one by one,
+because strides differ, an operand is broadcast, or a copy widens its type. CASTS: one by one,
+because an elementwise op has operands of several types."""
 
 Row = (
     ProductRow

@@ -23,7 +23,7 @@ from wavecast.predictors.learned.tiles import (
 
 WINOGRAD_GAIN = 2.25
 """F(2x2, 3x3) needs 16 multiplications instead of 36 (Lavin and Gray, CVPR 2016). No answer is
-faster than the direct FLOPs' time by more than this factor."""
+faster than the time of the direct FLOPs by more than this factor."""
 PADDED_CHANNELS = 8.0
 """cuDNN pads channels to a multiple of this for tensor cores."""
 
@@ -53,12 +53,12 @@ SLICING_CLOCKS, SLICED_CLOCKS = 1.1, 14_000.0
 FEW_WEIGHT_CLOCKS = 7.0
 """Clocks for each point of all outputs, in the gradient of filters of four channels."""
 LAUNCH_CLOCKS, LAUNCH_TAP_CLOCKS = 5_000.0, 85.0
-"""Clocks of a kernel for one group, and for each tap of its filters, where groups follow."""
+"""Clocks of a kernel for one group, and for each tap of its filters, in groups one by one."""
 ALONE_CLOCKS, ALONE_TAP_CLOCKS = 3.5, 0.5
 """Clocks of an SM for each output of such kernels, and for each tap of it."""
 LONG = 48.0
 """Points of a filter from which cuDNN may compute 16-bit convolutions in groups one group after the
-other, on plain cores. Which ones was read off 224 passes over sequences on our H200, cuDNN 9.19."""
+other, on plain cores: read off 224 passes over sequences on our H200, cuDNN 9.19."""
 FORWARD_CLOCKS = 257.0
 """Clocks for each term of an output's sum: few blocks work, each on sums of its own."""
 IMAGE_CLOCKS = {"bf16": 39.0, "fp16": 2.6}
@@ -119,8 +119,9 @@ def width_of_groups(columns: Columns) -> Floats:
 def _in_groups_s(columns: Columns, gpu: GpuFacts) -> Floats:
     """Seconds that 16-bit convolutions in groups in channels-last take besides their matmuls.
 
-    cuDNN copies images whose groups have no such width: to others that have or, of more channels,
-    each group by itself. In gradients of filters of four channels, a block goes through all points.
+    cuDNN copies images whose groups have no width that it has kernels for: to groups that have one
+    or, with many channels, each group by itself. In the gradients of filters of four channels, a
+    block goes through all points.
     """
     computes, width = columns["computes"], width_of_groups(columns)
     grouped = (
@@ -200,7 +201,7 @@ def _winograd(
 ) -> Floats:
     """The time of the faster algorithm: direct, or Winograd's where it can be used.
 
-    It can be used on plain cores, for 3 x 3 filters without stride, groups and dilation.
+    That is on plain cores, for 3 x 3 filters without stride, groups and dilation.
     """
     fits = (columns["taps"] == 9) & (columns["stride_area"] < 1.5) & (columns["groups"] == 1)
     fits = fits & ~(columns["dilated"] > 0) & ~tensor
@@ -239,13 +240,12 @@ def _winograd(
 
 
 def _rows(gpu: GpuFacts, rows: Any) -> GpuFacts:
-    """The facts of the GPUs of some rows."""
     if not isinstance(gpu.sm, np.ndarray):
         return gpu
     return GpuFacts(*(getattr(gpu, name)[rows] for name in gpu.__dataclass_fields__))
 
 
-# The time of depthwise convolutions, by the library whose kernels run.
+# Depthwise convolutions, by the library whose kernels run.
 
 
 DEPTHWISE_PARAMETERS: dict[str, Bounds] = {
@@ -290,7 +290,8 @@ MOST_TAPS_FLOAT32_WEIGHT = 9.0
 """That for the gradient of float32 filters takes 3 x 3 and not 7 x 7; 5 x 5 was not measured."""
 OUTPUT_CLOCKS, TAP_CLOCKS, FAR_TAP_CLOCKS = 4.4, 0.88, 0.31
 """Clocks of an SM for each output, for each of its first nine taps and for each other one, where
-cuDNN has no fast kernel for channels-last. Read off 80 convolutions on our H200, as all below."""
+cuDNN has no fast kernel for channels-last. These and all below were read off 80 convolutions on our
+H200."""
 IMAGE_TAP_CLOCKS = 0.37
 """The same for each tap of the image's gradient, which has a kernel of its own."""
 WEIGHT_CLOCKS, POINT_WEIGHT_CLOCKS = 13.0, 31.0
@@ -304,7 +305,7 @@ LONG_FLOAT32 = 25.0
 GROUPS_APART = 256.0
 """The most groups of filters of 3 x 3 points whose forward pass goes group by group."""
 WINOGRAD_POINTS = 10_000.0
-"""Points of all outputs from which the gradient of 3 x 3 filters does so."""
+"""Points of all outputs from which the gradient of 3 x 3 filters goes group by group."""
 CLOCK_FLOPS = 256.0
 """FLOPs in a clock of an SM with 128 lanes, on which clocks of points were read off. SMs with fewer
 lanes take longer."""
@@ -355,8 +356,8 @@ def _by_points_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 def _direct_s(columns: Columns, gpu: GpuFacts) -> Floats:
     """Seconds of depthwise convolutions for which cuDNN has no fast kernel; 0 for others.
 
-    Fast ones are for filters of odd sides, of up to 7 x 7 points, that are not dilated. There is
-    none for the image's gradient with a stride where channels come first.
+    Fast ones are for filters of odd sides, of up to 7 x 7 points, that are not dilated. The image's
+    gradient with a stride has none where channels come first.
     """
     computes, taps, last = columns["computes"], columns["taps"], columns["channels_last"] > 0
     strided = columns["stride_area"] > 1.5
@@ -386,9 +387,9 @@ def _direct_clocks(taps: Floats) -> Floats:
 def _of_several_filters_s(columns: Columns, gpu: GpuFacts) -> Floats:
     """Seconds in channels-last where each channel has several filters: groups for cuDNN.
 
-    The forward pass in 16 bits launches a kernel for each group, as the gradients of filters of one
-    point and of 3 x 3 without a stride do. Other gradients in 16 bits convert both images and run
-    as matmuls. All was read off in clocks, so that it holds for other GPUs.
+    In 16 bits, the forward pass launches a kernel for each group, as do the gradients of filters of
+    one point and of 3 x 3 without a stride. Other gradients convert both images and run as matmuls.
+    The constants are in clocks, so that they hold for other GPUs.
     """
     computes, taps, wide = columns["computes"], columns["taps"], columns["item_bytes"] > 2
     image, out = (columns[f"{name}_bytes"] / columns["item_bytes"] for name in ("image", "out"))

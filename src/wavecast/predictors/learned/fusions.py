@@ -61,8 +61,8 @@ FUSED_PARAMETERS: dict[str, Bounds] = {
 SHAPES = dict(zip(FUSED, (POINTS, LOOPS, ROWS, LISTS), strict=True))
 SHAPES |= dict(zip(XLA_FUSED, (POINTS, LOOPS, ROWS, TILES, POINTS), strict=True))
 TURN, TURN_ACROSS, ACROSS = 2048.0, 32.0, 64.0
-"""Terms of a sum that a block adds up in one turn of its loop, along memory and across; and points
-of a block whose sums run across memory."""
+"""Terms of a sum that a block adds up in one turn of its loop, along memory and across it; and
+points of a block whose sums run across memory."""
 BLOCKS = 8.0
 """Blocks that an SM runs at a time."""
 _POOLED = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
@@ -104,7 +104,6 @@ def row_of(op: Op, cost: Cost) -> FusedRow:
 
 
 def _names(op: Op) -> list[str]:
-    """The aten ops that are fused in the kernel."""
     return str(op.attr("fused", "")).split(",")
 
 
@@ -156,8 +155,7 @@ def fused_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """The time of blocks, one wave after the other, if each waits for memory in every turn.
 
-    Sums along memory have a row for each block. Sums across memory share a block, so that its
-    accesses are neighbours.
+    A sum along memory has its own block; sums across memory share one, to read neighbours.
     """
     summing = (columns["shape"] == ROWS) | (columns["shape"] == LOOPS)
     along = summing & (columns["inner"] > 0)
@@ -172,12 +170,11 @@ def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     return seconds
 
 
-# The time of fused attention and of recurrent layers.
+# Fused attention and recurrent layers.
 
 
 QUERIES = 128.0
-"""Queries that a block of flash attention takes at a time (Dao, "FlashAttention-2", 2023,
-section 3.3)."""
+"""Queries of a block of flash attention (Dao, "FlashAttention-2", 2023, section 3.3)."""
 
 _ATTENTION: dict[str, Bounds] = {
     "efficiency": (0.6, 0.1, 1.0),  # share of the peak rate
@@ -248,7 +245,7 @@ def attention_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 def recurrent_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     """Seconds of the steps of cuDNN's recurrent layers, without the matmuls over all steps.
 
-    A step is a narrow matmul. Its weights come from L2 at every step, as far as they fit.
+    A step is a narrow matmul, whose weights come from L2 at every step, as far as they fit.
     """
     unit = columns["unit"].astype(np.int64)
     tensor, rate = gpu.on_tensor_cores(unit), gpu.rate(unit)

@@ -31,8 +31,8 @@ CONSUMER = r"GeForce|GTX|TITAN|^RTX [2345]0[5-9]0"
 """Names of cards for consumers."""
 CONSUMER_BOOST = {"Maxwell": 1.15, "Pascal": 1.15, "Turing": 1.15}
 LATER_BOOST = 1.08
-"""How far cards for consumers exceed the boost clock of their data sheet, which is a typical clock;
-data-centre cards state the highest one. Since Ampere the data sheet is closer to the real clock."""
+"""How far cards for consumers exceed the boost clock of their data sheet, which is typical, not the
+highest as for data-centre cards. Since Ampere it is closer to the real clock."""
 TENSOR_FLOP = {
     **{(7, 0): 1024, (7, 5): 1024, (8, 0): 2048, (8, 6): 1024, (8, 9): 1024},
     **{(8, 7): 2048, (9, 0): 4096, (10, 0): 8192, (10, 3): 8192, (12, 0): 1024, (12, 1): 1024},
@@ -47,12 +47,11 @@ FULL_SHARE = {
 }
 """The rate of each tensor-core unit relative to float16."""
 EASILY_FED, FED_SHARE = 1.2, 0.66
-"""Some cards limit tensor cores to half their rate, but operands arrive as fast as at the full
-rate, of which cores without a limit reach about 0.8. So limited cores wait less for operands: they
-count as 1.2 times as fast, up to 0.66 of the full rate."""
+"""Some cards limit tensor cores to half their rate. Operands arrive as fast as at the full rate, of
+which cores without a limit reach about 0.8. So limited cores wait less for operands: they count as
+1.2 times as fast, up to 0.66 of the full rate."""
 DUAL_ISSUE = ("RDNA 3", "RDNA 3.5", "RDNA 4")
-"""Architectures whose data sheets count two float32 instructions in a clock, which compilers can
-hardly ever pair."""
+"""Architectures with two float32 instructions in a clock, which compilers can hardly ever pair."""
 OPERAND_SHARE = 0.26
 """The power of a tensor core's size with which the energy of its FLOPs falls: larger cores take
 larger blocks, whose operands are fetched once. B200's matmuls run at two thirds of the peak at
@@ -70,9 +69,8 @@ LATEST_NODE = (0.4, 2.5e9)
 """The same for 4 and 5 nm."""
 LATEST_OPERANDS = 1.4
 """By how much less tensor cores gained from that process than plain cores: most of their energy
-moves operands, through memory cells and wires that hardly shrank. With it, L40S needs no constant
-of its own, and our H200 just begins to slow down at 700 W, as it does without pauses between
-matmuls (measurements/h200/sustained.json)."""
+moves operands, through memory cells and wires that hardly shrank. It also fits L40S, and our H200,
+which just begins to slow down at 700 W (measurements/h200/sustained.json)."""
 
 
 SAME_CORES = {"Blackwell Ultra": "Blackwell"}
@@ -85,17 +83,14 @@ class GpuFacts:
     """The numbers of one GPU, or arrays with the numbers of each row's GPU."""
 
     sm: Number
-    """Number of SMs."""
     clock_hz: Number
     bytes_per_s: Number
     """Memory bandwidth, corrected by a measured copy where there is one."""
     nominal_bytes_per_s: Number
-    """Memory bandwidth of the data sheet."""
     l2_bytes: Number
     fp32: Number
     """FLOP/s of the plain cores in float32."""
     watts: Number
-    """Power limit of the board."""
     node: Number
     """The energy of an operation relative to 12 nm at the full clock. It grows with the square of
     the voltage, which grows with the clock."""
@@ -107,10 +102,8 @@ class GpuFacts:
     architecture: Any
     """The name of the architecture, or of the one that has the same cores (`SAME_CORES`)."""
     generation: Any
-    """The major compute capability, or the architecture's name where there is none. SMs of one
-    generation are built alike."""
+    """The major compute capability, or the architecture's name: SMs of one are built alike."""
     vendor: Any
-    """The vendor's name."""
     rates: Floats
     """FLOP/s by unit code (last axis), or of the unit that runs such ops instead if the GPU lacks
     it; NaN if it cannot run them."""
@@ -193,10 +186,7 @@ def assumed_facts(device: Device) -> tuple[str, ...]:
 
 
 def chip_name(device: Device) -> str:
-    """The name of a GPU's chip: "Hopper.132".
-
-    GPUs of one chip differ in memory and cooling only.
-    """
+    """The name of a GPU's chip, "Hopper.132": its GPUs differ in memory and cooling only."""
     return f"{device.architecture}.{device.sm_count}"
 
 
@@ -211,7 +201,7 @@ def _fed(rate: float, unit: Unit | None, device: Device) -> float:
 
 
 def _flop_energy(unit: Unit | None, device: Device) -> float:
-    """The relative energy of a FLOP: a tensor core draws as much in each precision."""
+    """The relative energy of a FLOP; a tensor core draws the same power in each precision."""
     share = FULL_SHARE.get(unit) if unit else None
     if share is None:
         return 1.0
@@ -221,7 +211,6 @@ def _flop_energy(unit: Unit | None, device: Device) -> float:
 
 
 def _core_flop(device: Device) -> float:
-    """FLOPs of an SM's tensor cores in one clock in float16."""
     listed: float | None = TENSOR_FLOP.get(device.compute_capability or (0, 0))
     rate, clock_hz = device.rate(Unit.FP16_TENSOR), device.boost_clock_hz
     if listed is not None:
@@ -240,7 +229,7 @@ def _bytes_per_s(device: Device) -> float:
 
 
 def joined(gpus: list[GpuFacts], which: NDArray[np.int64]) -> GpuFacts:
-    """The numbers of each row's GPU, given the GPU's position in a list."""
+    """The numbers of each row's GPU, from the positions of these GPUs in a list."""
     names = (field.name for field in fields(GpuFacts))
     return GpuFacts(*(np.array([getattr(gpu, name) for gpu in gpus])[which] for name in names))
 

@@ -1,8 +1,4 @@
-"""Kernels of torch whose threads go through values one after the other, and how they divide them.
-
-Softmax over a dimension that is not the last, adaptive pooling, losses of images, and places that
-are fetched or written one by one. Sums are in `reductions`, rows that are fetched in `lookups`.
-"""
+"""Kernels of torch whose threads go through values one by one, and how threads divide them."""
 
 from __future__ import annotations
 
@@ -14,11 +10,9 @@ from wavecast.ops.indexing import indexed_dims
 from wavecast.ops.registry import integer, integers, item_bytes
 from wavecast.traces.step import Op, TensorSpec
 
-# Rows that are fetched and added by index, by what torch's kernels do with them.
-#
-# Rows in one piece are fetched by a small thread block each, and a GPU launches only so many
-# blocks in a second, however little they do. Rows that go to one place are added one after the
-# other.
+# Rows that are fetched and added by index. Each row in one piece is fetched by a small thread
+# block, and a GPU launches only so many blocks in a second, however little they do. Rows that go to
+# one place are added one after the other.
 
 
 PIECE_BYTES = 16
@@ -46,10 +40,9 @@ JOINED = {2: 0.7, 4: 0.4}
 
 
 def fetched_rows(op: Op) -> tuple[int, int] | None:
-    """How many rows are fetched in one piece, and the bytes of each; None for other ops.
+    """The number of rows that are fetched in one piece, and the bytes of each; None for other ops.
 
-    These are rows of the first dimension that begin at multiples of 16 bytes (torch's
-    `fast_gather_kernel_eligible`).
+    They begin at multiples of 16 bytes (torch's `fast_gather_kernel_eligible`).
     """
     if not op.outputs or len(op.inputs) != 2:
         return None
@@ -99,7 +92,7 @@ def blocks(op: Op) -> int:
 
 
 def elements(op: Op) -> int | None:
-    """What threads handle one by one; None for ops that are no such lookups."""
+    """The elements of a lookup that threads handle one by one; None for other ops."""
     rows = fetched_rows(op)
     if rows is not None:
         return rows[0] * rows[1] // PIECE_BYTES
@@ -137,7 +130,7 @@ def scanned(op: Op) -> float:
 def queued_at_lookups(op: Op) -> float:
     """Clocks in which one place takes its rows one after the other, where they are sorted.
 
-    Places are assumed to get equally many rows, but for tables of relative positions.
+    Places are assumed to get equally many rows, except in tables of relative positions.
     """
     if "index_put" not in op.base or not op.attr("accumulate", False):
         return 0.0
@@ -158,8 +151,8 @@ def queued_at_lookups(op: Op) -> float:
 def _rows_of_a_place(count: int, places: int) -> float:
     """How many rows the place gets that gets most.
 
-    A table of relative positions of an n x n image has (2n - 1) ** 2 places, or a few more. The one
-    in the middle, no distance, belongs to each of the n * n pairs of equals.
+    A table of relative positions of an n x n image has (2n - 1) ** 2 places, or a few more. The
+    place of distance zero gets each of the n * n points.
     """
     positions = math.isqrt(count)
     side = math.isqrt(positions)
@@ -168,7 +161,7 @@ def _rows_of_a_place(count: int, places: int) -> float:
     return count / places
 
 
-# What the threads of a kernel do that loops over values: how many of them, and how many values.
+# The loops of threads over values: how many threads, and how many values.
 
 
 SM_THREADS, SM_BLOCKS = 2048, 32
@@ -181,11 +174,8 @@ class ThreadLoop(NamedTuple):
     blocks: int
     """Thread blocks, before a sum is divided among more of them."""
     threads: int
-    """Threads of a block."""
     resident: int
-    """Blocks that an SM runs at a time."""
     terms: float
-    """Values that each thread loads."""
     loads: int = 1
     """Those of them that it loads at a time."""
     sharing: int = 0
@@ -316,7 +306,7 @@ def _group_norm(op: Op) -> ThreadLoop | None:
 
 
 def queued_in_loops(op: Op) -> float:
-    """Clocks of kernels that follow: a thread adds up images for the weights of a group norm."""
+    """Clocks in which a thread adds up images for the gradients of a group norm's weights."""
     if op.base != "aten.native_group_norm_backward":
         return 0.0
     return IMAGES * min(op.inputs[0].shape[0], 128)
@@ -368,7 +358,6 @@ def _added_rows(op: Op) -> ThreadLoop | None:
 
 
 def _power(count: int) -> int:
-    """The largest power of two that is at most a count."""
     return 1 << (max(count, 1).bit_length() - 1)
 
 
@@ -392,11 +381,9 @@ _LOOPS = {
 """The loop of each op that has one."""
 
 
-# How torch divides a sum among threads and blocks (`setReduceConfig` of Reduce.cuh).
-#
-# A block has a row of threads for neighbours in memory and several such rows. Rows of threads
-# share one sum if it is long, else each has its own. Long sums are divided among blocks, and the
-# last of these adds up their partial sums, one after the other.
+# How torch divides a sum among threads and blocks (`setReduceConfig` of Reduce.cuh). A block has
+# rows of threads, which run along memory. They share one sum if it is long, else each row has its
+# own. Long sums are also divided among blocks, the last of which adds up the partial sums.
 
 
 WARP = 32
@@ -405,8 +392,7 @@ MOST_REDUCING_THREADS = 512
 LONG, LOADS = 16, 4
 """Values of a thread from which rows of threads share a sum, and values that it loads at a time."""
 RESIDENT = {1: 2048, 2: 1536, 4: 1152}
-"""Threads that an SM runs at a time, by the sums that each computes: 32, 40 and 56 registers of
-65,536."""
+"""Threads of an SM, by the sums that each computes: 32, 40 and 56 registers of 65,536."""
 DIVIDED = 256
 """Values of a thread from which blocks share a sum."""
 OFFSET = 12.0
@@ -463,10 +449,10 @@ def reduction(op: Op) -> ThreadLoop | None:
 
 
 def _dims(op: Op, whole: TensorSpec) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """The sizes and strides of the dimensions that are summed over and of the others.
+    """Sizes and strides of the dimensions that are summed over, fastest first, and of the others.
 
-    The fastest comes first; of the others, in the order of the result. Neighbours that lie one
-    behind the other in memory are one dimension (`TensorIterator::coalesce_dimensions`).
+    Dimensions that lie one behind the other in memory are one
+    (`TensorIterator::coalesce_dimensions`). The others are in the order of the result.
     """
     rank = len(whole.shape)
     named = {dim % rank for dim in _named(op)} if rank else set()

@@ -44,21 +44,19 @@ from wavecast.predictors.learned.tiles import (
     product_s,
 )
 
-# Boosted oblivious trees: all nodes of a level ask the same question.
-#
-# A tree of depth d is d questions and 2^d answers (Prokhorenkova et al., "CatBoost", NeurIPS
-# 2018), so that a whole forest is evaluated with a few array operations. `lab/fit/boosting.py`
-# grows them.
+# Boosted oblivious trees: all nodes of a level ask the same question. A tree of depth d is d
+# questions and 2^d answers (Prokhorenkova et al., "CatBoost", NeurIPS 2018), so a few array
+# operations evaluate a whole forest. `lab/fit/boosting.py` grows them.
 
 
 FOREST = ("feature", "threshold", "answer", "low", "high", "sorts", "worth")
-"""The arrays of a forest in the file of the shipped fit. There, `families` are called "sorts", and
-`trust` is called "worth"."""
+"""The arrays of a forest in the file of the shipped fit, where other names stand for `families`
+("sorts") and `trust` ("worth")."""
 
 
 @dataclass(frozen=True, eq=False)
 class Forest:
-    """Trees whose answers add up."""
+    """Trees whose answers add up; `low` and `high` are each feature's range in the fit."""
 
     feature: NDArray[np.int64]
     """The feature that each level of each tree compares: (trees, depth)."""
@@ -67,9 +65,7 @@ class Forest:
     answer: Floats
     """The answer for each combination of bits: (trees, 2^depth)."""
     low: Floats
-    """The smallest value of each feature in the fit."""
     high: Floats
-    """The largest value of each feature in the fit."""
     families: Floats = field(default_factory=lambda: np.zeros((0, 1)))
     """The filter families in the fit, one in each row; no rows where families do not matter."""
     trust: float = 1.0
@@ -87,8 +83,8 @@ class Forest:
         """The sum of all trees' answers for each row.
 
         Outside of a feature's range in the fit, trees answer as at its edge, halved for each unit
-        of distance (most features are logarithms to base 2): the farther away, the less of what
-        was measured applies. Features that came after the fit are the last; they are not looked at.
+        of distance (most features are logarithms to base 2): the farther away, the less of what was
+        measured applies. Features that came after the fit are the last, and are left out.
         """
         if not len(self.feature) or not len(features):
             return np.zeros(len(features))
@@ -199,8 +195,7 @@ class OpModel:
     families: Mapping[str, float] = field(default_factory=dict)
     """Terms that are added to the logarithm of the learned factor, by the op's name."""
     generations: Mapping[str, float] = field(default_factory=dict)
-    """The same by unit class and architecture ("cores.Pascal"): how far the GPUs of an architecture
-    differ from the physics model."""
+    """The same by unit class and architecture ("cores.Pascal"), for errors of the physics there."""
     chips: Mapping[str, Forest] = field(default_factory=dict)
     """Trees by unit class and chip ("tensor.Hopper.132"), for chips on which enough ops were
     measured to learn how fast their libraries are at each shape."""
@@ -224,9 +219,9 @@ class OpModel:
     def chip(self, features: Floats, classes: Strings, gpu: GpuFacts) -> Floats:
         """The logarithm of the factor of each row's chip or, if it is unknown, of its generation.
 
-        A chip's trees count less for filter families on which they were not fitted: what its
-        libraries do with 3 x 3 filters says little about 4 x 4 filters. Convolutions in groups
-        are left to `forest`: only one chip measured them.
+        A chip's trees count less for filter families on which they were not fitted: what libraries
+        do with 3 x 3 filters says little about 4 x 4 filters. Convolutions in groups are left to
+        `forest`: only one chip measured them.
         """
         usual = _looked_up(self.steps, _joined(classes, gpu.vendor))
         terms = _looked_up(self.steps, _joined(classes, gpu.generation), usual)
@@ -273,10 +268,8 @@ def generation_of(columns: Columns, gpu: GpuFacts) -> Strings:
     return _joined(classes_of(columns, gpu), gpu.architecture)
 
 
-# The features of the learned trees: shapes and ratios, never a number that identifies a GPU.
-#
-# No feature depends on the GPU's FLOP/s or bandwidth, so a GPU that is better in these is never
-# predicted slower.
+# The features of the learned trees: shapes and ratios. None identifies a GPU, or depends on its
+# FLOP/s or bandwidth, so a GPU that is better in these is never predicted slower.
 
 
 def _log(values: Floats) -> Floats:
@@ -291,8 +284,8 @@ def _matrix(*columns: Any) -> Floats:
 
 BENCHMARKED = 0.4
 """The value of the feature "cuDNN searched for the fastest algorithm". It is well below 1, so that
-rows without a search are close to rows with one, and a chip's trees count for both
-(`Forest.__call__`). On many chips only convolutions after a search were measured."""
+rows with and without a search are close and a chip's trees count for both (`Forest.__call__`): on
+many chips only convolutions after a search were measured."""
 
 
 def product(columns: Columns, gpu: GpuFacts) -> Floats:
@@ -319,10 +312,7 @@ def product(columns: Columns, gpu: GpuFacts) -> Floats:
 
 
 def convolution(columns: Columns, gpu: GpuFacts) -> Floats:
-    """Features of a convolution: what cuDNN chooses its algorithm by, and the matmul's shape.
-
-    One says whether cuDNN has all its float32 algorithms for the GPU.
-    """
+    """Features of a convolution: the matmul's shape, and what cuDNN chooses its algorithm by."""
     m, n = columns["m"], columns["n"]
     tiles = columns["groups"] * np.ceil(m / 128) * np.ceil(n / 128)
     nbytes = columns["image_bytes"] + columns["out_bytes"] + columns["weight_bytes"]
@@ -491,11 +481,10 @@ def in_groups(name: str, features: Floats) -> NDArray[np.bool_]:
 
 
 def filter_families(name: str, features: Floats) -> Floats:
-    """The filter family of each row; a chip's own trees are trusted only for families they saw.
+    """The filter family of each row, for the trust in a chip's trees; no columns for other models.
 
-    A convolution's family is the number of points of its filter and its stride, both rounded to
-    half a power of two, and whether it has groups. Rows of other models have no family: the result
-    has no columns.
+    A family is the number of points of a convolution's filter and its stride, both rounded to half
+    a power of two, and whether it has groups.
     """
     if name != "convolution":
         return features[:, :0]

@@ -28,14 +28,14 @@ _MOST_NORM_BLOCKS = 256 * 1024
 """Blocks of torch's own batch norm, which then takes several images in each (Normalization.cuh)."""
 _READ_ONCE = 1024
 """Up to this many elements, rows of a softmax stay in registers and are read once (SoftMax.cu). On
-NeuSight's V100 such rows take 1.2 times the time of memory, longer ones 1.6 times."""
+NeuSight's V100 they take 1.2 times the time of memory, longer rows 1.6 times."""
 _SLICES_IN_PLACE = ("aten.index_copy_", "aten.index_fill_")
 """Ops that write some slices of a tensor, such as a token's keys, and leave the rest."""
 FOLDED = 5
-"""Elementwise elements that folding one takes (24 ps for a point of one column on our H200)."""
+"""Elements of an elementwise op that folding one takes (24 ps for a point on our H200)."""
 MANY_ROWS, NARROW_ROW = 64 * 1024, 2048
-"""More rows than this, of no more elements, are divided among blocks for the gradient of a weight;
-the width is 32 for every second SM of a large GPU."""
+"""More rows than this, of at most this width, are divided among blocks for the gradient of a
+weight; the width is 32 for every second SM of a large GPU."""
 DIVIDED = 0.6
 """What a row costs then (1.0 to 1.3 ns on our H200), relative to one of the forward pass."""
 DIVISIONS, SUMMED = 2.5, 0.25
@@ -44,8 +44,8 @@ and 1.6 ps on our H200."""
 ROLLED = 2
 """Elements that finding the place of one takes, in each kernel of a roll (1.3 ns for each SM)."""
 _SCANS = {"aten._ctc_loss": 1, "aten._ctc_loss_backward": 2}
-"""Elements for each time of ops that go through time step by step. A step of the forward pass takes
-0.54 us on our H200, one of the backward pass 0.95 us."""
+"""Elements that take as long as one time step, for ops that go through time step by step: 0.54 us
+on our H200 in the forward pass, 0.95 us in the backward pass."""
 
 
 HELD_BYTES = 160 * 1024
@@ -114,7 +114,7 @@ def _with_loop(row: StreamRow, op: Op) -> StreamRow:
 def in_turn(row: StreamRow) -> tuple[StreamRow, ...]:
     """The kernels of an op, one after the other, where the first goes through its input in loops.
 
-    So do torch's own batch norms in training: a second kernel applies what the first computed.
+    In torch's own batch norms in training, a second kernel applies what the first computed.
     """
     twice = row.kind == _position(Kind.NORM) and row.reread_bytes > 0 and row.loop_blocks > 0
     if not twice or row.backward:
@@ -152,7 +152,6 @@ def row_over(whole: TensorSpec, written_bytes: int, row_width: int) -> StreamRow
 
 
 def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
-    """Bytes that norms and softmax read a second time."""
     backward = "backward" in op.base
     data_bytes = sum(map(stored, op.inputs[: 2 if backward else 1]))
     if kind is Kind.SOFTMAX and op.inputs[0].shape and op.inputs[0].shape[-1] <= _READ_ONCE:
@@ -165,7 +164,6 @@ def _reread_bytes(op: Op, kind: Kind | None, cost: Cost, by_row: bool) -> int:
 
 
 def _is_cudnn_norm(op: Op) -> bool:
-    """Whether an op is a batch norm of cuDNN in training."""
     return (
         op.base.startswith("aten.cudnn_batch_norm") and len(op.inputs[0].shape) > 1 and _trains(op)
     )
@@ -220,8 +218,7 @@ def _atomic_adds(op: Op) -> float:
 def _channel_blocks(op: Op, whole: TensorSpec, reread: int, by_row: bool) -> int:
     """How many blocks share the work where each takes a whole channel, as in batch norm; else 0.
 
-    Where channels are the fastest dimension, all blocks share every channel. The threads of torch's
-    own norms loop (`loop_kernels`).
+    Where channels are the fastest dimension, all blocks share every channel.
     """
     if by_row or not reread or len(whole.shape) < 2 or whole.channels_last:
         return 0
@@ -238,8 +235,8 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
     """Elements to handle.
 
     In pooling, an element counts once for each window that contains it. Of a tensor of which an op
-    writes some slices in place, only these count. Columns are folded by divisions of integers. Of
-    lists, all tensors count.
+    writes some slices in place, only these count; of lists, all tensors. Folding counts the
+    divisions for the place of each element.
     """
     if _tensors(op) > 1:
         return max(sum(t.numel for t in op.outputs), whole.numel)
@@ -263,7 +260,6 @@ def _accesses(op: Op, whole: TensorSpec, cost: Cost) -> int:
 
 
 def _tensors(op: Op) -> int:
-    """How many tensors a fused op on lists works on; 1 for others."""
     lists = "_foreach" in op.base or "_fused_" in op.base or "_amp_foreach" in op.base
     return max(len(op.outputs), 1) if lists else 1
 
@@ -346,8 +342,8 @@ def _rows(op: Op, whole: TensorSpec, kind: Kind | None) -> float:
 def _kernels(op: Op) -> int:
     """The kernels that an op launches, as they were counted when the model was fitted.
 
-    For the gradient of an embedding bag that was one number. That many indices are sorted by more
-    kernels became known later; what they cost is in the learned factor.
+    The gradient of an embedding bag was counted as if its kernels did not depend on the number of
+    indices. The learned factor contains the difference.
     """
     return COUNTED.get(op.base, 1) if "embedding_bag" in op.base else ops.kernels(op)
 
@@ -358,14 +354,13 @@ def _is_own_norm(op: Op) -> bool:
 
 
 def _trains(op: Op) -> bool:
-    """Whether a norm computes its statistics, as in training."""
     return bool(op.attr("training", True) and op.attr("train", True))
 
 
 def _blocks(op: Op, whole: TensorSpec) -> int:
     """Thread blocks that do so little that launching them takes longer.
 
-    A batch norm that only applies its statistics has a block for each channel of each image.
+    A batch norm that only applies its statistics has one for each channel of each image.
     """
     norm = "batch_norm" in op.base and "backward" not in op.base and not _trains(op)
     if not norm or whole.channels_last or len(whole.shape) < 3:
@@ -375,11 +370,7 @@ def _blocks(op: Op, whole: TensorSpec) -> int:
 
 
 def _serial_elements(op: Op) -> float:
-    """Elements that one thread computes one after the other.
-
-    The states of connectionist temporal classification follow from those of the time before
-    (LossCTC.cu).
-    """
+    """Elements that one thread computes in order, as CTC losses do in time (LossCTC.cu)."""
     if op.base == "aten.embedding_dense_backward":
         return loop_kernels.scanned(op)
     if op.base in _SCANS:
@@ -388,7 +379,7 @@ def _serial_elements(op: Op) -> float:
     return serial_elements(op) if ops.kind(op) is Kind.RESAMPLING else 0
 
 
-# Images that are resized: what threads go through, and additions that wait for each other.
+# Images that are resized.
 
 
 _NEIGHBOURS = {"trilinear": 8, "bilinear": 4, "bicubic": 16}
@@ -431,8 +422,8 @@ def additions(op: Op) -> float:
 def _crowding(op: Op) -> float:
     """How much longer an addition takes where neighbours add to one place, in enlarged images.
 
-    In channels-last, neighbours are other channels and add to other places; those of the next
-    points wait for each other only where the image is enlarged much.
+    In channels-last, neighbours are other channels and add to other places. The next points wait
+    for each other only where the image is enlarged much.
     """
     large, small = op.inputs[0], op.outputs[0]
     if "bicubic" in op.base or len(large.shape) < 3 or not small.numel:
@@ -447,8 +438,8 @@ def _crowding(op: Op) -> float:
 def serial_elements(op: Op) -> float:
     """Elements that one thread computes one after the other.
 
-    Interpolation has one thread for each point of an image; it loops over images and channels
-    (UpSampleBilinear2d.cu), whose points are in one line of memory if the image is small.
+    Interpolation has one thread for each point of an image, which loops over images and channels
+    (UpSampleBilinear2d.cu). Their points are in one line of memory if the image is small.
     """
     image = op.inputs[0]
     if len(image.shape) < 3 or not is_resized(op):
@@ -468,7 +459,7 @@ def serial_elements(op: Op) -> float:
 def _nearest_elements(op: Op) -> float:
     """What a thread of the gradient of an enlarged image adds up: the points around its own.
 
-    In NCHW it also goes through the images of a batch, and neighbours are in one line.
+    In NCHW it also goes through the images of a batch, and neighbours are in one line of memory.
     """
     large, small = op.inputs[0], op.outputs[0]
     window = math.prod(
@@ -483,8 +474,8 @@ def _bicubic_elements(op: Op) -> int:
     """Elements for each plane of a bicubic interpolation (UpSampleBicubic2d.cu).
 
     Sixteen neighbours are in few lines of memory or, in channels-last, in as many for each of a
-    block's threads. In the backward pass, all points add to 16 places each; additions to one place
-    wait for each other.
+    block's threads. In the backward pass all points add to 16 places each, and additions to one
+    place wait for each other.
     """
     image, result = op.inputs[0], op.outputs[0]
     if "backward" not in op.base:

@@ -1,9 +1,9 @@
 """The predictor from physics and learned efficiencies, the most accurate without a measurement.
 
-Each op becomes parts: a matmul, a convolution's gradient, a pass over memory. There is one model
-for each kind of part. Its physics has tiles in waves over SMs, traffic of memory and L2, and a
-floor, with constants fitted on measured ops of many GPUs. Its boosted trees add a factor, within
-bounds, that depends on shapes and ratios. `lab/fit/learned.py` fits them; it leaves out whole GPUs
+Each op becomes parts: a matmul, a convolution's gradient, a pass over memory. The model of each
+kind of part has physics (tiles in waves over SMs, traffic of memory and L2, a floor), whose
+constants were fitted on measured ops of many GPUs, and boosted trees, which add a factor within
+bounds that depends on shapes and ratios. `lab/fit/learned.py` fits them, and leaves out whole GPUs
 to find the errors, which become the ranges. Ops without a model get the share of the roofline that
 such ops attain, with a wide range.
 """
@@ -210,7 +210,6 @@ class Learned(Predictor):
 
 
 def _crosses(op: Op) -> bool:
-    """Whether the op copies between host and GPU."""
     work = demand(op)
     return work is not None and work.crossing_bytes > 0
 
@@ -224,7 +223,7 @@ def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -
     return replace(learned, models=models)
 
 
-# The rates of a GPU as `wavecast calibrate` measured them on one card.
+# The rates of a GPU as `wavecast calibrate` measured them.
 
 
 _SIDE = 8192
@@ -253,14 +252,8 @@ def calibrated(
     """The GPU with rates at which large matmuls take the time that was measured on this card.
 
     A measurement says more about clocks and power than a data sheet. If the card of the fit was
-    measured as well, the ratio of the two counts: a second of nothing but matmuls draws more power
-    than training steps do, and H200s slow down by a fifth.
-
-    Args:
-        gpu: The numbers of the GPU, from its data sheet.
-        device: The device, whose `measured` facts count.
-        models: The op models.
-        fitted: The rates measured on the card of the fit, by fact ("bf16_tensor_flops").
+    measured as well (`fitted`, by fact), the ratio of the two counts: a second of nothing but
+    matmuls draws more power than training steps do, and H200s slow down by a fifth.
     """
     for unit, op in CALIBRATED.items():
         fact = f"{unit}_flops"
@@ -279,7 +272,7 @@ def _with_rate(
 ) -> GpuFacts:
     """The GPU with a rate at which the models predict the measured FLOP/s for the matmul.
 
-    Memory is left out: a GPU with more bandwidth must not get slower cores because of it.
+    Memory is left out: more bandwidth must not make cores slower.
     """
     batch = batch_of((op,), {})
     for _ in range(_ROUNDS):  # a lower rate draws less power, which allows a higher one
@@ -290,7 +283,6 @@ def _with_rate(
 
 
 def _faster(gpu: GpuFacts, unit: Unit, factor: float) -> GpuFacts:
-    """The GPU with the rate of one unit multiplied."""
     factors = np.ones(len(gpu.rates))
     factors[CODES[unit]] = np.clip(factor, *_TRUSTED)
     return replace(gpu, rates=gpu.rates * factors)

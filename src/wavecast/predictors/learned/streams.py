@@ -136,10 +136,9 @@ def _blocks_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 # The time of `cat`, whose kernel depends on how its inputs are stored (torch's Shape.cu).
 #
 # Contiguous inputs whose slices are multiples of 16 bytes move in pieces of 16 bytes, others
-# element by element. Each input of either kind gets as many thread blocks as the largest one
-# needs; those of a shorter input begin and end with nothing to move. Strided inputs need divisions
-# for the place of each element. Each of these gets two blocks for each SM, so that one long input
-# leaves SMs idle.
+# element by element. Each such input gets as many thread blocks as the largest one needs; in
+# shorter inputs, some have nothing to move. Strided inputs need divisions for the place of each
+# element, and get two blocks for each SM, so that one long input leaves SMs idle.
 
 
 PIECES, CONTIGUOUS, STRIDED = 0.0, 1.0, 2.0

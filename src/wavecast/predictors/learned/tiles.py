@@ -1,10 +1,9 @@
 """The time of matmuls and convolutions: tiles in waves over the SMs.
 
-A matmul is cut into tiles, each computed by one thread block, and blocks run in waves over
-the SMs (Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication
-Background User's Guide"). A library has kernels for about a dozen tile shapes and may split the
-inner dimension. The fastest choice counts. Each choice has three limits, which overlap:
-arithmetic, reads of the SMs through L2, and memory.
+A matmul is cut into tiles, each computed by one thread block, and blocks run in waves over the SMs
+(Osama et al., "Stream-K", PPoPP 2023, section 3; NVIDIA, "Matrix Multiplication Background User's
+Guide"). Of a library's kernels (a dozen tile shapes, with or without a split inner dimension) the
+fastest counts. Three limits overlap: arithmetic, reads of the SMs through L2, and memory.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _ONE: dict[str, Bounds] = {
 """The constants of one unit class."""
 IDLE_WATTS = 25.0
 """Power that a board draws besides its cores: memory, converters, fans. This is much of the 70 W of
-a T4. With 15 W instead, a fit that has not seen the T4 predicts its matmuls a quarter too fast."""
+a T4: with 15 W, a fit that has not seen it predicts its matmuls a quarter too fast."""
 VECTOR_BYTES = 16.0
 """The largest load of a thread."""
 CLASSES = ("cores", "tensor")
@@ -90,13 +89,13 @@ def tiled_s(
 
     Args:
         sizes: batch, m, n and k of `batch` matmuls (m, k) @ (k, n).
-        item: Bytes of one element.
-        dram_bytes: Bytes that come from memory.
+        item: bytes of one element.
+        dram_bytes: bytes that come from memory.
         rate: FLOP/s.
-        tensor: Whether the row runs on tensor cores.
-        gpu: The GPU, or the GPU of each row.
-        theta: The fitted constants.
-        per_load: Elements that one load may take; None if loads do not limit.
+        tensor: whether the row runs on tensor cores.
+        gpu: the GPU, or the GPU of each row.
+        theta: the fitted constants.
+        per_load: elements that one load may take; None if loads do not limit.
     """
     batch, m, n, k = sizes
 
@@ -151,11 +150,9 @@ class _Rows(NamedTuple):
     added_s: Any
     """Seconds of all SMs to write the result once in float32."""
     memory_s: Any
-    """Seconds of the traffic with memory."""
 
 
 def _fastest_s(row: _Rows, on_cores: Floats, on_tensor: Floats) -> Floats:
-    """Seconds of each row's fastest choice."""
     depth = np.where(row.tensor, 32.0, 8.0)
     k_part = np.maximum(np.ceil(row.k / SPLIT / depth), 1.0) * depth
     tiles = row.batch * np.ceil(row.m / TILE_M) * np.ceil(row.n / TILE_N) * SPLIT
@@ -175,7 +172,6 @@ def quantised(waves: Any, share: Any) -> Any:
 
 
 def _efficiency(theta: Theta, kind: str) -> Floats:
-    """The share of the peak rate that each choice reaches."""
     shares: Floats = theta[f"{kind}.efficiency"] * AREA ** theta[f"{kind}.small_tile"]
     return shares
 
@@ -195,24 +191,19 @@ class TimeLimits(NamedTuple):
     apart_s: Floats | float
     """Launches, which do not overlap with the rest."""
     memory_s: Floats | float
-    """Traffic with memory."""
     chip_s: Floats
     """Work of the SMs and L2, at the rates that the physics model gives them."""
 
     def seconds(self, factor: Floats | float = 1.0) -> Floats:
         """The total, where the chip takes `factor` times as long as the physics model says.
 
-        The factor describes how kernels use the SMs. On a GPU with less bandwidth for each SM,
-        memory hides it.
+        The factor is for how kernels use the SMs, which memory hides on a GPU with less bandwidth.
         """
         total_s: Floats = self.apart_s + overlapped(self.memory_s, factor * self.chip_s)
         return total_s
 
     def factor(self, seconds: Floats, least: float) -> Floats:
-        """The factor, at least `least`, with which the total is these seconds.
-
-        1 where the chip has no work, since no factor would change the total.
-        """
+        """The factor with which the total is these seconds, at least `least`; 1 without work."""
         own = np.maximum(seconds - self.apart_s, 0.0) ** 4 - self.memory_s**4
         chip_s = np.maximum(own, (least * self.chip_s) ** 4) ** 0.25
         factors: Floats = np.divide(
@@ -255,11 +246,11 @@ def product_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
     return picked(theta, tensor, "floor_us") * 1e-6 + seconds
 
 
-# The time of grouped matmuls: in one kernel where torch has it, else one matmul after another.
+# Grouped matmuls: in one kernel where torch has it, else one matmul after another.
 #
 # The kernel (CUTLASS's, for compute capability 9 and 10) has one tile shape: two SMs together
 # compute 256 x 256 of a group, and SMs go on from group to group. Where groups end depends on the
-# data. A group that ends within a tile leaves the rest of the tile empty.
+# data. A group that ends within a tile leaves the rest of it empty.
 
 
 SIDE, DEPTH = 256.0, 64.0
@@ -297,16 +288,12 @@ def grouped_s(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
 
 
 def _rate(columns: Columns, gpu: GpuFacts, theta: Theta) -> Floats:
-    """FLOP/s of the SMs in this kernel."""
     unit = columns["unit"].astype(np.int64)
     return sustained(unit, gpu, theta["picojoules"]) * theta["efficiency"]
 
 
 def seconds(columns: Columns, gpu: GpuFacts, models: Mapping[str, OpModel]) -> Floats:
-    """Seconds of each grouped matmul on one GPU, in one kernel or one matmul after another.
-
-    Without a model of the kernel it counts as a batch of matmuls.
-    """
+    """Seconds of grouped matmuls on one GPU; without their own model they count as a batch."""
     together = columns["one_kernel"].astype(bool) & gpu.groups
     kernel_s = models.get("grouped", models["product"]).seconds(columns, gpu)
     one_group = {
