@@ -29,12 +29,13 @@ from lab.measured.timed import BLIND, all_machines, unseen_machines
 from lab.measured.timed_traces import GPU, file_name
 from lab.places import H200
 from lab.steps.advice import PAIRS
+from lab.steps.timed_sets import names_of, step_named
 from wavecast import Trace
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 
 LATER = ("host_steps", "blind_3/again", "blind_4/rows", "blind_5/rows", "blind_6/rows")
 """Files of steps that were timed with the host's parts, one for each machine."""
-RECORDED = ("host-steps", "third", "fourth", "blind")
+RECORDED = ("host-steps", "third", "fourth", "blind", "later")
 """Campaigns with traces of such steps."""
 SIDES = ("before", "after")
 OF_THE_HOST = ("fused_optimizer", "fewer_waits", "checkpointing")
@@ -99,13 +100,13 @@ def of_blind_test() -> Iterator[IssuedStep]:
 
 
 def later(cache: Path | None = None) -> Iterator[IssuedStep]:
-    """The later steps; those whose traces are in no campaign only if a folder keeps them."""
+    """The later steps; small ones whose traces are in no campaign only if a folder keeps them."""
     for file in LATER:
         with gzip.open(H200 / f"{file}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [row for row in map(json.loads, lines) if "issued_s" in row]
         for row in rows:
             trace = recorded(row["step"])
-            if trace is None and cache is not None:
+            if trace is None and cache is not None and row["step"] in names_of("host"):
                 trace = _traced(cache, row["step"])
             seconds = None if trace is None else _issuing_s(row, trace)
             if trace is not None and seconds is not None:
@@ -179,7 +180,6 @@ def _of_suite(title: str) -> Trace | None:
 def _traced(cache: Path, name: str) -> Trace:
     """The trace of a later step, made on this machine where the folder lacks it."""
     from lab.steps.libraries import import_torchvision
-    from lab.steps.timed_sets import step_named
 
     path = cache / f"{name}.json.gz"
     if not path.exists():

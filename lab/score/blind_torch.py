@@ -54,7 +54,7 @@ class TorchTest:
     title: str
     """Its line in the table of all blind tests."""
     sets: tuple[str, ...]
-    """Its sets of steps (`lab.steps.timed_sets`), which are also the names of their folders."""
+    """The names of its folders, and of its sets (`lab.steps.timed_sets`) until it was measured."""
 
     @property
     def mark(self) -> str:
@@ -128,10 +128,15 @@ def told(trace: Trace, mode: str) -> dict[str, Any]:
     }
 
 
-def all_told(which: str, archive: Path) -> dict[str, Any]:
-    """What is predicted of each step of a set whose trace is in the archive, by name."""
+def all_told(modes: Mapping[str, str], archive: Path) -> dict[str, Any]:
+    """What is predicted of each of these steps whose trace is in the archive, by name."""
     traces = read_traces(archive)
-    return {s.name: told(traces[s.name], s.mode) for s in steps_of(which) if s.name in traces}
+    return {name: told(traces[name], mode) for name, mode in modes.items() if name in traces}
+
+
+def modes_of(which: str) -> dict[str, str]:
+    """How the steps of a set run, by name."""
+    return {step.name: step.mode for step in steps_of(which)}
 
 
 def write_predictions(which: str, traces: Path) -> None:
@@ -140,7 +145,8 @@ def write_predictions(which: str, traces: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_traces(folder / TRACED, traces)
     traced = json.loads((traces / "predictions.json").read_text(encoding="utf-8"))
-    document = {"traced": traced["about"], "predictions": all_told(which, folder / TRACED)}
+    predictions = all_told(modes_of(which), folder / TRACED)
+    document = {"traced": traced["about"], "predictions": predictions}
     text = json.dumps(document, indent=1)
     (folder / "predictions.json").write_text(text + "\n", encoding="utf-8")
 
@@ -253,7 +259,8 @@ def with_its_host(folder: Path, said: Mapping[str, Any]) -> str:
 
 def _today(folder: Path) -> str:
     """A line that says how far off today's models are on the traces that were kept."""
-    today = compared(folder, all_told(folder.name, folder / TRACED))
+    modes = {name: step["mode"] for name, step in predicted(folder).items()}
+    today = compared(folder, all_told(modes, folder / TRACED))
     gpu = [abs(step.gpu_error) for step in today]
     return f"Today's models are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%})."
 

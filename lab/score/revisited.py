@@ -14,14 +14,14 @@ from collections.abc import Sequence
 from lab import needs
 from lab.places import H200
 from lab.score import pages
-from lab.score.blind_torch import TRACED, all_told, compared, table, with_its_host
+from lab.score.blind_torch import TRACED, all_told, compared, modes_of, table, with_its_host
 
 FOLDER = H200 / "revisited"
 
 
 def tables() -> str:
     """The errors of each step with today's models."""
-    said = all_told("revisited", FOLDER / TRACED)
+    said = all_told(modes_of("revisited"), FOLDER / TRACED)
     return "\n".join([*table(compared(FOLDER, said)), "", with_its_host(FOLDER, said)])
 
 
