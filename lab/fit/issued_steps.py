@@ -12,7 +12,7 @@ import csv
 import gzip
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 import wavecast
-from lab.collect.checkpointed import RECOMPUTE, SIZES, step_of
 from lab.fit.compiled_host import host_s
 from lab.fit.host_reference import HOST_BOUND, host_bound, model_of
 from lab.measured import campaigns
@@ -32,6 +31,7 @@ from lab.steps.advice import PAIRS
 from lab.steps.timed_sets import names_of, step_named
 from wavecast import Trace
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
+from wavecast.suite.decoders import gpt, llama
 
 LATER = ("host_steps", "blind_3/again", "blind_4/rows", "blind_5/rows", "blind_6/rows")
 """Files of steps that were timed with the host's parts, one for each machine."""
@@ -42,6 +42,18 @@ OF_THE_HOST = ("fused_optimizer", "fewer_waits", "checkpointing")
 """The changes of `lab.steps.advice` to steps that wait for the host."""
 PROFILED = ("first", "second")
 """Machines of the blind test that have steps with checkpointing. A profiler had run on them."""
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt 12x512 s256": {"layers": 12, "hidden": 512, "heads": 8, "seq": 256},
+    "gpt 24x1024 s512": {"layers": 24, "hidden": 1024, "heads": 16, "seq": 512},
+    "gpt 24x2048 s2048": {"layers": 24, "hidden": 2048, "heads": 16, "seq": 2048},
+    "llama 16x512 s128": {"layers": 16, "hidden": 512, "heads": 8, "seq": 128, "ffn": 1408},
+    "llama 16x2048 s1024": {
+        **{"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 8, "seq": 1024, "ffn": 5632}
+    },
+}
+RECOMPUTE = ("none", "full")
+"""Decoders that were timed with and without checkpointed blocks."""
 
 _COSTS_S = np.array([getattr(REFERENCE_HOST, name) for name in COSTS])
 
@@ -118,15 +130,21 @@ def later(cache: Path | None = None) -> Iterator[IssuedStep]:
 def decoders() -> Iterator[IssuedStep]:
     """Decoders with and without checkpointing, traced on this machine; each ran twice."""
     rows = json.loads((H200 / "checkpointed.json").read_text(encoding="utf-8"))
-    for size in SIZES:
+    for size in DECODERS:
         for recompute in RECOMPUTE:
-            trace = wavecast.trace(partial(step_of, size, recompute), gpu=GPU)
+            trace = wavecast.trace(partial(decoder_of, size, recompute), gpu=GPU)
             for row in rows:
                 half = {"wall_s": row["seconds"], "issued_s": row["host_s"]}
                 seconds = host_s(half, row["gpu_s"])
                 if (row["size"], row["recompute"]) == (size, recompute) and seconds is not None:
                     name = f"{size} {recompute}"
                     yield IssuedStep("decoders", name, size, seconds, *_times(trace), trace)
+
+
+def decoder_of(size: str, recompute: str) -> Callable[[], Any]:
+    """The step of a decoder with or without checkpointed blocks, one sequence in bfloat16."""
+    make = gpt if size.startswith("gpt") else llama
+    return make(1, "bf16", recompute=recompute, **DECODERS[size])
 
 
 def advised() -> Iterator[IssuedStep]:

@@ -4,7 +4,7 @@
     python -m lab fit mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
 
 `prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
-only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. `fit`
+only torch and numpy, and runs on a GPU machine. `fit`
 writes RESULTS/results.json. Of the narrowest width it also writes the networks with their cards,
 which become src/wavecast/data/models/mlp-*; `--widths 1024 --bits 8` makes those of the published
 size, which become src/wavecast/data/setups/habitat/mlp-*.

@@ -156,7 +156,7 @@ def shared_layers(public_layers: Table, kind: str) -> list[Layer]:
 
 
 def collected(paths: Sequence[Path], kind: str) -> Table:
-    """The rows of a kind in files that `lab.collect.layers` wrote."""
+    """The rows of a kind in files of measurements/h200/layers."""
     rows = [row for path in paths for row in read_rows(path) if kind == row.layer.KIND]
     done = [row for row in rows if row.time.status is LayerStatus.OK]
     times = [(row.time.forward_s or np.nan, row.time.backward_s or np.nan) for row in done]

@@ -2,7 +2,7 @@
 
     python -m lab score advice
 
-Reads measurements/h200/advice.csv (`lab collect advice`). Each change is made by `wavecast.advise`
+Reads measurements/h200/advice.csv. Each change is made by `wavecast.advise`
 in the step before; the gain is then compared with that of the step after, written by hand.
 """
 

@@ -2,7 +2,7 @@
 
     python -m lab score agreement
 
-Needs transformers, and the campaign `steps`, which `lab.collect.reality` recorded. The command
+Needs transformers, and the campaign `steps`, recorded on the GPU. The command
 traces each step on this machine. It prints the share of ops and of GPU time that both traces have,
 and the ops that differ.
 """

@@ -1,13 +1,12 @@
 """How long prompts and single tokens take with language models, predicted against measured.
 
-    python -m lab score decodes [--rows] [--predict OUT.json] [--task NAME...]
+    python -m lab score decodes [--rows]
 
-Needs transformers. Reads measurements/h200/decodes (`lab collect decodes`): `first.json`, which was
-measured before the host's cost of forward passes was repaired, `second.json` and `third.json`.
-Prints the tables of docs/howto/predict-text-generation.md. Steps of a round that the GPU limits,
-whose time is the GPU's, are apart from those that the host limits. `--predict` writes predictions
-instead, of all models or of some; `predicted.json` and `predicted_third.json` were committed before
-the second and the third round were measured.
+Needs transformers. Reads measurements/h200/decodes: `first.json`, which was measured before the
+host's cost of forward passes was repaired, `second.json` and `third.json`. Prints the tables of
+docs/howto/predict-text-generation.md. Steps of a round that the GPU limits, whose time is the
+GPU's, are apart from those that the host limits. `predicted.json` and `predicted_third.json` were
+committed before the second and the third round were measured.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import wavecast
 from lab import needs
-from lab.collect.decodes import InferenceCase, recipe, tasks
 from lab.markdown import heading
 from lab.places import H200
 from wavecast.frameworks.pytorch.huggingface.inference import (
@@ -38,6 +35,36 @@ HOST_SHARE = 0.7
 FOLDER = H200 / "decodes"
 COMPILED: Mapping[str, bool | str] = {"compiled": True, "reduce-overhead": "reduce-overhead"}
 """How tracing compiles a step, by the way in which it runs."""
+
+
+@dataclass(frozen=True)
+class InferenceCase:
+    """One step of a model."""
+
+    model: str
+    task: str
+    batch: int
+    seq: int
+    """The tokens of the prompt, or in the cache."""
+    cache: str = "dynamic"
+    way: str = "eager"
+    """How it runs: "eager", "graph" (one CUDA graph), "compiled", or "reduce-overhead" (compiled,
+    with CUDA graphs)."""
+
+    @property
+    def key(self) -> str:
+        """The step in one word."""
+        return f"{self.model}-{self.task}-b{self.batch}-s{self.seq}-{self.cache}-{self.way}"
+
+
+def recipe(case: InferenceCase) -> Any:
+    """The recipe of a case's step."""
+    from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+    from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+
+    cache = "static" if case.cache == "static" else None
+    options = ModelOptions(task=case.task, seq=case.seq, cache=cache)
+    return recipe_of(case.model, case.batch, None, options)
 
 
 class CroppingStep(InferenceStep):
@@ -59,11 +86,6 @@ class Round:
     committed: str = ""
     """The predictions that were committed before; empty if there were none."""
     step: type[InferenceStep] = InferenceStep
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether its measurements are there."""
-        return (FOLDER / self.file).exists()
 
 
 ROUNDS = (
@@ -103,14 +125,6 @@ def _host_bound(row: Mapping[str, Any]) -> bool:
     The others, and steps that are replayed as one graph, took as long as the GPU worked.
     """
     return bool(row["issued_s"] > HOST_SHARE * row["seconds"])
-
-
-def _write(out: Path, wanted: Sequence[str]) -> None:
-    rows = []
-    for case in (case for name in wanted for case in tasks()[name]):
-        rows.append(row_of(case, ROUNDS[-1].step))
-        print(case.key, f"{rows[-1]['seconds'] * 1e3:.2f} ms", flush=True)
-        out.write_text(json.dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], rows: bool) -> None:
@@ -162,15 +176,9 @@ def _print_round(one: Round, rows: bool) -> None:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of all rounds, or write predictions."""
+    """Print the errors of all rounds."""
     parser = needs.parser(__doc__)
     parser.add_argument("--rows", action="store_true", help="print each step")
-    parser.add_argument("--predict", type=Path, metavar="OUT.json")
-    parser.add_argument("--task", action="append", choices=tasks(), metavar="NAME")
-    asked = parser.parse_args(given)
-    if asked.predict is not None:
-        return _write(asked.predict, asked.task or list(tasks()))
+    rows = parser.parse_args(given).rows
     for one in ROUNDS:
-        if one.is_measured:
-            _print_round(one, asked.rows)
-    return None
+        _print_round(one, rows)

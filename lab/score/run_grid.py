@@ -3,7 +3,7 @@
     python -m lab score run_grid
 
 Fits measurements/h200/run_grid.csv, which has a tenth of the iterations that section 4.3 of
-Gianniti, Zhang and Ardagna 2019 prints (`lab.collect.run_grid` measured it), and writes the table
+Gianniti, Zhang and Ardagna 2019 prints, and writes the table
 of docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
 """
 

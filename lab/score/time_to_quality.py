@@ -4,8 +4,8 @@
     python -m lab score time_to_quality --predict   predicts the trainings on an H200 from nothing
     python -m lab score time_to_quality --seeds     how many steps do five other seeds take?
 
-`lab.collect.time_to_quality` measured measurements/cpu/time_to_quality.json and
-measurements/h200/time_to_quality.json. Predictions from nothing (the time of a step from its code,
+Measured were measurements/cpu/time_to_quality.json and measurements/h200/time_to_quality.json.
+Predictions from nothing (the time of a step from its code,
 times the steps that such trainings take on a CPU) were committed before the H200 ran them.
 """
 

@@ -3,7 +3,7 @@
     python -m lab score unchanged_scripts [--write]
 
 Reads measurements/h200/unchanged_scripts.csv and unchanged_predictions.csv, which was committed
-before the scripts were measured (`lab collect unchanged_scripts`), and the predictions of a later
+before the scripts were measured, and the predictions of a later
 version (unchanged_predictions_again.csv), made with the measured times known. Data loading is not
 predicted; scripts that wait for it are counted with that error. `--write` puts the table into
 docs/howto/run-your-script.md.
