@@ -15,8 +15,7 @@ from lab.fit.fused import MOST, PRIOR, TREES, our_gpu
 from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
 from lab.measured.compiled import GPU
-from lab.measured.jax_steps import JaxKernel, fitted
-from lab.steps.jax_steps import step_named
+from lab.measured.jax_steps import FAMILY, JaxKernel, fitted
 from wavecast import ops
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind
@@ -64,7 +63,7 @@ class TunedMatmuls:
         self._features = np.array([choice_features(one.op) for one in self.kernels])
         self._signs = np.array([1.0 if in_triton(one.op) else -1.0 for one in self.kernels])
         self._weight = _by_time(self.kernels)
-        self._families = np.array([step_named(one.step).family for one in self.kernels])
+        self._families = np.array([FAMILY[one.step] for one in self.kernels])
 
     def forest(self, without: str = "") -> Forest:
         """Trees whose answer is above zero for Triton, fitted without a family."""

@@ -2,12 +2,13 @@
 
 python -m lab score jax            steps of the fit (kernels of their families were seen)
 python -m lab score jax blind      steps of the blind test (second: of the second one)
-python -m lab score jax blind --write FILE     predictions only, before anything is measured
+python -m lab score jax blind --read FILE      as was predicted before they were measured
+
+Without --read, today's models predict what XLA compiled on our GPU.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -19,53 +20,30 @@ import numpy as np
 from lab import needs
 from lab.measured import jax_steps
 from lab.measured.compiled import GPU
-from lab.places import ROOT
-from lab.steps.jax_steps import GROUPS, JaxCase, steps_of
-from wavecast.frameworks.jax.driver import CompiledModule
 
-CACHE = ROOT / ".cache" / "lab" / "jax"
 FIELDS = ("gpu_s", "seconds", "memory_bytes", "kernels")
 
 
-def compiled(case: JaxCase) -> CompiledModule:
-    """A step as XLA compiles it here for our GPU; kept, since it takes a while."""
-    from wavecast.frameworks.jax import driver, releases
-    from wavecast.frameworks.jax.tracing import lowered_step
-    from wavecast.hardware.devices import device
-
-    path = CACHE / f"{case.name}-{releases.versions().replace(' ', '-')}.json.gz"
-    if not path.exists():
-        gpu, training = device(GPU), case.make()
-        lowered = lowered_step(training.step, training.shapes(), {}, gpu, {})
-        (made,) = driver.compiled_for(releases.bytecode(lowered), [gpu])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(json.dumps([made.text, dict(made.sizes)]).encode()))
-    text, sizes = json.loads(gzip.decompress(path.read_bytes()))
-    return CompiledModule(text, sizes)
-
-
-def predicted(case: JaxCase) -> dict[str, Any]:
-    """What is predicted for a step, compiled here."""
+def predicted(name: str, group: str) -> dict[str, Any]:
+    """What is predicted for a measured step, as XLA compiled it on the GPU."""
     import wavecast
-    from wavecast.frameworks.jax.releases import versions
+    from wavecast.frameworks.jax.driver import CompiledModule
     from wavecast.frameworks.jax.tracing import trace_of
     from wavecast.hardware.devices import device
     from wavecast.predictors.learned.autotuned import kernels_of
 
-    gpu = device(GPU)
-    trace = trace_of(compiled(case), gpu, framework=versions())
+    gpu, row = device(GPU), jax_steps.steps(group)[name]
+    module = CompiledModule(jax_steps.hlo_texts(group)[name], row["memory"])
+    trace = trace_of(module, gpu, framework=f"jax {row['jax']}")
     prediction = wavecast.predict(trace, gpu)
     return {
-        "name": case.name,
-        "family": case.family,
-        "framework": trace.framework,
+        "name": name,
         "gpu_s": prediction.gpu_s,
         "seconds": prediction.seconds,
         "low_s": prediction.low_s,
         "high_s": prediction.high_s,
         "memory_bytes": wavecast.memory(trace, gpu).peak_bytes,
         "kernels": round(sum(kernels_of(call.op) for call in trace)),
-        "unpredicted": sorted(str(one) for one in prediction.unpredicted),
     }
 
 
@@ -128,17 +106,11 @@ def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
 def main(given: Sequence[str] = ()) -> None:
     """Predict the steps of a group and compare them with what was measured."""
     parser = needs.parser(__doc__)
-    parser.add_argument("group", nargs="?", default="fit", choices=GROUPS)
-    parser.add_argument("--write", type=Path, help="write the predictions here")
+    parser.add_argument("group", nargs="?", default="fit", choices=jax_steps.GROUPS)
     parser.add_argument("--read", type=Path, help="take predictions that were written before")
-    parser.add_argument("--steps", nargs="*", help="only these")
     options = parser.parse_args(given)
     if options.read:
         rows = json.loads(options.read.read_text(encoding="utf-8"))
     else:
-        cases = [c for c in steps_of(options.group) if not options.steps or c.name in options.steps]
-        rows = [predicted(case) for case in cases]
-    if options.write:
-        options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    else:
-        print("\n".join(lines(rows, options.group)))
+        rows = [predicted(name, options.group) for name in jax_steps.steps(options.group)]
+    print("\n".join(lines(rows, options.group)))

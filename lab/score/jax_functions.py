@@ -1,39 +1,19 @@
 """How well are JAX steps of several jitted functions predicted, from their script?
 
-python -m lab score jax_functions             the table of docs/howto/predict-a-jax-step.md
-python -m lab score jax_functions --write     predictions only, before anything is measured
+    python -m lab score jax_functions
+
+Prints the table of docs/howto/predict-a-jax-step.md: what was predicted before it was measured.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from lab import needs
-from lab.measured.compiled import GPU
-from lab.places import H200, ROOT
+from lab.places import H200
 
-SCRIPT = ROOT / "lab" / "steps" / "jax_functions.py"
 PREDICTED, MEASURED = (H200 / "jax" / f"functions{name}.json" for name in ("-predictions", ""))
-
-
-def predicted(kind: str) -> dict[str, Any]:
-    """What is predicted for a step of the script."""
-    import wavecast
-
-    run = wavecast.run_script(SCRIPT, [kind], gpu=GPU)
-    prediction = wavecast.predict(run.trace, GPU)
-    return {
-        "kind": kind,
-        "framework": run.trace.framework,
-        "holds": run.holds,
-        "seconds": prediction.seconds,
-        "low_s": prediction.low_s,
-        "high_s": prediction.high_s,
-        "gpu_s": prediction.gpu_s,
-        "peak_bytes": wavecast.memory(run.trace, GPU).peak_bytes,
-    }
 
 
 def lines() -> Iterator[str]:
@@ -65,13 +45,6 @@ def _mean(errors: Sequence[float]) -> float:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the table, or write the predictions."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write the predictions")
-    if not parser.parse_args(given).write:
-        print("\n".join(lines()))
-        return
-    from lab.steps.jax_functions import KINDS
-
-    text = json.dumps([predicted(kind) for kind in KINDS], indent=1)
-    PREDICTED.write_text(f"{text}\n", encoding="utf-8")
+    """Print the table."""
+    needs.parser(__doc__).parse_args(given)
+    print("\n".join(lines()))
