@@ -9,7 +9,8 @@ take turns in `lab.collect.turns`. Writes OUT/rows.jsonl.gz (a line for each ste
 OUT/traces.tar (recorded eager steps) as steps are done, and OUT/about.json at the end. With --brief
 only times, memory and kernels are measured, and no traces. With --predict nothing is measured:
 every step is traced without the GPU, with the software of this machine, and predicted
-(OUT/predictions.json; the traces stay beside it).
+(OUT/predictions.json, and OUT/traced.tar with the traces). Both become the folder of a blind test
+(`lab.score.blind_torch`).
 """
 
 from __future__ import annotations
@@ -114,9 +115,10 @@ def collect(
             "unfinished": unfinished,
         }
         if predict:
-            document["predictions"] = rows_in(folder)
-        for path in folder.glob("*.traced.json.gz"):
-            shutil.move(path, out / path.name)
+            document["predictions"] = {row["traced"]: row for row in rows_in(folder)}
+            with tarfile.open(out / "traced.tar", "w") as archive:
+                for path in sorted(folder.glob("*.traced.json.gz")):
+                    archive.add(path, path.name.replace(".traced", ""))
         name = "predictions.json" if predict else "about.json"
         (out / name).write_text(json.dumps(document, indent=1), encoding="utf-8")
     finally:

@@ -256,20 +256,15 @@ def measure_host(turn: Turn) -> Row:
 def trace_step(step: CompiledStep, folder: Path) -> Row:
     """Trace a step without its GPU, with the software of this machine, and predict it."""
     import wavecast
+    from lab.score.blind_torch import told
 
     begin = time.perf_counter()
     trace = wavecast.trace(partial(step.make, step.mode), gpu=GPU)
     trace.save(folder / f"{step.name}.traced.json.gz")
-    prediction = wavecast.predict(trace, GPU)
     return {
         "traced": step.name,
         "trace_s": round(time.perf_counter() - begin, 1),
-        "seconds": prediction.seconds,
-        "gpu_s": prediction.gpu_s,
-        "low_s": prediction.low_s,
-        "high_s": prediction.high_s,
-        "peak_bytes": wavecast.memory(trace, GPU).peak_bytes,
-        "notes": [str(note) for note in trace.notes],
+        **told(trace, step.mode),
     }
 
 

@@ -28,7 +28,7 @@ from lab.fit.issued_steps import (
     machine_factor,
     of_blind_test,
 )
-from lab.markdown import heading
+from lab.pages import heading
 from wavecast.hardware.hosts import RECOMPUTED
 
 

@@ -15,10 +15,3 @@ def read_traces(archive: Path) -> dict[str, Trace]:
     with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
         return loose_traces(Path(folder))
-
-
-def write_traces(archive: Path, folder: Path) -> None:
-    """Put what `lab collect step_times SET FOLDER --predict` traced into an archive."""
-    with tarfile.open(archive, "w") as file:
-        for path in sorted(folder.glob("*.traced.json.gz")):
-            file.add(path, path.name.replace(".traced", ""))

@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import needs
+from lab import needs, pages
 from lab.fit.generations import Aged, LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
 from lab.measured.figures import Figures, record
 from lab.measured.public_steps.case import Case, Traces
-from lab.score import pages, scaled_steps, step_tables
+from lab.score import scaled_steps, step_tables
 from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor

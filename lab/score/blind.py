@@ -11,18 +11,18 @@ all fits. Their iterations were timed again without a profiler, for `lab.score.i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.comparison import gpu_range_s
-from lab.measured.figures import Figures, figures, percent, record
+from lab.measured.figures import Figures, figures, percent
 from lab.measured.timed import BLIND, documents
 from lab.measured.timed_traces import GPU, blind_trace
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from wavecast import Prediction
 
 MARK = "begin: python -m lab score blind"
@@ -88,13 +88,7 @@ def figures_of(some: Iterable[BlindRow]) -> Figures:
     return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write them into the page")
-    args = parser.parse_args(given)
-    text = "\n".join(table())
-    print(text)
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
-        record({"h200 GPU time, blind models": figures_of(rows())})
+def tables() -> Iterator[Table]:
+    """The tables of the page."""
+    scores = {"h200 GPU time, blind models": figures_of(rows())}
+    yield Table("\n".join(table()), pages.APPENDIX / "accuracy-blind.md", MARK, scores)

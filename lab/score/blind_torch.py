@@ -1,17 +1,15 @@
 """How well were steps of torch that nothing had seen predicted before they ran on our H200?
 
-    python -m lab score blind_torch TEST --predict FOLDER    predict traces, and write what is said
-    python -m lab score blind_torch [TEST ...] [--write]     compare it with what was measured
+    python -m lab score blind_torch [TEST ...] [--write]     each test, for the appendix
+    python -m lab score revisited [--write]                  steps that were badly predicted, today
+    python -m lab score blind_tests [--write]                a line for each, for the README
 
-The tests after the first two are in `TESTS`; without a name, all that were measured are compared.
-Each set of steps has a folder in measurements/h200: `predictions.json`, committed before anything
-was measured, and what `lab collect step_times SET OUT` measured.
-
-FOLDER has traces made by `lab collect step_times SET FOLDER --predict`; they are kept beside the
-predictions, so that later models can be compared on them. How fast the host of a lease is cannot be
-known before, so each step is predicted with the reference host and with faster and slower ones. The
-host benchmark that ran between the measured steps then says which of these predictions stands for a
-calibrated host. `--write` puts the tables into docs/appendix/accuracy-blind.md.
+Each folder in measurements/h200 has `predictions.json`, committed before anything was measured, and
+what `lab collect step_times SET OUT` measured. `traced.tar` has the traces that were predicted, so
+that later models can be compared on them. How fast the host of a lease is cannot be known before,
+so each step was predicted with the reference host and with faster and slower ones. The host
+benchmark that ran between the measured steps then says which of these predictions stands for a
+calibrated host.
 """
 
 from __future__ import annotations
@@ -27,11 +25,13 @@ from typing import Any
 import numpy as np
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
-from lab.measured.traced_steps import read_traces, write_traces
-from lab.places import H200
-from lab.score import pages
+from lab import pages
+from lab.measured import jax_steps
+from lab.measured.traced_steps import read_traces
+from lab.pages import heading
+from lab.places import H200, ROOT
+from lab.score import jax
+from lab.scores import Table
 from lab.steps.timed_sets import steps_of
 from wavecast import Trace
 from wavecast.hardware.hosts import REFERENCE_HOST
@@ -78,6 +78,8 @@ TESTS = (
     TorchTest("repaired", "torch, code that version 0.2 got wrong", ("repaired",)),
 )
 """The blind tests of torch that have a page in common, as they were made."""
+NAMES = tuple(test.name for test in TESTS)
+PAGE = pages.APPENDIX / "accuracy-blind.md"
 
 
 @dataclass(frozen=True)
@@ -132,23 +134,6 @@ def all_told(modes: Mapping[str, str], archive: Path) -> dict[str, Any]:
     """What is predicted of each of these steps whose trace is in the archive, by name."""
     traces = read_traces(archive)
     return {name: told(traces[name], mode) for name, mode in modes.items() if name in traces}
-
-
-def modes_of(which: str) -> dict[str, str]:
-    """How the steps of a set run, by name."""
-    return {step.name: step.mode for step in steps_of(which)}
-
-
-def write_predictions(which: str, traces: Path) -> None:
-    """Keep the traces of a set, and write what is predicted of them."""
-    folder = H200 / which
-    folder.mkdir(parents=True, exist_ok=True)
-    write_traces(folder / TRACED, traces)
-    traced = json.loads((traces / "predictions.json").read_text(encoding="utf-8"))
-    predictions = all_told(modes_of(which), folder / TRACED)
-    document = {"traced": traced["about"], "predictions": predictions}
-    text = json.dumps(document, indent=1)
-    (folder / "predictions.json").write_text(text + "\n", encoding="utf-8")
 
 
 def predicted(folder: Path) -> dict[str, Any]:
@@ -265,7 +250,7 @@ def _today(folder: Path) -> str:
     return f"Today's models are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%})."
 
 
-def tables(test: TorchTest) -> str:
+def text_of(test: TorchTest) -> str:
     """The errors of each step as predicted before; where traces were kept, what else they tell."""
     every = steps(test)
     lines = [*table(every), *without_worst(every)]
@@ -275,27 +260,96 @@ def tables(test: TorchTest) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Predict, or print the tables and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    names = [test.name for test in TESTS]
-    parser.add_argument("tests", nargs="*", metavar="TEST", help=f"one of {', '.join(names)}")
-    parser.add_argument("--predict", type=Path, metavar="FOLDER", help="folder of traces")
-    parser.add_argument("--write", action="store_true", help="write the tables into the page")
-    args = parser.parse_args(given)
-    if unknown := set(args.tests) - set(names):
-        parser.error(f"no test is called {', '.join(sorted(unknown))}")
-    chosen = [test for test in TESTS if test.name in args.tests or not args.tests]
-    if args.predict:
-        if len(chosen) != 1 or chosen[0].folders or len(chosen[0].sets) != 1:
-            parser.error("--predict needs one test of one set that was not measured yet")
-        write_predictions(chosen[0].sets[0], args.predict)
-        return
-    for test in chosen:
-        if not test.folders:
-            print(f"The {test.mark} was not measured yet.")
-            continue
-        text = tables(test)
-        print(f"The {test.mark}\n\n{text}\n")
-        if args.write:
-            pages.write(pages.APPENDIX / "accuracy-blind.md", test.mark, text)
+def tables(names: Sequence[str]) -> Iterator[Table]:
+    """The table of each test."""
+    for test in TESTS:
+        if test.name in names:
+            yield Table(text_of(test), PAGE, test.mark, title=f"The {test.mark}")
+
+
+REVISITED = H200 / "revisited"
+
+
+def of_revisited() -> Iterator[Table]:
+    """How well are steps predicted now that stand for models known to be badly predicted?
+
+    No fit reads them, but they were looked at to find what was wrong.
+    """
+    modes = {step.name: step.mode for step in steps_of("revisited")}
+    said = all_told(modes, REVISITED / TRACED)
+    lines = [*table(compared(REVISITED, said)), "", with_its_host(REVISITED, said)]
+    yield Table("\n".join(lines), PAGE, "revisited")
+
+
+JAX = {
+    "blind": "JAX, 20 steps of many kinds",
+    "second": "JAX, half of them of kinds that no fit has seen",
+    "odd": "JAX, odd kinds: sparse matrices, sorting, derivatives of derivatives",
+}
+"""The title of each blind test of JAX by its group of steps."""
+
+
+@dataclass(frozen=True)
+class BlindTest:
+    """The errors of one test: a number for each step that was measured."""
+
+    title: str
+    gpu: tuple[float, ...]
+    iteration: tuple[float, ...]
+    memory: tuple[float, ...]
+    held: int
+    """How many iterations were within their range."""
+
+    @property
+    def line(self) -> str:
+        """Its line of the table: mean errors, and medians in parentheses."""
+        cells = [_cell(errors) for errors in (self.gpu, self.iteration, self.memory)]
+        return f"| {self.title} | {' | '.join(cells)} | {self.held} of {len(self.iteration)} |"
+
+
+def _cell(errors: Sequence[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return f"{mean(sizes):.1%} ({median(sizes):.1%})"
+
+
+def _of_torch(test: TorchTest) -> BlindTest:
+    every = steps(test)
+    return BlindTest(
+        title=test.title,
+        gpu=tuple(step.gpu_error for step in every),
+        iteration=tuple(step.error for step in every),
+        memory=tuple(step.memory_error for step in every if step.memory_error is not None),
+        held=sum(step.within for step in every),
+    )
+
+
+def _of_jax(group: str) -> BlindTest:
+    found = jax_steps.steps(group)
+    path = H200 / "jax" / f"{group}-predictions.json"
+    told = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["name"] in found]
+    true = [jax.measured(found[row["name"]]) for row in told]
+
+    def off(name: str) -> tuple[float, ...]:
+        return tuple(row[name] / known[name] - 1 for row, known in zip(told, true, strict=True))
+
+    pairs = zip(told, true, strict=True)
+    return BlindTest(
+        title=JAX[group],
+        gpu=off("gpu_s"),
+        iteration=off("seconds"),
+        memory=off("memory_bytes"),
+        held=sum(row["low_s"] <= known["seconds"] <= row["high_s"] for row, known in pairs),
+    )
+
+
+def _tests() -> Iterator[BlindTest]:
+    """The blind tests that were measured, as they were made, those of torch first."""
+    yield from (_of_torch(test) for test in TESTS)
+    yield from map(_of_jax, JAX)
+
+
+def of_all_tests() -> Iterator[Table]:
+    """The table of the README: a line for each blind test, with the models of its day."""
+    top = "steps that nobody had run | GPU time | iteration | memory | in range"
+    lines = [*heading(top), *(test.line for test in _tests())]
+    yield Table("\n".join(lines), ROOT / "README.md", "blind tests")

@@ -17,18 +17,18 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import wavecast
-from lab import needs
+from lab import pages
 from lab.fit.generations import LeftOut
-from lab.markdown import heading
 from lab.measured import public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from wavecast import Prediction, Trace, TrainingPlan, training_cost
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import PriceBook, price_book
@@ -159,22 +159,15 @@ def report(rows: Sequence[Judged]) -> dict[str, str]:
     return parts
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Judge the choices, and print or write the tables."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.OPS_AND_STEPS)
-    parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    cases = [case for case in public_steps.cases(args.data) if case.set == SET]
-    traces = Traces(args.cache)
+def tables(data: Path, cache: Path) -> Iterator[Table]:
+    """The choices that were judged, and how far speeds and prices were off."""
+    cases = [case for case in public_steps.cases(data) if case.set == SET]
+    traces = Traces(cache)
     traces.make_missing(cases)
-    fit, book, rows = LeftOut(args.data, args.cache), price_book(), []
+    fit, book, rows = LeftOut(data, cache), price_book(), []
     for case, trace in fastest(read(cases, traces)):
         predictor = fit.aged(case.gpu, case.era) if case.era else fit(case.gpu)
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
-        print(f"{name}\n\n{text}\n")
-        if args.write:
-            pages.write(PAGE, f"{MARK} '{name}'", text)
+        yield Table(text, PAGE, f"{MARK} '{name}'", title=name)

@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab import needs
-from lab.markdown import heading
-from lab.score import pages
+from lab import needs, pages
+from lab.pages import heading
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
 from wavecast.campaigns.ray_workers import RayWorkers
 from wavecast.campaigns.running import ThisProcess, run_campaign

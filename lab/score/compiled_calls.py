@@ -17,9 +17,9 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
 from lab.measured.compiled import GPU, Row, by_name
 from lab.measured.compiled_calls import LISTS, MAIN, PRODUCTS, Calls, Key, ran, traced
+from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind, convolution

@@ -15,8 +15,8 @@ from typing import Any
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
 from lab.measured.compiled import GPU, by_name, lines
+from lab.pages import heading
 from wavecast.footprint.workspaces.convolution import NAMES, Convolution
 from wavecast.footprint.workspaces.estimate import Constants, on_tensor_cores, workspaces_of
 from wavecast.hardware.devices import device

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
 from lab.measured.compiled_rows import CompiledRow, neusight_rows, timm_rows
 from lab.measured.public_steps.case import Case, Traces
+from lab.pages import heading
 from lab.score.compiled_calls import followed
 from wavecast import Trace
 

@@ -24,10 +24,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS, ROOT
-from lab.score import pages
 from lab.steps.corpus import CorpusScript, corpus
 
 GPU = "a100-sxm-80gb"

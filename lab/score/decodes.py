@@ -19,7 +19,7 @@ from typing import Any
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import H200
 from wavecast.frameworks.pytorch.huggingface.inference import (
     InferenceStep,

@@ -14,7 +14,7 @@ import csv
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
 from lab.measured.expert_steps import kind_of
 from lab.measured.tables import read_rows
+from lab.measured.user_commands import command_of
+from lab.pages import heading
+from lab.scores import Table
 from wavecast.errors import WavecastError
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device
@@ -363,3 +365,35 @@ def scored(data: Path, cache: Path) -> list[Path]:
             main(["--data", str(data), "--save", str(file), *options.split()])
         files.append(file)
     return files
+
+
+def _smallest(rows: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredStep]:
+    """The step of the smallest model of each source that a command can predict."""
+    found: dict[str, MeasuredStep] = {}
+    for row in rows:
+        try:
+            step = rebuilt(row)
+        except NotRebuilt:
+            continue
+        if command_of(step) is None or "far_below_best" in str(row["qc"] or ""):
+            continue
+        known = found.get(step.source)
+        if known is None or _size(step) < _size(known):
+            found[step.source] = step
+    return found
+
+
+def _size(step: MeasuredStep) -> int:
+    return step.sizes.layers * step.sizes.hidden**2
+
+
+def commands(data: Path) -> Iterator[Table]:
+    """One step of each source, of the smallest model whose cluster is the GPU's usual one.
+
+    For docs/parallel.md: what was measured and predicted, and the command that predicts it.
+    """
+    rows = read_rows(data / "distributed" / "steps.parquet")
+    for source, step in sorted(_smallest(rows).items()):
+        scored = PublishedSteps({}).score_step(step)
+        times = f"{step.seconds:.4g} s measured, {scored.seconds:.4g} s predicted"
+        yield Table(f"# {source}, {step.row['model']}: {times}\n{command_of(step)}")

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
 from lab.measured import campaigns
+from lab.pages import heading
 from lab.places import H200
+from lab.scores import Table
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.habits.fusion import ROTARY, with_fused
 from wavecast.traces.step import Trace
@@ -80,15 +80,15 @@ def _issue_s(trace: Trace) -> float:
     return float(REFERENCE_HOST.issue_times(trace.calls).sum())
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print both tables."""
-    needs.parser(__doc__).parse_args(given)
+def tables() -> Iterator[Table]:
+    """The GPU's time of each habit, and what functions cost the host."""
     cases = measured()
-    print(*heading("habits | micro-batch | GPU time | predicted | error", "ll"), sep="\n")
-    print(*gpu_rows(cases), sep="\n", end="\n\n")
+    names = heading("habits | micro-batch | GPU time | predicted | error", "ll")
+    yield Table("\n".join([*names, *gpu_rows(cases)]))
     costs = dict(function_costs(cases))
-    print(*heading("model, ranks, positions, timing | each function", "l"), sep="\n")
-    print(*(f"| {name} | {cost * 1e6:.0f} us |" for name, cost in costs.items()), sep="\n")
+    lines = [*heading("model, ranks, positions, timing | each function", "l")]
+    lines += [f"| {name} | {cost * 1e6:.0f} us |" for name, cost in costs.items()]
     middle = statistics.median(costs.values())
     both = 2 * REFERENCE_HOST.forward_s + REFERENCE_HOST.autograd_s
-    print(f"| **median** | {middle * 1e6:.0f} us, {2 * middle / both:.1f} forward ops |")
+    cell = f"{middle * 1e6:.0f} us, {2 * middle / both:.1f} forward ops"
+    yield Table("\n".join([*lines, f"| **median** | {cell} |"]))

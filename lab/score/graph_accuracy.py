@@ -12,16 +12,16 @@ steps that were timed before any profiler.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
-from lab.measured.figures import figures, record
+from lab.measured.figures import figures
+from lab.pages import heading
 from lab.places import H200
+from lab.scores import Table
 from lab.steps.graphed import GRAPHED, make_capturable, named
 from wavecast import Prediction
 
@@ -77,18 +77,12 @@ def lines(some: Iterable[GraphRow]) -> Iterator[str]:
         )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table of each machine, and record the figures if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="record the figures")
-    args = parser.parse_args(given)
-    every = []
+def tables() -> Iterator[Table]:
+    """The table of each machine, and the figures of all."""
+    errors = []
     for name, run in runs().items():
         if "graphed" in run:
-            some = list(rows(run))
-            every += some
-            print(f"{name}:\n")
-            print("\n".join(lines(some)))
-    if args.write:
-        scores = figures(row.error for row in every)
-        record({"h200 CUDA graphs": scores})
+            replayed = list(rows(run))
+            errors += [row.error for row in replayed]
+            yield Table("\n".join(lines(replayed)), title=f"{name}:")
+    yield Table("", figures={"h200 CUDA graphs": figures(errors)})

@@ -10,13 +10,13 @@ with these figures beside docs/papers.md.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured import campaigns
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.habitat import MixedPrecision
 
@@ -59,9 +59,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    needs.parser(__doc__).parse_args(given)
-    shown = table()
-    print(shown)
-    pages.write(PAGE, MARK, shown)
+def tables() -> Iterator[Table]:
+    """The table of the page."""
+    yield Table(table(), PAGE, MARK)

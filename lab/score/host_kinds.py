@@ -20,7 +20,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from lab import needs
+from lab import pages
 from lab.fit.issued_steps import (
     IssuedStep,
     advised,
@@ -30,8 +30,8 @@ from lab.fit.issued_steps import (
     machine_factor,
     of_blind_test,
 )
-from lab.markdown import heading
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from wavecast import Trace, ops
 from wavecast.hardware.hosts import COSTS, RECOMPUTED, REFERENCE_HOST, demands
 from wavecast.ops import Kind
@@ -129,14 +129,7 @@ def table(found: Sequence[HostError]) -> Iterator[str]:
         )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--cache", type=Path, help="folder that keeps traces")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
-    args = parser.parse_args(given)
-    steps = (*by_iterations(), *of_blind_test(), *later(args.cache), *decoders(), *advised())
-    text = "\n".join(table(list(errors(steps))))
-    print(text)
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
+def tables(cache: Path | None) -> Iterator[Table]:
+    """The table of the page."""
+    steps = (*by_iterations(), *of_blind_test(), *later(cache), *decoders(), *advised())
+    yield Table("\n".join(table(list(errors(steps)))), pages.APPENDIX / "accuracy-hosts.md", MARK)

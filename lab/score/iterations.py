@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from lab import needs
+from lab import pages
 from lab.fit.host import Steps, host_without
 from lab.fit.host import read as read_steps
 from lab.fit.host_reference import machine_factor, model_of, reference_of
-from lab.markdown import heading
 from lab.measured import own_steps
 from lab.measured.comparison import is_within
-from lab.measured.figures import Figures, figures, percent, record
+from lab.measured.figures import Figures, figures, percent
 from lab.measured.timed import Machine, machines, unseen_machines
 from lab.measured.timed_traces import GPU, traced
-from lab.score import pages
+from lab.pages import heading
 from lab.score.families import folds
+from lab.scores import Table
 from lab.steps.by_name import suite_steps
 from wavecast import Host
 from wavecast.hardware.kept_hosts import factor_of, reference_times
@@ -182,18 +182,8 @@ def noise() -> Iterator[str]:
         yield f"| {machine.name} | {cells} | {f'{statistics.mean(apart):.1%}' if apart else ''} |"
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument(
-        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
-    )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    predicted = list(rows(args.data, args.cache))
+def tables(data: Path, cache: Path) -> Iterator[Table]:
+    """The tables of the page."""
+    predicted = list(rows(data, cache))
     text = "\n".join((*table(predicted), "", *noise()))
-    print(text)
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
-        record(figures_of(predicted))
+    yield Table(text, pages.APPENDIX / "accuracy-hosts.md", MARK, figures_of(predicted))

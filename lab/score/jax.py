@@ -3,6 +3,7 @@
 python -m lab score jax            steps of the fit (kernels of their families were seen)
 python -m lab score jax blind      steps of the blind test (second: of the second one)
 python -m lab score jax blind --read FILE      as was predicted before they were measured
+python -m lab score jax_functions  steps of several jitted functions, from their script
 
 Without --read, today's models predict what XLA compiled on our GPU.
 """
@@ -20,6 +21,8 @@ import numpy as np
 from lab import needs
 from lab.measured import jax_steps
 from lab.measured.compiled import GPU
+from lab.measured.jax_steps import FOLDER
+from lab.scores import Table
 
 FIELDS = ("gpu_s", "seconds", "memory_bytes", "kernels")
 
@@ -101,6 +104,40 @@ def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
             needed.append(off / math.log(end / row["seconds"]))
     rank = min(math.ceil(0.9 * (len(needed) + 1)), len(needed))
     return sorted(needed)[rank - 1]
+
+
+def of_functions() -> Iterator[Table]:
+    """Steps of several jitted functions, as predicted from their script before they ran."""
+    yield Table("\n".join(_functions()))
+
+
+def _functions() -> Iterator[str]:
+    """A row for each step, and the mean errors."""
+    files = (FOLDER / f"functions{name}.json" for name in ("-predictions", ""))
+    rows, measured_rows = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    found = {row["kind"]: row for row in measured_rows}
+    errors, memory = [], []
+    yield "| step | calls | predicted | measured | error | memory, predicted | measured |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for row in rows:
+        true = found[row["kind"]]
+        errors.append(row["seconds"] / true["seconds"] - 1)
+        memory.append(row["peak_bytes"] / true["peak_bytes"] - 1)
+        yield (
+            f"| {row['kind']} | {row['holds']} | {row['seconds'] * 1e3:.2f} ms "
+            f"| {true['seconds'] * 1e3:.2f} ms | {errors[-1]:+.0%} "
+            f"| {row['peak_bytes'] / 2**20:.0f} MiB | {true['peak_bytes'] / 2**20:.0f} MiB |"
+        )
+    inside = sum(row["low_s"] <= found[row["kind"]]["seconds"] <= row["high_s"] for row in rows)
+    yield ""
+    yield (
+        f"Mean size of the error: {_mean(errors):.1%} of the step, {_mean(memory):.1%} of its "
+        f"memory; {inside} of {len(rows)} in range."
+    )
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return sum(map(abs, errors)) / len(errors)
 
 
 def main(given: Sequence[str] = ()) -> None:

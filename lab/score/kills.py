@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
 from wavecast.runs.run import Run

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import wavecast
-from lab.markdown import heading
 from lab.measured import campaigns
 from lab.measured.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
+from lab.pages import heading
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import least_squares as least_squares
 from wavecast.runs.regression.layers.complexities import LayerCategory, Network, NetworkLayer, Pass

@@ -12,8 +12,8 @@ from functools import cache
 from itertools import permutations
 
 import wavecast
-from lab.markdown import heading
 from lab.measured import campaigns
+from lab.pages import heading
 from lab.score.layer_models import GPU, WAYS, Way, summed
 from wavecast.errors import InvalidInput
 from wavecast.predictors.learned.predictor import Learned

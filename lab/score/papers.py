@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import DOCS, ROOT
 from lab.score.mutations import Mutation
 

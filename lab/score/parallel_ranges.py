@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
 from lab.measured.figures import percent
 from lab.measured.tables import read_rows
+from lab.pages import heading
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
 from wavecast.steps.ranges import PARALLEL_FILE, Factors, RangeParts

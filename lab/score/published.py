@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.score.wave import ABOVE_FLOOR_S, CONTRACTED, Runs, op_of, runs
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Scaler

@@ -50,12 +50,12 @@ from typing import Any
 
 import numpy as np
 
-from lab import needs
+from lab import needs, pages
 from lab.fit.kept_apart import KeptApart
-from lab.markdown import heading
 from lab.measured.figures import percent
+from lab.pages import heading
 from lab.places import DOCS, MODELS
-from lab.score import pages, ranged_steps
+from lab.score import ranged_steps
 from lab.score.judged_ranges import (
     BEFORE,
     CLASSES,

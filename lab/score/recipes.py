@@ -15,14 +15,14 @@ questions, each for our GPU alone:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
+from lab.pages import heading
 from lab.places import H200
-from lab.score import pages
+from lab.scores import Table
 
 PAGE = pages.APPENDIX / "choices.md"
 PREDICTED, MEASURED = H200 / "recipes_predicted.json", H200 / "recipes.json"
@@ -70,9 +70,6 @@ def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[s
     return f"| {' | '.join(cells)} |"
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page."""
-    needs.parser(__doc__).parse_args(given)
-    table = "\n".join(lines())
-    print(table)
-    pages.write(PAGE, "begin: python -m lab score recipes", table)
+def tables() -> Iterator[Table]:
+    """The table of the page."""
+    yield Table("\n".join(lines()), PAGE, "begin: python -m lab score recipes")

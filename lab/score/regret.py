@@ -17,13 +17,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.cluster_jobs import GAVEL_USD
 from lab.measured.cluster_steps import JobType, Seconds, job_types
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from lab.steps.cluster_jobs import JOBS
 from wavecast.hardware.hosts import processors, reference_processor
 from wavecast.planning.candidates import is_verified
@@ -253,23 +254,16 @@ def _figures(own: Sequence[Regret]) -> str:
     )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "cluster")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args(given)
-    jobs = job_types(options.data / "cluster", JOBS, GPUS)
+def tables(data: Path) -> Iterator[Table]:
+    """The speed lost by choosing with predictions, and how far ratios of GPUs are off."""
+    jobs = job_types(data / "cluster", JOBS, GPUS)
     known: dict[tuple[str, str, int], Predicted] = {}
     for job in jobs:
         step = job.system, job.name, job.batch
         if step not in known:
-            own = [one for one in jobs if (one.system, one.name, one.batch) == step]
-            known[step] = predict(job, sorted({gpu for one in own for gpu in one.measured_s}))
+            own = [other for other in jobs if (other.system, other.name, other.batch) == step]
+            known[step] = predict(job, sorted({gpu for other in own for gpu in other.measured_s}))
             print(*step, flush=True)
     regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
-    for name, text in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
-        lines = "\n".join(text)
-        print(lines, flush=True)
-        if options.write:
-            pages.write(PAGE, f"begin: python -m lab score {name}", lines)
+    for name, lines in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
+        yield Table("\n".join(lines), PAGE, f"begin: python -m lab score {name}")

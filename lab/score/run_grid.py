@@ -10,13 +10,13 @@ of docs/appendix/runs-whole.md. A network of which not all 160 runs were measure
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
+from lab.pages import heading
 from lab.places import H200
-from lab.score import pages
+from lab.scores import Table
 from wavecast.campaigns.run_grids import scaled, scaled_split
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression import end_to_end as end_to_end
@@ -103,9 +103,6 @@ def table() -> str:
     return "\n".join((*lines, "", f"Not judged: {', '.join(lacking)}.") if lacking else lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    needs.parser(__doc__).parse_args(given)
-    shown = table()
-    print(shown)
-    pages.write(PAGE, MARK, shown)
+def tables() -> Iterator[Table]:
+    """The table of the page."""
+    yield Table(table(), PAGE, MARK)

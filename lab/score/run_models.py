@@ -17,12 +17,13 @@ from typing import Protocol
 import numpy as np
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.run_grid import BATCHES, NETS, VARIANTS, GridRow, Variant, read
+from lab.pages import heading
 from lab.places import H200
-from lab.score import layer_models, net_transfers, pages
+from lab.score import layer_models, net_transfers
 from lab.score.layer_models import GPU
+from lab.scores import Table
 from wavecast.campaigns.run_grids import scaled
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import end_to_end as splits
@@ -310,12 +311,8 @@ LAYER_TABLES = (
 """The tables of runs-layers.md; all others are on runs-whole.md."""
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Make the tables that were asked for, and write them."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
-    for name in parser.parse_args(given).tables or TABLES:
-        shown = TABLES[name]()
-        print(f"{name}\n\n{shown}\n", flush=True)
+def tables(names: Sequence[str]) -> Iterator[Table]:
+    """Make the tables that were asked for."""
+    for name in names:
         page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
-        pages.write(pages.APPENDIX / page, f"{MARK} '{name}'", shown)
+        yield Table(TABLES[name](), pages.APPENDIX / page, f"{MARK} '{name}'", title=name)

@@ -12,7 +12,7 @@ with which nine in ten runs of every other source are within their ranges.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log2
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from unittest import mock
 
 import numpy as np
 
-from lab import needs
-from lab.markdown import heading
 from lab.measured.tables import read_frame
-from lab.score import pages
+from lab.pages import heading
 from lab.score.lambda_runs import PAGE, beyond, scaled_runs
+from lab.scores import Table
 from wavecast.runs.regression import extrapolation as extrapolation
 from wavecast.runs.run import Run
 
@@ -99,10 +98,6 @@ def _within(needed: Sequence[float], constant: float) -> float:
     return float(np.mean([one <= constant for one in needed]))
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "lambda", "dlperf")
-    shown = table(needed_constants(parser.parse_args(given).data))
-    pages.write(PAGE, MARK, shown)
-    print(shown)
+def tables(data: Path) -> Iterator[Table]:
+    """The table of the page."""
+    yield Table(table(needed_constants(data)), PAGE, MARK)

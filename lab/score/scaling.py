@@ -10,18 +10,17 @@ speed of n GPUs, divided by n times that of one. The GPU of a row is left out of
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from lab.fit.overlap import ScaledStep, mean_error, parser_of, steps_of, without
-from lab.markdown import heading
+from lab.fit.overlap import ScaledStep, mean_error, steps_of, without
 from lab.measured.scaled_rows import lambda_rows
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
 from lab.score.lambda_runs import more_gpus
+from lab.scores import Table
 from wavecast.steps.op_times import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -161,13 +160,10 @@ def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the tables, and print them."""
-    args = parser_of(__doc__, "lambda").parse_args(given)
-    with tempfile.TemporaryDirectory() as folder:
-        steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
-    tables = {name: make(steps) for name, make in TABLES.items()}
-    tables["more GPUs"] = beside_the_regression(steps, args.data)
-    for name, shown in tables.items():
-        pages.write(PAGE, f"{MARK} '{name}'", shown)
-        print(f"{name}\n\n{shown}\n")
+def tables(data: Path, cache: Path | None) -> Iterator[Table]:
+    """The tables of the page."""
+    steps = steps_of(lambda_rows(data), cache)
+    texts = {name: make(steps) for name, make in TABLES.items()}
+    texts["more GPUs"] = beside_the_regression(steps, data)
+    for name, text in texts.items():
+        yield Table(text, PAGE, f"{MARK} '{name}'", title=name)

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.cluster_jobs import (
     ClusterSpeeds,
     drawn_instance,
@@ -25,7 +24,8 @@ from lab.measured.cluster_jobs import (
     rows_of,
     trace_jobs,
 )
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import Table
 from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
 from wavecast.planning.schedule.planner import Effort, make_schedule
@@ -231,15 +231,8 @@ TABLES: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "cluster")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args(given)
-    for name in options.only:
-        text = "\n".join(TABLES[name](options.data / "cluster"))
-        print(f"# {name}\n\n{text}\n", flush=True)
-        if options.write:
-            pages.write(PAGE, f"begin: python -m lab score schedules {name!r}", text)
+def tables(data: Path, names: Sequence[str]) -> Iterator[Table]:
+    """The tables of the page that were asked for."""
+    for name in names:
+        text = "\n".join(TABLES[name](data / "cluster"))
+        yield Table(text, PAGE, f"begin: python -m lab score schedules {name!r}", title=name)

@@ -19,7 +19,7 @@ from time import process_time
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 
 CASES = (
     *("import", "import-numpy", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),

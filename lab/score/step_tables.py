@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from lab.markdown import heading
 from lab.measured.comparison import Scored, groups, parts, rankings, summary
 from lab.measured.figures import figures, percent
+from lab.pages import heading
 from lab.score import scaled_steps
 
 NETWORKS = "networks"

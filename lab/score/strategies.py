@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.hardware.hosts import host_of

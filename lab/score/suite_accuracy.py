@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured import campaigns
+from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.score import pages
+from lab.scores import Table
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
 from wavecast.footprint.kinds import TBD_KINDS
@@ -159,19 +159,14 @@ def utilisation(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write all tables into their pages."""
-    needs.parser(__doc__).parse_args(given)
+def tables() -> Iterator[Table]:
+    """All tables of both pages."""
     steps = pairs()
     rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     ordered = sorted(seen, key=lambda observation: observation.number)
-    tables = (
-        (PAGE, "observations", observations(ordered)),
-        (PAGE, "summary", summary(steps)),
-        (STEPS, "per model", per_model(largest(steps))),
-        (STEPS, "memory", memory_by_kind(largest(steps))),
-        (STEPS, "utilisation", utilisation(H200 / "utilisation.csv")),
-    )
-    for page, name, shown in tables:
-        pages.write(page, f"{MARK}, {name}", shown)
+    yield Table(observations(ordered), PAGE, f"{MARK}, observations")
+    yield Table(summary(steps), PAGE, f"{MARK}, summary")
+    yield Table(per_model(largest(steps)), STEPS, f"{MARK}, per model")
+    yield Table(memory_by_kind(largest(steps)), STEPS, f"{MARK}, memory")
+    yield Table(utilisation(H200 / "utilisation.csv"), STEPS, f"{MARK}, utilisation")

@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS, H200, ROOT
-from lab.score import pages
 from wavecast.planning.prices import price_book
 from wavecast.suite.demonstrations import DEMONSTRATIONS, Demonstration
 from wavecast.suite.quality import EVERY, FULL_SIZE, train_to_quality

@@ -12,14 +12,13 @@ docs/howto/run-your-script.md.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean, median
 
-from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.score import pages
+from lab.scores import Table
 from lab.steps.large_scripts import LARGE
 from lab.steps.scripts import CASES
 
@@ -93,12 +92,6 @@ def table() -> Iterator[str]:
     )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write it into the page")
-    args = parser.parse_args(given)
-    text = "\n".join(table())
-    print(text)
-    if args.write:
-        pages.write(PAGE, MARK, text)
+def tables() -> Iterator[Table]:
+    """The table of the page."""
+    yield Table("\n".join(table()), PAGE, MARK)

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
 from lab.measured.published_gpus import NEUSIGHT
 from lab.measured.tables import read_frame
+from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import Device, device
 from wavecast.hardware.occupancy import kernel_blocks_per_sm

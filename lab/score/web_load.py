@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090", "t4", "v100-sxm-16gb", "l40s")
 MODELS = {"resnet50": 64, "gpt2": 8, "bert-base": 16, "dcgan": 64, "vit": 32}

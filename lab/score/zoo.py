@@ -28,9 +28,8 @@ from typing import Any
 import torch
 
 from lab import needs
-from lab.markdown import heading
 from lab.needs import require
-from lab.score.pages import APPENDIX
+from lab.pages import APPENDIX, heading
 from lab.score.timm_zoo import ZooResult, summary
 from lab.steps.torchvision_models import torchvision_names, torchvision_step
 from lab.steps.transformers_models import MODELS, preload, transformers_step

@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("torch")
 
+from lab import pages
 from lab.measured.comparison import Contender, Scored
 from lab.measured.figures import BEFORE, Figures, figures, percent, record, recorded
 from lab.measured.public_steps.case import Case
-from lab.score import accuracy, pages, summary
+from lab.score import accuracy, summary
 from lab.score import timm_zoo as zoo
 from lab.score.iterations import EVERY, MARK
 from wavecast.predictors.attainable import Roofline

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lab.score import front_door, pages
+from lab import pages
+from lab.score import front_door
 
 
 def test_the_pages_have_the_tables_of_the_measurements() -> None:

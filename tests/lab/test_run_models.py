@@ -7,9 +7,10 @@ import re
 
 import pytest
 
+from lab import pages
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import half_precision, layer_models, multi_gpu, net_transfers, pages, run_models
+from lab.score import half_precision, layer_models, multi_gpu, net_transfers, run_models
 from lab.score import run_grid as run_grid_scores
 
 APPENDIX = DOCS / "appendix"

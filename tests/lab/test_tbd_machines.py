@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lab import pages
 from lab.places import DOCS
-from lab.score import pages
 from lab.score.tbd_machines import BATCHES, CONFIGURATIONS, MARK, configured, table
 
 every_batch = pytest.mark.parametrize("batch", BATCHES)
