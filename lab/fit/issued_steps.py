@@ -35,7 +35,7 @@ from wavecast.suite.decoders import gpt, llama
 
 LATER = ("host_steps", "blind_3/again", "blind_4/rows", "blind_5/rows", "blind_6/rows")
 """Files of steps that were timed with the host's parts, one for each machine."""
-RECORDED = ("host-steps", "third", "fourth", "blind", "later")
+RECORDED = ("host-steps", "third", "fourth", "blind")
 """Campaigns with traces of such steps."""
 SIDES = ("before", "after")
 OF_THE_HOST = ("fused_optimizer", "fewer_waits", "checkpointing")
@@ -164,9 +164,10 @@ def advised() -> Iterator[IssuedStep]:
 
 
 def recorded(name: str) -> Trace | None:
-    """The trace of a step that a campaign has."""
-    found = (campaigns.traces(campaign).get(name) for campaign in RECORDED)
-    return next((trace for trace in found if trace is not None), None)
+    """The trace of a step, as it ran or as it was made without a GPU."""
+    traces = (campaigns.traces(campaign) for campaign in RECORDED)
+    known = (*traces, campaigns.traces("later", campaigns.TRACED))
+    return next((trace[name] for trace in known if name in trace), None)
 
 
 def _issuing_s(row: dict[str, Any], trace: Trace) -> float | None:

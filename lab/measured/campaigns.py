@@ -38,6 +38,8 @@ from wavecast.files import write_whole
 
 FOLDER = H200 / "traces"
 """The folder of campaigns, one file NAME.npz for each."""
+TRACED = H200 / "traced"
+"""The folder of traces that were made without a GPU, packed like campaigns."""
 SUFFIX = ".json.gz"
 VERSION = 1
 _OLDEST = (1980, 1, 1, 0, 0, 0)

@@ -2,7 +2,7 @@
 
     python -m lab score framework_decoders
 
-The micro-batches with one rank were traced (the campaign `framework-decoders`), and are predicted.
+The micro-batches with one rank were traced (measurements/h200/traced), and are predicted.
 Triton kernels cannot be traced, so norms and rotary positions are PyTorch's ops, of
 which rotary positions are then made one kernel, as `fused_rotary` does. The second table has what
 an autograd function around a Triton kernel costs the host: the measured difference between a
@@ -42,7 +42,7 @@ def measured() -> dict[Key, Mapping[str, Any]]:
 
 def fused(habits: str, size: str, seq: int) -> tuple[Trace, Trace]:
     """The micro-batch of one rank with PyTorch's ops, and with rotary positions as one kernel."""
-    plain = campaigns.traces("framework-decoders")[f"{size}-s{seq}-{habits}"]
+    plain = campaigns.traces("framework-decoders", campaigns.TRACED)[f"{size}-s{seq}-{habits}"]
     return plain, with_fused(plain, ROTARY)
 
 
