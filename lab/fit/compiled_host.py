@@ -39,8 +39,7 @@ from scipy.optimize import lsq_linear
 
 from lab import needs
 from lab.measured import jax_steps
-from lab.measured.compiled import FOLDER
-from lab.measured.compiled_hosts import pieces, profiled, unprofiled
+from lab.measured.compiled import FOLDER, pieces, profiled, unprofiled
 from lab.pages import heading
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands

@@ -25,7 +25,7 @@ from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
 from lab.measured import campaigns
 from lab.measured.op_data import HELD_OUT
-from lab.measured.op_row import OpRow, digest
+from lab.measured.op_makers import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of

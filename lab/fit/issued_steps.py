@@ -22,10 +22,9 @@ import numpy as np
 
 import wavecast
 from lab.fit.compiled_host import host_s
-from lab.fit.host_reference import HOST_BOUND, host_bound, model_of
+from lab.fit.host import HOST_BOUND, host_bound, model_of
 from lab.measured import campaigns
-from lab.measured.timed import BLIND, all_machines, unseen_machines
-from lab.measured.timed_traces import GPU, file_name
+from lab.measured.timed import BLIND, GPU, all_machines, file_name, unseen_machines
 from lab.places import H200
 from lab.steps.advice import PAIRS
 from lab.steps.timed_sets import names_of, step_named

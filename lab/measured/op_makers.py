@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavecast import ops
+from wavecast.ops import Kind
+from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 IEEE = (("precision", "ieee"),)
@@ -197,3 +204,98 @@ def recurrent(
         return Op("aten._cudnn_rnn", operands, (out, *states), attrs)
     mask = ("output_mask", (wanted[0], False, False, wanted[1]))
     return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))
+
+
+# The measured time of an op, from any source.
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """Ops that were timed together (nearly always one), the GPU, the time and the source."""
+
+    ops: tuple[Op, ...]
+    gpu: str
+    seconds: float
+    source: str
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the ops, which is the same for all of them."""
+        kind = ops.kind(self.ops[0])
+        assert kind is not None
+        return kind
+
+
+def digest(rows: Sequence[OpRow]) -> str:
+    """A hash of everything that a fit sees."""
+    hasher = hashlib.sha256()
+    for row in rows:
+        hasher.update(repr((row.ops, row.gpu, float(f"{row.seconds:.6g}"), row.source)).encode())
+    return hasher.hexdigest()
+
+
+# The ops that torch runs for a layer (`wavecast.predictors.mlp.layers`), forward and backward.
+
+
+def op_of(layer: Layer, target: str = "forward") -> Op:
+    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layers.layer_of`).
+
+    Args:
+        layer: the layer.
+        target: "forward" or "backward". Linear layers and batched products have no network for the
+            backward pass; for them both targets return the forward op.
+    """
+    match layer:
+        case Linear(bias, batch, inwards, out):
+            added = (tensor(out),) if bias else ()
+            operands = (*added, tensor(batch, inwards), tensor(inwards, out))
+            name = "aten.addmm" if bias else "aten.mm"
+            return Op(name, operands, (tensor(batch, out),), IEEE)
+        case Bmm(batch, left, middle, right):
+            return batched(batch, left, middle, right)
+        case Conv2d():
+            return _convolution(layer, target == "backward")
+        case Lstm():
+            return _lstm(layer, target == "backward")
+
+
+def ops_of(layer: Layer, *, backward: bool) -> tuple[Op, ...]:
+    """All ops that torch runs for one pass of a layer."""
+    match layer:
+        case Linear(bias, batch, inwards, out):
+            if backward:
+                return linear_backward(batch, inwards, out)
+            return (linear(batch, inwards, out, bias=bias),)
+        case Bmm(batch, left, middle, right):
+            if backward:
+                return batched_backward(batch, left, middle, right)
+            return (batched(batch, left, middle, right),)
+        case Conv2d():
+            return (_convolution(layer, backward),)
+        case Lstm():
+            return (_lstm(layer, backward),)
+
+
+def _convolution(layer: Conv2d, backward: bool) -> Op:
+    return convolution(
+        (layer.batch, layer.in_channels, layer.image, layer.image),
+        (layer.out_channels, layer.in_channels, layer.kernel, layer.kernel),
+        (layer.stride, layer.stride),
+        (layer.padding, layer.padding),
+        wanted=(True, True) if backward else None,
+        bias=bool(layer.bias),
+    )
+
+
+def _lstm(layer: Lstm, backward: bool) -> Op:
+    return recurrent(
+        2,
+        layer.sequence,
+        layer.batch,
+        layer.inputs,
+        layer.hidden,
+        layer.layers,
+        bidirectional=bool(layer.bidirectional),
+        bias=bool(layer.bias),
+        wanted=(True, True) if backward else None,
+    )

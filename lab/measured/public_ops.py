@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.measured import op_makers as make
-from lab.measured.op_row import OpRow
-from lab.measured.published_gpus import (
+from lab.measured.op_makers import OpRow
+from lab.measured.tables import (
     DEEPBENCH_NVIDIA,
     KERNELS,
     NEUSIGHT,
     NEUSIGHT_NVIDIA,
     VIDUR,
+    read_frame,
 )
-from lab.measured.tables import read_frame
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Op
 

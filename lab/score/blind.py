@@ -19,8 +19,7 @@ import wavecast
 from lab import pages
 from lab.measured.comparison import gpu_range_s
 from lab.measured.figures import Figures, figures, percent
-from lab.measured.timed import BLIND, documents
-from lab.measured.timed_traces import GPU, blind_trace
+from lab.measured.timed import BLIND, GPU, blind_trace, documents
 from lab.pages import heading
 from lab.scores import Table
 from wavecast import Prediction

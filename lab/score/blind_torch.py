@@ -27,7 +27,7 @@ import numpy as np
 import wavecast
 from lab import pages
 from lab.measured import jax_steps
-from lab.measured.traced_steps import read_traces
+from lab.measured.campaigns import read_traces
 from lab.pages import heading
 from lab.places import H200, ROOT
 from lab.score import jax

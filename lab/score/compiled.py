@@ -24,9 +24,7 @@ from pathlib import Path
 import wavecast
 from lab import needs
 from lab.fit import fused
-from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels
-from lab.measured.compiled_calls import traced
-from lab.measured.compiled_hosts import unslowed
+from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels, traced, unslowed
 from lab.pages import heading
 from lab.score.compiled_calls import agreement, followed
 from wavecast import ops

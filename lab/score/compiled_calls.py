@@ -17,8 +17,7 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.measured.compiled import GPU, Row, by_name
-from lab.measured.compiled_calls import LISTS, MAIN, PRODUCTS, Calls, Key, ran, traced
+from lab.measured.compiled import GPU, LISTS, MAIN, PRODUCTS, Calls, Key, Row, by_name, ran, traced
 from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import device

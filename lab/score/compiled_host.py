@@ -17,8 +17,7 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.measured.compiled import GPU
-from lab.measured.compiled_hosts import Timing, profiled, timing, unprofiled
+from lab.measured.compiled import GPU, Timing, profiled, timing, unprofiled
 from lab.pages import heading
 from lab.score.compiled_calls import followed
 

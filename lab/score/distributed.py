@@ -22,10 +22,8 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
-from lab.measured.expert_steps import kind_of
+from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, command_of, kind_of, rebuilt
 from lab.measured.tables import read_rows
-from lab.measured.user_commands import command_of
 from lab.pages import heading
 from lab.scores import Table
 from wavecast.errors import WavecastError

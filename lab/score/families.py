@@ -24,7 +24,7 @@ from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
 from lab.measured.figures import Figures, figures, percent
 from lab.measured.op_data import OUR_STEPS, fitted_traces
-from lab.measured.op_row import OpRow, digest
+from lab.measured.op_makers import OpRow, digest
 from lab.measured.public_steps.case import Case, Traces
 from lab.pages import heading
 from lab.scores import Table

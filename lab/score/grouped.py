@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lab import pages
-from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
+from lab.fit.grouped import GPU, ExpertRow, measured_s, op_of, read
 from lab.measured.figures import Figures, figures, percent
 from lab.pages import heading
 from lab.scores import Table

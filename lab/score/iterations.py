@@ -24,18 +24,15 @@ from typing import Any
 
 import wavecast
 from lab import pages
-from lab.fit.host import Steps, host_without
+from lab.fit.host import Steps, host_without, machine_factor, model_of, reference_of
 from lab.fit.host import read as read_steps
-from lab.fit.host_reference import machine_factor, model_of, reference_of
 from lab.measured import own_steps
 from lab.measured.comparison import is_within
 from lab.measured.figures import Figures, figures, percent
-from lab.measured.timed import Machine, machines, unseen_machines
-from lab.measured.timed_traces import GPU, traced
+from lab.measured.timed import GPU, Machine, machines, suite_steps, traced, unseen_machines
 from lab.pages import heading
 from lab.score.families import folds
 from lab.scores import Table
-from lab.steps.by_name import suite_steps
 from wavecast import Host
 from wavecast.hardware.kept_hosts import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned

@@ -15,10 +15,10 @@ import wavecast
 from lab.fit.kept_apart import KeptApart, owner_of
 from lab.fit.learned import chip_of
 from lab.measured import own_steps, public_steps
+from lab.measured.campaigns import read_traces
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
-from lab.measured.timed_traces import GPU
-from lab.measured.traced_steps import read_traces
+from lab.measured.timed import GPU
 from lab.score import blind, blind_torch, iterations
 from lab.score.families import folds
 from wavecast import Prediction

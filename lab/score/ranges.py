@@ -56,12 +56,13 @@ from lab.measured.figures import percent
 from lab.pages import heading
 from lab.places import DOCS, MODELS
 from lab.score import ranged_steps
-from lab.score.judged_ranges import (
+from lab.score.range_widths import (
     BEFORE,
     CLASSES,
     KINDS,
     JudgedRange,
     Key,
+    Widths,
     WidthTree,
     before,
     by_set,
@@ -71,7 +72,6 @@ from lab.score.judged_ranges import (
     share,
     widening,
 )
-from lab.score.range_widths import Widths
 from lab.score.ranged_steps import OffStep
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity

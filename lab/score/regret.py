@@ -21,8 +21,7 @@ from pathlib import Path
 
 import wavecast
 from lab import pages
-from lab.measured.cluster_jobs import GAVEL_USD
-from lab.measured.cluster_steps import JobType, Seconds, job_types
+from lab.measured.cluster_jobs import GAVEL_USD, JobType, Seconds, job_types
 from lab.pages import heading
 from lab.scores import Table
 from lab.steps.cluster_jobs import JOBS

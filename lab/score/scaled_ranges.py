@@ -31,7 +31,7 @@ from lab.fit.kept_apart import KeptApart, hidden_for
 from lab.measured import campaigns, public_steps
 from lab.measured.public_steps.case import Case, Traces
 from lab.places import DOCS, H200, MODELS
-from lab.score.judged_ranges import judged, widening
+from lab.score.range_widths import judged, widening
 from lab.score.ranged_steps import MARGIN, OffStep, bound, of_prediction
 from lab.score.ranges import Ranges, table, widths_table
 from lab.score.scaled_steps import CAMPAIGN, HOST, ORIGIN

@@ -19,8 +19,7 @@ from statistics import mean, median
 from lab.pages import heading
 from lab.places import DOCS, H200
 from lab.scores import Table
-from lab.steps.large_scripts import LARGE
-from lab.steps.scripts import CASES
+from lab.steps.scripts import CASES, LARGE
 
 MARK = "unchanged scripts"
 PAGE = DOCS / "howto" / "run-your-script.md"

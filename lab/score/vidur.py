@@ -21,10 +21,9 @@ from statistics import mean, median
 from typing import Any
 
 from lab.measured import op_makers as make
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow
 from lab.measured.public_ops import VIDUR_LEAST_MS, public_rows_of_vidur
-from lab.measured.published_gpus import VIDUR
-from lab.measured.tables import read_frame
+from lab.measured.tables import VIDUR, read_frame
 from lab.pages import heading
 from lab.scores import Table
 from wavecast.hardware.devices import device

@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.measured.published_gpus import NEUSIGHT
-from lab.measured.tables import read_frame
+from lab.measured.tables import NEUSIGHT, read_frame
 from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import Device, device

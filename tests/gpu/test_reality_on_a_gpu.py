@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lab.measured.agreement import compare, describe
+from lab.score.agreement import compare, describe
 from lab.steps.reality import LAYER_STEPS, LIBRARY_STEPS, PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 from wavecast.frameworks.pytorch.measurement.iteration import measure

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.score import papers
-from lab.score.mutations import Mutation
-from lab.score.papers import Requirement
+from lab.score.papers import Mutation, Requirement
 from wavecast.predictors import wave
 from wavecast.predictors import wave as importer
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.measured.cluster_steps import JobType, job_types
+from lab.measured.cluster_jobs import JobType, job_types
 from lab.score.regret import GPUS, judge, ratios, table
 from lab.steps.cluster_jobs import JOBS
 from wavecast.planning.cost import Ranged

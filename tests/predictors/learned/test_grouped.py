@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import tensor
 
-from lab.fit.grouped import fit, in_one_kernel, said
-from lab.measured.experts import measured_s, op_of, read
+from lab.fit.grouped import fit, in_one_kernel, measured_s, op_of, read, said
 from wavecast import ops
 from wavecast.hardware.devices import Device, Fact, available, device
 from wavecast.ops import matmul

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import mm, relu, tensor, unknown, view
 
-from lab.measured.layer_ops import op_of
+from lab.measured.op_makers import op_of
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.attainable import bound
