@@ -39,7 +39,6 @@ from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.mlp.layers import (
     KINDS,
-    Layer,
     LayerStatus,
     layer,
     layer_type,
@@ -558,17 +557,6 @@ def public(path: Path, kind: str) -> Table:
 # Our own measurements.
 
 
-def shared_layers(public_layers: Table, kind: str) -> list[Layer]:
-    """The layers of public tables, those on the most GPUs first, ties in a random order."""
-    if not len(public_layers):
-        return []
-    configurations, which = np.unique(public_layers.layers, axis=0, return_inverse=True)
-    gpus = np.bincount(which.reshape(-1))
-    slowest = np.zeros(len(configurations))
-    np.maximum.at(slowest, which.reshape(-1), public_layers.forward_s)
-    order = np.random.default_rng(0).permutation(len(configurations))
-    order = order[np.argsort(-gpus[order], kind="stable")]
-    return [layer(kind, configurations[i].tolist()) for i in order if slowest[i] <= SLOWEST_S]
 
 
 def collected(paths: Sequence[Path], kind: str) -> Table:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
-from lab import pages
 from lab.fit.host import LEASES
 from lab.measured.figures import percent, recorded
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
 from lab.places import DOCS
-from lab.score import blind_torch
 from lab.score.blind import figures_of, rows, table
-from lab.scores import Table
 from wavecast import ops
 from wavecast.ops import Kind
 
@@ -41,22 +36,3 @@ def test_the_pages_show_the_errors() -> None:
     assert scores.count == kept.count
     assert scores.cells()[0] == percent(kept.mean)
     assert scores.in_range == pytest.approx(kept.in_range, abs=1e-5)
-
-
-def _on_pages(tables: Iterable[Table]) -> bool:
-    return all(
-        table.page and pages.section(table.page, table.mark) == table.text for table in tables
-    )
-
-
-@pytest.mark.parametrize("name", blind_torch.NAMES)
-def test_the_page_shows_each_test_of_torch(name: str) -> None:
-    assert _on_pages(blind_torch.tables([name]))
-
-
-def test_the_page_shows_the_revisited_steps() -> None:
-    assert _on_pages(blind_torch.of_revisited())
-
-
-def test_the_readme_sums_up_all_blind_tests() -> None:
-    assert _on_pages(blind_torch.of_all_tests())

@@ -24,7 +24,6 @@ GPU = device("h200-sxm")
 TRACES = [(name, key) for name in ("habitat", "measured") for key in campaigns.traces(name)]
 SCALING = DOCS / "appendix" / "accuracy-scaling.md"
 PAGE = re.sub(r"\s+", " ", SCALING.read_text(encoding="utf-8"))
-MEMORY = (DOCS / "memory.md").read_text(encoding="utf-8")
 
 
 def rows(name: str) -> list[dict[str, str]]:
@@ -124,44 +123,8 @@ def test_the_memory_page_has_every_step_and_every_search() -> None:
         assert f"| {row['name']} | {row['allocated_bytes'] / 2**30:.2f} GiB | " in every_step
     for row in searches:
         assert f"| {row['model']} | {row['gib']} GiB | {row['fits']}" in every_search
-    assert f"| allocated at the peak | {len(steps)} |" in MEMORY
-    large = sum(row["process_bytes"] > 2e9 for row in steps)
-    assert f"| process above 2 GB | {large} |" in MEMORY
-    assert f"{len(searches)} largest batches: " in MEMORY
     assert f"{len(searches)} of 50 were found" in every_search
-
-
-def test_the_memory_page_repeats_its_appendices() -> None:
-    page = " ".join(MEMORY.split())
-    line = next(x for x in appendix("memory-workspaces.md").splitlines() if "**all**" in x)
-    _, steps, _, mean, _, of_peak, worst = (cell.strip() for cell in line.strip("|").split("|"))
-    assert f"Over the {steps} steps of the suite" in page
-    assert f"within {mean} in the mean (median 0.0%)" in page
-    assert f"by {of_peak} in the mean" in page
-    assert f"up to {worst.strip('+-')} of a step's peak" in page
-    others = appendix("memory-others.md")
-    ours, tracker = re.findall(r"^\| (?:wavecast|MemTracker) \| 20 \| ([\d.]+%)", others, re.M)
-    assert f"the mean error of torch's MemTracker is {tracker}, and ours is {ours}" in page
-    means = re.search(r"mean error\*\* \| \| [\d.]+% \| ([\d.]+%) \| ([\d.]+%)", others)
-    assert means is not None
-    assert f"is {means[1]} off and torch-kitsune {means[2]}" in page
 
 
 def appendix(name: str) -> str:
     return (DOCS / "appendix" / name).read_text(encoding="utf-8")
-
-
-def test_the_readme_repeats_the_memory_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    peak = r"\| allocated at the peak \| (\d+) \| ([\d.]+%) \| [\d.]+% \| \S+ \| ([\d.]+%) \|"
-    steps = re.search(peak, MEMORY)
-    assert steps is not None
-    count, mean, worst = steps.groups()
-    assert f"| memory at the peak | {count} steps on an H200 | {mean} | {worst} |" in readme
-    pattern = r"(\d+) largest batches: mean error ([\d.]+%).* -([\d.]+%) too small"
-    batches = re.search(pattern, MEMORY)
-    assert batches is not None
-    count, mean, worst = batches.groups()
-    line = next(line for line in readme.splitlines() if line.startswith("| largest batch |"))
-    assert f"| {count} pairs " in line
-    assert f"| {mean} | {worst} |" in line
