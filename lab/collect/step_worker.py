@@ -504,7 +504,7 @@ def measure_host(turn: Turn) -> Row:
 def trace_step(step: CompiledStep, folder: Path) -> Row:
     """Trace a step without its GPU, with the software of this machine, and predict it."""
     import wavecast
-    from lab.score.blind_torch import told
+    from lab.score.blind_torch import prediction_of
 
     begin = time.perf_counter()
     trace = wavecast.trace(partial(step.make, step.mode), gpu=GPU)
@@ -512,7 +512,7 @@ def trace_step(step: CompiledStep, folder: Path) -> Row:
     return {
         "traced": step.name,
         "trace_s": round(time.perf_counter() - begin, 1),
-        **told(trace, step.mode),
+        **prediction_of(trace, step.mode),
     }
 
 

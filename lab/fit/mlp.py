@@ -557,8 +557,6 @@ def public(path: Path, kind: str) -> Table:
 # Our own measurements.
 
 
-
-
 def collected(paths: Sequence[Path], kind: str) -> Table:
     """The rows of a kind in files of measurements/h200/layers."""
     rows = [row for path in paths for row in read_rows(path) if kind == row.layer.KIND]

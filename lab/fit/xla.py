@@ -99,11 +99,11 @@ class TunedMatmuls:
     """The matmuls of the fit: which of them XLA wrote in Triton, and what trees learn of that."""
 
     def __init__(self, kernels: Iterable[JaxKernel]) -> None:
-        self.kernels = [one for one in kernels if _is_aligned(one.op)]
-        self._features = np.array([choice_features(one.op) for one in self.kernels])
-        self._signs = np.array([1.0 if in_triton(one.op) else -1.0 for one in self.kernels])
+        self.kernels = [kernel for kernel in kernels if _is_aligned(kernel.op)]
+        self._features = np.array([choice_features(kernel.op) for kernel in self.kernels])
+        self._signs = np.array([1.0 if in_triton(kernel.op) else -1.0 for kernel in self.kernels])
         self._weight = _by_time(self.kernels)
-        self._families = np.array([FAMILY[one.step] for one in self.kernels])
+        self._families = np.array([FAMILY[kernel.step] for kernel in self.kernels])
 
     def forest(self, without: str = "") -> Forest:
         """Trees whose answer is above zero for Triton, fitted without a family."""
@@ -143,11 +143,11 @@ class TunedDepthwise:
     """The depthwise convolutions of the fit, and their model."""
 
     def __init__(self, kernels: Iterable[JaxKernel]) -> None:
-        all_of_them = [one for one in kernels if _model_of(one.op) == MODEL]
+        all_of_them = [kernel for kernel in kernels if _model_of(kernel.op) == MODEL]
         self.kernels = [one for one in all_of_them if not _is_odd(one)]
         self.odd = len(all_of_them) - len(self.kernels)
-        self._columns = columns_of([parts_of(one.op)[0].row for one in self.kernels])
-        self._seconds = np.array([one.seconds for one in self.kernels])
+        self._columns = columns_of([parts_of(kernel.op)[0].row for kernel in self.kernels])
+        self._seconds = np.array([kernel.seconds for kernel in self.kernels])
         self._weight = _by_time(self.kernels)
 
     def _some(self, rows: NDArray[np.bool_]) -> Columns:
@@ -155,7 +155,7 @@ class TunedDepthwise:
 
     def fit(self, without: str = "") -> OpModel:
         """The model, fitted without a step."""
-        rows = np.array([one.step != without for one in self.kernels])
+        rows = np.array([kernel.step != without for kernel in self.kernels])
         gpu, part, seconds, weight = our_gpu(), self._some(rows), self._seconds, self._weight
         seconds, weight = seconds[rows], weight[rows]
 
@@ -172,8 +172,8 @@ class TunedDepthwise:
     def card(self) -> str:
         """The line of the group of ops, each predicted by a fit without its step."""
         said = np.zeros(len(self.kernels))
-        for step in {one.step for one in self.kernels}:
-            out = np.array([one.step == step for one in self.kernels])
+        for step in {kernel.step for kernel in self.kernels}:
+            out = np.array([kernel.step == step for kernel in self.kernels])
             said[out] = self.fit(step).seconds(self._some(out), our_gpu())
         off = np.abs(said / self._seconds - 1)
         low, high = np.quantile(self._seconds / said, RANGE)

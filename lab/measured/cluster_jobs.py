@@ -197,11 +197,11 @@ def job_types(
         kinds: systems and names of job types.
         gpus: the GPUs that take part.
     """
-    rows = [one for one in _rows(data, gpus) if one.step[:2] in kinds]
+    rows = [row for row in _rows(data, gpus) if row.step[:2] in kinds]
     spreads = _spreads(rows)
     found = []
     for source in SOURCES:
-        own = [one for one in rows if one.source == source]
+        own = [row for row in rows if row.source == source]
         for kind in kinds:
             steps = sorted({one.step for one in own if one.step[:2] == kind})
             for step in steps:
@@ -232,14 +232,14 @@ def _rows(data: Path, gpus: Collection[str]) -> list[_MeasuredStep]:
 
 def _times(rows: Sequence[_MeasuredStep]) -> Seconds:
     """The time on each GPU, with as few of them as were measured."""
-    fewest = {one.gpu: one for one in sorted(rows, key=lambda one: (one.gpu, -one.gpus))}
+    fewest = {row.gpu: row for row in sorted(rows, key=lambda row: (row.gpu, -row.gpus))}
     return {gpu: one.seconds for gpu, one in fewest.items()}
 
 
 def _spreads(rows: Sequence[_MeasuredStep]) -> Mapping[tuple[tuple[str, str, int], str], float]:
     times: dict[tuple[tuple[str, str, int], str], list[float]] = {}
-    for one in rows:
-        times.setdefault((one.step, one.gpu), []).append(one.seconds)
+    for row in rows:
+        times.setdefault((row.step, row.gpu), []).append(row.seconds)
     return {key: max(own) / min(own) for key, own in times.items()}
 
 

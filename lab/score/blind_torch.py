@@ -96,28 +96,28 @@ class BlindStep:
     """Whether the iteration lies in its range."""
 
     @classmethod
-    def of(cls, name: str, told: Mapping[str, Any], found: Mapping[str, Any]) -> BlindStep:
-        """A step from what was predicted (`told`) and what was measured (`found`)."""
-        peak_bytes = found.get("peak_bytes")
+    def of(cls, name: str, prediction: Mapping[str, Any], row: Mapping[str, Any]) -> BlindStep:
+        """A step from what was predicted and what was measured (`row`)."""
+        peak_bytes = row.get("peak_bytes")
         return cls(
             name=name.partition("-")[2],
-            mode="compiled" if told["mode"] == "default" else told["mode"],
+            mode="compiled" if prediction["mode"] == "default" else prediction["mode"],
             # A profiler may slow kernels down that wait for others: no GPU is busy for longer.
-            gpu_error=told["gpu_s"] / min(found["busy_s"], found["wall_s"]) - 1,
-            error=told["seconds"] / found["wall_s"] - 1,
-            memory_error=told["peak_bytes"] / peak_bytes - 1 if peak_bytes else None,
-            within=told["low_s"] <= found["wall_s"] <= told["high_s"],
+            gpu_error=prediction["gpu_s"] / min(row["busy_s"], row["wall_s"]) - 1,
+            error=prediction["seconds"] / row["wall_s"] - 1,
+            memory_error=prediction["peak_bytes"] / peak_bytes - 1 if peak_bytes else None,
+            within=prediction["low_s"] <= row["wall_s"] <= prediction["high_s"],
         )
 
 
-def told(trace: Trace, mode: str) -> dict[str, Any]:
+def prediction_of(trace: Trace, mode: str) -> dict[str, Any]:
     """What is predicted of a traced step, with the reference host and with others."""
     prediction = wavecast.predict(trace, GPU, host=REFERENCE_HOST)
     hosts = {}
     for factor in FACTORS:
         host = replace(REFERENCE_HOST.scaled(factor), known=True)
-        one = wavecast.predict(trace, GPU, host=host)
-        hosts[str(factor)] = [one.seconds, one.low_s, one.high_s]
+        known = wavecast.predict(trace, GPU, host=host)
+        hosts[str(factor)] = [known.seconds, known.low_s, known.high_s]
     return {
         "mode": mode,
         "seconds": prediction.seconds,
@@ -130,10 +130,12 @@ def told(trace: Trace, mode: str) -> dict[str, Any]:
     }
 
 
-def all_told(modes: Mapping[str, str], archive: Path) -> dict[str, Any]:
+def all_predictions(modes: Mapping[str, str], archive: Path) -> dict[str, Any]:
     """What is predicted of each of these steps whose trace is in the archive, by name."""
     traces = read_traces(archive)
-    return {name: told(traces[name], mode) for name, mode in modes.items() if name in traces}
+    return {
+        name: prediction_of(traces[name], mode) for name, mode in modes.items() if name in traces
+    }
 
 
 def predicted(folder: Path) -> dict[str, Any]:
@@ -165,8 +167,8 @@ def measured(folder: Path) -> dict[str, Any]:
 
 def compared(folder: Path, said: Mapping[str, Any]) -> list[BlindStep]:
     """The steps of a set that were measured, beside what was said of them."""
-    found = measured(folder)
-    return [BlindStep.of(name, one, found[name]) for name, one in said.items() if name in found]
+    by_name = measured(folder)
+    return [BlindStep.of(name, said[name], by_name[name]) for name in said if name in by_name]
 
 
 def steps(test: TorchTest) -> list[BlindStep]:
@@ -177,18 +179,18 @@ def steps(test: TorchTest) -> list[BlindStep]:
 def table(every: Sequence[BlindStep]) -> Iterator[str]:
     """The errors of each step, then their means."""
     yield from heading("step | how | GPU time | iteration | memory | in range", "ll")
-    for one in every:
-        memory = "" if one.memory_error is None else f"{one.memory_error:+.1%}"
-        errors = f"{one.gpu_error:+.0%} | {one.error:+.0%} | {memory}"
-        yield f"| {one.name} | {one.mode} | {errors} | {'yes' if one.within else 'no'} |"
+    for step in every:
+        memory = "" if step.memory_error is None else f"{step.memory_error:+.1%}"
+        errors = f"{step.gpu_error:+.0%} | {step.error:+.0%} | {memory}"
+        yield f"| {step.name} | {step.mode} | {errors} | {'yes' if step.within else 'no'} |"
     yield ""
     yield from heading("steps | number | GPU time, mean / median | iteration | memory | in range")
     for mode in ("eager", "compiled", ""):
-        chosen = [one for one in every if mode in ("", one.mode)]
+        chosen = [step for step in every if mode in ("", step.mode)]
         gpu, whole = ([abs(getattr(o, f)) for o in chosen] for f in ("gpu_error", "error"))
-        sizes = [abs(one.memory_error) for one in chosen if one.memory_error is not None]
+        sizes = [abs(step.memory_error) for step in chosen if step.memory_error is not None]
         memory = f"{mean(sizes):.1%} ({len(sizes)} steps)" if sizes else ""
-        held = sum(one.within for one in chosen)
+        held = sum(step.within for step in chosen)
         yield (
             f"| {mode or 'all'} | {len(chosen)} | {mean(gpu):.1%} / {median(gpu):.1%} | "
             f"{mean(whole):.1%} / {median(whole):.1%} | {memory} | {held} |"
@@ -197,10 +199,10 @@ def table(every: Sequence[BlindStep]) -> Iterator[str]:
 
 def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
     """A line with the errors of the other steps, if some are far off in GPU time."""
-    rest = [one for one in every if abs(one.gpu_error) <= FAR_OFF]
+    rest = [step for step in every if abs(step.gpu_error) <= FAR_OFF]
     if len(rest) < len(every):
         gpu, whole = (mean(abs(getattr(o, f)) for o in rest) for f in ("gpu_error", "error"))
-        memory = mean(abs(one.memory_error) for one in rest if one.memory_error is not None)
+        memory = mean(abs(step.memory_error) for step in rest if step.memory_error is not None)
         yield ""
         yield (
             f"Without those more than {FAR_OFF:.0%} off in GPU time, {len(rest)} of {len(every)} "
@@ -218,21 +220,21 @@ def host_factor(folder: Path) -> float:
     )
 
 
-def calibrated(one: Mapping[str, Any], factor: float) -> tuple[float, float, float]:
+def calibrated(prediction: Mapping[str, Any], factor: float) -> tuple[float, float, float]:
     """The iteration that was predicted for a host of this speed, and its range."""
-    speeds = [float(key) for key in one["hosts"]]
-    values = np.array(list(one["hosts"].values()))
+    speeds = [float(key) for key in prediction["hosts"]]
+    values = np.array(list(prediction["hosts"].values()))
     seconds, low_s, high_s = (float(np.interp(factor, speeds, values[:, n])) for n in range(3))
     return seconds, low_s, high_s
 
 
 def with_its_host(folder: Path, said: Mapping[str, Any]) -> str:
     """A line that says how far off iterations are with the calibrated host of the lease."""
-    factor, found = host_factor(folder), measured(folder)
+    factor, by_name = host_factor(folder), measured(folder)
     errors, held = [], 0
-    for name in said.keys() & found.keys():
+    for name in said.keys() & by_name.keys():
         seconds, low_s, high_s = calibrated(said[name], factor)
-        wall_s = found[name]["wall_s"]
+        wall_s = by_name[name]["wall_s"]
         errors.append(abs(seconds / wall_s - 1))
         held += low_s <= wall_s <= high_s
     return (
@@ -245,7 +247,7 @@ def with_its_host(folder: Path, said: Mapping[str, Any]) -> str:
 def _today(folder: Path) -> str:
     """A line that says how far off today's models are on the traces that were kept."""
     modes = {name: step["mode"] for name, step in predicted(folder).items()}
-    today = compared(folder, all_told(modes, folder / TRACED))
+    today = compared(folder, all_predictions(modes, folder / TRACED))
     gpu = [abs(step.gpu_error) for step in today]
     return f"Today's models are {mean(gpu):.1%} off in GPU time (median {median(gpu):.1%})."
 
@@ -276,7 +278,7 @@ def of_revisited() -> Iterator[Table]:
     No fit reads them, but they were looked at to find what was wrong.
     """
     modes = {step.name: step.mode for step in steps_of("revisited")}
-    said = all_told(modes, REVISITED / TRACED)
+    said = all_predictions(modes, REVISITED / TRACED)
     lines = [*table(compared(REVISITED, said)), "", with_its_host(REVISITED, said)]
     yield Table("\n".join(lines), PAGE, "revisited")
 

@@ -164,7 +164,7 @@ def table(title: str, groups: Mapping[str, tuple[int, Sequence[ScoredStep]]]) ->
         if not scored:
             lines.append(f"| {name} | {count} | 0 | | | | |")
             continue
-        ratios = np.array([one.ratio for one in scored])
+        ratios = np.array([row.ratio for row in scored])
         errors = np.abs(ratios - 1)
         usual = [abs(s.baseline_s / s.step.seconds - 1) for s in scored if s.baseline_s]
         plain = f"{np.mean(usual):.0%}" if usual else ""
@@ -182,9 +182,9 @@ def ranking(scored: Sequence[ScoredStep]) -> list[str]:
     the best ones, most of which are runs on an unstable cluster.
     """
     groups: dict[tuple[str, int], list[ScoredStep]] = defaultdict(list)
-    for one in scored:
-        if one.step.source.startswith("nanotron"):
-            groups[str(one.step.row["model"]), int(one.step.row["n_gpu"])].append(one)
+    for row in scored:
+        if row.step.source.startswith("nanotron"):
+            groups[str(row.step.row["model"]), int(row.step.row["n_gpu"])].append(row)
     head = "strategies | Kendall's tau | predicted best slower by"
     lines = [*heading(f"nanotron, model and GPUs | {head} | {head}")]
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
@@ -308,17 +308,17 @@ def save(path: Path, scored: Sequence[ScoredStep], plain: Sequence[ScoredStep]) 
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for stated, steps in (("yes", scored), ("no", plain)):
-            for one in steps:
-                row = one.step.row
+            for step in steps:
+                row = step.step.row
                 writer.writerow(
                     {
                         "row_id": row["row_id"],
-                        "source": one.step.source,
+                        "source": step.step.source,
                         "stated": stated,
-                        "predicted_s": one.seconds,
-                        "measured_s": one.step.seconds,
+                        "predicted_s": step.seconds,
+                        "measured_s": step.step.seconds,
                         "flags": row["qc"] or "",
-                        **_range_columns(one.parts),
+                        **_range_columns(step.parts),
                     }
                 )
 

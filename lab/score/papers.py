@@ -241,7 +241,11 @@ def _section(one: Requirement) -> Iterator[str]:
 
 
 def _mutation_table() -> Iterator[str]:
-    every = [(one, mutation) for one in requirements() for mutation in one.mutations]
+    every = [
+        (requirement, mutation)
+        for requirement in requirements()
+        for mutation in requirement.mutations
+    ]
     having = len({one.id for one, _ in every})
     yield from ("## Do the checks notice a changed formula?", "")
     yield (
@@ -298,10 +302,10 @@ def main(given: Sequence[str] = ()) -> None:
     chosen = parser.parse_args(given).requirements
     os.environ.setdefault("COLUMNS", "200")
     failed = 0
-    for one in requirements():
-        if chosen and not any(f"{one.id}-".startswith(f"{name}-") for name in chosen):
+    for requirement in requirements():
+        if chosen and not any(f"{requirement.id}-".startswith(f"{name}-") for name in chosen):
             continue
-        failed += sum(1 for verdict in _verdicts(one) if not verdict)
+        failed += sum(1 for verdict in _verdicts(requirement) if not verdict)
     if failed:
         raise SystemExit(1)
     if not chosen:

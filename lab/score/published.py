@@ -59,7 +59,7 @@ def scaled_calls(measured: Runs) -> list[ScaledCall]:
 def drawn(calls: Sequence[ScaledCall], most: int = ROWS) -> list[ScaledCall]:
     """At most `most` calls of each op."""
     draw = np.random.default_rng(0)
-    names = np.array([one.op for one in calls])
+    names = np.array([call.op for call in calls])
     chosen = []
     for name in sorted(set(names.tolist())):
         at = draw.permutation(np.flatnonzero(names == name))[:most]
@@ -71,7 +71,7 @@ def error(calls: Sequence[ScaledCall], scaler: Scaler) -> float:
     """The mean relative error of a scaler in per cent, of the calls that it answers."""
     off = []
     for origin, target in permutations(GPUS.values(), 2):
-        some = [one for one in calls if (one.origin, one.target) == (origin, target)]
+        some = [call for call in calls if (call.origin, call.target) == (origin, target)]
         answers = scaler.scale_all([one.call for one in some], origin, target)
         off += [abs(a.seconds / c.target_s - 1) for a, c in zip(answers, some, strict=True) if a]
     return float(np.mean(off)) * 100
@@ -89,8 +89,8 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--data", type=needs.tables("neusight"), required=True)
     folder: Path = parser.parse_args(given).data
     calls = drawn(scaled_calls(runs(folder)))
-    groups = {name: [one for one in calls if one.op == name] for name in CONTRACTED}
-    waves = [one for one in calls if one.op not in CONTRACTED]
+    groups = {name: [call for call in calls if call.op == name] for name in CONTRACTED}
+    waves = [call for call in calls if call.op not in CONTRACTED]
     scalers = {
         "as published": _setup().scaler(),
         "default": Habitat.shipped(),

@@ -146,7 +146,7 @@ class Ranges:
             else:
                 named = zip(KINDS, values[:-1], strict=True)  # the last one is of old software
                 yield f"{side} = {{ {', '.join(f'{name} = {x:.3f}' for name, x in named)} }}"
-        same = [one for one in self.judged if one.key == (part, known)]
+        same = [step for step in self.judged if step.key == (part, known)]
         sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
         if known == ScaledTo.OTHER:
             modelled = min(one.step.modelled for one in same)

@@ -179,11 +179,13 @@ def table(regrets: Sequence[Regret]) -> Iterator[str]:
         "| known GPUs | with factors | sure | best among alike",
         "ll",
     )
-    for source, name in dict.fromkeys((one.job.source, one.job.name) for one in regrets):
-        own = [one for one in regrets if (one.job.source, one.job.name) == (source, name)]
+    for source, name in dict.fromkeys((regret.job.source, regret.job.name) for regret in regrets):
+        own = [
+            regret for regret in regrets if (regret.job.source, regret.job.name) == (source, name)
+        ]
         batches = ", ".join(str(one.job.batch) for one in own)
         yield f"| {source} {name} | {batches} | {_figures(own)} |"
-    settled = [one for one in regrets if one.is_settled]
+    settled = [regret for regret in regrets if regret.is_settled]
     yield f"| all | | {_figures(regrets)} |"
     if settled:
         yield f"| all that are settled | | {_figures(settled)} |"
@@ -191,7 +193,7 @@ def table(regrets: Sequence[Regret]) -> Iterator[str]:
     for word, sure in {"sure": True, "not sure": False}.items():
         left = [one.plain for one in settled if one.is_sure is sure]
         yield f"- Settled, and the ranges are {word}: {len(left)}, mean regret {_mean(left)}."
-    others = list(_by_other_tables([one.job for one in regrets]))
+    others = list(_by_other_tables([regret.job for regret in regrets]))
     yield (
         f"- Choosing by the speeds of one of Gavel's tables, and paying by another: {len(others)}, "
         f"mean regret {_mean(others)}."
@@ -216,15 +218,15 @@ def ratios(regrets: Sequence[Regret]) -> Iterator[str]:
         "measured | job type | batch | best | chosen | predicted / measured ms | ratio | repeats",
         "lllll",
     )
-    for one in regrets:
-        times = one.job.measured_s
+    for regret in regrets:
+        times = regret.job.measured_s
         both = ", ".join(
-            f"{gpu} {_ms(one.predicted[gpu].value)} / {_ms(times[gpu])}" for gpu in times
+            f"{gpu} {_ms(regret.predicted[gpu].value)} / {_ms(times[gpu])}" for gpu in times
         )
-        off = ", ".join(f"{one.predicted[gpu].value / times[gpu]:.2f}" for gpu in times)
+        off = ", ".join(f"{regret.predicted[gpu].value / times[gpu]:.2f}" for gpu in times)
         yield (
-            f"| {one.job.source} | {one.job.name} | {one.job.batch} | {one.best} | {one.chosen} "
-            f"| {both} | {off} | {one.job.spread:.1f}x |"
+            f"| {regret.job.source} | {regret.job.name} | {regret.job.batch} | {regret.best} "
+            f"| {regret.chosen} | {both} | {off} | {regret.job.spread:.1f}x |"
         )
 
 

@@ -72,7 +72,7 @@ def published(pairs: Iterable[tuple[Case, Trace]], apart: KeptApart) -> Iterator
 
 def without_factor(steps: Sequence[OffStep]) -> tuple[int, int]:
     """How many scaled steps lie in ranges whose factor was chosen without their GPU and source."""
-    made = [one for one in judged(steps) if one.step.known == ScaledTo.OTHER]
+    made = [step for step in judged(steps) if step.step.known == ScaledTo.OTHER]
     inside = [
         one.times(
             widening([o for o in made if o.step.is_apart(one.step.owner, one.step.chip)])
