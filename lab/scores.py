@@ -17,11 +17,11 @@ from importlib import import_module
 from pathlib import Path
 
 from lab import needs, pages
-from lab.measured.figures import Figures, record
+from lab.figures import Figures, record
 
 
 @dataclass(frozen=True)
-class Table:
+class ScoreTable:
     """A table of a command."""
 
     text: str
@@ -77,11 +77,11 @@ class Score:
             if unknown := set(asked["names"]) - set(known):
                 parser.error(f"there is no {', '.join(sorted(unknown))}, only {', '.join(known)}")
         warnings.simplefilter("ignore")  # timm warns of models that are older than it
-        tables: Callable[..., Iterable[Table]] = getattr(module, self.tables.partition(":")[2])
+        tables: Callable[..., Iterable[ScoreTable]] = getattr(module, self.tables.partition(":")[2])
         show(tables(**asked), writes)
 
 
-def show(tables: Iterable[Table], writes: bool) -> None:
+def show(tables: Iterable[ScoreTable], writes: bool) -> None:
     """Print tables as they are made, and write them into their pages."""
     for table in tables:
         print(*filter(None, (table.title, table.text)), sep="\n\n", end="\n\n")

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from lab.collect.step_times import GPU, prediction_of
 from lab.collect.turns import Turn, in_new_process
 from lab.steps.compiled import EAGER, GRAPHS, CompiledStep
 from lab.steps.timed_sets import step_named
@@ -282,7 +283,6 @@ MEMORY_WAIT_S = 1.0
 """How long a step waits for memory that other steps use while they prepare."""
 TIMED_S, FEWEST, MOST = 0.8, 24, 48
 ROUNDS, ALONE = 3, 10
-GPU = "h200-sxm"
 
 Row = dict[str, Any]
 Run = Callable[[], Any]
@@ -504,7 +504,6 @@ def measure_host(turn: Turn) -> Row:
 def trace_step(step: CompiledStep, folder: Path) -> Row:
     """Trace a step without its GPU, with the software of this machine, and predict it."""
     import wavecast
-    from lab.score.blind_torch import prediction_of
 
     begin = time.perf_counter()
     trace = wavecast.trace(partial(step.make, step.mode), gpu=GPU)

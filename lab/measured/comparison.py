@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import wavecast
-from lab.measured.figures import Figures, figures
+from lab.figures import Figures, figures
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Prediction, Predictor, Trace, ops
 from wavecast.predictors.base import Scaler

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab import needs, pages
+from lab.figures import Figures, figures, percent, record
 from lab.fit.generations import Aged, LeftOut
 from lab.measured import own_steps, public_steps
 from lab.measured.comparison import Contender, Scored, groups, parts, rankings, read, score, summary
-from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.public_steps.case import Case, Traces
 from lab.pages import heading
 from lab.score import scaled_steps

@@ -17,11 +17,11 @@ from functools import cache
 
 import wavecast
 from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.measured.comparison import gpu_range_s
-from lab.measured.figures import Figures, figures, percent
 from lab.measured.timed import BLIND, GPU, blind_trace, documents
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Prediction
 
 MARK = "begin: python -m lab score blind"
@@ -87,7 +87,7 @@ def figures_of(some: Iterable[BlindRow]) -> Figures:
     return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The tables of the page."""
     scores = {"h200 GPU time, blind models": figures_of(rows())}
-    yield Table("\n".join(table()), pages.APPENDIX / "accuracy-blind.md", MARK, scores)
+    yield ScoreTable("\n".join(table()), pages.APPENDIX / "accuracy-blind.md", MARK, scores)

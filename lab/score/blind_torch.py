@@ -17,30 +17,25 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import numpy as np
 
-import wavecast
 from lab import pages
+from lab.collect.step_times import prediction_of
 from lab.measured import jax_steps
 from lab.measured.campaigns import read_traces
 from lab.pages import heading
 from lab.places import H200, ROOT
 from lab.score import jax
-from lab.scores import Table
+from lab.scores import ScoreTable
 from lab.steps.timed_sets import steps_of
-from wavecast import Trace
-from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.hardware.kept_hosts import factor_of, reference_times
 
 TRACED = "traced.tar"
-GPU = "h200-sxm"
-FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5)
-"""How long the hosts take in multiples of the reference host. Our leases took 0.65 to 1.6."""
 
 FAR_OFF = 0.5
 """Steps with a larger error in GPU time are named, and the means are given without them as well."""
@@ -108,26 +103,6 @@ class BlindStep:
             memory_error=prediction["peak_bytes"] / peak_bytes - 1 if peak_bytes else None,
             within=prediction["low_s"] <= row["wall_s"] <= prediction["high_s"],
         )
-
-
-def prediction_of(trace: Trace, mode: str) -> dict[str, Any]:
-    """What is predicted of a traced step, with the reference host and with others."""
-    prediction = wavecast.predict(trace, GPU, host=REFERENCE_HOST)
-    hosts = {}
-    for factor in FACTORS:
-        host = replace(REFERENCE_HOST.scaled(factor), known=True)
-        known = wavecast.predict(trace, GPU, host=host)
-        hosts[str(factor)] = [known.seconds, known.low_s, known.high_s]
-    return {
-        "mode": mode,
-        "seconds": prediction.seconds,
-        "gpu_s": prediction.gpu_s,
-        "low_s": prediction.low_s,
-        "high_s": prediction.high_s,
-        "peak_bytes": wavecast.memory(trace, GPU).peak_bytes,
-        "hosts": hosts,
-        "notes": [str(note) for note in trace.notes],
-    }
 
 
 def all_predictions(modes: Mapping[str, str], archive: Path) -> dict[str, Any]:
@@ -262,17 +237,17 @@ def text_of(test: TorchTest) -> str:
     return "\n".join(lines)
 
 
-def tables(names: Sequence[str]) -> Iterator[Table]:
+def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
     """The table of each test."""
     for test in TESTS:
         if test.name in names:
-            yield Table(text_of(test), PAGE, test.mark, title=f"The {test.mark}")
+            yield ScoreTable(text_of(test), PAGE, test.mark, title=f"The {test.mark}")
 
 
 REVISITED = H200 / "revisited"
 
 
-def of_revisited() -> Iterator[Table]:
+def of_revisited() -> Iterator[ScoreTable]:
     """How well are steps predicted now that stand for models known to be badly predicted?
 
     No fit reads them, but they were looked at to find what was wrong.
@@ -280,7 +255,7 @@ def of_revisited() -> Iterator[Table]:
     modes = {step.name: step.mode for step in steps_of("revisited")}
     said = all_predictions(modes, REVISITED / TRACED)
     lines = [*table(compared(REVISITED, said)), "", with_its_host(REVISITED, said)]
-    yield Table("\n".join(lines), PAGE, "revisited")
+    yield ScoreTable("\n".join(lines), PAGE, "revisited")
 
 
 JAX = {
@@ -350,8 +325,8 @@ def _tests() -> Iterator[BlindTest]:
     yield from map(_of_jax, JAX)
 
 
-def of_all_tests() -> Iterator[Table]:
+def of_all_tests() -> Iterator[ScoreTable]:
     """The table of the README: a line for each blind test, with the models of its day."""
     top = "steps that nobody had run | GPU time | iteration | memory | in range"
     lines = [*heading(top), *(test.line for test in _tests())]
-    yield Table("\n".join(lines), ROOT / "README.md", "blind tests")
+    yield ScoreTable("\n".join(lines), ROOT / "README.md", "blind tests")

@@ -28,7 +28,7 @@ from lab.measured import public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Prediction, Trace, TrainingPlan, training_cost
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import PriceBook, price_book
@@ -159,7 +159,7 @@ def report(rows: Sequence[Judged]) -> dict[str, str]:
     return parts
 
 
-def tables(data: Path, cache: Path) -> Iterator[Table]:
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
     """The choices that were judged, and how far speeds and prices were off."""
     cases = [case for case in public_steps.cases(data) if case.set == SET]
     traces = Traces(cache)
@@ -170,4 +170,4 @@ def tables(data: Path, cache: Path) -> Iterator[Table]:
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
-        yield Table(text, PAGE, f"{MARK} '{name}'", title=name)
+        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)

@@ -28,7 +28,7 @@ from lab.fit.collectives import (
 )
 from lab.measured.collectives import MeasuredCollective, measured_collectives
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.predictors.collectives import Collectives, shipped_constants
 
 LONG = 1 << 20
@@ -72,7 +72,7 @@ def lines(title: str, parts: Sequence[LeftOutLinks]) -> Iterator[str]:
     yield line(title, f"**{target}**", rows, errors)
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """The errors without each GPU count, GPU and cluster of several machines."""
     rows = measured_collectives(data)
     near = fit(usable(rows), shipped_constants())
@@ -85,4 +85,4 @@ def tables(data: Path) -> Iterator[Table]:
     shown.append(line("network not stated", "vidur", unstated, log_errors(near, unstated)))
     errors = log_errors(near, usable(rows))
     shown.append(line("nothing", "the rows of the fit", usable(rows), errors))
-    yield Table("\n".join(shown))
+    yield ScoreTable("\n".join(shown))

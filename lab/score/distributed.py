@@ -25,7 +25,7 @@ from lab import needs
 from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, command_of, kind_of, rebuilt
 from lab.measured.tables import read_rows
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.errors import WavecastError
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device
@@ -385,7 +385,7 @@ def _size(step: MeasuredStep) -> int:
     return step.sizes.layers * step.sizes.hidden**2
 
 
-def commands(data: Path) -> Iterator[Table]:
+def commands(data: Path) -> Iterator[ScoreTable]:
     """One step of each source, of the smallest model whose cluster is the GPU's usual one.
 
     For docs/parallel.md: what was measured and predicted, and the command that predicts it.
@@ -394,4 +394,4 @@ def commands(data: Path) -> Iterator[Table]:
     for source, step in sorted(_smallest(rows).items()):
         scored = PublishedSteps({}).score_step(step)
         times = f"{step.seconds:.4g} s measured, {scored.seconds:.4g} s predicted"
-        yield Table(f"# {source}, {step.row['model']}: {times}\n{command_of(step)}")
+        yield ScoreTable(f"# {source}, {step.row['model']}: {times}\n{command_of(step)}")

@@ -19,7 +19,7 @@ from lab.fit.overlap import ScaledStep, steps_of
 from lab.measured.scaled_rows import dlperf_rows
 from lab.pages import heading
 from lab.places import DOCS
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.steps.op_times import shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -59,6 +59,6 @@ def table(steps: Sequence[ScaledStep]) -> str:
     return "\n".join(lines)
 
 
-def tables(data: Path, cache: Path | None) -> Iterator[Table]:
+def tables(data: Path, cache: Path | None) -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table(table(steps_of(dlperf_rows(data), cache)), PAGE, MARK)
+    yield ScoreTable(table(steps_of(dlperf_rows(data), cache)), PAGE, MARK)

@@ -19,15 +19,15 @@ from functools import partial
 from pathlib import Path
 
 from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.fit.learned import kept_fit, rows_of
 from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
-from lab.measured.figures import Figures, figures, percent
 from lab.measured.op_data import OUR_STEPS, fitted_traces
 from lab.measured.op_makers import OpRow, digest
 from lab.measured.public_steps.case import Case, Traces
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op
 
@@ -131,7 +131,7 @@ def _always(model: Learned, _: str) -> Learned:
     return model
 
 
-def tables(data: Path, cache: Path) -> Iterator[Table]:
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
     """Fit without each group, and predict its steps."""
     cases = list(own_steps.cases())
     traces = Traces(cache)
@@ -145,4 +145,4 @@ def tables(data: Path, cache: Path) -> Iterator[Table]:
         "h200 GPU time, families left out": gpu_figures(rows),
     }
     page = pages.APPENDIX / "accuracy-families.md"
-    yield Table(table(rows, shipped), page, MARK, scores)
+    yield ScoreTable(table(rows, shipped), page, MARK, scores)

@@ -21,7 +21,7 @@ import wavecast
 from lab.measured import campaigns
 from lab.pages import heading
 from lab.places import H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.habits.fusion import ROTARY, with_fused
 from wavecast.traces.step import Trace
@@ -80,15 +80,15 @@ def _issue_s(trace: Trace) -> float:
     return float(REFERENCE_HOST.issue_times(trace.calls).sum())
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The GPU's time of each habit, and what functions cost the host."""
     cases = measured()
     names = heading("habits | micro-batch | GPU time | predicted | error", "ll")
-    yield Table("\n".join([*names, *gpu_rows(cases)]))
+    yield ScoreTable("\n".join([*names, *gpu_rows(cases)]))
     costs = dict(function_costs(cases))
     lines = [*heading("model, ranks, positions, timing | each function", "l")]
     lines += [f"| {name} | {cost * 1e6:.0f} us |" for name, cost in costs.items()]
     middle = statistics.median(costs.values())
     both = 2 * REFERENCE_HOST.forward_s + REFERENCE_HOST.autograd_s
     cell = f"{middle * 1e6:.0f} us, {2 * middle / both:.1f} forward ops"
-    yield Table("\n".join([*lines, f"| **median** | {cell} |"]))
+    yield ScoreTable("\n".join([*lines, f"| **median** | {cell} |"]))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from statistics import median
 
 from lab.places import DOCS, MEASUREMENTS
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 SCRIPTS = DOCS / "howto" / "run-your-script.md"
 MODELS = DOCS / "howto" / "predict-a-hugging-face-model.md"
@@ -99,8 +99,8 @@ def models_table() -> str:
     return _table(("measured on the GPU", *heads), lines)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The tables of both pages, and how many steps lie in their ranges."""
-    yield Table(scripts_table(), SCRIPTS, MARK)
-    yield Table(models_table(), MODELS, MARK)
-    yield Table(f"scripts: {summary('scripts')}\nmodels: {summary('huggingface')}")
+    yield ScoreTable(scripts_table(), SCRIPTS, MARK)
+    yield ScoreTable(models_table(), MODELS, MARK)
+    yield ScoreTable(f"scripts: {summary('scripts')}\nmodels: {summary('huggingface')}")

@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 import wavecast
-from lab.measured.figures import figures
+from lab.figures import figures
 from lab.pages import heading
 from lab.places import H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 from lab.steps.reality import STEPS
 from wavecast import Prediction, suite
 
@@ -80,15 +80,15 @@ def lines(some: Iterable[GraphRow]) -> Iterator[str]:
         )
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of each machine, and the figures of all."""
     errors = []
     for name, run in runs().items():
         if "graphed" in run:
             replayed = list(rows(run))
             errors += [row.error for row in replayed]
-            yield Table("\n".join(lines(replayed)), title=f"{name}:")
-    yield Table("", figures={"h200 CUDA graphs": figures(errors)})
+            yield ScoreTable("\n".join(lines(replayed)), title=f"{name}:")
+    yield ScoreTable("", figures={"h200 CUDA graphs": figures(errors)})
 
 
 # Steps by model, batch and precision, and those that are captured as CUDA graphs.

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.fit.grouped import GPU, ExpertRow, measured_s, op_of, read
-from lab.measured.figures import Figures, figures, percent
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Predictor, device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.model import OpModel
@@ -121,6 +121,6 @@ def recorded_figures() -> dict[str, Figures]:
     return {"op grouped products": figures_of(one_kernel, lambda row: learned[row.model])}
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The tables of the page."""
-    yield Table(report(), pages.APPENDIX / "accuracy-ops.md", MARK, recorded_figures())
+    yield ScoreTable(report(), pages.APPENDIX / "accuracy-ops.md", MARK, recorded_figures())

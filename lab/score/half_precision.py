@@ -16,7 +16,7 @@ from itertools import permutations
 from lab import pages
 from lab.measured import campaigns
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.habitat import MixedPrecision
 
@@ -59,6 +59,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table(table(), PAGE, MARK)
+    yield ScoreTable(table(), PAGE, MARK)

@@ -31,7 +31,7 @@ from lab.fit.issued_steps import (
     of_blind_test,
 )
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Trace, ops
 from wavecast.hardware.hosts import COSTS, RECOMPUTED, REFERENCE_HOST, demands
 from wavecast.ops import Kind
@@ -129,7 +129,9 @@ def table(found: Sequence[HostError]) -> Iterator[str]:
         )
 
 
-def tables(cache: Path | None) -> Iterator[Table]:
+def tables(cache: Path | None) -> Iterator[ScoreTable]:
     """The table of the page."""
     steps = (*by_iterations(), *of_blind_test(), *later(cache), *decoders(), *advised())
-    yield Table("\n".join(table(list(errors(steps)))), pages.APPENDIX / "accuracy-hosts.md", MARK)
+    yield ScoreTable(
+        "\n".join(table(list(errors(steps)))), pages.APPENDIX / "accuracy-hosts.md", MARK
+    )

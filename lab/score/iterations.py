@@ -24,15 +24,15 @@ from typing import Any
 
 import wavecast
 from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.fit.host import Steps, host_without, machine_factor, model_of, reference_of
 from lab.fit.host import read as read_steps
 from lab.measured import own_steps
 from lab.measured.comparison import is_within
-from lab.measured.figures import Figures, figures, percent
 from lab.measured.timed import GPU, Machine, machines, suite_steps, traced, unseen_machines
 from lab.pages import heading
 from lab.score.families import folds
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import Host
 from wavecast.hardware.kept_hosts import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned
@@ -179,8 +179,8 @@ def noise() -> Iterator[str]:
         yield f"| {machine.name} | {cells} | {f'{statistics.mean(apart):.1%}' if apart else ''} |"
 
 
-def tables(data: Path, cache: Path) -> Iterator[Table]:
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
     """The tables of the page."""
     predicted = list(rows(data, cache))
     text = "\n".join((*table(predicted), "", *noise()))
-    yield Table(text, pages.APPENDIX / "accuracy-hosts.md", MARK, figures_of(predicted))
+    yield ScoreTable(text, pages.APPENDIX / "accuracy-hosts.md", MARK, figures_of(predicted))

@@ -22,7 +22,7 @@ from lab import needs
 from lab.measured import jax_steps
 from lab.measured.compiled import GPU
 from lab.measured.jax_steps import FOLDER
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 FIELDS = ("gpu_s", "seconds", "memory_bytes", "kernels")
 
@@ -106,9 +106,9 @@ def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
     return sorted(needed)[rank - 1]
 
 
-def of_functions() -> Iterator[Table]:
+def of_functions() -> Iterator[ScoreTable]:
     """Steps of several jitted functions, as predicted from their script before they ran."""
-    yield Table("\n".join(_functions()))
+    yield ScoreTable("\n".join(_functions()))
 
 
 def _functions() -> Iterator[str]:

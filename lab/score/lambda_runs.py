@@ -23,7 +23,7 @@ from pathlib import Path
 from lab import pages
 from lab.measured.public_steps.lambda_steps import GPUS
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.hardware.devices import device
 from wavecast.predictors.base import Estimate
 from wavecast.runs.regression.extrapolation import Extrapolation, power_of
@@ -139,8 +139,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """The errors on more GPUs and on stronger ones."""
     for name, errors in (("more GPUs", more_gpus(data)), ("stronger GPUs", stronger_gpus(data))):
         text = f"{table(list(errors))}\n\nThe slides of Gianniti et al. report {PUBLISHED[name]}."
-        yield Table(text, PAGE, f"{MARK} '{name}'", title=name)
+        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)

@@ -18,7 +18,7 @@ from typing import Any
 
 import wavecast
 from lab import needs, pages
-from lab.measured.figures import figures
+from lab.figures import figures
 from lab.pages import heading
 from lab.places import DOCS, H200
 from lab.score import workspaces

@@ -19,7 +19,7 @@ from lab.pages import heading
 from lab.places import H200
 from lab.score import lambda_runs
 from lab.score.lambda_runs import PAGE
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression.extrapolation import Extrapolation
 from wavecast.runs.regression.layers.layer_times import errors_of, published_errors
@@ -130,7 +130,7 @@ def _from_page(mark: str) -> list[str]:
 TABLES = {"beside the slides": beside_the_slides, "modules": modules, "batches": batches}
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The tables of the page."""
     for name, table in TABLES.items():
-        yield Table(table(), PAGE, f"{MARK} '{name}'", title=name)
+        yield ScoreTable(table(), PAGE, f"{MARK} '{name}'", title=name)

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
+from lab.figures import Figures, percent
 from lab.fit.learned import ScoredOps, covered, fit_all, grouped, left_out, rows_of
 from lab.fit.op_table import tables as op_tables
-from lab.measured.figures import Figures, percent
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 
 def figures_of(scored: ScoredOps) -> Figures:
@@ -55,8 +55,8 @@ def table(kinds: Mapping[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """Fit without each chip; the figures of each kind of op."""
     ops = op_tables(rows_of(data))
     kinds = by_kind(left_out(ops, fit_all(ops)))
-    yield Table(table(kinds), figures=kinds)
+    yield ScoreTable(table(kinds), figures=kinds)

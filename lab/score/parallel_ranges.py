@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.measured.figures import percent
+from lab.figures import percent
 from lab.measured.tables import read_rows
 from lab.pages import heading
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score

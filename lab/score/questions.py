@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from lab.places import DOCS
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 PAGE = DOCS / "howto" / "questions.md"
 _GPUS = " ".join(
@@ -64,7 +64,7 @@ def shown(command: str, said: str) -> str:
     return f"```sh\nwavecast {command}\n```\n\n```text\n{said}\n```"
 
 
-def tables(names: Sequence[str]) -> Iterator[Table]:
+def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
     """Ask the questions."""
     for name in names:
-        yield Table(shown(QUESTIONS[name], answer(QUESTIONS[name])), PAGE, f"answer: {name}")
+        yield ScoreTable(shown(QUESTIONS[name], answer(QUESTIONS[name])), PAGE, f"answer: {name}")

@@ -51,8 +51,8 @@ from typing import Any
 import numpy as np
 
 from lab import needs, pages
+from lab.figures import percent
 from lab.fit.kept_apart import KeptApart
-from lab.measured.figures import percent
 from lab.pages import heading
 from lab.places import DOCS, MODELS
 from lab.score import ranged_steps

@@ -22,7 +22,7 @@ from typing import Any
 from lab import pages
 from lab.pages import heading
 from lab.places import H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 PAGE = pages.APPENDIX / "choices.md"
 PREDICTED, MEASURED = H200 / "recipes_predicted.json", H200 / "recipes.json"
@@ -70,6 +70,6 @@ def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[s
     return f"| {' | '.join(cells)} |"
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table("\n".join(lines()), PAGE, "begin: python -m lab score recipes")
+    yield ScoreTable("\n".join(lines()), PAGE, "begin: python -m lab score recipes")

@@ -23,7 +23,7 @@ import wavecast
 from lab import pages
 from lab.measured.cluster_jobs import GAVEL_USD, JobType, Seconds, job_types
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from lab.steps.cluster_jobs import JOBS
 from wavecast.hardware.hosts import processors, reference_processor
 from wavecast.planning.candidates import is_verified
@@ -255,7 +255,7 @@ def _figures(own: Sequence[Regret]) -> str:
     )
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """The speed lost by choosing with predictions, and how far ratios of GPUs are off."""
     jobs = job_types(data / "cluster", JOBS, GPUS)
     known: dict[tuple[str, str, int], Predicted] = {}
@@ -267,4 +267,4 @@ def tables(data: Path) -> Iterator[Table]:
             print(*step, flush=True)
     regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
     for name, lines in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
-        yield Table("\n".join(lines), PAGE, f"begin: python -m lab score {name}")
+        yield ScoreTable("\n".join(lines), PAGE, f"begin: python -m lab score {name}")

@@ -16,7 +16,7 @@ from functools import cache
 from lab import pages
 from lab.pages import heading
 from lab.places import H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.campaigns.run_grids import scaled, scaled_split
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression import end_to_end as end_to_end
@@ -103,6 +103,6 @@ def table() -> str:
     return "\n".join((*lines, "", f"Not judged: {', '.join(lacking)}.") if lacking else lines)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table(table(), PAGE, MARK)
+    yield ScoreTable(table(), PAGE, MARK)

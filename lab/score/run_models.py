@@ -23,7 +23,7 @@ from lab.pages import heading
 from lab.places import H200
 from lab.score import layer_models, net_transfers
 from lab.score.layer_models import GPU
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.campaigns.run_grids import scaled
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import end_to_end as splits
@@ -149,7 +149,7 @@ def _work(net: str, variant: Variant) -> BatchWork:
 
 
 def end_to_end(startup: bool = False) -> str:
-    """Table 4 of the paper on our GPU, beside the printed values."""
+    """ScoreTable 4 of the paper on our GPU, beside the printed values."""
     lines = [*heading("net | method | all 160 runs | from 6 | from 12 | from 20", "ll")]
     every: dict[str, list[float]] = {"default": [], "ordinary": [], "paper": []}
     for net in NETS:
@@ -311,8 +311,8 @@ LAYER_TABLES = (
 """The tables of runs-layers.md; all others are on runs-whole.md."""
 
 
-def tables(names: Sequence[str]) -> Iterator[Table]:
+def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
     """Make the tables that were asked for."""
     for name in names:
         page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
-        yield Table(TABLES[name](), pages.APPENDIX / page, f"{MARK} '{name}'", title=name)
+        yield ScoreTable(TABLES[name](), pages.APPENDIX / page, f"{MARK} '{name}'", title=name)

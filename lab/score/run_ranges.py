@@ -23,7 +23,7 @@ import numpy as np
 from lab.measured.tables import read_frame
 from lab.pages import heading
 from lab.score.lambda_runs import PAGE, beyond, scaled_runs
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.runs.regression import extrapolation as extrapolation
 from wavecast.runs.run import Run
 
@@ -98,6 +98,6 @@ def _within(needed: Sequence[float], constant: float) -> float:
     return float(np.mean([one <= constant for one in needed]))
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table(table(needed_constants(data)), PAGE, MARK)
+    yield ScoreTable(table(needed_constants(data)), PAGE, MARK)

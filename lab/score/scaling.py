@@ -20,7 +20,7 @@ from lab.measured.scaled_rows import lambda_rows
 from lab.pages import heading
 from lab.places import DOCS
 from lab.score.lambda_runs import more_gpus
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.steps.op_times import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -160,10 +160,10 @@ def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
 
 
-def tables(data: Path, cache: Path | None) -> Iterator[Table]:
+def tables(data: Path, cache: Path | None) -> Iterator[ScoreTable]:
     """The tables of the page."""
     steps = steps_of(lambda_rows(data), cache)
     texts = {name: make(steps) for name, make in TABLES.items()}
     texts["more GPUs"] = beside_the_regression(steps, data)
     for name, text in texts.items():
-        yield Table(text, PAGE, f"{MARK} '{name}'", title=name)
+        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)

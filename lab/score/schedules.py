@@ -25,7 +25,7 @@ from lab.measured.cluster_jobs import (
     trace_jobs,
 )
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
 from wavecast.planning.schedule.planner import Effort, make_schedule
@@ -231,8 +231,8 @@ TABLES: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-def tables(data: Path, names: Sequence[str]) -> Iterator[Table]:
+def tables(data: Path, names: Sequence[str]) -> Iterator[ScoreTable]:
     """The tables of the page that were asked for."""
     for name in names:
         text = "\n".join(TABLES[name](data / "cluster"))
-        yield Table(text, PAGE, f"begin: python -m lab score schedules {name!r}", title=name)
+        yield ScoreTable(text, PAGE, f"begin: python -m lab score schedules {name!r}", title=name)

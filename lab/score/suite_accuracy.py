@@ -17,7 +17,7 @@ from lab import pages
 from lab.measured import campaigns
 from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
 from wavecast.footprint.kinds import TBD_KINDS
@@ -159,14 +159,14 @@ def utilisation(path: Path) -> str:
     return "\n".join(lines)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """All tables of both pages."""
     steps = pairs()
     rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     ordered = sorted(seen, key=lambda observation: observation.number)
-    yield Table(observations(ordered), PAGE, f"{MARK}, observations")
-    yield Table(summary(steps), PAGE, f"{MARK}, summary")
-    yield Table(per_model(largest(steps)), STEPS, f"{MARK}, per model")
-    yield Table(memory_by_kind(largest(steps)), STEPS, f"{MARK}, memory")
-    yield Table(utilisation(H200 / "utilisation.csv"), STEPS, f"{MARK}, utilisation")
+    yield ScoreTable(observations(ordered), PAGE, f"{MARK}, observations")
+    yield ScoreTable(summary(steps), PAGE, f"{MARK}, summary")
+    yield ScoreTable(per_model(largest(steps)), STEPS, f"{MARK}, per model")
+    yield ScoreTable(memory_by_kind(largest(steps)), STEPS, f"{MARK}, memory")
+    yield ScoreTable(utilisation(H200 / "utilisation.csv"), STEPS, f"{MARK}, utilisation")

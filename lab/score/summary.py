@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.measured.figures import BEFORE, Figures, percent, recorded
+from lab.figures import BEFORE, Figures, percent, recorded
 from lab.pages import heading
 from lab.places import DOCS, ROOT
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
-from lab.scores import Table
+from lab.scores import ScoreTable
 
 PAGE = DOCS / "accuracy.md"
 README = ROOT / "README.md"
@@ -133,9 +133,9 @@ def in_short(sets: Mapping[str, Figures]) -> str:
     return "\n".join(shown)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The tables of docs/accuracy.md and of the README."""
     sets, before = recorded(), recorded(BEFORE)
     for name, lines in TABLES.items():
-        yield Table(table(lines, sets, before), PAGE, f"{MARK}, {name}")
-    yield Table(in_short(sets), README, SHORT)
+        yield ScoreTable(table(lines, sets, before), PAGE, f"{MARK}, {name}")
+    yield ScoreTable(in_short(sets), README, SHORT)

@@ -16,7 +16,7 @@ from functools import cache
 import wavecast
 from lab.pages import heading
 from lab.places import DOCS
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace
 
@@ -77,6 +77,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table(table(), PAGE, MARK)
+    yield ScoreTable(table(), PAGE, MARK)

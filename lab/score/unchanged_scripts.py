@@ -18,7 +18,7 @@ from statistics import mean, median
 
 from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.scores import Table
+from lab.scores import ScoreTable
 from lab.steps.scripts import CASES, LARGE
 
 MARK = "unchanged scripts"
@@ -91,6 +91,6 @@ def table() -> Iterator[str]:
     )
 
 
-def tables() -> Iterator[Table]:
+def tables() -> Iterator[ScoreTable]:
     """The table of the page."""
-    yield Table("\n".join(table()), PAGE, MARK)
+    yield ScoreTable("\n".join(table()), PAGE, MARK)

@@ -25,7 +25,7 @@ from lab.measured.op_makers import OpRow
 from lab.measured.public_ops import VIDUR_LEAST_MS, public_rows_of_vidur
 from lab.measured.tables import VIDUR, read_frame
 from lab.pages import heading
-from lab.scores import Table
+from lab.scores import ScoreTable
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
@@ -87,7 +87,7 @@ def _attention(folder: Path) -> Iterator[tuple[str, OpRow]]:
         yield "attention of a chunk after a prefix", _row(op, row)
 
 
-def tables(data: Path) -> Iterator[Table]:
+def tables(data: Path) -> Iterator[ScoreTable]:
     """The errors of each kind of kernel on each GPU."""
     learned, found = Learned.shipped(), dict[tuple[str, str], list[tuple[float, bool]]]()
     for what, row in rows(data):
@@ -104,4 +104,4 @@ def tables(data: Path) -> Iterator[Table]:
             f"| {what} | {gpu} | {len(ratios)} | {mean(errors):.0%} | {median(errors):.0%} | "
             f"{middle:.2f} | {inside:.0%} |"
         )
-    yield Table("\n".join(lines))
+    yield ScoreTable("\n".join(lines))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lab.figures import percent, recorded
 from lab.fit.host import LEASES
-from lab.measured.figures import percent, recorded
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
 from lab.places import DOCS

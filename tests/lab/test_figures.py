@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("torch")
 
 from lab import pages
+from lab.figures import Figures, figures, percent, record, recorded
 from lab.measured.comparison import Contender, Scored
-from lab.measured.figures import Figures, figures, percent, record, recorded
 from lab.measured.public_steps.case import Case
 from lab.score import accuracy, summary
 from wavecast.predictors.attainable import Roofline

@@ -9,7 +9,7 @@ import pytest
 
 from lab import pages
 from lab.score import blind_torch
-from lab.scores import SCORES, Table
+from lab.scores import SCORES, ScoreTable
 
 QUICK = (
     *("blind", "blind_tests", "front_door", "multi_gpu", "recipes", "revisited", "run_grid"),
@@ -19,7 +19,7 @@ QUICK = (
 SLOW = ("half_precision", "grouped")
 
 
-def _on_pages(tables: Iterable[Table]) -> bool:
+def _on_pages(tables: Iterable[ScoreTable]) -> bool:
     return all(
         pages.section(table.page, table.mark) == table.text for table in tables if table.page
     )
