@@ -17,8 +17,6 @@ from pathlib import Path
 from lab.places import DOCS
 
 FILE = DOCS / "appendix" / "accuracy.json"
-BEFORE = FILE.with_name("accuracy-before.json")
-"""The same file as it was on 18 November 2026, before power and op models changed (0043)."""
 DIGITS = 6
 """Digits after the point in the file: enough for a table to round once, not twice."""
 

@@ -18,6 +18,12 @@ def write(page: Path, mark: str, content: str) -> None:
     page.write_text(marked.sub(lambda m: f"{m[1]}{content}\n{m[2]}", text), encoding="utf-8")
 
 
+def sums(table: str) -> str:
+    """The head of a table and its lines of sums, whose first cells are bold."""
+    lines = table.splitlines()
+    return "\n".join([*lines[:2], *(line for line in lines if line.startswith("| **"))])
+
+
 def section(page: Path, mark: str) -> str:
     """The text between `<!-- mark -->` and `<!-- end -->` on a page."""
     text = page.read_text(encoding="utf-8")

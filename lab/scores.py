@@ -32,6 +32,13 @@ class ScoreTable:
     figures: Mapping[str, Figures] = field(default_factory=dict)
     """What is recorded of it for docs/accuracy.md."""
     title: str = ""
+    on_page: str | None = None
+    """What the page has of it; None if it has the whole."""
+
+    @property
+    def on_the_page(self) -> str:
+        """What the page has of it."""
+        return self.text if self.on_page is None else self.on_page
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ def show(tables: Iterable[ScoreTable], writes: bool) -> None:
         print(*filter(None, (table.title, table.text)), sep="\n\n", end="\n\n")
         sys.stdout.flush()
         if writes and table.page is not None:
-            pages.write(table.page, table.mark, table.text)
+            pages.write(table.page, table.mark, table.on_the_page)
         if writes and table.figures:
             record(dict(table.figures))
 

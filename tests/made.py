@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.compiled.fused_ops import BufferView, PlannedOp
 from wavecast.frameworks.pytorch.compiled.plans import (
     GraphPlan,
     PlannedBuffer,

@@ -54,6 +54,32 @@ def training(
     return make_step
 
 
+def stepping(
+    run: Callable[[Any, Any, Any], Any],
+    make_model: Callable[[], Any] = mlp,
+    make_optimizer: Callable[[Any], Any] = lambda p: torch.optim.SGD(p, lr=0.1),
+) -> Callable[[], Step]:
+    """A `make_step` whose step calls a function of a model, its optimizer and a batch."""
+
+    def make_step() -> Step:
+        model = make_model().cuda()
+        optimizer = make_optimizer(model.parameters())
+        x = torch.randn(4, 8, device="cuda")
+        return lambda: run(model, optimizer, x)
+
+    return make_step
+
+
+def on_gpu(run: Callable[[Any], Any], *shape: int) -> Callable[[], Step]:
+    """A `make_step` whose step calls a function of a tensor on the GPU."""
+
+    def make_step() -> Step:
+        x = torch.randn(shape or (4, 8), device="cuda")
+        return lambda: run(x)
+
+    return make_step
+
+
 def forward(run: Callable[..., Any], *shapes: tuple[int, ...], **options: Any) -> Trace:
     """The trace of a function of tensors that need gradients, with its backward pass."""
 

@@ -13,13 +13,13 @@ from rich.console import Console, RenderableType
 import wavecast
 from wavecast import ops
 from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
-from wavecast.footprint.accumulation import accumulate_twice
 from wavecast.footprint.advice import advise
+from wavecast.footprint.largest_batch import accumulate_twice
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.predictors.habitat import Habitat, MixedPrecision
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.wave import WaveScaling
 from wavecast.report.fields import record
 from wavecast.report.memory import memories

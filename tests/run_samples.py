@@ -13,13 +13,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import wavecast
 from wavecast.runs.readers.tensorboard import masked_crc32c
+from wavecast.runs.run import Run
 
 STEADY_S = 0.25
 """One iteration, after warm-up."""
 WARM_UP = 60
 """Iterations at half the speed."""
+
+
+def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
+    """The runs of a log, and the doubts about it."""
+    doubts: list[str] = []
+    return wavecast.read_runs(file, told=doubts.append, **given), doubts
 
 
 def moments(iterations: int, every: int) -> Iterator[tuple[int, float]]:

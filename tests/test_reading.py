@@ -7,9 +7,12 @@ import gzip
 import json
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
@@ -20,10 +23,11 @@ from wavecast.errors import InvalidInput
 from wavecast.files import read_toml
 from wavecast.frameworks.ncu import load
 from wavecast.frameworks.pytorch.huggingface.configs import _read as read_config
-from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.runs.regression.layers.complexities import Network
-from wavecast.runs.regression.layers.layer_times import read_caffe_time
-from wavecast.runs.sources import opened_runs
+from wavecast.predictors.mlp import Mlp
+from wavecast.reading import Key, Quantity, Sources, time_s
+from wavecast.runs.readers import opened_runs
+from wavecast.runs.regression.complexities import Network
+from wavecast.runs.regression.layer_times import read_caffe_time
 from wavecast.runs.suite_results import read_results
 
 
@@ -229,3 +233,91 @@ def test_the_kind_of_what_is_there(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     kinds = [reading.kind_of(path) for path in (tmp_path, tmp_path / "file", tmp_path / "pipe")]
     assert kinds == ["folder", "file", "other"]
+
+
+# Settings as the dataclasses that declare them.
+
+
+class Colour(StrEnum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@dataclass(frozen=True)
+class Thing:
+    name: str
+    size: Annotated[int, Quantity("bytes", 10, 1e6, whole=True)]
+    begin_s: Annotated[float, time_s, Key("begin")] = 0.0
+    colour: Colour | None = None
+    is_new: bool = False
+    counts: tuple[int, ...] = ()
+    shares: Mapping[str, float] = field(default_factory=dict)
+    day: date | None = None
+
+
+THING = {"name": "a", "size": 64}
+
+
+def test_a_table_becomes_what_its_dataclass_declares() -> None:
+    more = {"begin": "1h30min", "colour": "blue", "is_new": True, "counts": [1, 2]}
+    more |= {"shares": {"x": 0.5}, "day": date(2026, 1, 2)}
+    thing = reading.read_record(Thing, THING | more, "a thing")
+    assert thing == Thing("a", 64, 5400.0, Colour.BLUE, True, (1, 2), {"x": 0.5}, date(2026, 1, 2))
+    assert reading.read_record(Thing, {"size": 64}, "a thing", name="b") == Thing("b", 64)
+    with pytest.raises(InvalidInput, match="name is not a key of a thing"):
+        reading.read_record(Thing, THING, "a thing", name="b")
+
+
+def test_facts_have_sources_which_are_kept_by_their_keys() -> None:
+    facts = Sources(needed=True, by_key={})
+    table = {key: {"value": value, "source": "a sheet"} for key, value in THING.items()}
+    assert reading.read_record(Thing, table, "a thing", "part.", facts=facts) == Thing("a", 64)
+    assert facts.by_key == {"part.name": "a sheet", "part.size": "a sheet"}
+    with pytest.raises(InvalidInput, match=r"part\.name has no source"):
+        reading.read_record(Thing, THING, "a thing", "part.", facts=facts)
+    bare = Sources(needed=False, by_key={})
+    assert reading.read_record(Thing, THING, "a thing", facts=bare) == Thing("a", 64)
+    for fact, why in (
+        ({"source": "x"}, "has no value"),
+        ({"value": 1, "source": 4}, "source must be a text"),
+        ({"value": 1, "unit": "B"}, "unit is not a key"),
+    ):
+        with pytest.raises(InvalidInput, match=f"size.{why}"):
+            reading.read_record(Thing, THING | {"size": fact}, "a thing", facts=bare)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"nmae": "a"}, 'part.nmae is not a key of a thing; did you mean "name"?'),
+        ({"weight": 3}, "part.weight is not a key of a thing; known are name, size, begin"),
+        ({"name": None}, "part.name must be a text in quotes, not None"),
+        ({"name": " "}, "part.name must be a text in quotes, not ' '"),
+        ({"size": "3"}, "part.size must be a number, not '3'"),
+        ({"size": True}, "part.size must be a number, not True"),
+        ({"size": 0}, "part.size must be a positive number, not 0"),
+        ({"size": float("nan")}, "part.size must be a positive number, not nan"),
+        ({"size": 9}, "part.size = 9 is outside 10 to 1e+06: the unit is bytes"),
+        ({"size": 64.5}, "part.size must be a whole number, not 64.5"),
+        ({"begin": "soon"}, "part.begin is a time such as 48h, 30min or 90s, not 'soon'"),
+        ({"begin": -1}, "part.begin must be at least 0, not -1"),
+        ({"colour": "green"}, "part.colour is 'green'; it is one of red, blue"),
+        ({"is_new": 1}, "part.is_new must be true or false, not 1"),
+        ({"counts": []}, "part.counts must be a list of values, not []"),
+        ({"counts": [0]}, "part.counts must be a whole number from 1 to 100000, not 0"),
+        ({"shares": 3}, "part.shares must be a table, written [part.shares], not 3"),
+        ({"shares": {"x": "y"}}, "part.shares.x must be a number, not 'y'"),
+        ({"day": "2026-01-02"}, "part.day must be a date such as 2026-08-22, not '2026-01-02'"),
+    ],
+)
+def test_what_a_table_may_not_say_is_refused_with_its_key(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        reading.read_record(Thing, THING | change, "a thing", "part.")
+    assert str(refused.value).startswith(why)
+
+
+def test_what_a_table_must_say_is_asked_for() -> None:
+    with pytest.raises(InvalidInput, match=r"part\.size is missing"):
+        reading.read_record(Thing, {"name": "a"}, "a thing", "part.")
+    with pytest.raises(InvalidInput, match=r"things\[2\] must be a table, written \[\[things\]\]"):
+        reading.read_record(Thing, 3, "a thing", "things[2].")

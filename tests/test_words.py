@@ -1,7 +1,8 @@
-"""The glossary of CONTRIBUTING.md, held: one word for one thing, in docstrings and comments."""
+"""The glossary of CONTRIBUTING.md, held: one word for one thing, in prose and in names."""
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -11,6 +12,7 @@ from pathlib import Path
 import wavecast
 
 SOURCE = Path(wavecast.__file__).parent
+ROOT = Path(__file__).parents[1]
 
 # What we do not write, and what we write instead. Other meanings of the word are let through.
 WORDS = {
@@ -39,3 +41,27 @@ def test_docstrings_and_comments_keep_to_the_glossary() -> None:
         for match in re.finditer(word, prose, re.IGNORECASE)
     ]
     assert found == []
+
+
+NOT_NOUNS = {"one", "found", "made", "told", "wanted", "begun", "possible"}
+"""Names of variables that say nothing of what they hold."""
+
+
+def names_of_variables(file: Path) -> Iterator[tuple[int, str]]:
+    """The variables and arguments of a file, with their lines."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+
+
+def test_variables_are_nouns_of_the_field() -> None:
+    empty = [
+        f"{file.relative_to(ROOT)}:{line}: {name}"
+        for room in ("src", "lab")
+        for file in sorted((ROOT / room).rglob("*.py"))
+        for line, name in names_of_variables(file)
+        if name in NOT_NOUNS
+    ]
+    assert empty == []

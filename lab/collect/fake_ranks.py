@@ -79,7 +79,7 @@ def _reducer_of_ours() -> Any:
     """Let DistributedDataParallel use our reducer, on real tensors."""
     from torch import distributed as dist
 
-    from wavecast.frameworks.pytorch.capture.distributed import collectives as collectives
+    from wavecast.frameworks.pytorch.capture import collectives as collectives
     from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
     from wavecast.frameworks.pytorch.recording.structure import Structure
 

@@ -4,7 +4,7 @@
 
 Reads the public set prices (docs/sources.md). Of each GPU, number of GPUs in a machine (1, 2, 4 or
 8) and way to pay, it keeps the three cheapest offers that are fresh, and those of the large clouds,
-each in its cheapest region. `wavecast.planning.price_files` says which rows
+each in its cheapest region. `wavecast.planning.prices` says which rows
 are offers of which GPU.
 """
 
@@ -15,8 +15,7 @@ from pathlib import Path
 
 from lab import needs
 from lab.places import ROOT
-from wavecast.planning.price_files import read_catalogue, write_prices
-from wavecast.planning.prices import Price, PriceBook
+from wavecast.planning.prices import Price, PriceBook, read_catalogue, write_prices
 
 OUT = ROOT / "src" / "wavecast" / "data" / "prices.toml"
 SIZES = (1, 2, 4, 8)

@@ -493,7 +493,7 @@ def measure_step(step: CompiledStep, folder: Path, turn: Turn, brief: bool) -> R
 
 def measure_host(turn: Turn) -> Row:
     """The host benchmark."""
-    from wavecast.frameworks.pytorch.measurement import host_benchmark as benchmark
+    from wavecast.frameworks.pytorch.measurement import calibration as benchmark
 
     places = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     with turn.taken():

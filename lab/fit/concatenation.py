@@ -5,7 +5,7 @@
 Needs only our own campaigns of traces (measurements/h200/traces). Writes
 src/wavecast/data/models/concatenation.toml.
 
-The constants (`wavecast.predictors.learned.physics.streams`) are fitted on every `cat` of
+The constants (`wavecast.predictors.learned.streams`) are fitted on every `cat` of
 the campaigns that other fits read as well. The errors and the range are computed with each campaign
 left out of the fit in turn. The range is widened, because all measurements are from one GPU.
 """
@@ -29,14 +29,14 @@ from lab.measured.op_makers import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
+from wavecast.predictors.learned.columns import Columns
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.columns import Columns
-from wavecast.predictors.learned.physics.streams import (
+from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.streams import (
     CONCATENATION_PARAMETERS,
     concatenation_limits,
 )
-from wavecast.predictors.learned.physics.tiles import Theta
-from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.tiles import Theta
 from wavecast.traces.step import Op
 
 GPU = "h200-sxm"

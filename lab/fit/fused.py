@@ -5,7 +5,7 @@
 Needs only measurements/h200/compiled. Writes
 src/wavecast/data/models/fused.toml (constants, ranges, errors) and fused.npz (trees).
 
-The constants of the physics (`wavecast.predictors.learned.physics.fusions`) are fitted by robust
+The constants of the physics (`wavecast.predictors.learned.fusions`) are fitted by robust
 least squares, then small trees on the factor that remains. Errors and ranges are computed with each
 family of steps left out of the fit in turn; kernels of small functions are in every fit. Ranges are
 widened, because all measurements are from one GPU.
@@ -27,14 +27,13 @@ from lab.fit.op_fit import constants
 from lab.measured.compiled import GPU, SMALL, FusedKernel, kernels
 from lab.places import MODELS
 from wavecast.hardware.devices import device
-from wavecast.predictors.learned.features import FEATURES
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import Columns, columns_of
+from wavecast.predictors.learned.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.model import REACH, OpModel
-from wavecast.predictors.learned.physics.columns import Columns, columns_of
-from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.tiles import Theta
+from wavecast.predictors.learned.model import FEATURES, REACH, OpModel
 from wavecast.predictors.learned.predictor import Learned, stored
+from wavecast.predictors.learned.tiles import Theta
 from wavecast.traces.step import Op
 
 PRIOR = 2.0

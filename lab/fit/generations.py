@@ -51,8 +51,8 @@ from wavecast.hardware.devices import devices
 from wavecast.predictors.base import Familiarity, Predictor
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, gpu_of
-from wavecast.predictors.learned.physics.tiles import CLASSES
 from wavecast.predictors.learned.predictor import COMPUTING, Learned, with_steps
+from wavecast.predictors.learned.tiles import CLASSES
 from wavecast.steps.op_times import work_of
 from wavecast.traces.step import Op
 

@@ -5,7 +5,7 @@
 Needs only measurements/h200/grouped.json. Writes
 src/wavecast/data/models/grouped.toml.
 
-The constants (`wavecast.predictors.learned.physics.tiles`) are fitted on groups of equal and of
+The constants (`wavecast.predictors.learned.tiles`) are fitted on groups of equal and of
 unequal sizes together, because a trace does not contain the sizes; the prediction lies in between.
 The errors and the range are computed with each model left out of the fit in turn. The range is
 widened, because all measurements are from one GPU. Only products in bfloat16 are fitted.
@@ -29,8 +29,8 @@ from lab.places import H200, MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts
-from wavecast.predictors.learned.physics.tiles import GROUPED_PARAMETERS, Theta, grouped_s
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.tiles import GROUPED_PARAMETERS, Theta, grouped_s
 from wavecast.traces.step import Op, TensorSpec
 
 PRIOR = 2.0

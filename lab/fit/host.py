@@ -9,7 +9,7 @@ costs, and the errors with each model left out of the fit.
 The host time of a step is a sum over the host's costs (`wavecast.hardware.hosts.COSTS`): each cost
 times how often the step needs it. The sum is multiplied by a factor of the machine, because each
 lease of our GPU came with another virtual machine, and these differ by up to 1.6 times. On most of
-them a profiler had run in the process, which slows everything issued afterwards (docs/adr/0018);
+them a profiler had run in the process, which slows everything issued afterwards (lab/notes);
 the factor includes that. The fit is robust, on relative errors, with costs within `BOUNDS`. The
 reference host takes `MIDDLE` times as long as the machine on which the suite was measured.
 """
@@ -193,7 +193,7 @@ _HEAD = """\
 # (lab.score.machine_hosts of commit f445cdb). sync_s, launch_s, graph_s and node_s were measured
 # (measurements/h200/host), and so was graph.gap_s, the median of seven steps.
 # [cpu] and [cuda] are seconds for the patterns of the host benchmark
-# (wavecast.frameworks.pytorch.measurement.host_benchmark), as the reference host would take them.
+# (wavecast.frameworks.pytorch.measurement.calibration), as the reference host would take them.
 # Measured with {software}.
 """
 

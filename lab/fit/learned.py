@@ -36,10 +36,9 @@ from wavecast import ops
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind
 from wavecast.predictors.attainable import Attainable, Roofline
-from wavecast.predictors.learned.batch import batch_of, group_of
+from wavecast.predictors.learned.batch import batch_of, group_of, is_masked, parts_of
 from wavecast.predictors.learned.gpus import Floats, chip_name, gpu_of
 from wavecast.predictors.learned.model import PHYSICS, OpModel
-from wavecast.predictors.learned.physics.parts import is_masked, parts_of
 from wavecast.predictors.learned.predictor import Learned, restored, stored
 from wavecast.traces.step import Op
 
@@ -180,7 +179,7 @@ def kept_fit(path: Path, rows: Sequence[OpRow], *, chips: bool = True) -> Learne
         models = restored(dict(kept), FITTED)
     models[CONCATENATION] = Learned.shipped().models[CONCATENATION]
     gpus = tuple(map(device, sorted({row.gpu for row in rows})))
-    return replace(Learned.shipped(), models=models, fitted_on=gpus, _batches={}, _gpus={})
+    return replace(Learned.shipped(), models=models, fitted_on=gpus)
 
 
 # Errors and ranges.

@@ -37,17 +37,15 @@ from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
+    DEVICE_FEATURES,
     KINDS,
     LayerStatus,
-    layer,
-    layer_type,
-)
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
     MlpModel,
     MlpNetwork,
     device_features,
+    layer,
+    layer_type,
     rounded,
     write_model,
 )

@@ -14,18 +14,20 @@ from lab.fit.boosting import grow
 from lab.fit.op_table import OpTable
 from wavecast.ops import registry as ops
 from wavecast.ops.registry import Kind
-from wavecast.predictors.learned.features import FEATURES, filter_families, in_groups
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import (
+    FEATURES,
     PHYSICS,
     REACH,
     Forest,
     OpModel,
     chips_of,
     classes_of,
+    filter_families,
     generation_of,
+    in_groups,
 )
-from wavecast.predictors.learned.physics.tiles import Bounds, Theta, TimeLimits
+from wavecast.predictors.learned.tiles import Bounds, Theta, TimeLimits
 
 SAMPLE = 2500
 """The most rows for the fit of the physics; a dozen constants need no more."""

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from lab.measured.op_makers import OpRow
 from wavecast.hardware.devices import device
+from wavecast.predictors.learned.batch import Part, parts_of
+from wavecast.predictors.learned.columns import Columns, Row, columns_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of, joined
 from wavecast.predictors.learned.model import OpModel
-from wavecast.predictors.learned.physics.columns import Columns, Row, columns_of
-from wavecast.predictors.learned.physics.parts import Part, parts_of
 from wavecast.traces.step import Op
 
 

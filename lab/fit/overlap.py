@@ -29,7 +29,7 @@ from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.spreading import spread
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import retarget
 from wavecast.steps.op_times import ClusterPredictor, OverlapConstants
 from wavecast.steps.request import default_predictor
 from wavecast.steps.timed_trace import TimedTrace

@@ -25,9 +25,9 @@ from lab import needs
 from lab.measured import campaigns
 from lab.places import MODELS
 from wavecast import Device, device
-from wavecast.footprint.workspaces import convolution
-from wavecast.footprint.workspaces.convolution import Convolution, Tree
-from wavecast.footprint.workspaces.estimate import Constants, on_tensor_cores, scattered_bytes
+from wavecast.footprint import convolution_workspaces
+from wavecast.footprint.convolution_workspaces import Convolution, Tree
+from wavecast.footprint.workspaces import Constants, on_tensor_cores, scattered_bytes
 from wavecast.traces.step import Op, Role, Trace
 
 CARD = MODELS / "workspaces.toml"
@@ -87,7 +87,7 @@ def observations(named_traces: Sequence[tuple[str, Trace]]) -> dict[str, dict[Op
     least: dict[str, dict[Op, int]] = defaultdict(dict)
     for model, trace in named_traces:
         for op, nbytes in taken(trace):
-            if op.base in convolution.NAMES:
+            if op.base in convolution_workspaces.NAMES:
                 least[model][op] = min(nbytes, least[model].get(op, nbytes))
     return dict(least)
 
@@ -96,9 +96,9 @@ def fit(seen: Mapping[Op, int], gpu: Device) -> Constants:
     """The constants that fit these ops best."""
     groups: dict[str, list[Seen]] = defaultdict(list)
     for op, nbytes in seen.items():
-        if op.base in convolution.NAMES:
+        if op.base in convolution_workspaces.NAMES:
             what = Convolution.of(op, on_tensor_cores(op, gpu))
-            groups[convolution.tree_name(what)].append(
+            groups[convolution_workspaces.tree_name(what)].append(
                 Seen(what, max(0, nbytes - scattered_bytes(what)))
             )
     assert gpu.compute_capability is not None
@@ -180,7 +180,7 @@ def card(constants: Constants, steps: int, seen: int) -> str:
         f'data = "{steps} steps of the suite measured on our H200, {seen} different convolutions"',
         f'gpu = "{constants.gpu}"',
         f"capability = {list(constants.capability)}",
-        f"features = {json.dumps(list(convolution.FEATURES))}",
+        f"features = {json.dumps(list(convolution_workspaces.FEATURES))}",
     ]
     for name, tree in constants.trees.items():
         lines += ["", f'[trees."{name}"]']

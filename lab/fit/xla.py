@@ -37,18 +37,17 @@ from wavecast.predictors.learned.autotuned import (
     class_of,
     in_triton,
 )
-from wavecast.predictors.learned.features import FEATURES
-from wavecast.predictors.learned.gpus import Floats
-from wavecast.predictors.learned.model import REACH, Forest, OpModel
-from wavecast.predictors.learned.physics.columns import Columns, columns_of
-from wavecast.predictors.learned.physics.convolutions import (
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import Columns, columns_of
+from wavecast.predictors.learned.convolutions import (
     TUNED_DEPTHWISE_PARAMETERS,
     has_depthwise_kernel,
     tuned_depthwise_s,
 )
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.tiles import Theta
+from wavecast.predictors.learned.gpus import Floats
+from wavecast.predictors.learned.model import FEATURES, REACH, Forest, OpModel
 from wavecast.predictors.learned.predictor import Learned, stored
+from wavecast.predictors.learned.tiles import Theta
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 

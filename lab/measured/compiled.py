@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from lab.places import H200
 from wavecast import ops
-from wavecast.frameworks.pytorch.compiled.node_accesses import FEW_PLACES
+from wavecast.frameworks.pytorch.compiled.fused_ops import FEW_PLACES
 from wavecast.ops.fused import FUSED, HOST_CALLS
 from wavecast.traces.step import Op, TensorSpec, Trace
 
@@ -130,7 +130,7 @@ def _of_functions(folder: Path) -> Iterator[FusedKernel]:
 # The host's side of compiled steps, as it was measured on our H200.
 #
 # In `steps.jsonl.gz` and `blind.jsonl.gz` a profiler had run in most processes before a step was
-# timed, and what a profiler leaves behind slows the host (docs/adr/0018). `host.jsonl.gz` was made
+# timed, and what a profiler leaves behind slows the host (lab/notes). `host.jsonl.gz` was made
 # without one.
 
 

@@ -21,7 +21,7 @@ from wavecast import ops
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind
-from wavecast.predictors.mlp.layers import LayerStatus
+from wavecast.predictors.mlp import LayerStatus
 from wavecast.traces import file
 from wavecast.traces.step import Op, Trace
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from wavecast import ops
 from wavecast.ops import Kind
-from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, Linear, Lstm
+from wavecast.predictors.mlp import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 IEEE = (("precision", "ieee"),)
@@ -234,11 +234,11 @@ def digest(rows: Sequence[OpRow]) -> str:
     return hasher.hexdigest()
 
 
-# The ops that torch runs for a layer (`wavecast.predictors.mlp.layers`), forward and backward.
+# The ops that torch runs for a layer (`wavecast.predictors.mlp`), forward and backward.
 
 
 def op_of(layer: Layer, target: str = "forward") -> Op:
-    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layers.layer_of`).
+    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layer_of`).
 
     Args:
         layer: the layer.

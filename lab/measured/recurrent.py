@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from wavecast.footprint.workspaces.recurrent import BACKWARD, FORWARD, workspace_bytes
+from wavecast.footprint.reduction_workspaces import BACKWARD, FORWARD, workspace_bytes
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 MODES = {"RNN": 1, "LSTM": 2, "GRU": 3}

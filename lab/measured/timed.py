@@ -1,6 +1,6 @@
 """Iterations timed on machines with an H200, before any profiler had run in the process.
 
-After a profiler has run, launches take longer for the rest of the process (docs/adr/0018), and
+After a profiler has run, launches take longer for the rest of the process (lab/notes), and
 users train without one. measurements/h200/iterations has one file for each machine. Some files hold
 the GPU time of each step instead (`gpu_s`); these were measured with a profiler and are used for
 nothing else. The files under iterations/unseen were measured after the fits. Predictions are scored

@@ -30,7 +30,7 @@ from wavecast import Device, Estimate
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.predictors.mlp.predictor import Mlp
+from wavecast.predictors.mlp import Mlp
 from wavecast.traces.step import Op
 
 
@@ -76,14 +76,16 @@ def failures(cases: Iterable[Case], traces: Traces) -> Iterator[str]:
             yield f"- {name}, {model}: {short}"
 
 
-def report(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> dict[str, str]:
-    """The Markdown tables of each appendix page, by the page's file name."""
+def report(
+    rows: Sequence[Scored], untraced: Sequence[str] = (), *, whole: bool = False
+) -> dict[str, str]:
+    """The Markdown tables of each appendix page, by file name; the whole has what is printed."""
     names = [contender.name for contender in CONTENDERS]
     shown = [row for row in rows if row.contender == names[-1]]
     return {
-        "accuracy-steps.md": by_set(rows, names),
-        "accuracy-sets.md": in_detail(shown, untraced),
-        "accuracy-predictors.md": by_predictor(rows, names),
+        "accuracy-steps.md": by_set(rows, names, whole=whole),
+        "accuracy-sets.md": in_detail(shown, untraced, whole=whole),
+        "accuracy-predictors.md": by_predictor(rows, names, whole=whole),
     }
 
 
@@ -118,19 +120,19 @@ def main(given: Sequence[str] = ()) -> None:
         rows = list(score(read(cases, traces), [*CONTENDERS, NETWORKS]))
         measured = scaled_steps.recorded(read(cases, traces))
         rows += score(measured, scaled_steps.contenders(fit), host=scaled_steps.HOST)
-        texts = report(rows, list(failures(cases, traces)))
-    for name, text in texts.items():
-        print(text, end="\n\n")
-        if args.write:
-            pages.write(pages.APPENDIX / name, MARK, text)
+        untraced = list(failures(cases, traces))
+    print("\n\n".join(report(rows, untraced, whole=True).values()))
     if args.write:
+        for name, text in report(rows, untraced).items():
+            pages.write(pages.APPENDIX / name, MARK, text)
         record(figures_of(rows))
 
 
 # The tables of `lab.score.accuracy`: whole steps by set, by GPU and by predictor, in Markdown.
 #
 # They are on three pages of docs/appendix: `by_set` makes those of accuracy-steps.md, `in_detail`
-# those of accuracy-sets.md, and `by_predictor` those of accuracy-predictors.md.
+# those of accuracy-sets.md, and `by_predictor` those of accuracy-predictors.md. The pages have a
+# part of the tables; the whole is printed.
 
 
 WORST = 10
@@ -141,6 +143,8 @@ LEAST_SHARE = 0.04
 """Kinds of op with a smaller share of the time are not listed."""
 MOST_GROUPS = 40
 """A breakdown with more lines than this is left out."""
+ON_THE_PAGE = ("GPU",)
+"""The breakdowns of a set that its page has."""
 
 Key = Callable[[Scored], str]
 
@@ -160,50 +164,55 @@ def breakdowns(rows: Sequence[Scored]) -> list[tuple[str, Key]]:
     ]
 
 
-def by_set(rows: Sequence[Scored], names: Sequence[str]) -> str:
+def by_set(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = False) -> str:
     """Errors by set, then tables that show where they come from.
 
     Args:
         rows: every case, predicted by every contender.
         names: the contenders to compare. The last is the one whose figures are shown.
+        whole: whether to add what the page leaves out.
     """
     shown = [row for row in rows if row.contender == names[-1]]
     tables = [
         f"## By set\n\n{figures_table('set', shown, lambda row: row.case.set)}",
-        _by_bound(shown),
-        _gpu_times([row for row in rows if row.contender in names]),
+        _by_bound(shown) if whole else "",
+        _gpu_times([row for row in rows if row.contender in names]) if whole else "",
         _ranks(rows, names),
-        _kinds(shown),
+        _kinds(shown) if whole else "",
     ]
     return "\n\n".join(table for table in tables if table)
 
 
-def in_detail(rows: Sequence[Scored], untraced: Sequence[str] = ()) -> str:
-    """Each set by GPU, precision, family and software, and its worst steps.
+def in_detail(rows: Sequence[Scored], untraced: Sequence[str] = (), *, whole: bool = False) -> str:
+    """Each set by GPU; the whole is by precision, family and software, with worst steps, too.
 
     Args:
         rows: every case, predicted by the contender that is shown.
         untraced: a line for each step that could not be traced.
+        whole: whether to add what the page leaves out.
     """
     tables = []
     for name, group in groups(rows, lambda row: row.case.set):
-        tables.append(f"## {_titled(name)}")
-        tables += [figures_table(title, group, key) for title, key in breakdowns(group)]
-        tables.append(_worst(group))
+        chosen = [(title, key) for title, key in breakdowns(group) if whole or title in ON_THE_PAGE]
+        if chosen:
+            tables.append(f"## {_titled(name)}")
+            tables += [figures_table(title, group, key) for title, key in chosen]
+        if whole:
+            tables.append(_worst(group))
     if untraced:
         tables.append("\n".join(["## Not traced", "", *untraced]))
     return "\n\n".join(tables)
 
 
-def by_predictor(rows: Sequence[Scored], names: Sequence[str]) -> str:
-    """The errors of each contender on the same steps, by set and within each set."""
+def by_predictor(rows: Sequence[Scored], names: Sequence[str], *, whole: bool = False) -> str:
+    """The errors of each contender on the same steps, by set; the whole has breakdowns, too."""
     chosen = [row for row in rows if row.contender in names]
     tables = [
         f"## By set\n\n{compared('set', chosen, names, lambda row: row.case.set)}",
-        _networks(rows),
-        scaled_steps.table(rows),
+        _networks(rows) if whole else "",
+        scaled_steps.table(rows, whole=whole),
     ]
-    for name, group in groups(chosen, lambda row: row.case.set):
+    for name, group in groups(chosen, lambda row: row.case.set) if whole else ():
         tables.append(f"## {_titled(name)}")
         tables += [compared(title, group, names, key) for title, key in breakdowns(group)]
     return "\n\n".join(table for table in tables if table)

@@ -62,16 +62,19 @@ def rows() -> tuple[BlindRow, ...]:
     return tuple(found)
 
 
-def table() -> Iterator[str]:
-    """A line for each step, then the figures of each machine."""
-    every = rows()
+def step_table() -> Iterator[str]:
+    """A line for each step."""
     yield from heading("step | GPU busy | predicted | error")
-    for row in every:
+    for row in rows():
         yield (
             f"| {row.name} | {row.gpu_s * 1e3:.1f} ms | {row.prediction.gpu_s * 1e3:.1f} ms "
             f"| {row.gpu_error:+.0%} |"
         )
-    yield ""
+
+
+def table() -> Iterator[str]:
+    """The figures of each machine."""
+    every = rows()
     yield from heading("machine | steps | mean error | median | bias | worst | in range")
     machines = dict.fromkeys(row.machine for row in every)
     groups = {"all machines": set(machines), **{f"{name} machine": {name} for name in machines}}
@@ -88,6 +91,7 @@ def figures_of(some: Iterable[BlindRow]) -> Figures:
 
 
 def tables() -> Iterator[ScoreTable]:
-    """The tables of the page."""
+    """A line for each step, and the table of the page."""
+    yield ScoreTable("\n".join(step_table()))
     scores = {"h200 GPU time, blind models": figures_of(rows())}
     yield ScoreTable("\n".join(table()), pages.APPENDIX / "accuracy-blind.md", MARK, scores)

@@ -2,14 +2,15 @@
 
     python -m lab score blind_torch [TEST ...] [--write]     each test, for the appendix
     python -m lab score revisited [--write]                  steps that were badly predicted, today
-    python -m lab score blind_tests [--write]                a line for each, for the README
+    python -m lab score blind_tests [--write]                a line for each, for the first page
 
 Each folder in measurements/h200 has `predictions.json`, committed before anything was measured, and
 what `lab collect step_times SET OUT` measured. `traced.tar` has the traces that were predicted, so
 that later models can be compared on them. How fast the host of a lease is cannot be known before,
 so each step was predicted with the reference host and with faster and slower ones. The host
 benchmark that ran between the measured steps then says which of these predictions stands for a
-calibrated host.
+calibrated host. `--write` puts the means into docs/appendix/accuracy-blind.md, and
+the table of all tests into docs/index.md.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from lab.collect.step_times import prediction_of
 from lab.measured import jax_steps
 from lab.measured.campaigns import read_traces
 from lab.pages import heading
-from lab.places import H200, ROOT
+from lab.places import DOCS, H200
 from lab.score import jax
 from lab.scores import ScoreTable
 from lab.steps.timed_sets import steps_of
@@ -37,8 +38,10 @@ from wavecast.hardware.kept_hosts import factor_of, reference_times
 
 TRACED = "traced.tar"
 
+OFF = 0.1
+"""Steps with a larger error in GPU time are named."""
 FAR_OFF = 0.5
-"""Steps with a larger error in GPU time are named, and the means are given without them as well."""
+"""Without steps of a larger error in GPU time the means are given as well."""
 
 
 @dataclass(frozen=True)
@@ -151,25 +154,32 @@ def steps(test: TorchTest) -> list[BlindStep]:
     return [step for folder in test.folders for step in compared(folder, predicted(folder))]
 
 
-def table(every: Sequence[BlindStep]) -> Iterator[str]:
-    """The errors of each step, then their means."""
+def step_table(every: Sequence[BlindStep]) -> Iterator[str]:
+    """The errors of each step."""
     yield from heading("step | how | GPU time | iteration | memory | in range", "ll")
     for step in every:
         memory = "" if step.memory_error is None else f"{step.memory_error:+.1%}"
         errors = f"{step.gpu_error:+.0%} | {step.error:+.0%} | {memory}"
         yield f"| {step.name} | {step.mode} | {errors} | {'yes' if step.within else 'no'} |"
     yield ""
-    yield from heading("steps | number | GPU time, mean / median | iteration | memory | in range")
-    for mode in ("eager", "compiled", ""):
-        chosen = [step for step in every if mode in ("", step.mode)]
-        gpu, whole = ([abs(getattr(o, f)) for o in chosen] for f in ("gpu_error", "error"))
-        sizes = [abs(step.memory_error) for step in chosen if step.memory_error is not None]
-        memory = f"{mean(sizes):.1%} ({len(sizes)} steps)" if sizes else ""
-        held = sum(step.within for step in chosen)
-        yield (
-            f"| {mode or 'all'} | {len(chosen)} | {mean(gpu):.1%} / {median(gpu):.1%} | "
-            f"{mean(whole):.1%} / {median(whole):.1%} | {memory} | {held} |"
-        )
+
+
+def in_words(every: Sequence[BlindStep]) -> Iterator[str]:
+    """The means of the errors, and the steps that are far off."""
+    gpu, whole = ([abs(getattr(step, name)) for step in every] for name in ("gpu_error", "error"))
+    apart = []
+    for mode in ("eager", "compiled"):
+        sizes = [abs(step.gpu_error) for step in every if step.mode == mode]
+        apart.append(f"{len(sizes)} {mode} {mean(sizes):.1%}")
+    memory = mean(abs(step.memory_error) for step in every if step.memory_error is not None)
+    yield (
+        f"GPU time of {len(every)} steps is {mean(gpu):.1%} off (median {median(gpu):.1%}; "
+        f"{', '.join(apart)}), the iteration {mean(whole):.1%} (median {median(whole):.1%}), "
+        f"memory {memory:.1%}. {sum(step.within for step in every)} iterations are in their range."
+    )
+    off = [f"{step.name} {step.gpu_error:+.0%}" for step in every if abs(step.gpu_error) > OFF]
+    if off:
+        yield f"Steps whose GPU time is more than {OFF:.0%} off: {', '.join(off)}."
 
 
 def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
@@ -178,11 +188,9 @@ def without_worst(every: Sequence[BlindStep]) -> Iterator[str]:
     if len(rest) < len(every):
         gpu, whole = (mean(abs(getattr(o, f)) for o in rest) for f in ("gpu_error", "error"))
         memory = mean(abs(step.memory_error) for step in rest if step.memory_error is not None)
-        yield ""
         yield (
-            f"Without those more than {FAR_OFF:.0%} off in GPU time, {len(rest)} of {len(every)} "
-            f"steps are {gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in "
-            "memory."
+            f"Without steps whose GPU time is more than {FAR_OFF:.0%} off, {len(rest)} remain: "
+            f"{gpu:.1%} off in GPU time, {whole:.1%} in iterations and {memory:.1%} in memory."
         )
 
 
@@ -228,20 +236,25 @@ def _today(folder: Path) -> str:
 
 
 def text_of(test: TorchTest) -> str:
-    """The errors of each step as predicted before; where traces were kept, what else they tell."""
+    """The errors as predicted before; where traces were kept, what else they tell."""
     every = steps(test)
-    lines = [*table(every), *without_worst(every)]
+    lines = [*in_words(every), *without_worst(every)]
     for folder in test.folders:
         if (folder / TRACED).exists():
-            lines += ["", with_its_host(folder, predicted(folder)), _today(folder)]
-    return "\n".join(lines)
+            lines += [with_its_host(folder, predicted(folder)), _today(folder)]
+    return _list(lines)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
 
 
 def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
-    """The table of each test."""
+    """A line for each step of each test, and what the page says of them."""
     for test in TESTS:
         if test.name in names:
-            yield ScoreTable(text_of(test), PAGE, test.mark, title=f"The {test.mark}")
+            yield ScoreTable("\n".join(step_table(steps(test))), title=f"The {test.mark}")
+            yield ScoreTable(text_of(test), PAGE, test.mark)
 
 
 REVISITED = H200 / "revisited"
@@ -254,8 +267,9 @@ def of_revisited() -> Iterator[ScoreTable]:
     """
     modes = {step.name: step.mode for step in steps_of("revisited")}
     said = all_predictions(modes, REVISITED / TRACED)
-    lines = [*table(compared(REVISITED, said)), "", with_its_host(REVISITED, said)]
-    yield ScoreTable("\n".join(lines), PAGE, "revisited")
+    every = compared(REVISITED, said)
+    yield ScoreTable("\n".join(step_table(every)))
+    yield ScoreTable(_list([*in_words(every), with_its_host(REVISITED, said)]), PAGE, "revisited")
 
 
 JAX = {
@@ -326,7 +340,7 @@ def _tests() -> Iterator[BlindTest]:
 
 
 def of_all_tests() -> Iterator[ScoreTable]:
-    """The table of the README: a line for each blind test, with the models of its day."""
+    """The table of the first page: a line for each blind test, with the models of its day."""
     top = "steps that nobody had run | GPU time | iteration | memory | in range"
     lines = [*heading(top), *(test.line for test in _tests())]
-    yield ScoreTable("\n".join(lines), ROOT / "README.md", "blind tests")
+    yield ScoreTable("\n".join(lines), DOCS / "index.md", "blind tests")

@@ -170,4 +170,7 @@ def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
-        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)
+        # The page has the sums, without a line for each task.
+        yield ScoreTable(
+            text, PAGE, f"{MARK} '{name}'", title=name, on_page=text.partition("\n")[0]
+        )

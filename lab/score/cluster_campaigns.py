@@ -24,9 +24,9 @@ from typing import Any
 from lab import needs, pages
 from lab.pages import heading
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
+from wavecast.campaigns.progress import CampaignRun
 from wavecast.campaigns.ray_workers import RayWorkers
 from wavecast.campaigns.running import ThisProcess, run_campaign
-from wavecast.campaigns.standing import CampaignRun
 from wavecast.runs.store.campaign_results import CampaignResults
 from wavecast.runs.store.store import RunStore
 

@@ -83,7 +83,7 @@ def fitted_without(family: str) -> Learned:
     """
     rows = [row for row in _kernels() if row.family not in ("host", family)]
     models = {**Learned.shipped().models, "fused": fused.fit(rows)}
-    return replace(Learned.shipped(), models=models, _batches={}, _gpus={})
+    return replace(Learned.shipped(), models=models)
 
 
 def predict(folder: Path, out: Path) -> None:

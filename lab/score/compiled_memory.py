@@ -17,8 +17,8 @@ import wavecast
 from lab import needs
 from lab.measured.compiled import GPU, by_name, lines
 from lab.pages import heading
-from wavecast.footprint.workspaces.convolution import NAMES, Convolution
-from wavecast.footprint.workspaces.estimate import Constants, on_tensor_cores, workspaces_of
+from wavecast.footprint.convolution_workspaces import NAMES, Convolution
+from wavecast.footprint.workspaces import Constants, on_tensor_cores, workspaces_of
 from wavecast.hardware.devices import device
 from wavecast.traces.graphs import GRAPH_LAUNCH
 from wavecast.traces.step import Op, Trace

@@ -5,9 +5,9 @@
 Needs transformers, accelerate, pytorch-lightning, diffusers and torch_geometric. REPOSITORIES is a
 folder with public repositories, each checked out under its own name (nanoGPT, examples); those that
 are missing are left out and named. The command runs each script of lab/steps/corpus.py with
-`wavecast run`, in a process and a folder of its own with made-up data, and prints the table of
-docs/appendix/scripts.md. With --only and --write, the other rows of that page stay. It ends with 1
-if fewer than 90% are answered.
+`wavecast run`, in a process and a folder of its own with made-up data, and prints a line for each.
+--write keeps the lines in measurements/cpu/scripts.md (with --only, the other lines stay), and puts
+the sums into docs/appendix/scripts.md. It ends with 1 if fewer than 90% are answered.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import json
 import os
 import re
 import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -26,11 +27,13 @@ from pathlib import Path
 
 from lab import needs, pages
 from lab.pages import heading
-from lab.places import DOCS, ROOT
+from lab.places import DOCS, MEASUREMENTS, ROOT
 from lab.steps.corpus import CorpusScript, corpus
 
 GPU = "a100-sxm-80gb"
 PAGE, MARK = DOCS / "appendix" / "scripts.md", "the corpus of scripts"
+ROWS = MEASUREMENTS / "cpu" / "scripts.md"
+"""The file with a line for each script."""
 _LIMIT_S = 900
 _ANSWERED = 0.9
 _WIDEST = 40
@@ -127,6 +130,30 @@ def summary(rows: Iterable[str], missing: Sequence[str]) -> Iterator[str]:
         yield f"Not tried, because their repositories were not there: {', '.join(missing)}."
 
 
+def by_origin(rows: Iterable[str]) -> Iterator[str]:
+    """How many scripts of each origin were answered, and those that were not."""
+    groups: dict[str, list[list[str]]] = {}
+    for one in rows:
+        cells = [text.strip() for text in one.strip("|").split(" | ")]
+        origin = next((words for start, words in _ORIGINS if one.startswith(f"| `{start}")), _OTHER)
+        groups.setdefault(origin, []).append(cells)
+    yield from heading("scripts of | number | answered | CPU s, median | CPU s, most")
+    for origin, group in groups.items():
+        answered = sum(cells[1] == "answered" for cells in group)
+        seconds = [float(cells[-1]) for cells in group]
+        yield (
+            f"| {origin} | {len(group)} | {answered} | {statistics.median(seconds):.0f} "
+            f"| {max(seconds):.0f} |"
+        )
+    unanswered = [c[0] for group in groups.values() for c in group if c[1] != "answered"]
+    if unanswered:
+        yield f"\nNot answered: {'; '.join(unanswered)}."
+
+
+_ORIGINS = (("tests/", "this repository"), ("PyPI/", "packages of PyPI"))
+_OTHER = "public repositories"
+
+
 def main(given: Sequence[str] = ()) -> None:
     """Print the table."""
     parser = needs.parser(__doc__)
@@ -148,14 +175,15 @@ def main(given: Sequence[str] = ()) -> None:
     end = list(summary(table, list(missing)))
     print(*end, sep="\n")
     if args.write:
-        pages.write(PAGE, MARK, "\n".join((*first, *table, *end)))
+        pages.write(ROWS, MARK, "\n".join((*first, *table, *end)))
+        pages.write(PAGE, MARK, "\n".join(by_origin(table)))
     if sum("| answered |" in one for one in table) < _ANSWERED * len(table):
         raise SystemExit(1)
 
 
 def written() -> dict[str, str]:
-    """The rows of the page, by their first cells."""
-    lines = pages.section(PAGE, MARK).splitlines()
+    """The lines that were kept, by their first cells."""
+    lines = pages.section(ROWS, MARK).splitlines()
     return {line[2:].split(" | ")[0]: line for line in lines if line.startswith("| `")}
 
 

@@ -44,7 +44,7 @@ def without_trees(learned: Learned) -> Learned:
         name: replace(model, chips={k: v for k, v in model.chips.items() if not k.endswith(chip)})
         for name, model in learned.models.items()
     }
-    return replace(learned, models=models, _batches={}, _gpus={})
+    return replace(learned, models=models)
 
 
 def model_of(key: str) -> str:

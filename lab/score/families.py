@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -83,12 +83,17 @@ def folds(cases: Sequence[Case], data: Path, cache: Path) -> Iterator[tuple[Lear
         print(f"group {fold + 1} of {FOLDS}: {', '.join(sorted(out))}", flush=True)
 
 
-def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
+def table(
+    rows: Sequence[Scored],
+    shipped: Sequence[Scored],
+    figures_of: Callable[[Sequence[Scored]], Figures],
+) -> str:
     """Errors by set and by family, beside the errors of the shipped fit, which has seen the ops.
 
     Args:
         rows: the steps, predicted by models fitted without their family.
         shipped: the same steps, predicted by the shipped models.
+        figures_of: the figures of some steps: of their GPU time, or of their iterations.
     """
     fitted = {(row.case.set, row.case.name): row for row in shipped}
     parts = {name: list(group) for name, group in groups(rows, lambda row: row.case.set)}
@@ -96,27 +101,14 @@ def table(rows: Sequence[Scored], shipped: Sequence[Scored]) -> str:
     for _, group in groups(rows, lambda row: family_of(row.case.model)):
         parts[", ".join(sorted({row.case.model for row in group}))] = group
     lines = [
-        "## GPU time",
-        "",
         *heading(
             "set or models | steps | mean | median | bias | worst | in range | in the fit: mean"
-        ),
+        )
     ]
     for name, group in parts.items():
-        scores = gpu_figures(group)
-        in_fit = gpu_figures([fitted[row.case.set, row.case.name] for row in group])
+        scores = figures_of(group)
+        in_fit = figures_of([fitted[row.case.set, row.case.name] for row in group])
         cells = [*scores.cells(1), percent(scores.in_range)]
-        lines.append(f"| {name} | {len(group)} | {' | '.join(cells)} | {percent(in_fit.mean, 1)} |")
-    lines += [
-        "",
-        "## Iterations",
-        "",
-        *heading("set or models | steps | mean | median | in range | in the fit: mean"),
-    ]
-    for name, group in parts.items():
-        scores = summary(group)
-        in_fit = summary([fitted[row.case.set, row.case.name] for row in group])
-        cells = [*scores.cells(1)[:2], percent(scores.in_range)]
         lines.append(f"| {name} | {len(group)} | {' | '.join(cells)} | {percent(in_fit.mean, 1)} |")
     return "\n".join(lines)
 
@@ -145,4 +137,5 @@ def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
         "h200 GPU time, families left out": gpu_figures(rows),
     }
     page = pages.APPENDIX / "accuracy-families.md"
-    yield ScoreTable(table(rows, shipped), page, MARK, scores)
+    yield ScoreTable(table(rows, shipped, gpu_figures), page, MARK, scores, title="GPU time")
+    yield ScoreTable(table(rows, shipped, summary), title="Iterations")

@@ -23,7 +23,7 @@ from lab.pages import heading
 from lab.places import H200
 from lab.scores import ScoreTable
 from wavecast.hardware.hosts import REFERENCE_HOST
-from wavecast.parallel.habits.fusion import ROTARY, with_fused
+from wavecast.parallel.fused_kernels import ROTARY, with_fused
 from wavecast.traces.step import Trace
 
 GPU = "h200-sxm"

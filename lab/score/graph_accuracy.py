@@ -3,9 +3,9 @@
     python -m lab score graph_accuracy [--write]
 
 measurements/h200/host/*.json has one file for each machine. The
-command traces their steps on this machine and prints the table of docs/concepts/timeline.md.
+command traces their steps on this machine and prints a table.
 `--write` records the figures for docs/accuracy.md. The eager steps of these files are not scored,
-because they were timed after a profiler had run (docs/adr/0018). `lab.score.iterations` scores
+because they were timed after a profiler had run (lab/notes). `lab.score.iterations` scores
 steps that were timed before any profiler.
 """
 

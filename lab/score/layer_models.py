@@ -23,16 +23,16 @@ from lab.measured.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
 from lab.pages import heading
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import least_squares as least_squares
-from wavecast.runs.regression.layers.complexities import LayerCategory, Network, NetworkLayer, Pass
-from wavecast.runs.regression.layers.layer_times import predicted_work, times_of_trace
-from wavecast.runs.regression.layers.per_layer import (
+from wavecast.runs.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
+from wavecast.runs.regression.layer_times import predicted_work, times_of_trace
+from wavecast.runs.regression.least_squares import Array, Method
+from wavecast.runs.regression.per_layer import (
     Key,
     LayerTime,
     LayerWork,
     PerLayer,
     timed_network,
 )
-from wavecast.runs.regression.least_squares import Array, Method
 from wavecast.suite.models.classics import VGG, AlexNet, GoogLeNet
 from wavecast.traces.step import Phase, Trace
 

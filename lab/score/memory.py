@@ -4,8 +4,9 @@
     python -m lab score memory batches       # the largest batch under a limit (half an hour)
     python -m lab score memory workspaces    # library workspaces, each model left out (a minute)
 
-What was measured is in measurements/h200/memory. Every step is traced here. The
-commands write the tables of docs/memory.md and docs/appendix/memory-*.md.
+What was measured is in measurements/h200/memory. Every step is traced here. The commands print a
+line for each step, search or model, and write the sums into docs/memory.md; the table of workspaces
+is in docs/appendix/memory-workspaces.md.
 """
 
 from __future__ import annotations
@@ -152,15 +153,15 @@ def _traced(model: str, batch: int) -> Trace:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Write the tables of one command, and print them."""
+    """Print the table of one command, and write what the pages have of it."""
     parser = needs.parser(__doc__)
     kinds = ("steps", "batches", "workspaces")
     parser.add_argument("what", nargs="?", default="steps", choices=kinds)
     what = parser.parse_args(given).what
-    detail = pages.APPENDIX / f"memory-{what}.md"
     mark = f"{MARK} {what}"
     if what == "workspaces":
         shown = workspaces.table(workspaces.compare())
+        pages.write(pages.APPENDIX / "memory-workspaces.md", mark, shown)
     else:
         if what == "steps":
             rows = compare_steps()
@@ -169,5 +170,4 @@ def main(given: Sequence[str] = ()) -> None:
             summary, shown = batches_tables()
         pages.write(PAGE, mark, summary)
         print(summary, end="\n\n")
-    pages.write(detail, mark, shown)
     print(shown)

@@ -22,7 +22,7 @@ from lab.score.lambda_runs import PAGE
 from lab.scores import ScoreTable
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression.extrapolation import Extrapolation
-from wavecast.runs.regression.layers.layer_times import errors_of, published_errors
+from wavecast.runs.regression.layer_times import errors_of, published_errors
 from wavecast.runs.run import Run
 
 MARK = "begin: python -m lab score multi_gpu"

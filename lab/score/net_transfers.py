@@ -17,10 +17,9 @@ from lab.pages import heading
 from lab.score.layer_models import GPU, WAYS, Way, summed
 from wavecast.errors import InvalidInput
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.runs.regression.layers.complexities import Network
-from wavecast.runs.regression.layers.layer_times import LayerTimes, predicted_work, times_of_trace
-from wavecast.runs.regression.layers.per_layer import LayerWork, PerLayer, timed_network
-from wavecast.runs.regression.layers.traced_layers import network_of_trace
+from wavecast.runs.regression.complexities import Network, network_of_trace
+from wavecast.runs.regression.layer_times import LayerTimes, predicted_work, times_of_trace
+from wavecast.runs.regression.per_layer import LayerWork, PerLayer, timed_network
 from wavecast.traces.step import Phase, Trace
 
 FAMILIES = {

@@ -9,8 +9,8 @@ checks and mutations. To add or change one, edit the file, run this command, and
 holds that the page is made from the records, and runs the checks that are not slow. A check
 computes the figures of its requirement. It is one of
 
-    run     a wavecast command; `prints` lists the texts that it must print
-    python  a piece of Python, likewise
+    run     a wavecast command, shown on the page; `prints` lists the texts that it must print
+    python  a piece of Python, likewise, not shown
     gpu     a command that needs a GPU: shown, never run
 
 A mutation changes a formula or a rule of the package, and some check of its requirement must fail
@@ -55,9 +55,11 @@ INTRODUCTION = """\
 <!-- Made by python -m lab score papers from lab/score/requirements: edit the records. -->
 
 Wavecast builds on five texts. This page takes their statements one by one: what the paper says,
-what Wavecast gives, how to see it, and what differs and why. Every command on it that needs no GPU
-was run when the page was made, and its figures were checked; the test suite checks the quick ones.
-The numbers (PL-1, ...) are ours.
+what Wavecast gives, and what differs and why. Each statement has checks that compute its figures:
+commands, which are shown, and pieces of Python, which are in the records
+(`lab/score/requirements`) with the tests that hold it. `python -m lab score papers PL-7` runs the
+checks of one statement; all that need no GPU were run when the page was made, and the test suite
+runs the quick ones. The numbers (PL-1, ...) are ours.
 """
 
 
@@ -201,18 +203,15 @@ def _has_test(node: str) -> bool:
 def rendered() -> str:
     """The page."""
     parts = [INTRODUCTION]
-    parts += [*heading("status | meaning | requirements", "ll")]
-    statuses = [requirement.status for requirement in requirements()]
+    parts += [*heading("status | meaning | number | requirements", "llrl")]
     for status, meaning in STATUSES.items():
-        parts.append(f"| {status} | {meaning} | {statuses.count(status)} |")
+        links = [f"[{o.id}](#{_anchor(o)})" for o in requirements() if o.status == status]
+        parts.append(f"| {status} | {meaning} | {len(links)} | {', '.join(links)} |")
     for chapter in chapters():
-        parts += ["", f"## {chapter.title}", "", chapter.about, ""]
-        parts += [*heading("requirement | status", "ll")]
-        for one in chapter.requirements:
-            parts.append(f"| [{one.id}](#{_anchor(one)}): {one.title} | {one.status} |")
+        parts += ["", f"## {chapter.title}", "", chapter.about]
         for one in chapter.requirements:
             parts += ["", *_section(one)]
-    parts += ["", *_mutation_table()]
+    parts += ["", *_mutations()]
     return "\n".join(parts) + "\n"
 
 
@@ -224,23 +223,20 @@ def _anchor(one: Requirement) -> str:
 
 def _section(one: Requirement) -> Iterator[str]:
     yield from (f"### {one.id}: {one.title}", "")
-    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast.** {one.ours}")
+    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast** ({one.status}). {one.ours}")
     if one.differs:
         yield from ("", f"**What differs.** {one.differs}")
     for check in one.checks:
-        if check.kind in _LANGUAGES:
-            yield from ("", f"```{_LANGUAGES[check.kind]}", check.what, "```")
-        if check.kind in ("run", "python"):
-            yield from ("", f"prints {', '.join(map(_code, check.prints))}.")
+        if check.kind == "run":
+            yield from ("", "```sh", check.what, "```", "")
+            yield f"prints {', '.join(map(_code, check.prints))}."
         elif check.kind == "gpu":
-            yield from ("", "needs a GPU.")
+            yield from ("", "```sh", check.what, "```", "", "needs a GPU.")
     if one.pages:
         yield from ("", f"More: {', '.join(map(_link, one.pages))}.")
-    if one.tests:
-        yield from ("", f"Tests: {', '.join(map(_test, one.tests))}.")
 
 
-def _mutation_table() -> Iterator[str]:
+def _mutations() -> Iterator[str]:
     every = [
         (requirement, mutation)
         for requirement in requirements()
@@ -249,26 +245,15 @@ def _mutation_table() -> Iterator[str]:
     having = len({one.id for one, _ in every})
     yield from ("## Do the checks notice a changed formula?", "")
     yield (
-        f"Each of these {len(every)} changes was made to the package, and a check of its "
-        f"requirement failed ({having} of {len([*requirements()])} requirements have an equation "
-        "or a rule to change). The test suite makes them again."
+        f"{len(every)} changes of formulas and rules were made to the package, one at a time "
+        "(`mutation` in the records), and a check of the requirement failed each time. "
+        f"{having} of {len([*requirements()])} requirements have an equation or a rule to change. "
+        "The test suite makes the changes again."
     )
-    yield from ("", *heading("requirement | what was changed | where", "lll"))
-    for one, mutation in every:
-        yield f"| [{one.id}](#{_anchor(one)}) | {mutation.what} | `{mutation.where}` |"
-
-
-_LANGUAGES = {"run": "sh", "python": "python", "gpu": "sh"}
 
 
 def _code(text: str) -> str:
     return f"`{_plain(text)}`"
-
-
-def _test(node: str) -> str:
-    """A test in words, as its name says it."""
-    file, _, name = node.partition("::")
-    return f"{name.removeprefix('test_').replace('_', ' ')} (`{file}`)"
 
 
 def _link(page: str) -> str:

@@ -40,7 +40,8 @@ from lab.measured.tables import read_rows
 from lab.pages import heading
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
-from wavecast.steps.ranges import PARALLEL_FILE, Factors, RangeParts
+from wavecast.predictors.base import Spread
+from wavecast.steps.ranges import PARALLEL_FILE, RangeParts
 
 APART = "mixtures of experts, adapters"
 HOST_SETS = 1.1
@@ -127,7 +128,7 @@ def read_steps(paths: Sequence[Path], table: Sequence[Mapping[str, Any]]) -> lis
 
 def _parts(row: Mapping[str, str]) -> RangeParts:
     alone, hosts = (
-        Factors(*(float(row[f"{name}_{end}"]) for end in ("low", "high")))
+        Spread(*(float(row[f"{name}_{end}"]) for end in ("low", "high")))
         for name in ("alone", "hosts")
     )
     return RangeParts(float(row["computing"]), float(row["weight"]), alone, hosts)

@@ -23,8 +23,7 @@ from lab.pages import heading
 from lab.score.wave import ABOVE_FLOOR_S, CONTRACTED, Runs, op_of, runs
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Scaler
-from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.published import Setup, published_setup
+from wavecast.predictors.habitat import Habitat, Setup, published_setup
 from wavecast.traces.step import Call, Phase
 
 GPUS = {"P100": Device.P100, "V100": device("v100-pcie-32gb"), "T4": Device.T4}

@@ -26,22 +26,13 @@ _GPUS = " ".join(
         "b200-sxm",
     )
 )
-_PRETRAINING = (
-    "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 --ffn 11008 --seq 4096 "
-    "--precision bf16 --weights bf16 --gpu h100-sxm-80gb --micro-batch 1 --micro-batch 2 "
-    "--global-batch {batch} --tokens 1e12 --show 3 --gpus {gpus}"
-)
-_LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h"
+_LIMITS = "--seq 2048 --samples 50000 --budget 500 --deadline 48h --show 3"
 QUESTIONS = {
     "full": f"choose hf:llama-3.1-8b --precision bf16 {_LIMITS} --gpus-up-to 8 {_GPUS}",
-    "lora": f"choose hf:llama-3.1-8b --weights bf16 --lora r=16 {_LIMITS} --allow qlora {_GPUS}",
     "qlora": f"choose hf:llama-3.1-8b --qlora {_LIMITS}",
-    "resnet": "choose resnet50 --epochs 90 --dataset-samples 1281167 --budget 100 --deadline 24h "
-    "--allow precision",
-    "diffusion": "choose hf:sd-1.5-unet --samples 1e6 --budget 500 --deadline 48h --gpus-up-to 8 "
-    f"--allow precision {_GPUS}",
-    "pretraining on 64": _PRETRAINING.format(batch=1024, gpus=64),
-    "pretraining on 2048": _PRETRAINING.format(batch=2048, gpus=2048),
+    "pretraining": "parallelize llama --layers 32 --hidden 4096 --heads 32 --kv-heads 32 "
+    "--ffn 11008 --seq 4096 --precision bf16 --weights bf16 --gpu h100-sxm-80gb "
+    "--micro-batch 1 --micro-batch 2 --global-batch 2048 --tokens 1e12 --show 3 --gpus 2048",
 }
 """The commands, without `wavecast`, by the mark of their answer on the page."""
 _COLUMNS = "100"

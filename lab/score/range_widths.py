@@ -143,12 +143,6 @@ def _stepped(cost: Callable[[Floats], float], widths: Floats, step: Floats) -> F
 # Measured steps, each judged by a range that is made without its GPU and without its source.
 
 
-BEFORE = {
-    "gpu": {"measured": (0.425, 0.829), "partly": (0.889, 0.825), "unseen": (1.639, 0.911)},
-    "host": {"known": (0.295, 0.324), "unknown": (0.403, 0.457)},
-}
-"""The ranges before: exponents of the range of the ops for GPUs, logarithms of factors for hosts
-(docs/adr/0024)."""
 KINDS = ("matmul", "convolution", "recurrent", "memory")
 """The parts of a makeup, in the order of its shares."""
 HELD = 0.92
@@ -238,20 +232,6 @@ def judged(steps: Sequence[OffStep]) -> list[JudgedRange]:
             if tree is not None:
                 reach = tree.widths(part, step.known).reach(step)
                 every.append(JudgedRange(step, weight, *reach))
-    return every
-
-
-def before(steps: Iterable[OffStep]) -> list[JudgedRange]:
-    """The steps that had a range before, with that range."""
-    every = []
-    for step in steps:
-        powers = BEFORE.get(step.part, {}).get(step.known)
-        if powers is not None:
-            logs = (-math.log(step.spread[0]), math.log(step.spread[1]))
-            below, above = powers
-            if step.part == "gpu":
-                below, above = below * logs[0], above * logs[1]
-            every.append(JudgedRange(step, 1.0, below, above))
     return every
 
 

@@ -30,12 +30,11 @@ The steps are predicted by models that know as little as the class says (`lab.sc
 Steps with torch before 1.10 have a width of their own on top, which no prediction gets.
 
 The command prints, by class and by set, the share of steps in their ranges, the ratio of high and
-low end (given, and needed to hold nine in ten of the set) and the mean interval score: before, with
-the exponents of docs/adr/0024, and after. It writes data/models/ranges.toml. `--traced` leaves out
-steps whose traces are not in the cache, and `--gpu-only` those that wait for the host, which also
-need torchvision. `--save` keeps the predicted steps, and `--steps` reads
-them; a class that they lack stays as it ships. `--write` puts the tables into
-docs/appendix/accuracy-ranges.md, docs/accuracy.md and docs/concepts/estimates.md.
+low end (given, and needed to hold nine in ten of the set) and the mean interval score. It writes
+data/models/ranges.toml. `--traced` leaves out steps whose traces are not in the cache, and
+`--gpu-only` those that wait for the host, which also need torchvision. `--save` keeps the predicted
+steps, and `--steps` reads them; a class that they lack stays as it ships. `--write` puts the tables
+into docs/appendix/accuracy-ranges.md, docs/accuracy.md and docs/concepts/estimates.md.
 """
 
 from __future__ import annotations
@@ -57,14 +56,12 @@ from lab.pages import heading
 from lab.places import DOCS, MODELS
 from lab.score import ranged_steps
 from lab.score.range_widths import (
-    BEFORE,
     CLASSES,
     KINDS,
     JudgedRange,
     Key,
     Widths,
     WidthTree,
-    before,
     by_set,
     given,
     judged,
@@ -109,7 +106,7 @@ class Ranges:
                 wider[key] = max(widening(same), widening(ships))
                 kept += [one.times(wider[key]) for one in same]
         # Where only some of the steps were predicted, others that gave ranges before still count.
-        traced = (step.modelled for step in steps if step.part in BEFORE)
+        traced = (step.modelled for step in steps if step.part in ("gpu", "host"))
         modelled = min([least_modelled(), *traced])
         return cls(tree, wider, kept, modelled)
 
@@ -168,46 +165,42 @@ def _inline(value: Any) -> str:
     return f"{{ {', '.join(f'{name} = {x}' for name, x in value.items())} }}"
 
 
-COLUMNS = "steps | in range | given / needed | score | in range before | given / needed | score"
+COLUMNS = "steps | in range | given / needed | score"
 
 
-def table(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> Iterator[str]:
-    """The figures by class and by set, before and after."""
+def table(every: Sequence[JudgedRange]) -> Iterator[str]:
+    """The figures by class and by set."""
     yield from heading(f"class | set | {COLUMNS}", "ll")
-    for known in dict.fromkeys(one.step.known for one in new):
-        same = [[one for one in some if one.step.known == known] for some in (new, old)]
-        for name in [*by_set(same[0]), "**all**"]:
-            groups = [[one for one in some if name in (one.step.set, "**all**")] for some in same]
-            cells = [cell for group in groups for cell in _cells(group)]
-            yield f"| {known} | {name} | {len(groups[0])} | {' | '.join(cells)} |"
+    for known in dict.fromkeys(one.step.known for one in every):
+        same = [one for one in every if one.step.known == known]
+        for name in [*by_set(same), "**all**"]:
+            group = [one for one in same if name in (one.step.set, "**all**")]
+            yield f"| {known} | {name} | {_cells(group)} |"
 
 
-def _cells(some: Sequence[JudgedRange]) -> list[str]:
-    if not some:
-        return ["-", "-", "-"]
+def _cells(some: Sequence[JudgedRange]) -> str:
     score = float(np.mean([one.score for one in some]))
-    return [percent(share(some)), f"{given(some):.2f} / {needed(some):.2f}", f"{score:.2f}"]
+    ratios = f"{given(some):.2f} / {needed(some):.2f}"
+    return f"{len(some)} | {percent(share(some))} | {ratios} | {score:.2f}"
 
 
-def report(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
+def report(every: Sequence[JudgedRange]) -> str:
     """The tables of the page: steps by class of GPU, then steps that wait for the host."""
     parts = {"gpu": "Steps that keep the GPU busy", "host": "Steps that wait for the host"}
     lines: list[str] = []
     for part, title in parts.items():
-        same = [[one for one in some if one.step.part == part] for some in (old, new)]
-        if same[1]:
-            lines += [f"## {title}", "", *table(*same), ""]
+        same = [one for one in every if one.step.part == part]
+        if same:
+            lines += [f"## {title}", "", *table(same), ""]
     return "\n".join(lines).strip()
 
 
-def summary(old: Sequence[JudgedRange], new: Sequence[JudgedRange]) -> str:
+def summary(every: Sequence[JudgedRange]) -> str:
     """The figures by class alone, for docs/accuracy.md."""
     lines = [*heading(f"class | {COLUMNS}", "l")]
-    for part, known in dict.fromkeys(one.key for one in new):
-        groups = [[one for one in some if one.key == (part, known)] for some in (new, old)]
-        cells = [cell for group in groups for cell in _cells(group)]
-        title = f"{part.replace('gpu', 'GPU')}: {known}"
-        lines.append(f"| {title} | {len(groups[0])} | {' | '.join(cells)} |")
+    for part, known in dict.fromkeys(one.key for one in every):
+        same = [one for one in every if one.key == (part, known)]
+        lines.append(f"| {part.replace('gpu', 'GPU')}: {known} | {_cells(same)} |")
     return "\n".join(lines)
 
 
@@ -258,11 +251,11 @@ def main(arguments: Sequence[str] = ()) -> None:
         steps = predicted(args.data, args.cache, args.traced, args.gpu_only)
     if args.save is not None:
         ranged_steps.write(steps, args.save)
-    ranges, old = Ranges.of(steps), before(steps)
-    text, shown = ranges.to_toml(), report(old, ranges.judged)
+    ranges = Ranges.of(steps)
+    text, shown = ranges.to_toml(), report(ranges.judged)
     (MODELS / "ranges.toml").write_text(text, encoding="utf-8")
     print(f"{text}\n{shown}")
     if args.write:
         pages.write(pages.APPENDIX / "accuracy-ranges.md", MARK, shown)
-        pages.write(DOCS / "accuracy.md", MARK, summary(old, ranges.judged))
+        pages.write(DOCS / "accuracy.md", MARK, summary(ranges.judged))
         pages.write(DOCS / "concepts" / "estimates.md", MARK, widths_table(ranges))

@@ -2,12 +2,12 @@
 
     python -m lab score regret --data FOLDER [--write]
 
-Needs torch and the public set cluster (docs/sources.md). Writes two tables of
-docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the chosen GPU
-than on the one with the least measured cost, both at measured speeds. A GPU is chosen by the least
-predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU of a
-generation on which nothing was measured; and with a factor for each machine, the median of measured
-to predicted times of the other job types there.
+Needs torch and the public set cluster (docs/sources.md). Prints the times of each step, and writes
+a table of docs/appendix/schedules.md. The regret of a choice is how much more a job costs on the
+chosen GPU than on the one with the least measured cost, both at measured speeds. A GPU is chosen by
+the least predicted cost in three ways: of all GPUs; as `wavecast choose` does, which takes no GPU
+of a generation on which nothing was measured; and with a factor for each machine, the median of
+measured to predicted times of the other job types there.
 """
 
 from __future__ import annotations
@@ -173,22 +173,19 @@ def _is_odd(times: Seconds) -> bool:
 
 
 def table(regrets: Sequence[Regret]) -> Iterator[str]:
-    """A row for each table and job type, and the means."""
+    """A row for each table of speeds and job type, and the means."""
     yield from heading(
-        "job type | batches | settled | best chosen | mean regret, all GPUs | as choose "
-        "| known GPUs | with factors | sure | best among alike",
-        "ll",
+        "job type | steps | settled | best chosen | mean regret, all GPUs | as choose "
+        "| known GPUs | with factors | sure | best among alike"
     )
-    for source, name in dict.fromkeys((regret.job.source, regret.job.name) for regret in regrets):
-        own = [
-            regret for regret in regrets if (regret.job.source, regret.job.name) == (source, name)
-        ]
-        batches = ", ".join(str(one.job.batch) for one in own)
-        yield f"| {source} {name} | {batches} | {_figures(own)} |"
-    settled = [regret for regret in regrets if regret.is_settled]
-    yield f"| all | | {_figures(regrets)} |"
-    if settled:
-        yield f"| all that are settled | | {_figures(settled)} |"
+    groups: dict[str, list[Regret]] = {}
+    for regret in regrets:
+        groups.setdefault(f"{regret.job.source} {regret.job.name}", []).append(regret)
+    groups["all"] = [*regrets]
+    groups["all that are settled"] = settled = [regret for regret in regrets if regret.is_settled]
+    for name, own in groups.items():
+        if own:
+            yield f"| {name} | {len(own)} | {_figures(own)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
         left = [one.plain for one in settled if one.is_sure is sure]
@@ -266,5 +263,5 @@ def tables(data: Path) -> Iterator[ScoreTable]:
             known[step] = predict(job, sorted({gpu for other in own for gpu in other.measured_s}))
             print(*step, flush=True)
     regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
-    for name, lines in {"regret": table(regrets), "regret 'ratios'": ratios(regrets)}.items():
-        yield ScoreTable("\n".join(lines), PAGE, f"begin: python -m lab score {name}")
+    yield ScoreTable("\n".join(ratios(regrets)))
+    yield ScoreTable("\n".join(table(regrets)), PAGE, "begin: python -m lab score regret")

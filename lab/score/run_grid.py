@@ -3,8 +3,8 @@
     python -m lab score run_grid
 
 Fits measurements/h200/run_grid.csv, which has a tenth of the iterations that section 4.3 of
-Gianniti, Zhang and Ardagna 2019 prints, and writes the table
-of docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
+Gianniti, Zhang and Ardagna 2019 prints, and writes the sums
+into docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
 """
 
 from __future__ import annotations
@@ -104,5 +104,6 @@ def table() -> str:
 
 
 def tables() -> Iterator[ScoreTable]:
-    """The table of the page."""
-    yield ScoreTable(table(), PAGE, MARK)
+    """The table, of which the page has the sums."""
+    text = table()
+    yield ScoreTable(text, PAGE, MARK, on_page=pages.sums(text))

@@ -2,8 +2,8 @@
 
     python -m lab score run_models
 
-Fits measurements/h200/runs.csv and writes the tables of docs/appendix/runs-whole.md and
-runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
+Fits measurements/h200/runs.csv, prints all tables, and writes those of docs/appendix/runs-whole.md
+and runs-layers.md. That takes some minutes and needs no GPU. To make only some tables, name them:
 python -m lab score run_models "per layer".
 """
 
@@ -304,15 +304,30 @@ TABLES: dict[str, Callable[[], str]] = {
 """The function that makes each table, by the table's name."""
 
 
-LAYER_TABLES = (
-    *("per layer", "per layer in fp32", "networks of today", "networks of today in bf16"),
-    *("rates", "features"),
-)
-"""The tables of runs-layers.md; all others are on runs-whole.md."""
+SUMMED = ("per layer", "per layer in fp32", "networks of today", "networks of today in bf16")
+"""The tables of which runs-layers.md has the sums alone."""
+ON_PAGES = {
+    **dict.fromkeys((*SUMMED, "rates"), "runs-layers.md"),
+    **dict.fromkeys(("variants", "variants by predicted work"), "runs-whole.md"),
+}
+"""The page of each table; the others are printed only."""
+
+
+LEFT_OUT = {"variants by predicted work": "testing", "rates": "googlenet"}
+"""A word of the lines that the page of a table leaves out."""
+
+
+def on_the_page(name: str, text: str) -> str:
+    """What its page has of a table."""
+    if name in LEFT_OUT:
+        return "\n".join(line for line in text.splitlines() if LEFT_OUT[name] not in line)
+    return pages.sums(text) if name in SUMMED else text
 
 
 def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
     """Make the tables that were asked for."""
     for name in names:
-        page = "runs-layers.md" if name in LAYER_TABLES else "runs-whole.md"
-        yield ScoreTable(TABLES[name](), pages.APPENDIX / page, f"{MARK} '{name}'", title=name)
+        text = TABLES[name]()
+        page = pages.APPENDIX / ON_PAGES[name] if name in ON_PAGES else None
+        shown = on_the_page(name, text)
+        yield ScoreTable(text, page, f"{MARK} '{name}'", title=name, on_page=shown)

@@ -25,6 +25,8 @@ ORIGIN = "h200-sxm"
 HOST = "reference"
 WAVES, SHIPPED, LEFT_OUT = "scaled by waves", "scaled", "scaled, GPU left out"
 NAMES = (WAVES, SHIPPED, LEFT_OUT)
+ON_THE_PAGE = ("learned", WAVES, SHIPPED)
+"""The contenders that the page has; the whole has all."""
 SAME = 0.9
 """A recording must have at least this share of the trace's launches, and the other way round."""
 
@@ -78,8 +80,8 @@ def _launches(trace: Trace) -> int:
     return sum(ops.launches(call.op) for call in trace)
 
 
-def table(rows: Sequence[Scored]) -> str:
-    """The errors of all contenders on the steps that were recorded, by set."""
+def table(rows: Sequence[Scored], *, whole: bool = False) -> str:
+    """The errors on the recorded steps by set; the whole has all contenders."""
     cases = {row.case for row in rows if row.contender == SHIPPED}
     if not cases:
         return ""
@@ -91,14 +93,17 @@ def table(rows: Sequence[Scored]) -> str:
         "measurement of the step. The H200 itself is never a target. All use the reference host. "
         "`scaled` is what `wavecast.predict` does with a measured trace: it scales products, "
         "convolutions and similar ops by ratios of `learned`'s predictions, and other ops by "
-        f"waves. `{LEFT_OUT}` uses the ratios of models that have not seen the chip, and "
-        f"`{WAVES}` uses wave scaling and no model. These three do not account for old libraries, "
+        f"waves. `{WAVES}` uses wave scaling and no model. Neither accounts for old libraries, "
         "which were slower; `learned` does.",
         "",
         *heading("set, predictor | steps | mean | median | bias | worst | in range"),
     ]
     same = [row for row in rows if row.case in cases]
-    order = list(dict.fromkeys(row.contender for row in same))
+    order = [
+        contender
+        for contender in dict.fromkeys(row.contender for row in same)
+        if whole or contender in ON_THE_PAGE
+    ]
     for name, group in groups(same, lambda row: row.case.set):
         for contender in order:
             scores = summary([row for row in group if row.contender == contender])

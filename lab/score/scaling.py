@@ -158,12 +158,15 @@ def _runs_alike(step: ScaledStep) -> tuple[object, ...]:
 
 
 TABLES = {"scaling": table, "bridges": bridges, "slowdown": slowdowns}
+ON_THE_PAGE = ("scaling", "more GPUs")
+"""The tables that the page has; the others are printed only."""
 
 
 def tables(data: Path, cache: Path | None) -> Iterator[ScoreTable]:
-    """The tables of the page."""
+    """All tables, and the pages of some."""
     steps = steps_of(lambda_rows(data), cache)
     texts = {name: make(steps) for name, make in TABLES.items()}
     texts["more GPUs"] = beside_the_regression(steps, data)
     for name, text in texts.items():
-        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)
+        page = PAGE if name in ON_THE_PAGE else None
+        yield ScoreTable(text, page, f"{MARK} '{name}'", title=name)

@@ -3,8 +3,7 @@
     python -m lab score scripts
 
 Needs transformers, accelerate, pytorch-lightning and diffusers. The command runs each script of
-`tests/scripts` with `wavecast run`, in a process and an empty folder of its own, and prints the
-table of docs/howto/run-your-script.md.
+`tests/scripts` with `wavecast run`, in a process and an empty folder of its own; prints a table.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lab.places import DOCS, H200
 from lab.scores import ScoreTable
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
-from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.footprint.memory import TBD_KINDS
 from wavecast.report.units import memory
 from wavecast.runs.suite_results import (
     Observation,
@@ -67,6 +67,24 @@ def per_model(steps: Iterable[Pair]) -> str:
             f"| {row.gpu_utilisation:.0%}, {other.gpu_utilisation:.0%} "
             f"| {cores(row):.1%}, {cores(other):.1%} |"
         )
+    return "\n".join(lines)
+
+
+def by_model(steps: Iterable[Pair]) -> str:
+    """A line for each model: time, error of the throughput and GPU utilisation by precision."""
+    precisions = ("fp32", "bf16")
+    columns = " | ".join(f"{precision} | error | GPU" for precision in precisions)
+    lines = [*heading(f"model, batch | {columns}")]
+    models: dict[str, dict[str, Pair]] = {}
+    for row, other in steps:
+        models.setdefault(f"{row.model} b{row.batch}", {})[row.precision] = (row, other)
+    for name, own in models.items():
+        cells = [
+            f"{1e3 * (row.seconds or 0):.1f} ms | {_relative(row, other):+.0%} "
+            f"| {row.gpu_utilisation:.0%}, {other.gpu_utilisation:.0%}"
+            for row, other in (own[precision] for precision in precisions)
+        ]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -160,13 +178,14 @@ def utilisation(path: Path) -> str:
 
 
 def tables() -> Iterator[ScoreTable]:
-    """All tables of both pages."""
+    """The tables of single steps, and those of the pages."""
     steps = pairs()
     rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     ordered = sorted(seen, key=lambda observation: observation.number)
+    yield ScoreTable(per_model(largest(steps)))
+    yield ScoreTable(memory_by_kind(largest(steps)))
+    yield ScoreTable(utilisation(H200 / "utilisation.csv"))
     yield ScoreTable(observations(ordered), PAGE, f"{MARK}, observations")
     yield ScoreTable(summary(steps), PAGE, f"{MARK}, summary")
-    yield ScoreTable(per_model(largest(steps)), STEPS, f"{MARK}, per model")
-    yield ScoreTable(memory_by_kind(largest(steps)), STEPS, f"{MARK}, memory")
-    yield ScoreTable(utilisation(H200 / "utilisation.csv"), STEPS, f"{MARK}, utilisation")
+    yield ScoreTable(by_model(largest(steps)), STEPS, f"{MARK}, by model")

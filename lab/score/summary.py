@@ -1,4 +1,4 @@
-"""Writes the tables of docs/accuracy.md, which have five figures for every set, and one before.
+"""Writes the tables of docs/accuracy.md, which have five figures for every set.
 
     python -m lab score summary            print the tables
     python -m lab score summary --write    put them into the page, and a short one into the README
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab.figures import BEFORE, Figures, percent, recorded
+from lab.figures import Figures, percent, recorded
 from lab.pages import heading
 from lab.places import DOCS, ROOT
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
@@ -101,17 +101,14 @@ IN_SHORT = (
 """The lines of the README's table: what is known of the GPU, and the keys of its sets."""
 
 
-def table(
-    lines: Sequence[ShownSet], sets: Mapping[str, Figures], before: Mapping[str, Figures]
-) -> str:
-    """Five figures for each set and the mean error before, in Markdown."""
-    shown = [*heading("set | n | mean error | before | bias | worst | in range")]
+def table(lines: Sequence[ShownSet], sets: Mapping[str, Figures]) -> str:
+    """Five figures for each set, in Markdown."""
+    shown = [*heading("set | n | mean error | bias | worst | in range")]
     for line in lines:
-        scores, old = sets[line.key], before.get(line.key)
+        scores = sets[line.key]
         cells = (
             f"{scores.count:,}",
             percent(scores.mean, 1),
-            percent(old.mean if old else None, 1),
             percent(scores.bias, signed=True),
             percent(scores.worst),
             percent(scores.in_range),
@@ -135,7 +132,7 @@ def in_short(sets: Mapping[str, Figures]) -> str:
 
 def tables() -> Iterator[ScoreTable]:
     """The tables of docs/accuracy.md and of the README."""
-    sets, before = recorded(), recorded(BEFORE)
+    sets = recorded()
     for name, lines in TABLES.items():
-        yield ScoreTable(table(lines, sets, before), PAGE, f"{MARK}, {name}")
+        yield ScoreTable(table(lines, sets), PAGE, f"{MARK}, {name}")
     yield ScoreTable(in_short(sets), README, SHORT)

@@ -2,7 +2,7 @@
 
     python -m lab score timm_zoo                          prints the table as it grows
     python -m lab score timm_zoo resnet50 swin*           only models whose names match
-    python -m lab score timm_zoo --markdown docs/zoo.md   also writes the table to a page
+    python -m lab score timm_zoo --markdown docs/zoo.md   also writes a table by kind to a page
 
 Needs timm and torchvision, no GPU.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import datetime
 import fnmatch
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,15 +164,28 @@ def markdown(results: list[ZooResult], timm_version: str) -> str:
         "",
         f"**{summary(results)}.**",
         "",
-        *heading("model | ops | seconds | notes | ops of unknown cost | failure", "lrrlll"),
+        *by_kind(
+            [("convolution" if r.model in CONVOLUTIONAL else "attention", r) for r in results]
+        ),
     ]
-    for r in results:
-        cells = ("; ".join(r.notes), ", ".join(r.unknown), r.failure)
-        notes, unknown, failure = (c.replace("|", "\\|") for c in cells)
-        lines.append(
-            f"| {r.model} | {r.calls or ''} | {r.seconds:.1f} | {notes} | {unknown} | {failure} |"
-        )
     return "\n".join(lines) + "\n"
+
+
+def by_kind(results: Sequence[tuple[str, ZooResult]]) -> Iterator[str]:
+    """A line for each kind of model, then a line for each that failed."""
+    yield from heading("kind | models | traced | ops, median | seconds, median | with assumptions")
+    for kind in dict.fromkeys(kind for kind, _ in results):
+        own = [result for other, result in results if other == kind]
+        traced = [result for result in own if not result.failure]
+        ops_median = statistics.median(result.calls for result in traced)
+        seconds = statistics.median(result.seconds for result in traced)
+        assumed = sum(bool(result.notes) for result in traced)
+        yield (
+            f"| {kind} | {len(own)} | {len(traced)} | {ops_median:.0f} | {seconds:.1f} "
+            f"| {assumed or ''} |"
+        )
+    failed = [f"- {result.model}: {result.failure}" for _, result in results if result.failure]
+    yield from ["", *failed] if failed else []
 
 
 def main(given: Sequence[str] = ()) -> None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from lab.fit.workspaces import GPU, fit, observations, traces
 from lab.pages import heading
 from wavecast import device
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.workspaces.estimate import Constants, with_workspaces
+from wavecast.footprint.memory import peak_bytes
+from wavecast.footprint.workspaces import Constants, with_workspaces
 from wavecast.report.units import memory
 from wavecast.traces.step import Op, Role, Trace
 

@@ -29,8 +29,8 @@ import torch
 
 from lab import needs
 from lab.needs import require
-from lab.pages import APPENDIX, heading
-from lab.score.timm_zoo import ZooResult, summary
+from lab.pages import APPENDIX
+from lab.score.timm_zoo import ZooResult, by_kind, summary
 from lab.steps.torchvision_models import torchvision_names, torchvision_step
 from lab.steps.transformers_models import MODELS, preload, transformers_step
 from wavecast import ops
@@ -174,7 +174,7 @@ def _read(keep: Path | None) -> dict[str, ZooResult]:
 
 
 def page(library: str, models: Sequence[ZooModel], results: Sequence[ZooResult]) -> str:
-    """The results as a page in Markdown, with one table for each kind of model."""
+    """The results as a page in Markdown, by kind of model."""
     lines = [
         f"# Models of {library} that were traced",
         "",
@@ -185,34 +185,9 @@ def page(library: str, models: Sequence[ZooModel], results: Sequence[ZooResult])
         "",
         f"**{summary(list(results))}.**",
         "",
-        "Notes count the values and sizes that depend on data and had to be assumed.",
+        *by_kind([(m.kind, result) for m, result in zip(models, results, strict=True)]),
     ]
-    for kind in dict.fromkeys(model.kind for model in models):
-        lines += [
-            "",
-            f"## {kind.capitalize()}",
-            "",
-            *heading(
-                "model | trained for | ops | seconds | notes | ops of unknown cost | failure",
-                "llrrrll",
-            ),
-        ]
-        pairs = zip(models, results, strict=True)
-        lines += [_row(model, result) for model, result in pairs if model.kind == kind]
     return "\n".join(lines) + "\n"
-
-
-def _row(model: ZooModel, result: ZooResult) -> str:
-    cells = (
-        model.name,
-        model.task,
-        str(result.calls or ""),
-        f"{result.seconds:.1f}",
-        str(len(result.notes) or ""),
-        ", ".join(result.unknown),
-        result.failure.replace("|", "\\|"),
-    )
-    return f"| {' | '.join(cells)} |"
 
 
 def main(given: Sequence[str] = ()) -> None:

@@ -42,17 +42,17 @@ if TYPE_CHECKING:
     from wavecast.parallel.strategy import Parallel
     from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
     from wavecast.predictors.base import Estimate, Predictor, Scaler
-    from wavecast.predictors.retargeting.family_traces import FamilyTraces
+    from wavecast.predictors.retargeting import FamilyTraces
     from wavecast.runs.readers import read_runs
+    from wavecast.runs.regression.complexities import caffe_net
     from wavecast.runs.regression.end_to_end import EndToEnd
     from wavecast.runs.regression.extrapolation import Extrapolation
-    from wavecast.runs.regression.layers.complexities import caffe_net
-    from wavecast.runs.regression.layers.per_layer import LayerTime, PerLayer, published
+    from wavecast.runs.regression.per_layer import LayerTime, PerLayer, published
     from wavecast.runs.store.store import RunStore
     from wavecast.steps.prediction import Prediction
     from wavecast.steps.request import predict
     from wavecast.targets.scripts import run_script
-    from wavecast.targets.tracing import max_batch, trace
+    from wavecast.targets.sources import max_batch, trace
     from wavecast.traces.script import ScriptPart, ScriptRun
 
 __version__ = "0.2.0"
@@ -120,15 +120,15 @@ _LAZY = {
     "EndToEnd": "wavecast.runs.regression.end_to_end",
     "Estimate": "wavecast.predictors.base",
     "Extrapolation": "wavecast.runs.regression.extrapolation",
-    "FamilyTraces": "wavecast.predictors.retargeting.family_traces",
+    "FamilyTraces": "wavecast.predictors.retargeting",
     "Host": "wavecast.hardware.hosts",
     "LargerBatch": "wavecast.analysis.larger_batch",
     "LargestBatch": "wavecast.footprint.largest_batch",
-    "LayerTime": "wavecast.runs.regression.layers.per_layer",
+    "LayerTime": "wavecast.runs.regression.per_layer",
     "Memory": "wavecast.footprint.memory",
     "OperationTracker": "wavecast.frameworks.pytorch.measurement.sampling",
     "Parallel": "wavecast.parallel.strategy",
-    "PerLayer": "wavecast.runs.regression.layers.per_layer",
+    "PerLayer": "wavecast.runs.regression.per_layer",
     "Prediction": "wavecast.steps.prediction",
     "Predictor": "wavecast.predictors.base",
     "Proposal": "wavecast.advice.proposals",
@@ -139,21 +139,21 @@ _LAZY = {
     "StepAdvice": "wavecast.advice.proposals",
     "StepComparison": "wavecast.analysis.comparison",
     "advise": "wavecast.advice.advising",
-    "caffe_net": "wavecast.runs.regression.layers.complexities",
+    "caffe_net": "wavecast.runs.regression.complexities",
     "compare": "wavecast.analysis.comparison",
     "extrapolate_batch": "wavecast.analysis.larger_batch",
-    "max_batch": "wavecast.targets.tracing",
+    "max_batch": "wavecast.targets.sources",
     "measure": "wavecast.frameworks.pytorch.measurement.iteration",
     "memory": "wavecast.footprint.memory",
     "network_of": "wavecast.frameworks.pytorch.layers.networks",
     "predict": "wavecast.steps.request",
-    "published": "wavecast.runs.regression.layers.per_layer",
+    "published": "wavecast.runs.regression.per_layer",
     "read_kineto": "wavecast.frameworks.kineto",
     "read_runs": "wavecast.runs.readers",
     "run_script": "wavecast.targets.scripts",
     "TrainingCost": "wavecast.planning.cost",
     "TrainingPlan": "wavecast.planning.cost",
-    "trace": "wavecast.targets.tracing",
+    "trace": "wavecast.targets.sources",
     "trace_jax": "wavecast.frameworks.jax.steps",
     "training_cost": "wavecast.planning.cost",
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from wavecast.errors import MissingExtra, WavecastError, needing_extra
 from wavecast.files import cache_folder, config_folder, data_folder
 from wavecast.footprint.memory import memory
-from wavecast.frameworks.pytorch.huggingface.importing import REMEDY, torchvision_fault
+from wavecast.frameworks.pytorch.huggingface.configs import REMEDY, torchvision_fault
 from wavecast.hardware.clusters import cluster
 from wavecast.hardware.devices import device, devices
 from wavecast.hardware.kept_hosts import kept_hosts
@@ -94,12 +94,12 @@ def _figures(version: str) -> Iterator[Finding]:
 
 
 def _python(version: str) -> Iterator[Finding]:
-    found = f"{platform.python_version()} ({sys.executable})"
+    shown = f"{platform.python_version()} ({sys.executable})"
     if sys.version_info[:2] < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        yield Finding("Python", State.BROKEN, found, f"use Python {wanted} or later")
+        oldest = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("Python", State.BROKEN, shown, f"use Python {oldest} or later")
     else:
-        yield Finding("Python", State.GOOD, found)
+        yield Finding("Python", State.GOOD, shown)
     yield Finding("Wavecast", State.GOOD, f"{version} ({Path(__file__).parent})")
 
 
@@ -132,16 +132,16 @@ def _torch(version: str) -> Iterator[Finding]:
         yield Finding("tracing", State.BROKEN, problem, "install a version of torch that was tried")
 
 
-def _version_of_torch(version: str, found: str) -> Finding:
+def _version_of_torch(version: str, shown: str) -> Finding:
     pair = _numbers(version)[:2]
     tried = f"{_dotted(OLDEST_TORCH)} to {_dotted(NEWEST_TORCH)}"
     if pair < OLDEST_TORCH:
         advice = f"Wavecast needs torch {_dotted(OLDEST_TORCH)} or later"
-        return Finding("torch", State.BROKEN, found, advice)
+        return Finding("torch", State.BROKEN, shown, advice)
     if pair > NEWEST_TORCH:
         advice = f"tried were {tried}; if tracing fails, take one of these"
-        return Finding("torch", State.DOUBTFUL, found, advice)
-    return Finding("torch", State.GOOD, found)
+        return Finding("torch", State.DOUBTFUL, shown, advice)
+    return Finding("torch", State.GOOD, shown)
 
 
 def _gpus(names: tuple[str, ...], cuda: str | None) -> Finding:
@@ -236,12 +236,12 @@ def _devices(version: str) -> Iterator[Finding]:
 def _prices(version: str) -> Iterator[Finding]:
     book = price_book()
     days = (today() - book.date).days
-    found = f"of {book.date}, {days} days old"
+    dated = f"of {book.date}, {days} days old"
     if days > STALE_DAYS:
         advice = "prices change: wavecast prices update, or give your own"
-        yield Finding("prices", State.DOUBTFUL, found, advice)
+        yield Finding("prices", State.DOUBTFUL, dated, advice)
     else:
-        yield Finding("prices", State.GOOD, found)
+        yield Finding("prices", State.GOOD, dated)
 
 
 def _store(version: str) -> Iterator[Finding]:
@@ -395,11 +395,11 @@ def _links() -> Iterator[KnownFigure]:
     spec = TensorSpec((size // 4,), "float32")
     op = Op("nccl.all_reduce", (spec,), (spec,), (("ranks", ranks), ("stride", 1)))
     estimate = Collectives.shipped().predict(op, cluster("dgx-h100"), device("h100-sxm-80gb"))
-    found = math.nan if estimate is None else estimate.seconds
+    seconds = math.nan if estimate is None else estimate.seconds
     # On such a machine nccl-tests show a bus bandwidth of 370 GB/s with rings, 480 with NVLS.
     moved = 2 * (ranks - 1) / ranks * size
     yield KnownFigure(
-        "all-reduce of 1 GiB on 8 H100s, s", moved / 500e9, moved / 300e9, found, "nccl-tests"
+        "all-reduce of 1 GiB on 8 H100s, s", moved / 500e9, moved / 300e9, seconds, "nccl-tests"
     )
 
 
@@ -407,7 +407,7 @@ def _models() -> Iterator[KnownFigure]:
     batch = 64
     with needing_extra("tracing the model of a known figure"):
         from wavecast.suite import benchmark
-        from wavecast.targets.tracing import trace
+        from wavecast.targets.sources import trace
 
         step = trace(lambda: benchmark("resnet50").make_step(batch, "bf16"))
     kinds = memory(step, "a100-pcie-40gb").by_kind

@@ -86,9 +86,9 @@ def prefixed(prefix: str) -> Iterator[None]:
     try:
         yield
     except (InvalidInput, UnknownName, CaptureError) as error:
-        told = type(error)(f"{prefix}{error}")
-        vars(told).update(vars(error))
-        raise told from None
+        named = type(error)(f"{prefix}{error}")
+        vars(named).update(vars(error))
+        raise named from None
 
 
 # The import name of each optional dependency, its name in messages, and the extra that installs it.
@@ -101,6 +101,7 @@ _EXTRAS = {
     "uvicorn": ("uvicorn", "server"),
     "ortools": ("OR-Tools", "planning"),
     "ray": ("Ray", "cluster"),
+    "scipy": ("scipy", "regression"),
 }
 
 

@@ -281,6 +281,12 @@ class GrowingTable(Generic[Row]):
         """
         return self._rows(path, read_bytes(path, prefix=f"cannot read {path}: it "))
 
+    def write(self, path: Path, rows: Iterable[Row]) -> None:
+        """Write rows into a new file; one that exists is replaced."""
+        texts = map(self.to_texts, rows)
+        lines = (csv_line(row[name] for name in self.columns) for row in texts)
+        write_whole(path, b"".join([csv_line(self.columns), *lines]))
+
     def _rows(self, path: Path, content: bytes) -> tuple[Row, ...]:
         # A writer that was killed may have left only a part of the header.
         header, columns = csv_line(self.columns), self.columns

@@ -251,4 +251,4 @@ def _numbers(value: Any) -> Sequence[float]:
         value = tuple(value.values())
     if not isinstance(value, list | tuple):
         return ()
-    return [one for one in value if isinstance(one, int | float) and not isinstance(one, bool)]
+    return [item for item in value if isinstance(item, int | float) and not isinstance(item, bool)]

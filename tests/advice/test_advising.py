@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,13 +15,27 @@ from made import call, mm, relu
 from torch import Tensor, nn
 
 import wavecast
-from wavecast.advice.catalogue import CHANGES, OF_JAX
-from wavecast.advice.proposals import LoaderAdvice, StepAdvice, Use, loader_advice, proposal
-from wavecast.advice.variants import EDITS, GRAPHED
+from wavecast.advice.catalogue import CHANGES, EDITS, GRAPHED, OF_JAX
+from wavecast.advice.proposals import (
+    LoaderAdvice,
+    StepAdvice,
+    Use,
+    loader_advice,
+    other_gpus,
+    proposal,
+)
+from wavecast.advice.settings import StepSettings, allowed_names
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.pytorch.changes import CODE_CHANGES, changed
+from wavecast.frameworks.pytorch.changes.changed_code import CODE_CHANGES, changed
+from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+from wavecast.hardware.devices import device
+from wavecast.planning.prices import Price, PriceBook
 from wavecast.report.advice import advice_lines, codes_of, loader_lines
+from wavecast.steps.prediction import Prediction
+from wavecast.targets.sources import target_source
+from wavecast.targets.targets import resolve
 from wavecast.traces.script import LoaderTime, Loading
+from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 GPU = "h100-sxm-80gb"
 
@@ -84,7 +99,7 @@ def test_attention_whose_weights_are_used_is_left_alone() -> None:
 def test_advice_names_what_helps_and_what_does_not() -> None:
     wanted = ["sdpa", "fused_optimizer", "fewer_waits", "cuda_graph", "channels_last", "padding"]
     advice = wavecast.advise(lambda: attention_step(True), GPU, samples=4, changes=wanted)
-    by_name = {one.changes[-1].name: one for one in advice.proposals}
+    by_name = {proposal.changes[-1].name: proposal for proposal in advice.proposals}
     assert by_name["sdpa"].verdict is Use.FASTER
     assert by_name["fused_optimizer"].verdict is Use.FASTER
     assert by_name["channels_last"].verdict is Use.NO_USE
@@ -94,7 +109,7 @@ def test_advice_names_what_helps_and_what_does_not() -> None:
     together = advice.together
     assert together is not None
     assert together.gain is not None
-    assert together.gain >= max(one.gain or 0.0 for one in advice.proposals) - 1e-9
+    assert together.gain >= max(proposal.gain or 0.0 for proposal in advice.proposals) - 1e-9
     sdpa = by_name["sdpa"]
     assert sdpa.gain is not None
     assert sdpa.gain_low is not None
@@ -105,7 +120,7 @@ def test_advice_names_what_helps_and_what_does_not() -> None:
 def test_a_trace_is_advised_on_as_far_as_it_goes() -> None:
     trace = wavecast.trace(lambda: attention_step(True), samples=4)
     advice = wavecast.advise(trace, GPU)
-    tried = {change.name for one in advice.proposals for change in one.changes}
+    tried = {change.name for proposal in advice.proposals for change in proposal.changes}
     assert tried == {*EDITS, GRAPHED}
 
 
@@ -205,7 +220,7 @@ def odd_step() -> Callable[[], Any]:
 
 def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
     advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["bf16", "padding"])
-    alone = {one.name: one for one in advice.proposals}["padding"]
+    alone = {proposal.name: proposal for proposal in advice.proposals}["padding"]
     assert alone.verdict is Use.NO_USE
     assert alone.reason == "50257 cost nothing without tensor cores"
     assert advice.together is not None
@@ -215,10 +230,12 @@ def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
 
 def test_copies_that_wait_do_not_keep_a_step_from_being_a_graph() -> None:
     advice = wavecast.advise(odd_step, GPU, samples=2048, changes=["async_copies", GRAPHED])
-    names = {one.name for one in advice.proposals}
+    names = {proposal.name for proposal in advice.proposals}
     assert names == {"async_copies", f"async_copies+{GRAPHED}"}
-    assert all(one.after is not None for one in advice.proposals)
-    assert "it changes nothing in this step" not in [one.reason for one in advice.proposals]
+    assert all(proposal.after is not None for proposal in advice.proposals)
+    assert "it changes nothing in this step" not in [
+        proposal.reason for proposal in advice.proposals
+    ]
 
 
 def test_a_loader_that_is_too_slow_is_said_with_the_workers_that_keep_up() -> None:
@@ -243,3 +260,118 @@ def test_a_loader_that_is_too_slow_is_said_with_the_workers_that_keep_up() -> No
     assert alone is not None
     assert alone.waits < 0.01  # it loads while the GPU works: the host has issued one op
     assert loader_advice(None, step) is None
+
+
+# The settings that a choice of GPUs searches, as far as the user allows them.
+
+
+def settings(text: str, allowed: str = "", **options: object) -> StepSettings:
+    target = resolve(text, 1, None, ModelOptions(**options))  # type: ignore[arg-type]
+    return StepSettings(target, allowed_names(allowed), target_source)
+
+
+def names(found: StepSettings) -> list[str]:
+    return [
+        way.name
+        for setting in found.searched
+        for way in (setting, setting.smaller)
+        if way is not None
+    ]
+
+
+def test_by_default_nothing_changes_the_numbers() -> None:
+    assert names(settings("hf:gpt2")) == ["", "checkpointing"]
+    assert names(settings("hf:gpt2", checkpointing=True)) == [""]
+
+
+def test_precision_is_what_the_gpu_has() -> None:
+    found = settings("gpt2", "precision").searched
+    assert [setting.name for setting in found] == ["", "bf16 autocast", "fp16 autocast"]
+    for gpu, wanted in (("t4", "fp16"), ("l4", "bf16")):
+        suited = [setting.changes for setting in found if setting.suits(device(gpu))]
+        assert suited == [(), (wanted,)]
+
+
+def test_adapters_are_searched_where_they_are_allowed() -> None:
+    found = names(settings("hf:gpt2", "lora,qlora"))
+    assert found[2:] == ["LoRA r=16", "LoRA r=16, checkpointing", "QLoRA with checkpointing"]
+    assert names(settings("hf:gpt2", "lora", lora="r=8")) == ["", "checkpointing"]
+    assert names(settings("hf:gpt2", "qlora", lora="r=8"))[2:] == ["QLoRA with checkpointing"]
+    with pytest.raises(InvalidInput, match="adapters are for hf: models"):
+        settings("resnet50", "lora")
+
+
+def test_compiled_code_comes_last_and_only_if_allowed() -> None:
+    assert settings("gpt2").compiled(()) is None
+    way = settings("gpt2", "compile").compiled(("bf16",))
+    assert way is not None
+    assert way.name == "bf16 autocast, torch.compile"
+
+
+def test_a_setting_is_traced_as_it_says() -> None:
+    pytest.importorskip("torch")
+    [_, narrow, _] = settings("dcgan", "precision").searched
+    trace = narrow.trace_for(device("l4"), 2)
+    assert any(t.dtype == "bfloat16" for op in trace.counts for t in op.inputs)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="--allow speed: there are precision"):
+        allowed_names("speed")
+
+
+# The same step on another GPU, and on several.
+
+
+DAY = datetime.date(2026, 8, 22)
+BOOK = PriceBook(
+    (
+        Price("l4", 0.5, "any", "", DAY),
+        Price("l4", 0.5, "any", "", DAY, gpus=8),
+        Price("h100-sxm-80gb", 20.0, "any", "", DAY),
+        Price("t4", 0.01, "any", "", DAY),
+        Price("mi300x", 0.001, "any", "", DAY),
+    ),
+    DAY,
+)
+
+
+def _step(gib: int = 1) -> Prediction:
+    calls = (
+        call(mm(8192, 8192, 8192), module="net.0"),
+        call(mm(8192, 8192, 8192), Phase.BACKWARD, "net.0"),
+        call(relu(8192, 8192), Phase.OPTIMIZER),
+    )
+    held = (Allocation(gib << 30, None, None, Role.PARAMETER),)
+    return wavecast.predict(Trace(calls, samples=8, allocations=held), "l4")
+
+
+def test_the_fastest_the_cheapest_and_several_are_named() -> None:
+    before = _step()
+    found = {gpu.kind: gpu for gpu in other_gpus(before, BOOK)}
+    assert found["fastest"].step.device.id == "h100-sxm-80gb"
+    assert found["cheapest"].step.device.id == "t4"  # MI300X was never measured
+    assert (found["several"].step.device.id, found["several"].step.gpus) == ("l4", 8)
+    now, cheap = before.seconds / 8 * 1e6 * 0.5 / 3600, found["cheapest"].usd_per_million
+    assert cheap is not None
+    assert cheap < now
+    whole = found["several"]
+    assert whole.usd_per_million == pytest.approx((whole.sample_s or 0) * 1e6 * 4.0 / 3600)
+
+
+def test_gpus_that_are_no_better_or_too_small_are_not_named() -> None:
+    alone = replace(BOOK, offers=BOOK.offers[:2])
+    assert [gpu.kind for gpu in other_gpus(_step(), alone)] == ["several"]
+    assert "t4" not in {gpu.step.device.id for gpu in other_gpus(_step(17), BOOK)}
+
+
+def test_each_is_told_in_a_line() -> None:
+    before = _step()
+    advice = StepAdvice(
+        "net", before, (), None, BOOK.cheapest("l4"), tuple(other_gpus(before, BOOK))
+    )
+    lines = advice_lines(advice)
+    assert any(line.startswith("the fastest other GPU: h100-sxm-80gb, ") for line in lines)
+    [several] = [line for line in lines if line.startswith("several GPUs: 8 x l4, ")]
+    assert "times the samples" in several
+    assert " instead of $" in several

@@ -44,22 +44,22 @@ def test_predictions_are_every_combination_and_share_traces() -> None:
     bundles = together(campaign.tasks)
     assert [len(bundle) for bundle in bundles] == [6] * 4
     for bundle in bundles:
-        assert len({(one.asked["target"], one.asked["batch"]) for one in bundle}) == 1
+        assert len({(task.asked["target"], task.asked["batch"]) for task in bundle}) == 1
 
 
 def test_measurements_name_the_gpu_that_they_need() -> None:
     campaign = make_campaign(MEASURE, "measured")
     assert campaign.attempts == 5
-    found = {(one.kind, one.gpu) for one in campaign.tasks}
+    found = {(task.kind, task.gpu) for task in campaign.tasks}
     assert found == {("layer", "l4"), ("layer", "cpu"), ("suite", "l4"), ("run", "cpu")}
     assert len(campaign.tasks) == 14 + 2 + 4
-    assert len({one.id for one in campaign.tasks}) == len(campaign.tasks)
+    assert len({task.id for task in campaign.tasks}) == len(campaign.tasks)
 
 
 def test_layers_are_those_of_collect() -> None:
-    from wavecast.predictors.mlp.layers import sample
+    from wavecast.predictors.mlp import sample
 
-    tasks = [one for one in make_campaign(MEASURE, "m").tasks if one.gpu == "l4"][:7]
+    tasks = [task for task in make_campaign(MEASURE, "m").tasks if task.gpu == "l4"][:7]
     first = next(iter(sample("linear", 0)))
     assert tasks[0].asked["sizes"] == list(first.features())
 
@@ -83,7 +83,7 @@ def test_a_design_asks_for_fewer_runs_than_the_grid() -> None:
 def test_tasks_are_known_by_what_they_ask_for() -> None:
     few = make_campaign(PREDICT, "few")
     more = make_campaign(PREDICT.replace("[8, 16]", "[16, 32, 8]"), "more")
-    assert {one.id for one in few.tasks} < {one.id for one in more.tasks}
+    assert {task.id for task in few.tasks} < {task.id for task in more.tasks}
 
 
 def test_the_name_is_given_or_in_the_file_or_that_of_the_file(tmp_path: Path) -> None:

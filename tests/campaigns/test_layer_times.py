@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from wavecast.campaigns.layer_times import LayerRow, collect, read_rows
 from wavecast.campaigns.progress import Progress
 from wavecast.errors import InvalidInput
-from wavecast.predictors.mlp.layers import KINDS, Layer, LayerStatus, Linear, PassTimes, sample
+from wavecast.predictors.mlp import KINDS, Layer, LayerStatus, Linear, PassTimes, sample
 
 COUNT = 12
 

@@ -13,8 +13,16 @@ pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
 from wavecast.campaigns import work
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
 from wavecast.campaigns.progress import Progress
-from wavecast.campaigns.running import Bundle, Finished, MachineWorkers, ThisProcess, run_campaign
-from wavecast.campaigns.summary import export_results, kept_campaign, status_of
+from wavecast.campaigns.running import (
+    Bundle,
+    Finished,
+    MachineWorkers,
+    ThisProcess,
+    export_results,
+    kept_campaign,
+    run_campaign,
+    status_of,
+)
 from wavecast.campaigns.work import CampaignTask, TaskOutcome, task
 from wavecast.errors import InvalidInput
 from wavecast.runs.store.campaign_results import CampaignResults, TaskResult
@@ -63,12 +71,12 @@ class Unreliable:
     def _one(self, bundle: Bundle) -> Finished:
         if self.draw.random() < 0.2:
             return Finished(bundle, lost="the node died")
-        self.performed += [one.id for one in bundle]
+        self.performed += [task.id for task in bundle]
         outcomes = [
-            TaskOutcome(one.id, "n1", 0.1, error="OSError: no")
+            TaskOutcome(task.id, "n1", 0.1, error="OSError: no")
             if self.draw.random() < 0.1
-            else TaskOutcome(one.id, "n1", 0.1, doubled(one))
-            for one in bundle
+            else TaskOutcome(task.id, "n1", 0.1, doubled(task))
+            for task in bundle
         ]
         return Finished(bundle, tuple(outcomes))
 
@@ -122,9 +130,11 @@ class Deadly(Unreliable):
     """Workers that die of one task."""
 
     def _one(self, bundle: Bundle) -> Finished:
-        if any(one.asked["n"] == 2 for one in bundle):
+        if any(task.asked["n"] == 2 for task in bundle):
             return Finished(bundle, lost="killed")
-        return Finished(bundle, tuple(TaskOutcome(one.id, "", 0, doubled(one)) for one in bundle))
+        return Finished(
+            bundle, tuple(TaskOutcome(task.id, "", 0, doubled(task)) for task in bundle)
+        )
 
 
 def test_a_task_that_kills_its_worker_takes_no_other_along(tmp_path: Path) -> None:
@@ -140,9 +150,9 @@ def test_a_second_result_and_its_runs_are_left_out(place: str) -> None:
     with RunStore(place) as store:
         results = CampaignResults(store, "r")
         for answer in answers:
-            one = TaskResult(asked.id, "run", asked.asked, answer, runs=work.runs_of(asked, answer))
-            results.add([one])
-        assert [one.answer["seconds"] for one in results.results()] == [[2.0]]
+            runs = work.runs_of(asked.asked, asked.gpu, answer)
+            results.add([TaskResult(asked.id, "run", asked.asked, answer, runs=runs)])
+        assert [result.answer["seconds"] for result in results.results()] == [[2.0]]
         assert [run.seconds for run in store.runs()] == [2.0]
 
 

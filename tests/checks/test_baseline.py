@@ -107,11 +107,6 @@ def test_one_line_changes_if_one_op_does(summary: StepSummary) -> None:
     assert old[changed - 1].endswith('.ops."aten.mm"]')
 
 
-def test_keeping_a_kept_step_changes_nothing(summary: StepSummary) -> None:
-    assert kept(summary) == summary
-    assert all(part.gpu_s for part in (*summary.ops, *summary.modules, *summary.types))
-
-
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [

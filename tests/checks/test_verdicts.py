@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from made import call, mm, relu, trace
+from shell import run
 
-from wavecast.analysis.comparison import StepComparison, StepSummary
-from wavecast.campaigns.checks.config import Tolerances
+import wavecast
+from wavecast.analysis.comparison import StepComparison, StepSummary, compare, summary_of
+from wavecast.campaigns.checks.checking import changed_since, commit_of
+from wavecast.campaigns.checks.config import ChangedLines, Tolerances, new_places
 from wavecast.campaigns.checks.verdicts import (
     Outcome,
+    StepVerdict,
     best_gpu,
     exit_code,
+    explained,
     judge,
     judge_choices,
     overall,
 )
+from wavecast.errors import InvalidInput
+from wavecast.traces.step import Call
 
 STEP = StepSummary(
     gpu="l4",
@@ -130,3 +141,121 @@ def test_there_is_no_choice_without_two_gpus() -> None:
     one = {"l4": STEP}
     assert judge_choices("mine", one, one, PRICES, 0.02) == ()
     assert judge_choices("mine", steps(1, 1), steps(1, 1), PRICES, None) == ()
+
+
+# Verdicts as plain lines of text.
+
+
+BIG = 2048
+
+
+def summary(*, wide: bool = False, waits: bool = False) -> StepSummary:
+    product = mm(BIG, BIG, BIG * (2 if wide else 1))
+    calls = call(product, module="net.0", syncs=waits), call(relu(BIG, BIG), module="net.1")
+    return summary_of(wavecast.predict(trace(*calls), "l4", host="reference"))
+
+
+def test_a_slower_step_is_explained_by_op_and_module() -> None:
+    verdict = judge("mine", StepComparison(summary(), summary(wide=True, waits=True)), Tolerances())
+    text = explained(replace(verdict, cause="the ops of the step changed"))
+    first, *lines = text.splitlines()
+    assert first == "mine on l4: worse"
+    assert any(line.startswith("  time ") and "2% allowed): worse" in line for line in lines)
+    assert "  waits 0 -> 1 (0 allowed): worse" in lines
+    assert any(line.startswith("    aten.mm: +") and line.endswith("(1 calls)") for line in lines)
+    assert any(line.startswith("    net.0: +") for line in lines)
+    assert lines[-1] == "  the ops of the step changed"
+
+
+def test_an_equal_step_has_its_figures_only() -> None:
+    text = explained(judge("mine", StepComparison(summary(), summary()), Tolerances()))
+    assert text.startswith("mine on l4: within tolerance\n  time ")
+    assert "->" not in text
+
+
+def test_a_step_that_no_longer_fits_and_an_unknown_memory_are_named() -> None:
+    before, after = (
+        replace(summary(), fits=True, peak_bytes=3 << 20),
+        replace(summary(), fits=False),
+    )
+    text = explained(judge("mine", StepComparison(before, after), Tolerances()))
+    assert "  fits true -> false: worse" in text
+    assert "  memory 3 MiB -> unknown (2% allowed): cannot say" in text
+
+
+def test_a_problem_is_all_there_is_to_say() -> None:
+    assert explained(StepVerdict("mine", "l4", problem="no")) == "mine on l4: no"
+
+
+# Lines of code at which a step does more, and commits that are compared.
+
+
+def at(line: str, made: Call, *, syncs: bool = False) -> Call:
+    return Call(made.op, made.phase, made.module, made.stream, syncs=syncs, line=line)
+
+
+def git(*arguments: str) -> None:
+    who = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *who, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("GITHUB_BASE_REF", "CI_MERGE_REQUEST_DIFF_BASE_SHA"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "wavecast.toml").write_text(
+        'gpus = ["t4"]\n[targets.mine]\ntarget = "step.json.gz"\n', encoding="utf-8"
+    )
+    (tmp_path / "train.py").write_text("a\nb\nc\n", encoding="utf-8")
+    trace(call(mm(BIG, BIG, BIG))).save(tmp_path / "step.json.gz")
+    git("init", "-q", "-b", "main")
+    git("add", "-A")
+    git("commit", "-qm", "base")
+    git("checkout", "-qb", "work")
+    return tmp_path
+
+
+def comparison() -> StepComparison:
+    before = trace(at("train.py:1", call(mm(BIG, BIG, BIG))))
+    more = [at("train.py:2", call(relu(BIG, BIG)), syncs=True), at("x.py:9", call(relu(BIG, BIG)))]
+    steps = (before, trace(*before.calls, *more))
+    return compare(*(wavecast.predict(step, "t4") for step in steps))
+
+
+def test_new_ops_and_waits_are_named_at_their_lines() -> None:
+    found = [(place.file, place.line, place.op) for place in new_places(comparison())]
+    assert found == [
+        ("train.py", 2, "waits"),
+        ("train.py", 2, "aten.relu"),
+        ("x.py", 9, "aten.relu"),
+    ]
+    changed = ChangedLines("base", {"x.py": [], "train.py": [range(7, 9)]})
+    found = [(place.file, place.line, place.op) for place in new_places(comparison(), changed)]
+    assert found == [("train.py", 2, "waits"), ("x.py", 9, "aten.relu")]
+
+
+def test_lines_that_changed_since_a_commit_are_found(repository: Path) -> None:
+    (repository / "train.py").write_text("a\nnew\nb\nc\nd\n", encoding="utf-8")
+    (repository / "fresh.py").write_text("x\n", encoding="utf-8")
+    changed = changed_since(commit_of("merge-base"))
+    assert [line for line in range(1, 6) if changed.has("train.py", line)] == [2, 5]
+    assert changed.has("fresh.py", 1)
+    assert not changed.has("other.py", 1)
+    with pytest.raises(InvalidInput, match="does not work here"):
+        commit_of("no-such-commit")
+
+
+def test_a_branch_is_compared_with_where_it_began(repository: Path) -> None:
+    slower = at("train.py:2", call(mm(BIG, BIG, 2 * BIG), module="a%b"))
+    trace(slower).save(repository / "step.json.gz")
+    (repository / "train.py").write_text("a\nnew\nc\n", encoding="utf-8")
+    done = run("check", "--against", "merge-base", "--annotate")
+    assert done.code == 1, done.err
+    told = [line for line in done.out.splitlines() if line.startswith("::")]
+    assert [line.partition(" ")[0] for line in told] == ["::warning", "::error"]
+    assert "file=train.py,line=2,title=Wavecast::mine: aten.mm is called here once" in told[0]
+    assert re.fullmatch(r"::error title=Wavecast::mine on t4 got worse: time[\w ,]*", told[1])
+    places = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True)
+    assert len(places.stdout.splitlines()) == 1, "what was checked out is gone"
+    assert run("check", "--update", "--against", "main").code == 2

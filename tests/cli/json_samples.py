@@ -166,12 +166,7 @@ def measured() -> Trace:
 def pretend_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make commands fast and possible that measure a GPU, a host, or train for minutes."""
     from wavecast.campaigns import suite_runs
-    from wavecast.frameworks.pytorch.measurement import (
-        host_benchmark,
-        iteration,
-        layers,
-        whole_runs,
-    )
+    from wavecast.frameworks.pytorch.measurement import calibration, iteration, layers, whole_runs
     from wavecast.hardware.kept_hosts import reference_times
     from wavecast.runs.suite_results import read_results
     from wavecast.suite import demonstrations
@@ -184,7 +179,7 @@ def pretend_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(wavecast, "measure", lambda run_step, **options: measured())
     monkeypatch.setattr(iteration, "require_gpu", lambda: None)
-    monkeypatch.setattr(host_benchmark, "time_host", lambda device="cpu": reference_times()[device])
+    monkeypatch.setattr(calibration, "time_host", lambda device="cpu": reference_times()[device])
     monkeypatch.setattr(whole_runs, "share_in", lambda seconds: 0.01)
     monkeypatch.setattr(layers, "gpu_id", lambda device="cuda": "t4" if device == "cuda" else "cpu")
     monkeypatch.setattr(suite_runs, "run", no_suite)

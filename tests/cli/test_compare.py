@@ -14,7 +14,7 @@ import wavecast
 from wavecast.analysis.comparison import compare
 from wavecast.cli.options.steps import StepOptions
 from wavecast.report.comparisons import comparisons
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait
 
 BIG = 2048
 command = import_module("wavecast.cli.steps.compare")  # its name is that of the function, too
@@ -88,7 +88,11 @@ def test_steps_of_torch_stand_beside_jax_as_written_and_compiled(
     monkeypatch.setattr(command, "step_source", Source)
     monkeypatch.setattr(command, "with_largest", lambda rows, _: list(rows))
     monkeypatch.setattr(
-        StepOptions, "target", lambda _, text, **__: Target(text, text=text, jax="jax" in text)
+        StepOptions,
+        "target",
+        lambda _, text, **__: Target(
+            text, text=text, kind=Trait.JAX if "jax" in text else Trait.NONE
+        ),
     )
     page = tmp_path / "page.html"
     more = ("--json",) if as_json else ("--html", page)

@@ -11,7 +11,7 @@ import torch
 from made import mm, relu
 from shell import run
 
-from wavecast.frameworks.pytorch.measurement import host_benchmark, sweep
+from wavecast.frameworks.pytorch.measurement import calibration, sweep
 from wavecast.hardware.devices import device
 from wavecast.predictors import corrected
 from wavecast.steps.request import default_predictor
@@ -62,7 +62,7 @@ def a_t4(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         return [chunk]
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(host_benchmark, "gpu_name", lambda: "Tesla T4")
+    monkeypatch.setattr(calibration, "gpu_name", lambda: "Tesla T4")
     monkeypatch.setattr(sweep, "sweep", fake)
     return asked
 

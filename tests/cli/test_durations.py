@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.planning.cost import seconds_of
+from wavecast.reading import seconds_of
 
 
 @pytest.mark.parametrize(

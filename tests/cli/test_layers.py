@@ -10,7 +10,7 @@ from shell import run
 
 from lab.measured import campaigns
 from wavecast.errors import InvalidInput
-from wavecast.runs.regression.layers.per_layer import published, read_lines, write_lines
+from wavecast.runs.regression.per_layer import published, read_lines, write_lines
 
 SUITE = campaigns.traces("suite")
 

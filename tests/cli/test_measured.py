@@ -19,12 +19,7 @@ import wavecast
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
 from wavecast.frameworks import ncu
-from wavecast.frameworks.pytorch.measurement import (
-    calibration,
-    host_benchmark,
-    iteration,
-    whole_runs,
-)
+from wavecast.frameworks.pytorch.measurement import calibration, iteration, whole_runs
 from wavecast.hardware import devices, kept_hosts
 from wavecast.hardware.devices import Fact, device
 from wavecast.hardware.hosts import REFERENCE_HOST, RecordedHost
@@ -240,8 +235,8 @@ def a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     def time_host(device: str = "cpu") -> dict[str, float]:
         return {name: 2 * seconds for name, seconds in reference_times()[device].items()}
 
-    monkeypatch.setattr(host_benchmark, "time_host", time_host)
-    monkeypatch.setattr(host_benchmark, "processor", lambda: "a processor")
+    monkeypatch.setattr(calibration, "time_host", time_host)
+    monkeypatch.setattr(calibration, "processor", lambda: "a processor")
     monkeypatch.setattr(kept_hosts, "machine_name", lambda: "node-7")
     busy(monkeypatch, 0.01, 0.02)
 
@@ -258,8 +253,8 @@ def a_known_gpu(a_gpu: str, a_host: None, monkeypatch: pytest.MonkeyPatch) -> di
     facts = {"memory_bytes_per_s": Fact(2.4e11, "me"), "tf32_tensor_flops": Fact(1e13, "me")}
     direct = {"launch_s": 3e-6, "sync_s": 4e-6, "graph_s": 5e-6, "node_s": 6e-8}
     monkeypatch.setattr(calibration, "calibrate", lambda seconds: ("Tesla T4", facts))
-    monkeypatch.setattr(host_benchmark, "time_gpu", lambda: direct)
-    monkeypatch.setattr(host_benchmark, "gpu_name", lambda: "Tesla T4")
+    monkeypatch.setattr(calibration, "time_gpu", lambda: direct)
+    monkeypatch.setattr(calibration, "gpu_name", lambda: "Tesla T4")
     return facts
 
 
@@ -673,7 +668,7 @@ def test_a_trial_on_a_cpu_takes_few_and_small_layers(
     from torch.utils.flop_counter import FlopCounterMode
 
     from wavecast.frameworks.pytorch.measurement import layers
-    from wavecast.predictors.mlp.layers import Layer, Lstm, PassTimes
+    from wavecast.predictors.mlp import Layer, Lstm, PassTimes
 
     flops: list[int] = []
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import typer.main
 
-from wavecast.campaigns.checks.config import TARGET_KEYS
+from wavecast.campaigns.checks.config import CheckedTarget
 from wavecast.cli import app
 
 MODEL = "--qlora"
@@ -141,4 +143,6 @@ def test_groups_of_options_come_together() -> None:
 
 def test_the_file_of_checks_has_a_key_for_every_option_of_a_step() -> None:
     of_steps = ("batch", "precision", "assume", "compile", "ranks", "parallel")
-    assert {"target", "gpus", "options", *of_steps} <= set(TARGET_KEYS)
+    assert {"target", "gpus", "options", *of_steps} <= {
+        field.name for field in fields(CheckedTarget)
+    }

@@ -16,7 +16,7 @@ from wavecast.cli.output.screen import CountItems
 from wavecast.cli.steps import parallel
 from wavecast.errors import InvalidInput
 from wavecast.parallel.strategy import Parallel
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 from wavecast.traces.step import Phase
 
 

@@ -10,7 +10,7 @@ from made import step
 from shell import run
 
 import wavecast
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 
 pytest.importorskip("ortools")
 

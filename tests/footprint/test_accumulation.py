@@ -15,7 +15,7 @@ from shell import run
 from torch import nn
 
 import wavecast
-from wavecast.footprint.accumulation import accumulate_twice
+from wavecast.footprint.largest_batch import accumulate_twice
 from wavecast.traces.editing import without_values
 from wavecast.traces.step import Phase, Role, Trace
 
@@ -94,22 +94,15 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 def test_two_batches_need_what_a_step_of_two_batches_needs(
     make_model: Callable[[], nn.Module], shape: tuple[int, ...], dtype: Any
 ) -> None:
-    one, two = (wavecast.trace(_step(make_model, shape, times, dtype)) for times in (1, 2))
-    computed = accumulate_twice(one)
+    single, two = (wavecast.trace(_step(make_model, shape, times, dtype)) for times in (1, 2))
+    computed = accumulate_twice(single)
     assert computed is not None
     assert sorted(c.op.base for c in computed) == sorted(c.op.base for c in two)
     for gpu in (None, "l4"):
         needed, traced = wavecast.memory(computed, gpu), wavecast.memory(two, gpu)
         assert needed.peak_bytes == traced.peak_bytes
         assert needed.reserved_bytes == traced.reserved_bytes
-        assert needed.peak_bytes > wavecast.memory(one, gpu).peak_bytes
-
-
-def test_the_samples_are_those_of_both_batches() -> None:
-    one = wavecast.trace(_step(_Perceptron, (4, 8), 1, None), samples=4)
-    computed = accumulate_twice(one)
-    assert computed is not None
-    assert computed.samples == 8
+        assert needed.peak_bytes > wavecast.memory(single, gpu).peak_bytes
 
 
 def test_gradients_that_stay_in_place_need_no_more_memory() -> None:
@@ -125,10 +118,10 @@ def test_gradients_that_stay_in_place_need_no_more_memory() -> None:
 
         return step
 
-    one = wavecast.trace(make_step)
-    computed = accumulate_twice(one)
+    single = wavecast.trace(make_step)
+    computed = accumulate_twice(single)
     assert computed is not None
-    assert wavecast.memory(computed).peak_bytes == wavecast.memory(one).peak_bytes
+    assert wavecast.memory(computed).peak_bytes == wavecast.memory(single).peak_bytes
 
 
 def _phases(trace: Trace, *phases: Phase) -> Trace:
@@ -178,9 +171,9 @@ def test_the_advice_is_the_memory_of_two_accumulated_batches(tmp_path: Path) -> 
 
 
 def test_the_gradients_of_the_first_batch_stay() -> None:
-    one = wavecast.trace(_step(_Perceptron, (4, 8), 1, None))
-    computed = accumulate_twice(one)
+    single = wavecast.trace(_step(_Perceptron, (4, 8), 1, None))
+    computed = accumulate_twice(single)
     assert computed is not None
     kept = [a for a in computed.allocations if a.role is Role.GRADIENT and a.born is not None]
-    assert len(kept) == len([a for a in one.allocations if a.role is Role.GRADIENT and a.born])
+    assert len(kept) == len([a for a in single.allocations if a.role is Role.GRADIENT and a.born])
     assert all(gradient.freed is None for gradient in kept)

@@ -72,26 +72,6 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
     assert allocator.reserved_bytes == 52 * MIB
 
 
-def test_free_neighbours_are_joined() -> None:
-    allocator = Allocator()
-    blocks = [allocator.allocate(5 * MIB) for _ in range(4)]
-    assert allocator.reserved_bytes == 20 * MIB
-    for block in (blocks[0], blocks[2], blocks[1], blocks[3]):
-        allocator.release(block)
-    allocator.allocate(18 * MIB)
-    assert allocator.reserved_bytes == 20 * MIB
-
-
-def test_fragments_make_more_reserved_than_used() -> None:
-    allocator = Allocator()
-    blocks = [allocator.allocate(5 * MIB) for _ in range(8)]
-    for block in blocks[::2]:
-        allocator.release(block)
-    allocator.allocate(12 * MIB)
-    assert allocator.allocated_bytes == 32 * MIB
-    assert allocator.reserved_bytes == 52 * MIB
-
-
 def test_under_a_limit_unused_segments_are_given_back_first() -> None:
     allocator = Allocator(limit_bytes=64 * MIB)
     first = allocator.allocate(40 * MIB)

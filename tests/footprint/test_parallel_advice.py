@@ -33,14 +33,14 @@ def _advice(strategy: Parallel) -> dict[str, Advice]:
 
 def test_dividing_more_is_advised_with_what_it_saves() -> None:
     strategy = Parallel(data=8)
-    found = _advice(strategy)
+    advice = _advice(strategy)
     for stage in (1, 3):
-        change = found[f"shard={stage}"]
+        change = advice[f"shard={stage}"]
         sharded = Parallel(data=8, shard=stage)
         after = wavecast.memory(traced(), L4, parallel=sharded).reserved_bytes
         assert change.after.reserved_bytes == after
         assert change.saved_bytes == change.before.reserved_bytes - after
-    saved = [change.saved_bytes for change in found.values()]
+    saved = [change.saved_bytes for change in advice.values()]
     assert saved == sorted(saved, reverse=True)
     assert min(saved) > 0
 
@@ -54,8 +54,8 @@ def test_checkpointing_also_saves_the_micro_batches_in_flight() -> None:
 
 
 def test_a_smaller_micro_batch_is_run_more_often() -> None:
-    found = advise_ranks(traced(), Parallel(data=2), L4, {"half": (lambda: traced(4), 2)})
-    change = next(change for change in found if change.name == "half")
+    advice = advise_ranks(traced(), Parallel(data=2), L4, {"half": (lambda: traced(4), 2)})
+    change = next(change for change in advice if change.name == "half")
     expected = wavecast.memory(traced(4), L4, parallel=Parallel(data=2, microbatches=2))
     assert change.after.reserved_bytes == expected.reserved_bytes
 

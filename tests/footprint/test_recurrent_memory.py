@@ -14,7 +14,7 @@ import pytest
 
 from wavecast import device
 from wavecast.footprint.replay import Allocator, MemoryBlock, replay
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.workspaces import with_workspaces
 from wavecast.traces.step import Role, Trace
 
 torch = pytest.importorskip("torch")

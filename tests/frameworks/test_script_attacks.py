@@ -287,8 +287,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def test_nothing_is_left_where_the_kernel_confines_nothing(script: Callable[[str], str]) -> None:
     script(LEAVES.replace("time.sleep(1000)", "train()"))
-    options = dict.fromkeys(("capability", "steps", "until", "samples", "assume", "ranks"))
-    run = run_in_process(ScriptRequest(("train.py",), False, options, landlock=0))
+    run = run_in_process(ScriptRequest(("train.py",), landlock=0))
     assert (run.step, run.confined) == (3, False)
     assert not processes(MARKER)
 

@@ -17,7 +17,7 @@ from shell import run_in_terminal
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.confinement import kernel, system_calls
-from wavecast.targets.scripts import ScriptRequest, run_in_process
+from wavecast.targets.scripts import Printed, ScriptRequest, run_in_process
 
 TRAINS = """
 import ctypes, os, socket, sys, time
@@ -31,7 +31,6 @@ def update():
 NEEDS_LANDLOCK = pytest.mark.skipif(
     kernel.version() < kernel.COMPLETE, reason="the kernel cannot confine a process"
 )
-OPTIONS = dict.fromkeys(("capability", "steps", "until", "samples", "assume", "ranks"))
 
 
 @pytest.fixture
@@ -110,11 +109,7 @@ def test_ctrl_c_gives_what_is_known(trains: bool, script: Callable[[str], str]) 
         assert re.search(r"at train\.py:(9|10)", err)
 
 
-def test_the_reason_for_sys_exit_is_shown(script: Callable[[str], str]) -> None:
-    chained = "try:\n    {}['width']\nexcept KeyError:\n    sys.exit(1)"
-    with pytest.raises(CaptureError, match=r"after KeyError at train\.py:10: 'width'") as error:
-        wavecast.run_script(script(chained))
-    assert error.value.script_code == 1
+def test_what_was_printed_before_sys_exit_is_shown(script: Callable[[str], str]) -> None:
     said = "print('set the dataset in config.yaml', file=sys.stderr)\nsys.exit(2)"
     with pytest.raises(CaptureError, match=r"it had printed: set the dataset in config\.yaml"):
         wavecast.run_script(script(said))
@@ -191,7 +186,7 @@ def test_without_landlock_the_promise_is_weaker_and_said_to_be(
     )
     script(body)
     Path("kept.txt").write_text("kept")
-    run = run_in_process(ScriptRequest(("train.py",), False, OPTIONS, landlock=0))
+    run = run_in_process(ScriptRequest(("train.py",), landlock=0))
     assert not run.confined
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "kept.txt",
@@ -210,3 +205,25 @@ def test_a_terminal_shows_what_is_being_done(script: Callable[[str], str]) -> No
     shown = run_in_terminal("run", "train.py")
     assert "importing torch" in shown
     assert "running step 2 of the loop at train.py:8, at train.py:11" in shown
+
+
+# What is kept of a script's output: little, however much it prints.
+
+CHUNK = 1 << 16
+
+
+@pytest.mark.parametrize("text", [b"x", b"\r", b"ab\r", b"\n", b"\xc3\xa9"])
+def test_little_is_kept_of_output_without_line_ends(text: bytes) -> None:
+    printed, chunk = Printed(), text * (CHUNK // len(text))
+    for _ in range(50):
+        printed.add(chunk)
+        assert printed.kept_bytes < 5000  # what the next chunk is joined to
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_the_last_lines_are_shown_as_a_terminal_does(size: int) -> None:
+    printed = Printed()
+    text = b"first\nsecond\r\n10%\r 50%\r100%\n\n  \nlast: " + b"x" * 300 + b"\nno end"
+    for begin in range(0, len(text), size):
+        printed.add(text[begin : begin + size])
+    assert printed.shown() == f"; it had printed: second | 100% | last: {'x' * 194}"

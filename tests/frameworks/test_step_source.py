@@ -15,7 +15,7 @@ from torch import nn
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
-from wavecast.predictors.retargeting.attention_kernels import FEWER_KERNELS, Query, supports
+from wavecast.predictors.attention_kernels import FEWER_KERNELS, Query, supports
 from wavecast.targets.sources import StepSource, target_source
 from wavecast.targets.targets import Target, resolve
 from wavecast.traces.step import Trace

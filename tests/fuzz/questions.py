@@ -201,9 +201,9 @@ def ask_larger_batch(trace: Trace, random: Random, folder: Path) -> None:
 
 def ask_layers(trace: Trace, random: Random, folder: Path) -> None:
     """The layers of a step, their times and a line through them."""
-    from wavecast.runs.regression.layers.layer_times import times_of_trace
-    from wavecast.runs.regression.layers.per_layer import PerLayer, published
-    from wavecast.runs.regression.layers.traced_layers import network_of_trace
+    from wavecast.runs.regression.complexities import network_of_trace
+    from wavecast.runs.regression.layer_times import times_of_trace
+    from wavecast.runs.regression.per_layer import PerLayer, published
 
     batch = random.choice((None, 2, 4))
     network = network_of_trace(trace, batch=batch, name="net")

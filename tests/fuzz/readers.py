@@ -164,8 +164,8 @@ def read_layers(path: Path, number: int) -> None:
 
 
 def read_layer_times(path: Path, number: int) -> None:
-    from wavecast.runs.regression.layers.complexities import caffe_net
-    from wavecast.runs.regression.layers.layer_times import read_caffe_time
+    from wavecast.runs.regression.complexities import caffe_net
+    from wavecast.runs.regression.layer_times import read_caffe_time
 
     network = caffe_net("alexnet")
     times = read_caffe_time(path, network, batch=64)
@@ -224,15 +224,15 @@ def read_corrections(path: Path, number: int) -> None:
 
 
 def read_prices(path: Path, number: int) -> None:
-    from wavecast.planning import price_files
+    from wavecast.planning import prices
 
-    for price in price_files.read_prices(path).offers:
+    for price in prices.read_prices(path).offers:
         _need(0 < price.per_usd(1.0) < math.inf, "samples for a dollar", price)
 
 
 def read_planned_jobs(path: Path, number: int) -> None:
     from wavecast.planning.prices import price_book
-    from wavecast.planning.schedule.job_files import read_fleet, read_jobs
+    from wavecast.planning.schedule.jobs import read_fleet, read_jobs
 
     for spec in read_jobs(path):
         _need(spec.submit_s >= 0 and spec.runs > 0, "a job", spec)
@@ -245,8 +245,7 @@ def read_fleet_file(path: Path, number: int) -> None:
     """Pools, planned by simple rules and simulated with a few jobs."""
     from wavecast.planning.cost import exactly
     from wavecast.planning.prices import price_book
-    from wavecast.planning.schedule.job_files import read_fleet
-    from wavecast.planning.schedule.jobs import Aims, Job, RunOption
+    from wavecast.planning.schedule.jobs import Aims, Job, RunOption, read_fleet
     from wavecast.planning.schedule.planned import make_plan
     from wavecast.planning.schedule.planner import Effort
 
@@ -303,9 +302,9 @@ def read_baseline(path: Path, number: int) -> None:
 
 
 def read_catalogue(path: Path, number: int) -> None:
-    from wavecast.planning import price_files
+    from wavecast.planning import prices
 
-    for offer in price_files.read_catalogue(path, "aws").offers:
+    for offer in prices.read_catalogue(path, "aws").offers:
         _need(0 < offer.per_usd(1.0) < math.inf, "samples for a dollar", offer)
         _need(0 < offer.usd_per_hour_of(8) < math.inf, "USD for eight GPUs", offer)
 

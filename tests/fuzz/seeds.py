@@ -20,7 +20,7 @@ from kineto_file import AUTOGRAD, File
 
 from wavecast import files
 from wavecast.frameworks.pytorch.compiled.plans import store_plan
-from wavecast.predictors.mlp.predictor import MlpNetwork, write_model
+from wavecast.predictors.mlp import MlpNetwork, write_model
 from wavecast.traces.joining import Counted
 from wavecast.traces.step import Trace
 

@@ -16,8 +16,8 @@ from torch import nn
 import wavecast as wc
 from wavecast import suite
 from wavecast.analysis.profile import profile_measured
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.frameworks.pytorch.measurement import host_benchmark
+from wavecast.footprint.memory import peak_bytes
+from wavecast.frameworks.pytorch.measurement import calibration
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.hardware.kept_hosts import reference_times
 from wavecast.traces import file
@@ -150,9 +150,9 @@ def test_a_step_that_replays_a_graph_is_measured_by_its_kernels() -> None:
 
 
 def test_the_host_benchmark_runs_on_the_gpu() -> None:
-    on_gpu, direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
+    on_gpu, direct = calibration.time_host("cuda"), calibration.time_gpu()
     assert on_gpu.keys() == reference_times()["cuda"].keys()
-    assert on_gpu["forward_s"] > host_benchmark.time_host()["forward_s"] > 0
+    assert on_gpu["forward_s"] > calibration.time_host()["forward_s"] > 0
     assert direct.keys() == {"launch_s", "sync_s", "graph_s", "node_s"}
     assert all(0 <= seconds < 1e-3 for seconds in direct.values())
 

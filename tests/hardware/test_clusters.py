@@ -14,12 +14,12 @@ from wavecast.cli import app
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.files import shipped
 from wavecast.hardware.clusters import (
+    CLUSTER_FILES,
     Cluster,
     LinkKind,
     cluster,
     clusters,
     read_cluster,
-    read_shipped_cluster,
     usual_cluster,
     with_device,
 )
@@ -49,7 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @every_cluster
 def test_a_shipped_cluster_has_sources_and_believable_links(path: Path) -> None:
-    one = read_shipped_cluster(path)
+    one = CLUSTER_FILES.shipped(path)
     assert one.id == path.stem
     assert cluster(one.id) == one
     assert cluster(one.name) == one
@@ -68,7 +68,7 @@ def test_a_shipped_cluster_has_sources_and_believable_links(path: Path) -> None:
 
 
 def test_each_gpu_has_one_usual_machine_and_each_name_one_cluster() -> None:
-    usual = Counter(gpu for one in clusters() for gpu in one.usual_for)
+    usual = Counter(gpu for cluster in clusters() for gpu in cluster.usual_for)
     assert set(usual.values()) == {1}
     assert set(usual) <= {gpu.id for gpu in devices()}
     for one in clusters():
@@ -82,7 +82,7 @@ def test_the_clusters_that_the_documents_promise_are_there() -> None:
         *("azure-nd-h100-v5", "gcp-a3-high", "lambda-pcie", "lambda-bridges"),
         *("tbd-ethernet", "tbd-infiniband"),
     )
-    assert set(wanted) <= {one.id for one in clusters()}
+    assert set(wanted) <= {cluster.id for cluster in clusters()}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,9 @@ def test_the_usual_machine_of_a_gpu(gpu: str, name: str, speed: float, peer_to_p
 
 def test_every_gpu_has_a_usual_machine_or_an_error_that_says_what_to_do() -> None:
     for gpu in devices():
-        if gpu.pcie_bytes_per_s is None and all(gpu.id not in one.usual_for for one in clusters()):
+        if gpu.pcie_bytes_per_s is None and all(
+            gpu.id not in cluster.usual_for for cluster in clusters()
+        ):
             with pytest.raises(InvalidInput, match='list them with "wavecast clusters"'):
                 usual_cluster(gpu)
         else:
@@ -145,8 +147,6 @@ def test_cards_reach_each_other_only_if_box_and_driver_allow_it() -> None:
     ("name", "message"),
     [
         ("dgx-h10", 'unknown cluster "dgx-h10"; did you mean "dgx-h100"'),
-        ("dgx", "fits several clusters"),
-        ("qqq", 'list them with "wavecast clusters"'),
         ("none.toml", "give a path to a .toml file that exists"),
     ],
 )
@@ -181,7 +181,7 @@ def test_the_users_files_come_first(folder: Path) -> None:
     assert cluster("my-box").gpus_per_node == 4
     assert cluster("dgx-h100").name == "Other"
     assert cluster(str(folder / "my-box.toml")).id == "my-box"
-    assert "my-box" in {one.id for one in clusters()}
+    assert "my-box" in {cluster.id for cluster in clusters()}
 
 
 @pytest.mark.parametrize(
@@ -189,16 +189,12 @@ def test_the_users_files_come_first(folder: Path) -> None:
     [
         ("gpus = 4", "gpu = 4", 'node.gpu is not a key of a cluster; did you mean "gpus"'),
         ("gpus = 4", "", "node.gpus is missing"),
-        ("gpus = 4", "gpus = 4.5", "node.gpus must be a whole number"),
         ('"pcie"', '"token ring"', "it is one of nvswitch, nvlink, bridges, pcie"),
         ("3.2e10", "256", "the unit is bytes/s"),
         ('"pcie"', '"bridges"', "node.bridged_gpus .2 for pairs. and node.pcie_bytes_per_s"),
         ("gpus = 4", "gpus = 4\nnvls = true", "only NVSwitches can reduce"),
         ("gpus = 4", "gpus = 4\nbridged_gpus = 2", "only for bridges"),
-        ("gpus = 4", 'gpus = 4\npeer_to_peer = "yes"', "must be true or false"),
-        ("gpus = 4", "gpus = 4\nprocessor = 7742", "node.processor must be a text"),
         ("bytes_per_s = 1.25e9", "", "network.bytes_per_s is missing"),
-        ("bytes_per_s = 1.25e9", "bytes_per_s = 10", "the unit is bytes/s"),
         ('name = "Box"', "", "name is missing"),
     ],
 )
@@ -209,14 +205,6 @@ def test_a_wrong_file_is_refused_with_the_reason(
     path.write_text(MINIMAL.replace(before, after, 1))
     with pytest.raises(InvalidInput, match=message):
         read_cluster(path)
-
-
-def test_a_folder_that_does_not_exist_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WAVECAST_CLUSTERS", str(tmp_path / "gone"))
-    with pytest.raises(InvalidInput, match=r"WAVECAST_CLUSTERS names .*gone, which does not exist"):
-        clusters()
 
 
 def test_clusters_that_differ_in_a_link_are_unequal_and_can_be_hashed() -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kineto_figures import kineto_blocks_per_sm, kineto_occupancy, kineto_warps_per_sm
 from over_all import over
@@ -57,39 +56,6 @@ def test_blocks_per_sm_are_those_of_nvidias_calculator(
 ) -> None:
     blocks = (blocks_per_sm(limits(name), threads, registers, shared) for name in HABITAT)
     assert tuple(blocks) == expected
-
-
-def the_rule_of_the_paper(
-    capability: tuple[int, int], threads: int, registers: int, shared: int
-) -> int:
-    """The rule of Habitat (papers.md HB-4), verified there against NVIDIA's header.
-
-    It holds for blocks that do not opt in to more than 48 KiB of shared memory.
-    """
-    max_threads, shared_per_sm = {
-        (6, 0): (2048, 65536), (6, 1): (2048, 98304), (7, 0): (2048, 98304), (7, 5): (1024, 65536)
-    }[capability]  # fmt: skip
-    warps, parts = ceil(threads / 32), 2 if capability == (6, 0) else 4
-    limits = [max_threads // 32 // warps, 16 if capability == (7, 5) else 32]
-    if registers:
-        of_warp = ceil(32 * registers / 256) * 256
-        too_many = any(of_warp * ceil(warps / p) * p > 65536 for p in {parts, 4})
-        fitting = 65536 // parts // of_warp * parts // warps
-        limits.append(0 if registers > 255 or too_many else fitting)
-    if shared:
-        limits.append(shared_per_sm // (ceil(shared / 256) * 256))
-    return min(limits)
-
-
-@settings(max_examples=1000)
-@given(
-    st.sampled_from([(6, 0), (6, 1), (7, 0), (7, 5)]), threads_, registers_, st.integers(0, 49152)
-)
-def test_the_rule_is_that_of_the_paper(
-    capability: tuple[int, int], threads: int, registers: int, shared: int
-) -> None:
-    expected = the_rule_of_the_paper(capability, threads, registers, shared)
-    assert blocks_per_sm(LIMITS[capability], threads, registers, shared) == expected
 
 
 # Computed by hand from the CUDA C++ Programming Guide: an SM's resources over those of a block.

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import family
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import retarget
 from wavecast.traces.editing import without_values
 from wavecast.traces.step import Trace
 

@@ -150,7 +150,7 @@ def test_loading_it_imports_nothing_heavy() -> None:
     code = f"import json, sys, {PLUGIN}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = set(json.loads(done.stdout))
-    assert not loaded & {"torch", "numpy", "rich", "typer", "wavecast.checks"}
+    assert not loaded & {"torch", "numpy", "rich", "typer", "wavecast.campaigns.checks"}
 
 
 def test_pytest_finds_it_by_its_entry_point() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+
 from lab import pages
 from lab.figures import Figures, figures, percent, record, recorded
 from lab.measured.comparison import Contender, Scored

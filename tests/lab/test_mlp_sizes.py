@@ -8,7 +8,7 @@ import numpy as np
 
 from lab.fit.mlp import answered, ranges_by_gpu
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.predictor import device_features
+from wavecast.predictors.mlp import device_features
 
 GPUS = ("p4", "t4", "p100-pcie-16gb")
 

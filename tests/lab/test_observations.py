@@ -12,7 +12,7 @@ import pytest
 from lab.measured import campaigns
 from lab.places import DOCS, H200
 from wavecast import device
-from wavecast.footprint.kinds import KindFinder, peak_by_tbd_kind, peak_bytes
+from wavecast.footprint.memory import KindFinder, peak_by_tbd_kind, peak_bytes
 from wavecast.runs.run import ENOUGH
 from wavecast.runs.suite_results import (
     Observation,

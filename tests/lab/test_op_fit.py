@@ -15,14 +15,12 @@ from lab.fit.learned import covered, is_short, old_lines, renewed, spread, with_
 from lab.fit.op_fit import shared_trees, trusted
 from lab.measured.op_makers import OpRow
 from wavecast.hardware.devices import device
-from wavecast.predictors.learned.batch import batch_of
-from wavecast.predictors.learned.features import filter_families
+from wavecast.predictors.learned.batch import batch_of, parts_of
+from wavecast.predictors.learned.columns import ConvolutionRow, StreamRow
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.model import Forest, OpModel
-from wavecast.predictors.learned.physics.columns import ConvolutionRow, StreamRow
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.tiles import TimeLimits
+from wavecast.predictors.learned.model import Forest, OpModel, filter_families
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.tiles import TimeLimits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 times = st.floats(1e-7, 1.0)
@@ -202,7 +200,7 @@ def test_new_rows_of_a_chip_teach_their_layout_and_leave_the_other() -> None:
         return Op("aten.convolution", (image, weight), (out,), attrs)
 
     def seconds(ops: list[Op], using: dict[str, OpModel]) -> np.ndarray:
-        learned = dataclasses.replace(Learned.shipped(), models=using, _batches={}, _gpus={})
+        learned = dataclasses.replace(Learned.shipped(), models=using)
         answers = learned.predict_all(ops, gpu)
         return np.array([answer.seconds for answer in answers if answer is not None])
 

@@ -19,10 +19,11 @@ from lab.score.parallel_ranges import (
     table,
     to_toml,
 )
-from wavecast.steps.ranges import Factors, RangeParts
+from wavecast.predictors.base import Spread
+from wavecast.steps.ranges import RangeParts
 
-ALONE = Factors(1 / 1.1, 1.1)
-NO_HOST = Factors(1.0, 1.0)
+ALONE = Spread(1 / 1.1, 1.1)
+NO_HOST = Spread(1.0, 1.0)
 
 
 def _step(measured: float, owner: str = "one") -> RangedStep:
@@ -75,7 +76,7 @@ def test_ranges_made_apart_hold_nine_in_ten() -> None:
 
 def test_hosts_that_set_the_pace_widen_a_range_and_are_in_no_width() -> None:
     step = _step(1.0)
-    slow = replace(step, parts=replace(step.parts, hosts=Factors(0.7, 1.5)), off=math.log(1.45))
+    slow = replace(step, parts=replace(step.parts, hosts=Spread(0.7, 1.5)), off=math.log(1.45))
     assert slow.waits
     assert slow.reach((0.0, 0.0)) == pytest.approx((-math.log(0.7), math.log(1.5)))
     steps = _source("one", 1.3)

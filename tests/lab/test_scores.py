@@ -21,7 +21,7 @@ SLOW = ("half_precision", "grouped")
 
 def _on_pages(tables: Iterable[ScoreTable]) -> bool:
     return all(
-        pages.section(table.page, table.mark) == table.text for table in tables if table.page
+        pages.section(table.page, table.mark) == table.on_the_page for table in tables if table.page
     )
 
 

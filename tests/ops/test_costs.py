@@ -56,10 +56,6 @@ def cost(name: str, inputs: Any = (), outputs: Any = (), **attrs: Scalar) -> Cos
 # Hand-computed numbers
 
 
-def test_a_multiply_add_is_two_flops() -> None:
-    assert cost("mm", [f32(1, 1), f32(1, 1)], [f32(1, 1)]).flops == 2
-
-
 BY_HAND = {
     "a 4-bit weight": (
         bnb("dequantize_4bit", [of("uint8", 4096, 1), f32(128)], [of("bfloat16", 64, 128)]),
@@ -428,17 +424,19 @@ def test_convolution_backward_reads_what_each_wanted_gradient_needs(
         grad.nbytes,
     )
     assert gradients.flops == forward * (mask[0] + mask[1])
-    assert gradients.read_bytes == sum(n for n, wanted in zip(needs, mask, strict=True) if wanted)
+    assert gradients.read_bytes == sum(
+        n for n, computed in zip(needs, mask, strict=True) if computed
+    )
 
 
 def test_groups_are_forgotten_by_torch_but_not_executed() -> None:
     tensors = [f32(1, 64, 8, 8), f32(1, 64, 8, 8), f32(64, 1, 3, 3)]
     depthwise = op("convolution_backward", tensors, output_mask=(True, True, False), groups=64)
-    one = 2 * 64 * 64 * 9
+    per_channel = 2 * 64 * 64 * 9
     costs = cost_of(depthwise)
     assert costs is not None
-    assert costs.flops == one + 64 * one
-    assert executed_flops(depthwise) == 2 * one
+    assert costs.flops == per_channel + 64 * per_channel
+    assert executed_flops(depthwise) == 2 * per_channel
 
 
 # Recurrent networks
@@ -461,18 +459,6 @@ def rnn(mode: int, **changes: Any) -> Op:
     width = (2 if size["bidirectional"] else 1) * (size["proj_size"] or size["hidden_size"])
     outputs = [f32(*shape[:-1], width), state, state]
     return op(name, [f32(*shape), state, state], outputs, mode=mode, **size)
-
-
-@pytest.mark.parametrize(("mode", "gates"), [(0, 1), (1, 1), (2, 4), (3, 3)])
-def test_one_recurrent_layer_is_two_linears_per_gate(mode: int, gates: int) -> None:
-    forward = cost_of(rnn(mode))
-    assert forward is not None
-    assert forward.flops == 2 * 21 * gates * 6 * (5 + 6)
-    weights = gates * 6 * (5 + 6 + 2)
-    state = 4 * 3 * 6 * 2
-    assert forward.read_bytes == 4 * (21 * 5 + weights) + state
-    kept = 21 * 6 * (gates + (mode == 2))
-    assert forward.written_bytes == 4 * (21 * 6 + kept) + state
 
 
 @unhurried
@@ -627,18 +613,18 @@ def test_convolutions_equal_torch(
     kernel: int,
     stride: int,
     dilation: int,
-    wanted: tuple[bool, bool],
+    computed: tuple[bool, bool],
 ) -> None:
-    image = meta(2, groups * c_in, *[9] * dims, grad=wanted[0])
+    image = meta(2, groups * c_in, *[9] * dims, grad=computed[0])
     channels = (groups * c_in, c_out) if transposed else (groups * c_out, c_in)
-    weight = meta(*channels, *[kernel] * dims, grad=wanted[1])
+    weight = meta(*channels, *[kernel] * dims, grad=computed[1])
     name = f"conv_transpose{dims}d" if transposed else f"conv{dims}d"
     settings_ = {"stride": stride, "padding": 1, "dilation": dilation, "groups": groups}
     with Counted() as counted:
         out = getattr(F, name)(image, weight, meta(groups * c_out), **settings_)
-        if any(wanted):
+        if any(computed):
             out.sum().backward()
-    names = ["convolution", "convolution_backward"] if any(wanted) else ["convolution"]
+    names = ["convolution", "convolution_backward"] if any(computed) else ["convolution"]
     assert_equal_to_torch(counted, *names)
 
 
@@ -813,15 +799,6 @@ numbers = st.integers(0, 10**18)
 costs = st.builds(Cost, numbers, numbers, numbers)
 
 
-@unhurried
-@given(costs, costs, st.integers(0, 9))
-def test_costs_add_and_multiply(a: Cost, b: Cost, times: int) -> None:
-    assert a + b == b + a
-    assert (a + b).bytes == a.bytes + b.bytes
-    assert a + Cost() == a
-    assert a * times == sum([a] * times, Cost())
-
-
 def test_registering_twice_raises_and_changes_nothing() -> None:
     with pytest.raises(InvalidInput, match=r"aten\.mm is registered twice"):
         ops.cost("aten.mm", kind=Kind.COPY)(lambda op: Cost())
@@ -833,16 +810,6 @@ def test_an_op_can_be_registered_after_it_was_asked_for() -> None:
     assert cost_of(mine) is None
     ops.cost("mylib.fused", kind=Kind.ELEMENTWISE)(lambda op: Cost(1, 2, 3))
     assert cost_of(mine) == Cost(1, 2, 3)
-
-
-def test_attention_to_nothing_costs_nothing() -> None:
-    assert executed_flops(attention("_flash_attention_forward", 4, 0, is_causal=True)) == 0
-
-
-def test_an_unknown_op_has_no_cost() -> None:
-    stranger = Op("mylib.spin", (f32(4, 4), f32(4)), (i64(4),))
-    assert cost_of(stranger) is None
-    assert executed_flops(stranger) is None
 
 
 # Units
@@ -902,12 +869,12 @@ def test_totals_sum_by_phase_and_kind_and_name_what_is_unknown() -> None:
         Call(Op("cuda.synchronize", (), ()), Phase.OTHER),
     )
     totals = ops.totals(Trace(calls))
-    one = Cost(240, 4 * (20 + 30), 4 * 24)
-    assert totals.by_phase[Phase.FORWARD] == one
-    assert totals.by_phase[Phase.BACKWARD] == one * 2
-    assert totals.by_kind[Kind.MATMUL] == one * 3
+    each_cost = Cost(240, 4 * (20 + 30), 4 * 24)
+    assert totals.by_phase[Phase.FORWARD] == each_cost
+    assert totals.by_phase[Phase.BACKWARD] == each_cost * 2
+    assert totals.by_kind[Kind.MATMUL] == each_cost * 3
     assert totals.by_kind[Kind.OPTIMIZER] == Cost(0, 0, 36)
-    assert totals.cost == one * 3 + Cost(0, 0, 36)
+    assert totals.cost == each_cost * 3 + Cost(0, 0, 36)
     assert totals.executed_flops == 720
     assert totals.unknown == {"mylib.spin": 1, "aten._linalg_svd": 1}
     assert totals.kernels == 6

@@ -68,8 +68,9 @@ class Comparison:
             for theirs in self.missing:
                 if ours[:2] == theirs[:2] and len(ours[2]) == len(theirs[2]):
                     return f"{' '.join(ours[:2])} has {_unlike(ours, theirs)}"
-        one = next(iter(self.extra or self.missing))
-        return f"{' '.join(one[:2])} {one[2][:4]} is {'extra' if self.extra else 'missing'}"
+        difference = next(iter(self.extra or self.missing))
+        what = "extra" if self.extra else "missing"
+        return f"{' '.join(difference[:2])} {difference[2][:4]} is {what}"
 
 
 def compare(trace: Trace, strategy: Parallel, reference: Trace) -> Comparison:
@@ -151,9 +152,9 @@ def _is_loss(call: Call) -> bool:
 def _unlike(ours: LocalOp, theirs: LocalOp) -> str:
     """The first tensor, or the groups, in which two ops differ."""
     for kind, at in (("input", 2), ("output", 3)):
-        for index, (one, other) in enumerate(zip(ours[at], theirs[at], strict=False)):
-            if one != other:
-                return f"{kind} {index} of {one}, the reference of {other}"
+        for index, (own, reference) in enumerate(zip(ours[at], theirs[at], strict=False)):
+            if own != reference:
+                return f"{kind} {index} of {own}, the reference of {reference}"
     return f"groups {ours[4]}, the reference {theirs[4]}"
 
 

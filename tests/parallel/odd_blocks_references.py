@@ -117,10 +117,10 @@ def shard_vocabulary(table: Any, mesh: Any, layout: Any) -> None:
         rows = table.weight.to_local()
         first = dist.get_rank() * len(rows)
         elsewhere = (tokens < first) | (tokens >= first + len(rows))
-        found = F.embedding((tokens - first).masked_fill(elsewhere, 0), rows)
-        found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        found = DTensor.from_local(found, mesh, [Partial()])
-        return found.redistribute(placements=[layout]).to_local()
+        embedded = F.embedding((tokens - first).masked_fill(elsewhere, 0), rows)
+        embedded = embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        embedded = DTensor.from_local(embedded, mesh, [Partial()])
+        return embedded.redistribute(placements=[layout]).to_local()
 
     table.weight = nn.Parameter(distribute_tensor(table.weight, mesh, [Shard(0)]))
     table.forward = look_up

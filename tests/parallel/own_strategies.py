@@ -54,7 +54,7 @@ def model_of(sizes: Sizes) -> Any:
         if sizes.experts:
             shape = (sizes.layers, WIDTH, HEADS, HEADS, INNER, VOCABULARY, sizes.sequence)
             mixture = MixtureShape(sizes.experts, top_k=2)
-            decoder = DecoderShape(*shape, True, False, 0.0, WIDTH // HEADS, mixture, None, False)
+            decoder = DecoderShape(*shape, WIDTH // HEADS, True, False, mixture=mixture)
             recompute = "full" if sizes.recompute else "none"
             return SizedDecoder(decoder, recompute, fused_attention=True).to(sizes.dtype)
         model = Llama(sizes.layers, WIDTH, HEADS, HEADS, INNER, VOCABULARY, tied=False)

@@ -42,7 +42,7 @@ def one_of(ranks: int) -> Iterator[Any]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from wavecast.frameworks.pytorch.capture.distributed.ranks import forget_shardings
+    from wavecast.frameworks.pytorch.capture.ranks import forget_shardings
 
     forget_shardings()
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
@@ -139,8 +139,8 @@ def test_every_collective_and_product_is_the_one_that_dtensor_issues(
     ranks: int, sequence: bool, precision: str
 ) -> None:
     strategy = Parallel(tensor=ranks, sequence=sequence, tensor_plan=PLAN)
-    made, _ = with_layers_sharded(llama(precision), strategy)
-    passes = [call.op for call in made if call.phase in (Phase.FORWARD, Phase.BACKWARD)]
+    sharded, _ = with_layers_sharded(llama(precision), strategy)
+    passes = [call.op for call in sharded if call.phase in (Phase.FORWARD, Phase.BACKWARD)]
     ours = [(op.name, op.inputs[0].nbytes) for op in passes if op.name.startswith("nccl.")]
     if sequence:  # DTensor leaves the sum of the norms' gradients to whoever reads them
         norms = 5 * 32 * 4

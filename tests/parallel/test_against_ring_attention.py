@@ -65,9 +65,9 @@ def events_of_torch(ranks: int, causal: bool) -> tuple[list[Event], list[Event]]
 
 
 def events_of_ours(ranks: int) -> tuple[list[Event], list[Event]]:
-    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=ranks))
+    sharded, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=ranks))
     passes: dict[Phase, list[Event]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
-    for call in made:
+    for call in sharded:
         if not call.module.endswith("blocks.0.attention"):
             continue
         op = call.op

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.exchanges import wait
-from wavecast.parallel.gradients import cut_graphs, gradients
+from wavecast.parallel.gradients import cut_graphs, gradients, wait
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.editing import Edit
@@ -25,8 +24,8 @@ NORM = (("points", 512), ("read_bytes", 8 * 2**20), ("write_bytes", 4 * 2**20))
 def kernels(phase: Phase, block: int) -> Iterator[Call]:
     module = f"Net.blocks.{block}"
     yield Call(Op("inductor.pointwise", (ROWS,), (ROWS,), NORM), phase, f"{module}.norm")
-    made = WEIGHT if phase is Phase.BACKWARD else ROWS
-    yield Call(Op("aten.mm", (ROWS, WEIGHT), (made,)), phase, f"{module}.linear")
+    written = WEIGHT if phase is Phase.BACKWARD else ROWS
+    yield Call(Op("aten.mm", (ROWS, WEIGHT), (written,)), phase, f"{module}.linear")
 
 
 def graph(number: int, calls: list[Call], replayed: bool = False) -> Iterator[Call]:
@@ -54,12 +53,12 @@ def compiled_step(replayed: bool = False) -> Trace:
         Allocation(WEIGHT.nbytes, None, None, Role.PARAMETER, f"Net.blocks.{block}.linear")
         for block in range(BLOCKS)
     ]
-    made = [
+    memory = [
         Allocation(WEIGHT.nbytes, position, None, Role.GRADIENT, call.module)
         for position, call in enumerate(calls)
         if call.phase is Phase.BACKWARD and call.op.name == "aten.mm"
     ]
-    return Trace(calls=tuple(calls), allocations=(*weights, *made))
+    return Trace(calls=tuple(calls), allocations=(*weights, *memory))
 
 
 def names(trace: Trace) -> list[str]:

@@ -31,11 +31,11 @@ def test_ranks_share_the_products_and_attention(
 ) -> None:
     trace = traced(name, precision)
     strategy = Parallel(context=2, tensor=tensor, sequence=sequence and tensor > 1)
-    made, notes = with_layers_sharded(trace, strategy)
-    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    sharded, notes = with_layers_sharded(trace, strategy)
+    assert [wrong for call in sharded if (wrong := misfit(call.op))] == []
     for of in ("attention", "mm"):
         whole = sum(flops(c) for c in trace if of in c.op.base and is_product(c))
-        part = sum(flops(c) for c in made if of in c.op.base and is_product(c))
+        part = sum(flops(c) for c in sharded if of in c.op.base and is_product(c))
         if name != "BERT" or of == "attention":  # a part of BERT's head is not divided by tensor
             assert whole == 2 * tensor * part
     assert "context parallelism" in notes[0]
@@ -43,15 +43,15 @@ def test_ranks_share_the_products_and_attention(
 
 def test_weights_are_whole() -> None:
     trace = traced("gpt2", "bf16")
-    made, _ = with_layers_sharded(trace, Parallel(context=2))
+    sharded, _ = with_layers_sharded(trace, Parallel(context=2))
     for role in (Role.PARAMETER, Role.GRADIENT, Role.OPTIMIZER_STATE):
-        assert held(made, role) == held(trace, role)
-    assert held(made, Role.INTERMEDIATE) < held(trace, Role.INTERMEDIATE)
+        assert held(sharded, role) == held(trace, role)
+    assert held(sharded, Role.INTERMEDIATE) < held(trace, Role.INTERMEDIATE)
 
 
 def test_keys_and_values_are_gathered_and_their_gradients_go_around() -> None:
-    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3, tensor=1))
-    in_block = [call for call in collectives(made) if ".blocks.0." in call.module]
+    sharded, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3, tensor=1))
+    in_block = [call for call in collectives(sharded) if ".blocks.0." in call.module]
     keys = 3 * 2 * (12 // 3) * 16  # samples, heads, positions of one rank, size of a head
     ahead = [(c.op.name, c.op.inputs[0].nbytes) for c in in_block if c.phase is Phase.FORWARD]
     back = [(c.op.name, c.op.inputs[0].nbytes) for c in in_block if c.phase is Phase.BACKWARD]
@@ -60,10 +60,10 @@ def test_keys_and_values_are_gathered_and_their_gradients_go_around() -> None:
 
 
 def test_a_causal_rank_attends_to_its_own_keys_and_half_of_each_other_rank() -> None:
-    made, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3))
+    sharded, _ = with_layers_sharded(traced("gpt2", "bf16"), Parallel(context=3))
     steps = [
         (c.op.inputs[0].shape[2], c.op.inputs[1].shape[2], c.op.attr("is_causal"))
-        for c in made
+        for c in sharded
         if ".blocks.0." in c.module and "attention" in c.op.base and c.phase is Phase.FORWARD
     ]
     assert steps == [(4, 4, True), (4, 2, False), (4, 2, False)]

@@ -25,25 +25,25 @@ def of_experts(trace: Trace) -> float:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_weights_of_experts_are_divided_and_their_work_is_not(ranks: int) -> None:
     trace = traced("MIXTRAL")
-    made, notes = with_layers_sharded(trace, Parallel(data=ranks, expert=ranks))
-    assert of_experts(made) == of_experts(trace)  # each rank brings words of its own
-    whole, part = held(trace, Role.PARAMETER), held(made, Role.PARAMETER)
+    sharded, notes = with_layers_sharded(trace, Parallel(data=ranks, expert=ranks))
+    assert of_experts(sharded) == of_experts(trace)  # each rank brings tokens of its own
+    whole, part = held(trace, Role.PARAMETER), held(sharded, Role.PARAMETER)
     assert whole - part == EXPERTS_BYTES - EXPERTS_BYTES // ranks
     for role in NORMS_AND_THE_REST:
-        assert held(trace, role) * part == held(made, role) * whole
+        assert held(trace, role) * part == held(sharded, role) * whole
     assert "evenly over the experts of 2 layers" in notes[0]
 
 
-def test_words_go_to_their_experts_and_back() -> None:
-    made, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(data=2, expert=2))
-    in_layer = [call for call in collectives(made) if ".layers.0." in call.module]
+def test_tokens_go_to_their_experts_and_back() -> None:
+    sharded, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(data=2, expert=2))
+    in_layer = [call for call in collectives(sharded) if ".layers.0." in call.module]
     assert {call.op.name for call in in_layer} == {"nccl.all_to_all"}
-    words = 3 * 16 * 2 * 32 * 2  # each word goes to two experts, in bfloat16
+    tokens = 3 * 16 * 2 * 32 * 2  # each token goes to two experts, in bfloat16
     sent = [(call.phase, call.op.inputs[0].nbytes) for call in in_layer]
     counts = (Phase.FORWARD, 4 * 8)
-    assert sent == [counts, *[(Phase.FORWARD, words)] * 2, *[(Phase.BACKWARD, words)] * 2]
-    waits = [call for call in made if call.syncs and ".layers.0.mlp" in call.module]
-    assert len(waits) == 1  # for the numbers of words
+    assert sent == [counts, *[(Phase.FORWARD, tokens)] * 2, *[(Phase.BACKWARD, tokens)] * 2]
+    waits = [call for call in sharded if call.syncs and ".layers.0.mlp" in call.module]
+    assert len(waits) == 1  # for the numbers of tokens
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_words_go_to_their_experts_and_back() -> None:
 )
 def test_the_work_of_experts_on_several_axes(axes: dict[str, Any], share: int) -> None:
     trace = traced("MIXTRAL")
-    made, _ = with_layers_sharded(trace, Parallel(**axes))
-    assert [wrong for call in made if (wrong := misfit(call.op))] == []
-    assert of_experts(trace) == share * of_experts(made)
+    sharded, _ = with_layers_sharded(trace, Parallel(**axes))
+    assert [wrong for call in sharded if (wrong := misfit(call.op))] == []
+    assert of_experts(trace) == share * of_experts(sharded)
 
 
 def test_tensor_ranks_reduce_what_experts_give_once_in_each_pass() -> None:
-    made, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(tensor=2))
-    reduced = [c for c in collectives(made) if ".layers.0.mlp" in c.module]
+    sharded, _ = with_layers_sharded(traced("MIXTRAL"), Parallel(tensor=2))
+    reduced = [c for c in collectives(sharded) if ".layers.0.mlp" in c.module]
     assert {c.op.name for c in reduced} == {"nccl.all_reduce"}
     assert [(c.phase, c.op.inputs[0].numel) for c in reduced] == [
         (Phase.FORWARD, 48 * 32),
@@ -86,13 +86,13 @@ def test_experts_that_do_not_divide_are_refused() -> None:
 
 def _reduced(trace: Trace, name: str) -> dict[bool, dict[object, int]]:
     """The bytes of collectives by their ranks and stride; those of experts under True."""
-    found: dict[bool, dict[object, int]] = {False: {}, True: {}}
+    nbytes: dict[bool, dict[object, int]] = {False: {}, True: {}}
     for call in collectives(trace):
         if call.op.name == f"nccl.{name}":
             ranks = (call.op.attr("ranks"), call.op.attr("stride"))
-            own = found["experts" in call.module]
+            own = nbytes["experts" in call.module]
             own[ranks] = own.get(ranks, 0) + call.op.inputs[0].nbytes
-    return found
+    return nbytes
 
 
 @pytest.mark.parametrize("shard", [0, 2])
@@ -104,12 +104,12 @@ def test_gradients_of_experts_are_reduced_by_the_ranks_that_have_them(shard: int
         strategy = Parallel(data=4, expert=expert, shard=shard)
         return _reduced(spread(trace, strategy).groups[0].parts[0].last, name)
 
-    one, two, four = (reduced(expert) for expert in (1, 2, 4))
+    whole, two, four = (reduced(expert) for expert in (1, 2, 4))
     assert set(two[False]) == {(4, 1)}
     assert set(two[True]) == {(2, 2)}
     assert set(four[False]) == {(4, 1)}
     assert four[True] == {}
-    everything = sum(one[False].values()) + sum(one[True].values())
+    everything = sum(whole[False].values()) + sum(whole[True].values())
     # Half of the experts are elsewhere, and the two ranks that have the others reduce them.
     assert sum(two[False].values()) + 2 * sum(two[True].values()) == everything
 

@@ -39,16 +39,16 @@ def test_attention_is_divided_by_heads_and_gradients_as_weights(family: str) -> 
     config = {"model_type": family, **SMALL, **FAMILIES[family]}
     config["architectures"] = [ARCHITECTURES[family]]
     trace = traced_config(config, "bfloat16 weights")
-    made, _ = with_layers_sharded(trace, Parallel(tensor=2))
-    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    sharded, _ = with_layers_sharded(trace, Parallel(tensor=2))
+    assert [wrong for call in sharded if (wrong := misfit(call.op))] == []
     for of in ("attention", "bmm"):
         whole = sum(flops(call) for call in trace if of in call.op.base)
-        assert whole == 2 * sum(flops(call) for call in made if of in call.op.base)
+        assert whole == 2 * sum(flops(call) for call in sharded if of in call.op.base)
     sizes: dict[tuple[str, int], set[int]] = {}
-    for before, now in zip(trace.allocations, made.allocations, strict=True):
+    for before, now in zip(trace.allocations, sharded.allocations, strict=True):
         if before.role in (Role.PARAMETER, Role.GRADIENT) and before.module:
             sizes.setdefault((before.module, before.nbytes), set()).add(now.nbytes)
     assert all(len(different) == 1 for different in sizes.values())
-    ahead = [c for c in collectives(made) if c.phase is Phase.FORWARD]
+    ahead = [c for c in collectives(sharded) if c.phase is Phase.FORWARD]
     hidden = [c for c in ahead if c.op.inputs[0].shape[-1] == 32]
     assert len(hidden) == 1 + 2 * 2  # the embedding, and two in each block

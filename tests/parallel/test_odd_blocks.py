@@ -55,10 +55,6 @@ def reference(name: str) -> Trace:
     return wavecast.trace(ODD_BLOCKS[name].make_parallel_step, ranks=RANKS)
 
 
-def test_there_are_twenty_odd_blocks() -> None:
-    assert len(ODD_BLOCKS) == 20
-
-
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_reference_has_the_collectives_counted_by_hand(name: str) -> None:
     assert collectives(reference(name)) == BY_HAND[name]
@@ -69,11 +65,6 @@ def test_our_rank_does_what_the_expert_code_does(name: str) -> None:
     block = ODD_BLOCKS[name]
     trace = wavecast.trace(block.make_step)
     assert compare(trace, block.strategy, reference(name)).difference is None
-
-
-def test_a_rank_is_like_itself() -> None:
-    block, trace = ODD_BLOCKS["three layers"], reference("three layers")
-    assert compare_ranks(trace, block.strategy, trace).difference is None
 
 
 def test_a_missing_collective_is_named() -> None:

@@ -10,14 +10,14 @@ from parallel_steps import small_gpt2_step
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import Cluster, cluster
-from wavecast.hardware.hosts import REFERENCE_HOST, processors, update_rate
-from wavecast.parallel.offload import UPDATE, HostUpdate
+from wavecast.hardware.hosts import REFERENCE_HOST, update_rate
+from wavecast.parallel.sharded import UPDATE, HostUpdate
 from wavecast.parallel.spreading import backward_end, spread
-from wavecast.parallel.strategy import Parallel, option_of
+from wavecast.parallel.strategy import Parallel
 from wavecast.planning.layouts import RankWork
 from wavecast.steps.op_times import ClusterPredictor, host_update
 from wavecast.steps.request import ParallelSteps, on_cluster, predict_parallel
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 from wavecast.traces.step import Call, Role, Trace
 
 HIDDEN = REFERENCE_HOST.scaled(1e-3)
@@ -78,9 +78,9 @@ def test_adam_in_float32_moves_28_bytes_for_each_weight() -> None:
 def test_zero_offload_updates_ten_billion_weights_in_its_published_time() -> None:
     """Ren et al. 2021, table 4: 2.57 s for 10 billion parameters on a DGX-2."""
     update = HostUpdate(held_bytes=120 * 10**9, down_bytes=40 * 10**9, up_bytes=20 * 10**9)
-    found = host_update(update.call(1).op, cluster("dgx-2"))
-    assert found is not None
-    assert found.seconds == pytest.approx(2.57, rel=0.01)
+    estimate = host_update(update.call(1).op, cluster("dgx-2"))
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(2.57, rel=0.01)
 
 
 def test_the_gpus_of_a_machine_share_its_memory() -> None:
@@ -101,9 +101,9 @@ def test_the_step_waits_for_the_host(shard: int) -> None:
     timed = steps.rank_trace(strategy)
     work = RankWork(timed, backward_end(timed.trace), predictor)
     [op] = {call.op for call in _last(strategy) if call.op.name == UPDATE}
-    found = steps.predict(steps.spread(strategy))
-    assert found.seconds >= work.least_s(strategy) >= work.whole_s + predictor.known_s(op)
-    assert any("the host keeps about" in note for note in found.notes)
+    prediction = steps.predict(steps.spread(strategy))
+    assert prediction.seconds >= work.least_s(strategy) >= work.whole_s + predictor.known_s(op)
+    assert any("the host keeps about" in note for note in prediction.notes)
 
 
 def test_a_host_of_unknown_memory_is_refused() -> None:
@@ -127,18 +127,9 @@ def test_replicas_that_share_nothing_are_refused() -> None:
         parse_parallel("offload=weights")
 
 
-def test_the_option_can_be_pasted() -> None:
-    text = "data=8,shard=2,offload=optimizer"
-    assert option_of(parse_parallel(text)) == text
-
-
-def test_every_processor_states_its_memory() -> None:
-    assert all(one.memory_bytes_per_s for one in processors().values())
-
-
 def test_the_last_micro_batch_adds_no_negative_time() -> None:
     """It adds up no gradients and issues no optimizer, so that its host may be done earlier."""
     strategy = Parallel(microbatches=4, offload="optimizer")
     predictor = on_cluster(wavecast.device("h100-sxm-80gb"), strategy)
-    found = predict_parallel(small_gpt2_step(4), strategy, predictor, REFERENCE_HOST)
-    assert found.stages[0].last_s >= 0
+    prediction = predict_parallel(small_gpt2_step(4), strategy, predictor, REFERENCE_HOST)
+    assert prediction.stages[0].last_s >= 0

@@ -118,8 +118,8 @@ def test_ranks_that_gather_each_others_features_have_samples_of_their_own() -> N
 )
 def test_strategies_are_read_from_their_collectives(name: str, strategy: Parallel) -> None:
     trace = capture(partial(ROWS[name].step, ROWS[name].sizes), ranks=strategy.gpus)
-    found = own_ranks(trace, strategy.gpus)
-    assert (found.strategy, found.notes) == (strategy, ())
+    own = own_ranks(trace, strategy.gpus)
+    assert (own.strategy, own.notes) == (strategy, ())
 
 
 def test_what_is_not_known_is_said() -> None:

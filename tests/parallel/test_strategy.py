@@ -11,7 +11,7 @@ from wavecast.parallel.strategy import Parallel, RankAxis
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"data": 0}, "data is 0; it must be a whole number of at least 1"),
         ({"tensor": True}, "tensor is True"),
@@ -27,8 +27,8 @@ from wavecast.parallel.strategy import Parallel, RankAxis
         ({"schedule": "other"}, "the schedules are 1f1b, gpipe, zero-bubble"),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_would_fit(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(InvalidInput, match=told):
+def test_what_cannot_be_is_refused_with_what_would_fit(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
         Parallel(**wrong)
 
 

@@ -18,7 +18,6 @@ from wavecast.planning.layouts import Search, candidates
 from wavecast.traces.step import Phase, Role, Trace
 
 WORDS, TOP_K, HIDDEN, FFN, EXPERTS = 3 * 16, 2, 80, 56, 8
-SENT_BYTES = WORDS * TOP_K * HIDDEN * 2
 EXPERT_WEIGHTS = 2 * EXPERTS * 3 * HIDDEN * FFN
 """Those of both layers."""
 
@@ -41,48 +40,38 @@ def _weights(trace: Trace) -> int:
     return held(trace, Role.PARAMETER) // 2
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_words_are_sent_there_and_back_in_each_pass(recompute: str) -> None:
-    made, _ = with_layers_sharded(traced(recompute=recompute), Parallel(data=4, expert=4))
-    sent = [call for call in collectives(made) if ".blocks.0." in call.module]
-    counts, *words = [(call.phase, call.op.inputs[0].nbytes) for call in sent]
-    assert counts == (Phase.FORWARD, EXPERTS * 8)
-    again = [(Phase.BACKWARD, SENT_BYTES)] * (2 if recompute == "full" else 0)
-    assert words == [(Phase.FORWARD, SENT_BYTES)] * 2 + again + [(Phase.BACKWARD, SENT_BYTES)] * 2
-
-
 @pytest.mark.parametrize("expert", [2, 4, 8])
 def test_ranks_hold_their_experts_with_float32_gradients_and_states(expert: int) -> None:
     trace = traced()
-    made, _ = with_layers_sharded(trace, Parallel(data=8, expert=expert))
+    sharded, _ = with_layers_sharded(trace, Parallel(data=8, expert=expert))
     gone = EXPERT_WEIGHTS - EXPERT_WEIGHTS // expert
-    assert held(trace, Role.PARAMETER) - held(made, Role.PARAMETER) == 2 * gone
-    assert held(trace, Role.GRADIENT) - held(made, Role.GRADIENT) == 4 * gone
-    assert held(trace, Role.OPTIMIZER_STATE) - held(made, Role.OPTIMIZER_STATE) == 12 * gone
+    assert held(trace, Role.PARAMETER) - held(sharded, Role.PARAMETER) == 2 * gone
+    assert held(trace, Role.GRADIENT) - held(sharded, Role.GRADIENT) == 4 * gone
+    assert held(trace, Role.OPTIMIZER_STATE) - held(sharded, Role.OPTIMIZER_STATE) == 12 * gone
 
 
 def test_a_sharded_optimizer_shards_experts_among_the_ranks_that_have_them() -> None:
     trace = traced()
-    made = _last(trace, data=8, expert=4, shard=1)
+    last = _last(trace, data=8, expert=4, shard=1)
     dense = _weights(trace) - EXPERT_WEIGHTS
     states = 12 * (EXPERT_WEIGHTS // 4 // 2 + dense // 8)
-    assert held(made, Role.OPTIMIZER_STATE) == pytest.approx(states, rel=0.02)
+    assert held(last, Role.OPTIMIZER_STATE) == pytest.approx(states, rel=0.02)
     reduced: Counter[tuple[object, object]] = Counter()
-    for call in collectives(made):
+    for call in collectives(last):
         if call.op.name == "nccl.reduce_scatter":
             ranks = (call.op.attr("ranks"), call.op.attr("stride"))
             reduced[ranks] += call.op.inputs[0].nbytes
     assert reduced == {(8, 1): 4 * dense, (2, 4): 4 * EXPERT_WEIGHTS // 4}
 
 
-def test_experts_are_on_neighbours_with_words_of_their_own() -> None:
+def test_experts_are_on_neighbours_with_tokens_of_their_own() -> None:
     def axes(**sizes: Any) -> tuple[RankAxis, RankAxis]:
-        made = Parallel(**sizes).axes
-        return made["expert"], made["expert_replica"]
+        placed = Parallel(**sizes).axes
+        return placed["expert"], placed["expert_replica"]
 
     assert axes(data=16, tensor=2, sequence=True, expert=32) == (RankAxis(32, 1), RankAxis(1, 32))
     assert axes(data=4, tensor=2, sequence=True, expert=4) == (RankAxis(4, 1), RankAxis(2, 4))
-    # Without sequence parallelism tensor ranks have the same words and parts of each expert.
+    # Without sequence parallelism tensor ranks have the same tokens and parts of each expert.
     assert axes(data=4, tensor=2, expert=4) == (RankAxis(4, 2), RankAxis(1, 8))
 
 
@@ -101,23 +90,23 @@ def test_products_of_all_axes_fit_and_share_the_work(
     options: dict[str, Any], axes: dict[str, Any], share: int
 ) -> None:
     trace = traced(**options)
-    made, _ = with_layers_sharded(trace, Parallel(**axes))
-    assert [wrong for call in made if (wrong := misfit(call.op))] == []
+    sharded, _ = with_layers_sharded(trace, Parallel(**axes))
+    assert [wrong for call in sharded if (wrong := misfit(call.op))] == []
 
     def grouped(step: Trace) -> float:
         return sum(flops(call) for call in step if call.op.base == "aten._grouped_mm")
 
-    assert grouped(trace) == share * grouped(made)
+    assert grouped(trace) == share * grouped(sharded)
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 def test_adapters_change_no_collective_of_tensor_ranks_in_the_forward_pass(sequence: bool) -> None:
     def sent(**options: Any) -> list[tuple[str, int]]:
-        made, _ = with_layers_sharded(traced(**options), Parallel(tensor=2, sequence=sequence))
-        assert [wrong for call in made if (wrong := misfit(call.op))] == []
+        sharded, _ = with_layers_sharded(traced(**options), Parallel(tensor=2, sequence=sequence))
+        assert [wrong for call in sharded if (wrong := misfit(call.op))] == []
         return [
             (call.op.name, call.op.inputs[0].nbytes)
-            for call in collectives(made)
+            for call in collectives(sharded)
             if call.phase is Phase.FORWARD
         ]
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from made import call, mm, relu
+from made import call, mm, relu, step
 
 from wavecast.hardware.devices import Device, device
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.candidates import StepSetting, TrainingQuestion, find_candidates
+from wavecast.planning.candidates import (
+    StepSetting,
+    TrainingQuestion,
+    comparable,
+    fastest_first,
+    find_candidates,
+    fitting_first,
+)
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
+from wavecast.steps.prediction import Prediction
+from wavecast.steps.request import predict
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
 DAY = datetime.date(2026, 8, 22)
@@ -104,12 +114,6 @@ def test_several_gpus_divide_the_global_batch() -> None:
     assert four.cost.step_samples == one.cost.step_samples == 64
 
 
-def test_without_a_global_batch_more_gpus_take_more_samples_in_a_step() -> None:
-    [four] = found(T4, counts=(4,))
-    assert four.cost is not None
-    assert four.cost.step_samples == 32
-
-
 def test_weights_that_fit_nowhere_are_a_reason() -> None:
     def on(count: int, weights_gib: int) -> Candidate:
         wanted = TrainingQuestion(TrainingPlan(samples=1e6), counts=(count,), batch=2)
@@ -168,9 +172,12 @@ def test_settings_are_tried_where_they_suit_and_less_memory_where_it_is_needed()
     plain = replace(as_it_is(), smaller=smaller)
     wanted = TrainingQuestion(TrainingPlan(iterations=10), batch=32, find_largest=False)
     on = {gpu.id: find_candidates((gpu,), wanted, (plain, never), BOOK) for gpu in (T4, A100)}
-    assert [(one.settings, one.batch) for one in on["t4"]] == [("", 8), ("light", 32)]
+    assert [(candidate.settings, candidate.batch) for candidate in on["t4"]] == [
+        ("", 8),
+        ("light", 32),
+    ]
     assert on["t4"][1].changes == ("checkpointing",)
-    assert [one.settings for one in on["a100-sxm-80gb"]] == [""]
+    assert [candidate.settings for candidate in on["a100-sxm-80gb"]] == [""]
 
 
 def test_a_batch_that_grew_on_one_gpu_is_kept_on_several() -> None:
@@ -218,3 +225,37 @@ def test_the_next_offer_is_another_providers() -> None:
     assert one.next_offer == other
     assert one.usd_elsewhere is not None
     assert one.usd_elsewhere.value == pytest.approx(one.usd.value * 0.9 / 0.5)
+
+
+# The order of GPUs: never a GPU on which the step does not fit before one on which it does.
+
+
+LARGE = step(state_bytes=100 << 20)
+"""A step that needs 20 GiB."""
+
+
+def ids(predictions: list[Prediction]) -> list[str]:
+    return [prediction.device.id for prediction in predictions]
+
+
+def test_gpus_keep_their_order_but_those_too_small_come_last() -> None:
+    rows = [predict(LARGE, gpu) for gpu in ("t4", "l4", "gtx-980", "h100-sxm-80gb")]
+    assert ids(fitting_first(rows)) == ["l4", "h100-sxm-80gb", "t4", "gtx-980"]
+
+
+def test_the_fastest_gpus_come_first_but_those_too_small_last() -> None:
+    rows = fastest_first(predict(LARGE, gpu) for gpu in ("t4", "l4", "gtx-980", "h100-sxm-80gb"))
+    assert [row.fits for row in rows] == [True, True, False, False]
+    for some in (rows[:2], rows[2:]):
+        assert some[0].seconds <= some[1].seconds
+
+
+def test_gpus_on_which_much_is_unknown_are_not_ranked() -> None:
+    gpus = ("k80", "t4", "h100-sxm-80gb", "l4")
+    rows = [predict(step(), gpu, host_factor=0) for gpu in gpus]
+    nothing = tuple(None for _ in rows[0].answers)
+    unknown = [dataclasses.replace(row, answers=nothing) for row in rows]
+    assert not any(map(comparable, unknown))
+    assert ids(fastest_first(unknown)) == ["k80", "t4", "h100-sxm-80gb", "l4"]
+    some = [unknown[0], rows[1], unknown[2], rows[3]]
+    assert ids(fastest_first(some)) == ["l4", "t4", "k80", "h100-sxm-80gb"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +12,18 @@ from made import call, mm, relu, step, trace
 
 import wavecast
 from wavecast.errors import InvalidInput
+from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.cost import Ranged, TrainingCost, TrainingPlan, exactly, training_cost
+from wavecast.planning.cost import (
+    LLAMA_3_GPU_HOURS,
+    Purchase,
+    Ranged,
+    TrainingCost,
+    TrainingPlan,
+    exactly,
+    interruptions,
+    training_cost,
+)
 from wavecast.planning.prices import Price
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Phase, Trace
@@ -181,3 +193,67 @@ def test_a_step_of_unknown_samples_has_iterations_only(plan: dict[str, Any]) -> 
     assert cost(unknown, iterations=10).steps == 10
     with pytest.raises(InvalidInput, match="how many samples"):
         cost(unknown, **plan)
+
+
+# Failures, published batches and networks.
+
+
+def test_llama_3_had_a_failure_every_three_hours() -> None:
+    lost = interruptions(54 * 86400, 16384, checkpoint_s=1, restart_s=1)
+    assert lost.hours_between == pytest.approx(54 * 24 / 419)
+    assert lost.failures == pytest.approx(419, rel=0.03)
+
+
+def test_no_interval_loses_less_than_that_of_young_and_daly() -> None:
+    def lost(every_s: float | None) -> float:
+        return interruptions(1e6, 1024, checkpoint_s=30, restart_s=300, every_s=every_s).share
+
+    best = interruptions(1e6, 1024, checkpoint_s=30, restart_s=300)
+    assert best.checkpoint_every_s == pytest.approx(
+        math.sqrt(2 * 30 * LLAMA_3_GPU_HOURS * 3600 / 1024)
+    )
+    assert lost(None) < lost(best.checkpoint_every_s * 2)
+    assert lost(None) < lost(best.checkpoint_every_s / 2)
+
+
+def test_failures_that_come_faster_than_restarts_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="use fewer GPUs"):
+        interruptions(1e6, 100_000, gpu_hours_between=100)
+
+
+# Bought hardware: idle hours and power cost money, too.
+
+
+def test_a_purchase_is_an_offer_of_one_gpu() -> None:
+    gpu = device("rtx-4090")
+    offer = Purchase(usd=2000, years=4, utilisation=0.5, usd_per_kwh=0.3).offer(gpu, DAY)
+    assert gpu.tdp_w == 450
+    assert offer.usd_per_hour == pytest.approx(2000 / (4 * 8766 * 0.5) + 0.45 * 0.3)
+    assert (offer.provider, offer.gpus, offer.date) == ("bought", 1, DAY)
+
+
+def test_idle_hours_make_the_used_ones_dearer() -> None:
+    often, seldom = Purchase(2000, utilisation=1.0), Purchase(2000, utilisation=0.1)
+    assert seldom.usd_per_used_hour(0) == pytest.approx(10 * often.usd_per_used_hour(0))
+
+
+def test_power_needs_the_power_of_the_board() -> None:
+    unknown = replace(device("l4"), tdp_w=None)
+    assert Purchase(2000).offer(unknown, DAY).usd_per_hour > 0
+    with pytest.raises(InvalidInput, match="board power of l4 is not known"):
+        Purchase(2000, usd_per_kwh=0.3).offer(unknown, DAY)
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"usd": 0}, "the price of a GPU is 0"),
+        ({"usd": float("nan")}, "the price of a GPU is nan"),
+        ({"usd": 1, "years": 0}, "0 years"),
+        ({"usd": 1, "utilisation": 1.5}, "utilisation is 1.5"),
+        ({"usd": 1, "usd_per_kwh": -1}, "price of power is -1"),
+    ],
+)
+def test_impossible_purchases_are_refused(values: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        Purchase(**values)

@@ -14,12 +14,13 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.frameworks.pytorch.capture import capture
+from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.parallel.spreading import backward_end
 from wavecast.parallel.strategy import SCHEDULES, Parallel
-from wavecast.planning.layout_search import BUCKET_SIZES, search_layouts
+from wavecast.planning.layout_search import BUCKET_SIZES, fitting_changes, search_layouts
 from wavecast.planning.layouts import (
     INTERRUPTED,
     OVERDUE,
@@ -75,7 +76,7 @@ def test_other_sizes_of_buckets_are_tried_with_the_best() -> None:
     search = Search(4, 8, (2,), most_tensor=1)
     found = search_layouts(search, lambda *_: trace, _predictor(), FAST_HOST)
     times = {layout.strategy: layout.seconds for layout in found if layout.seconds is not None}
-    best = next(one for one in times if one.data > 1 and one.shard in (1, 2))
+    best = next(time for time in times if time.data > 1 and time.shard in (1, 2))
     # 200 MB of gradients are less than a bucket of DeepSpeed, which hides nothing of its reduction.
     assert best.bucket_bytes in BUCKET_SIZES
     assert times[best] < times[replace(best, bucket_bytes=None)]
@@ -107,7 +108,7 @@ def test_a_bounded_search_finds_what_playing_all_strategies_finds() -> None:
     every, first = _found(4, 16), _found(4, 16, best=3)
     played = [layout for layout in first if layout.prediction is not None]
     assert len(played) < sum(layout.prediction is not None for layout in every) / 2
-    assert [one.seconds for one in first[:3]] == [one.seconds for one in every[:3]]
+    assert [layout.seconds for layout in first[:3]] == [layout.seconds for layout in every[:3]]
     left_out = [layout for layout in first if layout.least_s is not None]
     times = {_key(layout): layout.seconds for layout in every}
     assert left_out
@@ -198,7 +199,9 @@ def test_what_is_stopped_gives_what_it_has() -> None:
     asked = Search(4, 16, (2,)), trace_of, _predictor(), FAST_HOST, interrupt
     found = search_layouts(*asked, keeps_interrupted=True)
     assert found[0].prediction is not None
-    assert len([one for one in found if one.reason == INTERRUPTED]) == len(found) - calls > 0
+    assert (
+        len([layout for layout in found if layout.reason == INTERRUPTED]) == len(found) - calls > 0
+    )
     with pytest.raises(KeyboardInterrupt):
         search_layouts(*asked)
 
@@ -206,17 +209,17 @@ def test_what_is_stopped_gives_what_it_has() -> None:
 def test_a_search_ends_when_its_time_is_over() -> None:
     search = Search(4, 16, (2,), within_s=1e-9)
     found = search_layouts(search, lambda *_: small_gpt2_step(4), _predictor(), FAST_HOST)
-    assert {one.reason for one in found} == {OVERDUE}
-    assert all(one.fits and not one.is_tried for one in found)
+    assert {layout.reason for layout in found} == {OVERDUE}
+    assert all(layout.fits and not layout.is_tried for layout in found)
 
 
 def test_a_margin_of_the_memory_stays_free() -> None:
     whole = wavecast.device("h100-sxm-80gb").memory_bytes
-    needed = [one.memory.needed_bytes for one in _found(2, 4) if one.memory is not None]
+    needed = [layout.memory.needed_bytes for layout in _found(2, 4) if layout.memory is not None]
     middle = (min(needed) + max(needed)) / 2
     search = Search(2, 4, (2,), memory_margin=1 - middle / whole)
     found = search_layouts(search, lambda *_: small_gpt2_step(4), _predictor(), FAST_HOST)
-    kept = [one.memory.needed_bytes for one in found if one.prediction and one.memory]
+    kept = [layout.memory.needed_bytes for layout in found if layout.prediction and layout.memory]
     assert 0 < len(kept) < len(needed)
     assert max(kept) <= middle
     with pytest.raises(InvalidInput, match="the memory margin is 1"):
@@ -267,7 +270,7 @@ def test_a_search_finds_what_trying_each_strategy_alone_finds() -> None:
     device = replace(wavecast.device("h100-sxm-80gb"), memory_bytes=round(limit / 0.92))
     predictor = on_cluster(device, Parallel(cluster="dgx-h100"))
     found = search_layouts(search, lambda *asked: traces[asked], predictor, FAST_HOST)
-    assert [(one.seconds, one.recompute) for one in found[:3]] == sorted(best)[:3]
+    assert [(layout.seconds, layout.recompute) for layout in found[:3]] == sorted(best)[:3]
 
 
 def test_frozen_weights_have_no_gradients_in_the_bound() -> None:
@@ -331,3 +334,44 @@ def test_strong_scaling_divides_the_micro_batches() -> None:
 def test_a_number_that_holds_no_whole_replica_is_refused() -> None:
     with pytest.raises(InvalidInput, match="use a multiple of 2"):
         scale(small_gpt2_step(), Parallel(tensor=2), [3], _predictor(), FAST_HOST)
+
+
+# What to change where no strategy fits.
+
+
+A100 = wavecast.device("a100-sxm-40gb")
+
+
+def test_the_least_change_of_each_kind_is_named() -> None:
+    asked: list[tuple[int, str, bool]] = []
+
+    def fitting(search: Search, gpu: Device, has_adapters: bool) -> Layout | None:
+        asked.append((search.gpus, gpu.id, has_adapters))
+        assert search.first_fitting
+        is_enough = has_adapters or search.gpus >= 32 or gpu.memory_bytes > 70e9
+        return Layout(Parallel(data=search.gpus, shard=3), 1, "full") if is_enough else None
+
+    told = fitting_changes(Search(8, 64), A100, fitting, adaptable=True)
+    assert told[0] == (
+        "it fits on 8 x a100-sxm-40gb with LoRA (--lora r=16): data=8,shard=3, micro-batch 1, "
+        "recomputed: full"
+    )
+    assert told[1].startswith("it fits on 8 x a100-")
+    assert "80gb" in told[1]
+    assert told[2].startswith("it fits on 32 GPUs of this kind: data=32,shard=3")
+    assert len(told) == 3
+    larger = [gpu for gpus, gpu, adapted in asked if gpu != A100.id]
+    sizes = [wavecast.device(gpu).memory_bytes for gpu in larger]
+    assert sizes == sorted(sizes)
+    assert all(size > A100.memory_bytes for size in sizes)
+
+
+def test_what_fits_nowhere_is_told_so() -> None:
+    def refusing(search: Search, gpu: Device, has_adapters: bool) -> Layout | None:
+        assert not has_adapters
+        if search.gpus > 8:
+            raise InvalidInput("no network is known")
+        return None
+
+    [told] = fitting_changes(Search(8, 64), A100, refusing, adaptable=False)
+    assert told.startswith("nor does it fit")

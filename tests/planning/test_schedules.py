@@ -21,10 +21,8 @@ from wavecast.planning.schedule.jobs import (
     Pool,
     RunOption,
 )
-from wavecast.planning.schedule.planned import cost_against_time, make_plan
-from wavecast.planning.schedule.planner import Effort, improve, make_schedule
-from wavecast.planning.schedule.refusals import with_room
-from wavecast.planning.schedule.seating import NoRoom, seat
+from wavecast.planning.schedule.planned import cost_against_time, make_plan, with_room
+from wavecast.planning.schedule.planner import Effort, NoRoom, improve, make_schedule, seat
 from wavecast.planning.schedule.validation import faults
 
 QUICK = Effort(limit_s=2.0, workers=1)
@@ -213,7 +211,7 @@ def test_ways_that_take_too_long_for_the_hours_of_a_pool_are_left_out() -> None:
         make_plan(fleet, jobs, Aims(cost=1), robust=robust, effort=QUICK)
         for robust in (False, True)
     )
-    assert [one.jobs[0].run.option.pool for one in (plain, robust)] == ["short", "p"]
+    assert [plan.jobs[0].run.option.pool for plan in (plain, robust)] == ["short", "p"]
     # The GPUs are gone before the job ends in some draws: it has no deadline, and may not run.
     seen = plain.jobs[0].outlook
     assert seen is not None

@@ -6,8 +6,6 @@ import datetime
 import math
 from dataclasses import replace
 
-import pytest
-
 from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import is_verified
@@ -61,7 +59,7 @@ ALL = (WORSE, FAST, CHEAP, MIDDLE)
 
 
 def names(candidates: tuple[Candidate, ...]) -> list[str]:
-    return [one.device.id for one in candidates]
+    return [candidate.device.id for candidate in candidates]
 
 
 def test_the_order_is_by_time_or_money_or_both() -> None:
@@ -72,7 +70,7 @@ def test_the_order_is_by_time_or_money_or_both() -> None:
 
 
 def test_the_front_has_what_nothing_beats_in_both() -> None:
-    front = {one.device.id for one in select(ALL).ranked if one.on_front}
+    front = {candidate.device.id for candidate in select(ALL).ranked if candidate.on_front}
     assert front == {"h100-sxm-80gb", "a100-sxm-80gb", "l4"}
 
 
@@ -136,17 +134,15 @@ def test_by_both_a_better_time_must_not_cost_more() -> None:
     assert is_better(FAST, WORSE, Aim.BOTH)
 
 
-@pytest.mark.parametrize(("gpus", "name"), [(1, "l4"), (8, "8 x l4")])
-def test_a_candidate_has_a_short_name(gpus: int, name: str) -> None:
-    assert candidate("l4", 1, 1, gpus=gpus).name == name
-
-
 def test_gpus_that_nobody_measured_are_listed_apart_and_win_only_if_asked() -> None:
     known = candidate("l4", 10, 5)
     unknown = replace(candidate("mi300x", 5, 1), is_verified=False)
     apart = select([known, unknown])
-    assert (apart.best, [one.name for one in apart.unverified]) == (apart.ranked[0], ["mi300x"])
-    assert [one.name for one in apart.ranked] == ["l4"]
+    assert (apart.best, [candidate.name for candidate in apart.unverified]) == (
+        apart.ranked[0],
+        ["mi300x"],
+    )
+    assert [candidate.name for candidate in apart.ranked] == ["l4"]
     asked = select([known, unknown], with_unverified=True)
     assert asked.best is not None
     assert (asked.best.name, asked.unverified) == ("mi300x", ())
@@ -158,7 +154,7 @@ def test_a_choice_at_four_times_the_money_is_never_as_good() -> None:
     cheap, dear = candidate("l4", 10, 5.96, spread=3), candidate("a10", 9, 24.77, spread=3)
     near = candidate("t4", 11, 6.5, spread=3)
     for aim in (Aim.MONEY, Aim.BOTH):
-        assert [one.name for one in select([cheap, dear, near], aim).as_good] == ["t4"]
+        assert [candidate.name for candidate in select([cheap, dear, near], aim).as_good] == ["t4"]
 
 
 def test_each_gpu_has_the_settings_that_suit_the_aim_and_the_step_as_it_is_stays_known() -> None:
@@ -166,7 +162,7 @@ def test_each_gpu_has_the_settings_that_suit_the_aim_and_the_step_as_it_is_stays
     narrow = replace(candidate("l4", 50, 2.0), settings="bf16 autocast", changes=("bf16",))
     other = candidate("t4", 300, 3.0)
     found = select([plain, narrow, other])
-    assert [one.settings for one in found.ranked] == ["bf16 autocast", ""]
+    assert [candidate.settings for candidate in found.ranked] == ["bf16 autocast", ""]
     assert found.as_given == replace(other, on_front=False)
     lines = recipe(found, AskedStep("hf:gpt2", ("--seq 128",), has_trainer=True))
     assert "settings: batch 8 on each GPU, bf16 autocast" in lines

@@ -10,8 +10,8 @@ from wavecast.errors import InvalidInput
 from wavecast.planning.capacity import DAY_S, CapacitySearch, buy_or_rent, from_trace, weekly
 from wavecast.planning.cost import Purchase, Ranged, exactly
 from wavecast.planning.schedule.jobs import Aims, Fleet, Job, Pool, RunOption
-from wavecast.planning.simulation.policies import NAMES, policy_of
-from wavecast.planning.simulation.simulator import Simulation, simulate
+from wavecast.planning.schedule.policies import NAMES, policy_of
+from wavecast.planning.schedule.simulator import Simulation, simulate
 
 HOUR = 3600.0
 
@@ -32,8 +32,8 @@ def workload(count: int = 40) -> tuple[Fleet, list[Job]]:
 
 
 def used_at_once(found: Simulation, pool: str) -> int:
-    runs = [one for one in found.outcomes if one.option.pool == pool]
-    moments = [one.start_s for one in runs]
+    runs = [outcome for outcome in found.outcomes if outcome.option.pool == pool]
+    moments = [run.start_s for run in runs]
     return max(
         (sum(o.option.gpus for o in runs if o.start_s <= m < o.end_s - 1e-6) for m in moments),
         default=0,
@@ -44,12 +44,14 @@ def used_at_once(found: Simulation, pool: str) -> int:
 def test_every_policy_ends_all_jobs(name: str) -> None:
     fleet, jobs = workload()
     found = simulate(fleet, jobs, policy_of(name, fleet, Aims(completion=1)), restart_s=10)
-    assert sorted(one.job.name for one in found.outcomes) == sorted(job.name for job in jobs)
+    assert sorted(outcome.job.name for outcome in found.outcomes) == sorted(
+        job.name for job in jobs
+    )
     for one in found.outcomes:
         assert one.start_s >= one.job.submit_s
         if not one.stops:
             assert one.end_s - one.start_s == pytest.approx(one.option.seconds.value)
-    if not any(one.stops for one in found.outcomes):
+    if not any(outcome.stops for outcome in found.outcomes):
         assert used_at_once(found, "a") <= 8
         assert used_at_once(found, "b") <= 4
     assert 0 < found.utilisation <= 1
@@ -76,7 +78,7 @@ def test_a_stop_costs_what_it_is_said_to_cost() -> None:
     short = Job("short", (RunOption("p", 1, exactly(HOUR), 0),), "", HOUR)
     policy = policy_of("shortest", fleet, Aims(cost=1), stops=True, round_s=HOUR)
     found = simulate(fleet, [long, short], policy, restart_s=600)
-    ends = {one.job.name: (one.end_s, one.stops) for one in found.outcomes}
+    ends = {outcome.job.name: (outcome.end_s, outcome.stops) for outcome in found.outcomes}
     assert ends["long"][1] == 1
     assert ends["long"][0] == pytest.approx(11 * HOUR + 600, abs=HOUR)
     assert ends["short"][0] < 3.1 * HOUR
@@ -110,8 +112,8 @@ def test_ours_stops_jobs_for_the_longest_or_the_smallest_rest(
     ]
     policy = policy_of("ours", fleet, aims, stops=True, round_s=60)
     found = simulate(fleet, jobs, policy)
-    assert sum(one.stops for one in found.outcomes) >= 1
-    ends = {one.job.name: one.end_s / HOUR for one in found.outcomes}
+    assert sum(outcome.stops for outcome in found.outcomes) >= 1
+    ends = {outcome.job.name: outcome.end_s / HOUR for outcome in found.outcomes}
     assert ends["late"] == pytest.approx(late_end_h, abs=0.1)
     assert max(ends.values()) == pytest.approx(last_h, abs=0.1)
 
@@ -124,7 +126,7 @@ def test_gavels_fifo_moves_the_first_jobs_to_the_first_pool() -> None:
     found = simulate(fleet, jobs, policy)
     # After an hour the second job leaves the slow GPU, on which it did a tenth.
     assert found.makespan_s == pytest.approx(1.9 * HOUR, abs=720)
-    assert [one.stops for one in found.outcomes] == [0, 1]
+    assert [outcome.stops for outcome in found.outcomes] == [0, 1]
 
 
 def test_jobs_that_are_late_anyway_do_not_delay_others() -> None:
@@ -135,7 +137,7 @@ def test_jobs_that_are_late_anyway_do_not_delay_others() -> None:
         Job("possible", option, "", 0.0, 2 * HOUR),
     ]
     found = simulate(fleet, jobs, policy_of("in-time", fleet, Aims(cost=1)))
-    assert [one.job.name for one in found.outcomes] == ["possible", "hopeless"]
+    assert [outcome.job.name for outcome in found.outcomes] == ["possible", "hopeless"]
     assert found.deadlines_met == 0.5
 
 

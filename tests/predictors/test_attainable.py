@@ -86,24 +86,6 @@ def test_groups_are_named_by_kind_and_limit() -> None:
         assert group_of(op, least) == group
 
 
-def test_the_shipped_shares_are_shares() -> None:
-    shipped = Attainable.shipped()
-    assert shipped is Attainable.shipped()
-    assert "other" in shipped.shares
-    for name, attained in shipped.shares.items():
-        assert 0 < attained.share <= 1, name
-        assert 0 < attained.floor_s < 1e-4, name
-        assert attained.low <= 1 <= attained.high, name
-        assert attained.ops >= attained.gpus > 0, name
-
-
-def test_the_shipped_fit_is_between_the_roofline_and_a_hundred_times_it() -> None:
-    for op in (mm(4096, 4096, 4096), mm(4096, 4096, 4096, "bfloat16"), relu(1 << 26)):
-        answer = Attainable.shipped().predict(op, L4)
-        assert answer is not None
-        assert least(op) < answer.seconds < 100 * least(op)
-
-
 def test_more_bandwidth_does_not_help_an_op_that_is_far_from_memory_bound() -> None:
     wide = dataclasses.replace(L4, memory_bytes_per_s=2 * L4.memory_bytes_per_s)
     op = mm(8192, 8192, 8192)

@@ -39,12 +39,11 @@ from wavecast.hardware.devices import Device, device
 from wavecast.predictors.attainable import Attainable, Roofline, bound
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.corrected import Corrected
-from wavecast.predictors.habitat import Habitat, MixedPrecision
+from wavecast.predictors.habitat import Habitat, MixedPrecision, published_setup
 from wavecast.predictors.learned import Learned
 from wavecast.predictors.learned.batch import batch_of
 from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.mlp import Mlp
-from wavecast.predictors.published import published_setup
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
@@ -171,11 +170,11 @@ def test_every_exception_has_a_reason() -> None:
 @pytest.mark.parametrize("base", [Predictor, Scaler])
 def test_the_example_in_the_docstring_keeps_the_contract(base: type) -> None:
     names = {"Predictor": Predictor, "Scaler": Scaler, "Estimate": Estimate}
-    made: dict[str, Any] = dict(names)
+    namespace: dict[str, Any] = dict(names)
     for example in doctest.DocTestParser().get_examples(str(base.__doc__)):
-        exec(example.source, made)
+        exec(example.source, namespace)
     (example_class,) = (
-        made[name] for name in made.keys() - names.keys() - {"__builtins__", "bound"}
+        namespace[name] for name in namespace.keys() - names.keys() - {"__builtins__", "bound"}
     )
     if base is Predictor:
         check_predictor(example_class(), OPS, GPUS)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from made import mm, relu, tensor
 
-from wavecast.analysis.learning import learn_from, learn_from_layers
+from wavecast.analysis.evaluation import learn_from, learn_from_layers
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors import corrected
@@ -147,13 +147,13 @@ def test_what_was_learned_is_kept_and_used(tmp_path: Path, monkeypatch: pytest.M
     corrected.save(own, shared)
     assert corrected.read(shared) == own
     monkeypatch.setenv(corrected.VARIABLE, str(shared))
-    found = default_predictor().predict(PRODUCT, T4)
+    estimate = default_predictor().predict(PRODUCT, T4)
     plain = Learned.shipped().predict(PRODUCT, T4)
-    assert found is not None
+    assert estimate is not None
     assert plain is not None
     there = Corrected(Learned.shipped(), {"t4": own}).predict(PRODUCT, T4)
-    assert found == there
-    assert found.seconds > plain.seconds
+    assert estimate == there
+    assert estimate.seconds > plain.seconds
 
 
 def test_files_of_one_gpu_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,10 +206,10 @@ def test_a_damaged_file_is_refused(tmp_path: Path, before: str, after: str, said
 
 def test_each_step_is_judged_by_the_others() -> None:
     steps = {name: step((PRODUCT, 1.3)) for name in "abc"}
-    found = learn_from(steps, OneSecond())
-    assert found.gpu == "t4"
-    assert found.corrections.steps == 3
-    for row in found.steps:
+    learning = learn_from(steps, OneSecond())
+    assert learning.gpu == "t4"
+    assert learning.corrections.steps == 3
+    for row in learning.steps:
         assert row.before == pytest.approx(1 / 1.3 - 1)
         assert row.after is not None
         assert abs(row.after) < abs(row.before)
@@ -219,10 +219,10 @@ def test_each_step_is_judged_by_the_others() -> None:
 def test_swept_ops_judge_a_single_step() -> None:
     swept = learn_from_layers([step((PRODUCT, 1.3))], OneSecond())
     assert (swept.gpu, swept.steps) == ("t4", ())
-    found = learn_from({"a": step((PRODUCT, 1.3))}, OneSecond(), swept.corrections.swept)
-    assert found.corrections.swept == swept.corrections.swept
-    assert found.steps[0].after is not None
-    assert abs(found.steps[0].after) < abs(found.steps[0].before)
+    learning = learn_from({"a": step((PRODUCT, 1.3))}, OneSecond(), swept.corrections.swept)
+    assert learning.corrections.swept == swept.corrections.swept
+    assert learning.steps[0].after is not None
+    assert abs(learning.steps[0].after) < abs(learning.steps[0].before)
 
 
 def test_steps_of_several_gpus_are_refused() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +13,6 @@ from made import mm, relu, tensor, unknown
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Estimate, Predictor, Scaler
 from wavecast.predictors.habitat import Habitat
-from wavecast.predictors.wave import WaveScaling
-from wavecast.steps.request import default_predictor
 from wavecast.traces.step import Call, Kernel, Op, Phase
 
 T4, V100, A100, L4 = map(device, ("t4", "v100-sxm-16gb", "a100-sxm-80gb", "l4"))
@@ -29,7 +26,6 @@ ATTENTION = Op(
     (("dropout_p", 0.0), ("is_causal", True)),
 )
 SOFTMAX = Op("aten._softmax", (tensor(64, 64),), (tensor(64, 64),))
-ALL_REDUCE = Op("_c10d_functional.all_reduce", (tensor(8),), (tensor(8),))
 
 
 @dataclass(frozen=True)
@@ -110,22 +106,10 @@ def test_collectives_are_scaled_by_the_links_of_the_usual_machines() -> None:
         assert answer.source == "ratio of links"
 
 
-@pytest.mark.parametrize("op", [mm(), relu(8), ALL_REDUCE, unknown()], ids=lambda op: op.base)
-def test_on_its_own_gpu_everything_takes_the_measured_time(op: Op) -> None:
-    answer = habitat().scale_call(ran(op, 3.0, 5.0), T4, T4)
-    assert answer == Estimate(8, 8, 8, "measured")
-
-
 @pytest.mark.parametrize("target", [T4, L4], ids=["same", "other"])
 def test_a_call_without_kernels_or_time_has_no_answer(target: Device) -> None:
     assert seconds(ran(mm()), target=target) is None
     assert seconds(ran(mm(), 0.0), target=target) is None
-
-
-def test_shipped_habitat_has_the_default_predictor_and_is_made_once() -> None:
-    assert Habitat.shipped() is Habitat.shipped()
-    assert Habitat.shipped().learned == default_predictor()
-    assert Habitat.shipped().wave == WaveScaling()
 
 
 LAUNCH: dict[str, Any] = {"grid": (4096, 1, 1), "block": (256, 1, 1), "registers": 32}
@@ -144,20 +128,6 @@ def test_scaling_there_and_back_gives_the_measured_time(
     assert back.seconds == pytest.approx(took)
 
 
-@given(
-    st.sampled_from([mm(512, 512, 512), CONVOLUTION, ATTENTION, relu(1 << 20), SOFTMAX, unknown()]),
-    st.sampled_from(GPUS),
-    st.sampled_from(GPUS),
-    st.floats(1e-6, 1),
-)
-def test_an_answer_is_positive_finite_and_within_its_range(
-    op: Op, origin: Device, target: Device, took: float
-) -> None:
-    answer = Habitat.shipped().scale_call(ran(op, took, **LAUNCH), origin, target)
-    assert answer is not None
-    assert 0 < answer.low_s <= answer.seconds <= answer.high_s < math.inf
-
-
 def test_a_large_product_scales_with_the_rates_of_the_gpus() -> None:
     product = ran(mm(8192, 8192, 8192), 1.0, **LAUNCH)
     answer = Habitat.shipped().scale_call(product, V100, A100)
@@ -168,13 +138,6 @@ def test_a_large_product_scales_with_the_rates_of_the_gpus() -> None:
     from_t4 = Habitat.shipped().scale_call(product, T4, A100)
     assert from_t4 is not None
     assert 1 / from_t4.seconds > 1.3 * A100.fp32_flops / T4.fp32_flops
-
-
-def test_many_calls_are_scaled_as_single_calls() -> None:
-    calls = (ran(mm(512, 512, 512), 1.0, **LAUNCH), ran(relu(8), 0.5, **LAUNCH))
-    scaler = Habitat.shipped()
-    assert scaler.scale_all(calls, T4, A100) == [scaler.scale_call(c, T4, A100) for c in calls]
-    assert scaler.scale_all(calls, T4, T4)[0].source == "measured"  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from wavecast.predictors.habitat import (
     CONTRACTION_SPEEDUP,
     ELEMENTWISE_SHARE,
     OTHER_SPEEDUP,
-    Habitat,
     MixedPrecision,
 )
 from wavecast.traces.step import Call, Kernel, Op, Phase
@@ -133,10 +132,6 @@ def test_ops_in_other_types_keep_their_time(dtype: str) -> None:
     assert scaled(ran(relu(8, dtype=dtype), (RELU, 6.0))) == Estimate(6, 3, 12, "base")
 
 
-def test_an_op_of_unknown_shapes_counts_as_float32() -> None:
-    assert scaled(ran(Op("aten.mm", (), ()), (GEMM, 6.0)), direct=ByBytes()).seconds == 2
-
-
 def test_a_call_that_cannot_be_scaled_has_no_time_in_half_precision_either() -> None:
     call = ran(ALL_REDUCE, ("nccl", 1.0))
     assert MixedPrecision(Base(), "bf16").scale_call(call, A100, T4) is None
@@ -155,11 +150,6 @@ def test_only_its_float32_operands_become_half() -> None:
     mixed = Op("aten.mm", (tensor(8, 8), tensor(8, 16, dtype="int32")), (tensor(8, 16),))
     answer = scaled(ran(mixed, (GEMM, 6.0)), direct=ByBytes())
     assert answer.seconds == pytest.approx(6 * (128 + 512) / (256 + 512))
-
-
-def test_half_precision_is_not_computed_in_tf32() -> None:
-    answer = scaled(ran(mm(precision="tf32"), (GEMM, 6.0)), direct=ByBytes())
-    assert answer.seconds == pytest.approx(6 * 0.5 * 8)
 
 
 def test_elementwise_ops_have_some_operands_in_half_and_some_not() -> None:
@@ -182,12 +172,6 @@ def test_daydreams_rule_is_used_for_an_unknown_op() -> None:
 
 
 # The shipped scaler.
-
-
-def test_shipped_mixed_precision_has_the_shipped_scaler_and_its_predictor() -> None:
-    shipped = MixedPrecision.shipped("fp16")
-    assert shipped.base is Habitat.shipped()
-    assert shipped.direct is Habitat.shipped().learned
 
 
 @pytest.mark.parametrize("precision", ["fp64", "fp8", ""])

@@ -11,9 +11,8 @@ import wavecast
 from wavecast.errors import InvalidInput, UnknownName
 from wavecast.hardware.devices import Device, device
 from wavecast.planning.prices import price, price_book
-from wavecast.predictors.habitat import Habitat, MixedPrecision
-from wavecast.predictors.mlp.predictor import Mlp
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import Habitat, MixedPrecision, published_setup
+from wavecast.predictors.mlp import Mlp
 from wavecast.predictors.wave import WaveScaling
 from wavecast.traces.step import Call, Kernel, Measurement, Phase
 
@@ -62,11 +61,6 @@ def test_a_kernel_without_counters_is_taken_as_bound_by_memory() -> None:
     assert scaled is not None
     assert scaled.seconds / LARGE.seconds == pytest.approx(239 / 501)
     assert ratio(LARGE, Device.T4, Device.P100) == pytest.approx(239 / 501)
-
-
-def test_the_names_of_the_listing_are_the_papers_six_gpus() -> None:
-    named = [Device.P4000, Device.P100, Device.V100, Device.RTX2070, Device.RTX2080Ti, Device.T4]
-    assert {gpu.id for gpu in named} == set(HABITAT.gpus)
 
 
 def test_another_gpu_keeps_its_numbers() -> None:

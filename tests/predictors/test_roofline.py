@@ -6,12 +6,12 @@ import dataclasses
 from typing import Any
 
 import pytest
-from made import copy_to_gpu, mm, relu, tensor, unknown
+from made import copy_to_gpu, mm, relu, tensor
 
 from wavecast.hardware.devices import Device, available, device
 from wavecast.ops import Kind, Unit
 from wavecast.predictors import attainable
-from wavecast.predictors.attainable import Roofline, bound, demand, limits
+from wavecast.predictors.attainable import Roofline, bound, limits
 from wavecast.traces.step import Op
 
 GPU = Device(
@@ -92,23 +92,6 @@ def test_the_roofline_answers_with_the_bound_and_an_open_range() -> None:
     assert (answer.seconds, answer.low_s) == (8e-3, 8e-3)
     assert answer.high_s == pytest.approx(32e-3)
     assert answer.source == "roofline"
-
-
-def test_every_known_gpu_has_a_bound_for_a_float32_product() -> None:
-    from wavecast import devices
-
-    for gpu in devices():
-        least = bound(mm(4096, 4096, 4096), gpu)
-        assert least is not None
-        assert least.seconds == pytest.approx(2 * 4096**3 / gpu.fp32_flops)
-
-
-def test_the_cache_of_demands_is_bounded() -> None:
-    kept = [mm(size) for size in range(1, 8)]
-    assert [d.flops for op in kept if (d := demand(op))] == [2 * n * 64 * 64 for n in range(1, 8)]
-    assert demand(mm(7)) is demand(kept[-1])
-    assert demand.cache_parameters()["maxsize"] is not None
-    assert demand(unknown()) is None
 
 
 def test_a_tensor_core_makes_half_precision_faster_on_a_real_gpu() -> None:

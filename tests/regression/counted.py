@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from wavecast.runs.regression.layers.complexities import Category, Network, Pass
+from wavecast.runs.regression.complexities import Category, Network, Pass
 
 
 def ops_by_category(net: Network, which: Pass, batch: int = 1) -> dict[Category, int]:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from regression.counted import ops_by_category
 
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.runs.regression.layers.complexities import (
+from wavecast.runs.regression.complexities import (
     NETWORKS,
     Category,
     LayerCategory,

@@ -206,10 +206,6 @@ def test_features_without_the_speed_of_the_gpu_are_not_used_for_power() -> None:
     assert any(POWERLESS & {*law.features} for law in LAWS)
 
 
-def test_the_public_name_is_the_model() -> None:
-    assert wavecast.Extrapolation is Extrapolation
-
-
 def test_all_four_axes_are_extrapolated_at_once() -> None:
     runs = made(gpus=(1, 2, 3), modules=(3, 4, 5), names=(WEAK, MIDDLE))
     model = Extrapolation(("power", "gpus", "inner_modules", "batch")).fit(runs)

@@ -10,7 +10,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.runs.regression.layers.complexities import (
+from wavecast.runs.regression.complexities import (
     Category,
     LayerCategory,
     Network,
@@ -18,15 +18,15 @@ from wavecast.runs.regression.layers.complexities import (
     Pass,
     caffe_net,
 )
-from wavecast.runs.regression.layers.layer_times import read_caffe_time
-from wavecast.runs.regression.layers.per_layer import (
+from wavecast.runs.regression.layer_times import read_caffe_time
+from wavecast.runs.regression.least_squares import Method
+from wavecast.runs.regression.per_layer import (
     LayerTime,
     LayerWork,
     PerLayer,
     published,
     timed_network,
 )
-from wavecast.runs.regression.least_squares import Method
 
 # Predictions with the slides' coefficients: batch, forward and backward in ms.
 PREDICTED = {
@@ -339,7 +339,3 @@ def test_a_second_list_of_layers_is_refused(tmp_path: Path) -> None:
         read_caffe_time(path, caffe_net("alexnet"), batch=64)
     with pytest.raises(InvalidInput, match="cannot read"):
         read_caffe_time(tmp_path / "none.log", caffe_net("alexnet"), batch=64)
-
-
-def test_the_public_name_is_the_model() -> None:
-    assert wavecast.PerLayer is PerLayer

@@ -8,7 +8,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import UnknownName
-from wavecast.runs.regression.layers.layer_times import (
+from wavecast.runs.regression.layer_times import (
     EXPERIMENTS,
     errors_of,
     mean_error,

@@ -15,7 +15,7 @@ import pytest
 
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable, WavecastError
 from wavecast.runs.run import Run
-from wavecast.runs.store import database, schema
+from wavecast.runs.store import database
 from wavecast.runs.store.database import connect
 from wavecast.runs.store.store import RunStore, add_file
 
@@ -103,7 +103,7 @@ def test_a_read_only_store_of_an_older_version_is_read(
 ) -> None:
     place = folder / "runs.sqlite"
     engine, name = connect(place)
-    schema.migrate(engine, name, to=version)
+    database.migrate(engine, name, to=version)
     engine.dispose()
     with closing(sqlite3.connect(place)) as connection, connection:
         connection.execute(

@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import run_samples as samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_samples import LOGS, STEADY_S, TABLE, Sample
+from run_samples import LOGS, STEADY_S, TABLE, Sample, read
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.runs.readers import FORMATS, lightning
+from wavecast.runs.readers import FORMATS, trackers
 from wavecast.runs.readers.tensorboard import records
 from wavecast.runs.readers.text import Doubts
 from wavecast.runs.run import Run, check
@@ -53,11 +52,6 @@ TABLES = {
 
 every_log = pytest.mark.parametrize("name", LOGS)
 every_text_log = pytest.mark.parametrize("name", TEXT_LOGS)
-
-
-def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
-    told: list[str] = []
-    return wavecast.read_runs(file, told=told.append, **given), told
 
 
 def damaged(
@@ -504,7 +498,7 @@ def test_bytes_at_random_never_confuse_a_reader(
 def test_a_table_of_metrics_without_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lightning, "MOST_LINES", 100)
+    monkeypatch.setattr(trackers, "MOST_LINES", 100)
     file = LOGS["lightning"].write(tmp_path)
     with pytest.raises(InvalidInput, match="has more than 100 lines; log less often"):
         wavecast.read_runs(file, model="net")
@@ -513,7 +507,7 @@ def test_a_table_of_metrics_without_end_is_refused(
 def test_a_table_of_blank_lines_has_no_rows(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     file.write_bytes(b"\n" * 1000)
-    assert list(lightning._rows(file, Doubts(file))) == []
+    assert list(trackers._metric_rows(file, Doubts(file))) == []
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "a\0b", "\ud800"])

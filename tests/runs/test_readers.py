@@ -7,16 +7,15 @@ import re
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import run_samples as samples
-from run_samples import LOGS, STEADY_S, WARM_UP, Sample
+from run_samples import LOGS, STEADY_S, Sample, read
 
 import wavecast
 from wavecast.campaigns.suite_runs import run as run_suite
 from wavecast.errors import DoubtfulInput, InvalidInput, UnknownName
-from wavecast.runs.readers import FORMATS, find_files, iterate_runs
+from wavecast.runs.readers import find_files, iterate_runs
 from wavecast.runs.readers.text import Doubts
 from wavecast.runs.readers.timing import Given, find_facts
 from wavecast.runs.run import Run
@@ -25,12 +24,6 @@ from wavecast.runs.suite_results import SuiteResult, SuiteStep
 WRITTEN = Path(__file__).parents[1] / "samples"
 
 every_log = pytest.mark.parametrize("sample", LOGS.values(), ids=LOGS)
-
-
-def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
-    """The runs, and what was told."""
-    told: list[str] = []
-    return wavecast.read_runs(file, told=told.append, **given), told
 
 
 def trained(runs: tuple[Run, ...]) -> Run:
@@ -46,13 +39,6 @@ def test_a_log_gives_its_stable_phase_without_warm_up(sample: Sample, tmp_path: 
     assert run.batch == sample.batch
     assert run.seconds / run.iterations == pytest.approx(STEADY_S, rel=0.004)
     assert 0.85 * sample.after_warm_up < run.iterations <= sample.after_warm_up
-
-
-def test_warm_up_would_spoil_the_time(tmp_path: Path) -> None:
-    file = LOGS["caffe"].write(tmp_path)
-    dropped, all_of_it = (trained(read(file, warm_up=n)[0]) for n in (WARM_UP, 0))
-    assert dropped.seconds / dropped.iterations == pytest.approx(STEADY_S, rel=0.004)
-    assert all_of_it.seconds / all_of_it.iterations > 1.03 * STEADY_S
 
 
 def test_a_caffe_log_gives_its_tests_too(tmp_path: Path) -> None:
@@ -224,13 +210,6 @@ def test_kinds_that_nobody_knows_are_refused(tmp_path: Path) -> None:
         wavecast.read_runs(tmp_path / "notes.txt", batch_size=3)
     with pytest.raises(InvalidInput, match="batch must be a whole number from 1 on"):
         wavecast.read_runs(tmp_path / "notes.txt", batch=0)
-
-
-def test_every_format_has_the_same_face() -> None:
-    for name, module in FORMATS.items():
-        assert module.__doc__, name
-        assert callable(module.recognises)
-        assert callable(module.read)
 
 
 def test_doubts_are_warnings_and_many_of_a_kind_are_counted(tmp_path: Path) -> None:

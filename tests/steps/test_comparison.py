@@ -105,8 +105,8 @@ def test_the_fingerprint_sees_what_the_time_depends_on(other: Trace) -> None:
 
 
 def test_the_fingerprint_does_not_see_names_of_modules_and_notes() -> None:
-    one = trace(call(mm(), module="a"), samples=3)
-    assert fingerprint_of(one) == fingerprint_of(trace(call(mm(), module="b"), notes=["x"]))
+    named = trace(call(mm(), module="a"), samples=3)
+    assert fingerprint_of(named) == fingerprint_of(trace(call(mm(), module="b"), notes=["x"]))
 
 
 def test_a_summary_has_the_figures_of_its_prediction() -> None:

@@ -17,9 +17,9 @@ from wavecast.traces.step import Call, Kernel, Measurement, Trace
 def measured(gpu: str, mm_s: float, relu_s: float, size: int = 4096, relus: int = 1) -> Trace:
     """A step of a matmul and some ReLUs, bound by its GPU."""
 
-    def timed(one: Call, seconds: float) -> Call:
+    def timed(untimed: Call, seconds: float) -> Call:
         kernel = Kernel("k", seconds, (10_000, 1, 1), (256, 1, 1), 32, 0)
-        return replace(one, kernels=(kernel,), host_s=1e-6)
+        return replace(untimed, kernels=(kernel,), host_s=1e-6)
 
     calls = [timed(call(mm(size, size, size)), mm_s)]
     calls += [timed(call(relu(size, size)), relu_s / relus) for _ in range(relus)]
@@ -40,19 +40,19 @@ V100, T4 = "Tesla V100-SXM2-16GB", "Tesla T4"
 
 def test_every_pair_is_compared_with_what_was_measured() -> None:
     steps = [("", "v100.json.gz", measured(V100, 0.9, 0.1)), ("", "t4", measured(T4, 2.2, 0.3))]
-    found = evaluate(measured_steps(steps), Thrice())
-    there, back = found.pairs
+    evaluated = evaluate(measured_steps(steps), Thrice())
+    there, back = evaluated.pairs
     assert (there.model, there.origin, there.target) == ("v100", "v100-sxm-16gb", "t4")
     assert there.error == pytest.approx(3 / 2.5 - 1, rel=1e-3)
     assert back.error == pytest.approx(7.5 / 1 - 1, rel=1e-3)
-    assert found.overall.error == pytest.approx((0.2 + 6.5) / 2, rel=1e-3)
-    assert found.overall.worst == back.error
+    assert evaluated.overall.error == pytest.approx((0.2 + 6.5) / 2, rel=1e-3)
+    assert evaluated.overall.worst == back.error
     v100, t4 = device("v100-sxm-16gb"), device("t4")
     assert v100.fp32_flops
     assert t4.fp32_flops
     assert there.flops_s == pytest.approx(v100.fp32_flops / t4.fp32_flops)
     assert there.bandwidth_s == pytest.approx(v100.memory_bytes_per_s / t4.memory_bytes_per_s)
-    assert [one.name for one in found.by_origin] == ["v100-sxm-16gb", "t4"]
+    assert [error.name for error in evaluated.by_origin] == ["v100-sxm-16gb", "t4"]
 
 
 def test_errors_of_ops_are_weighed_by_their_share() -> None:
@@ -67,7 +67,7 @@ def test_errors_of_ops_are_weighed_by_their_share() -> None:
 
 def test_ops_that_run_more_often_elsewhere_are_not_compared() -> None:
     steps = [("", "a", measured(V100, 1, 0.1)), ("", "b", measured(T4, 1, 0.1, relus=2))]
-    errors = {one.op: one.error for one in evaluate(measured_steps(steps)).by_op}
+    errors = {error.op: error.error for error in evaluate(measured_steps(steps)).by_op}
     assert errors["aten.relu"] is None
     assert errors["aten.mm"] is not None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from made import call, mm, relu, tensor, view
 
 from wavecast.errors import InvalidInput
-from wavecast.hardware.hosts import REFERENCE_HOST, Host, kernels
+from wavecast.hardware.hosts import Host, kernels
 from wavecast.steps.player import StepTime, play_one_stream
 from wavecast.steps.request import refuse_waits
 from wavecast.traces.step import Call, Kernel, Op, Phase
@@ -69,17 +68,6 @@ def test_a_wait_at_the_end_leaves_nothing_to_overlap_but_the_step_itself() -> No
     assert played([4, 4], [1, 2], [1]).seconds == 10
 
 
-def test_a_wait_costs_its_round_trip() -> None:
-    step = played([1, 1, 1], [4, 1, 3], [2], sync_s=0.5)
-    assert step.seconds == 9.5
-    assert step.host_s == 3.5
-
-
-def test_between_two_waits_host_and_gpu_start_together() -> None:
-    # First piece: issued at 1, runs 1-4. Second: issued at 2 and 3 after it, runs 2-3, 3-9.
-    assert played([1, 2, 1], [3, 1, 6], [0, 2]).seconds == 4 + 9
-
-
 def test_what_follows_the_last_wait_runs_into_the_next_iteration() -> None:
     # From the wait after call 0: issue call 1 (1), call 2 (2), then call 0 of the next (5).
     # The GPU: call 1 at 1-11, call 2 at 11-12, call 0 at 12-13.
@@ -107,29 +95,8 @@ def test_playing_equals_a_simulation_of_many_iterations(
 ) -> None:
     issue, gpu = [p[0] for p in program], [p[1] for p in program]
     syncs = [i for i, p in enumerate(program) if p[2]]
-    wanted = simulated(issue, gpu, syncs, sync_s)
-    assert played(issue, gpu, syncs, sync_s).seconds == pytest.approx(wanted, abs=1e-9)
-
-
-@given(programs, st.floats(1, 5))
-def test_slower_parts_never_make_a_faster_step(
-    program: list[tuple[float, float, bool]], factor: float
-) -> None:
-    issue, gpu = [p[0] for p in program], [p[1] for p in program]
-    syncs = [i for i, p in enumerate(program) if p[2]]
-    base = played(issue, gpu, syncs).seconds
-    assert played([t * factor for t in issue], gpu, syncs).seconds >= base
-    assert played(issue, [t * factor for t in gpu], syncs).seconds >= base
-
-
-@given(programs)
-def test_a_step_takes_at_least_what_each_side_needs_and_at_most_both_in_turn(
-    program: list[tuple[float, float, bool]],
-) -> None:
-    syncs = [i for i, p in enumerate(program) if p[2]]
-    step = played([p[0] for p in program], [p[1] for p in program], syncs)
-    assert max(step.gpu_s, step.host_s) <= step.seconds + 1e-9
-    assert step.seconds <= step.gpu_s + step.host_s + 1e-9
+    expected = simulated(issue, gpu, syncs, sync_s)
+    assert played(issue, gpu, syncs, sync_s).seconds == pytest.approx(expected, abs=1e-9)
 
 
 def conv(groups: int = 1) -> Op:
@@ -183,11 +150,6 @@ def test_a_scaled_host_takes_that_many_times_as_long_for_everything() -> None:
     assert slow.name == "test x2.5"
 
 
-def test_a_host_that_costs_nothing_leaves_the_gpu_alone() -> None:
-    free = REFERENCE_HOST.scaled(0)
-    assert [issue_s(free, op) for op in (mm(), view(4), conv())] == [0, 0, 0]
-
-
 def test_the_backward_pass_and_optimizers_cost_their_own() -> None:
     assert issue_s(HOST, mm(), Phase.BACKWARD) == 20
     assert issue_s(HOST, conv(), Phase.BACKWARD) == 20 + 2 * 100  # two products
@@ -220,12 +182,6 @@ def test_without_a_backward_pass_autograd_writes_nothing_down() -> None:
     assert host.issue_times(inference).tolist() == [10, 1]
     training = [*inference, call(mm(), Phase.BACKWARD)]
     assert host.issue_times(training).tolist() == [17, 1, 20]
-
-
-@pytest.mark.parametrize("factor", [-1, math.nan, math.inf])
-def test_a_host_factor_that_is_no_factor_is_refused(factor: float) -> None:
-    with pytest.raises(InvalidInput, match="0 or above"):
-        REFERENCE_HOST.scaled(factor)
 
 
 def test_a_graph_is_launched_once_and_no_op_costs_anything() -> None:

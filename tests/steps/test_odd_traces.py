@@ -21,12 +21,12 @@ from odd_ops import odd_trace, real_ops, real_traces
 import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.footprint.workspaces.estimate import Constants, workspaces_of
-from wavecast.ops import reading
+from wavecast.footprint.workspaces import Constants, workspaces_of
+from wavecast.ops import registry
+from wavecast.predictors.attention_kernels import attention_in
 from wavecast.predictors.learned.batch import readable_parts
-from wavecast.predictors.mlp.predictor import layer_of
-from wavecast.predictors.retargeting.attention_kernels import attention_in
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.mlp import layer_of
+from wavecast.predictors.retargeting import retarget
 from wavecast.results import checked, refuse_impossible
 from wavecast.traces.step import Kernel, Measurement, Op, TensorSpec, Trace
 
@@ -51,7 +51,7 @@ def test_every_question_about_an_odd_trace_has_an_answer(seed: int, measured: bo
 
 
 def test_every_op_of_the_suite_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ERRORS", ())  # so that a mistake in a formula is seen
+    monkeypatch.setattr(registry, "ERRORS", ())  # so that a mistake in a formula is seen
     gpu, constants = wavecast.device("h100-sxm-80gb"), Constants.shipped()
     for op in real_ops():
         assert ops.is_readable(op), op

@@ -217,7 +217,7 @@ def test_a_prediction_has_the_same_profile(gpu: Device) -> None:
 
 
 def test_findings_come_with_their_share_and_place() -> None:
-    found = findings(
+    sentences = findings(
         profile(
             ran(relu(8), (0, 4)),
             ran(relu(8), (6, 7), module="Net.head"),  # 2 s for the host
@@ -227,13 +227,14 @@ def test_findings_come_with_their_share_and_place() -> None:
             gpu_s=7.0,
         )
     )
-    assert found[0].startswith("aten.relu takes 62% of the GPU's time")
+    assert sentences[0].startswith("aten.relu takes 62% of the GPU's time")
     assert (
-        "the GPU idles 30% of the step waiting for the host, most at Net.head (100% of it)" in found
+        "the GPU idles 30% of the step waiting for the host, most at Net.head (100% of it)"
+        in sentences
     )
-    assert "20% of the step is exposed communication (NCCL)" in found
+    assert "20% of the step is exposed communication (NCCL)" in sentences
 
 
 def test_collectives_and_copies_compute_nothing_and_that_is_known() -> None:
-    one = profile(ran(Op("nccl.all_reduce", (), ()), (0, 1), name="ncclKernel"), seconds=1)
-    assert one.known_share == 1
+    profiled = profile(ran(Op("nccl.all_reduce", (), ()), (0, 1), name="ncclKernel"), seconds=1)
+    assert profiled.known_share == 1

@@ -83,15 +83,9 @@ def test_reductions_cost_time_and_slow_links_more() -> None:
 
 def test_accumulating_gradients_alone_is_no_gain() -> None:
     # One GPU that accumulates as well updates its weights once, too.
-    one, many = _predicted(data=8), _predicted(data=8, microbatches=64)
-    assert one.efficiency < many.efficiency <= 1
+    single, many = _predicted(data=8), _predicted(data=8, microbatches=64)
+    assert single.efficiency < many.efficiency <= 1
     assert _predicted(microbatches=64).efficiency == pytest.approx(1.0, abs=0.05)
-
-
-def test_micro_batches_are_counted() -> None:
-    one, many = _predicted(data=8), _predicted(data=8, microbatches=9)
-    assert many.seconds > 4 * one.stages[0].forward_s
-    assert many.samples == 9 * (one.samples or 0)
 
 
 @pytest.mark.parametrize(
@@ -193,12 +187,6 @@ class Knows(Predictor):
 
     def predict(self, op: Op, device: Device) -> Any:
         return self.answer if op.base in self.names else None
-
-
-def test_the_answers_of_a_predictor_are_checked() -> None:
-    wrong = Knows(Estimate(1, 2, 3, "me"), ("aten.mm",))
-    with pytest.raises(InvalidInput, match=r"Knows answered .* for aten\.mm"):
-        wavecast.predict(_step(), GPU, predictor=wrong, parallel=Parallel(data=2))
 
 
 def test_what_could_not_be_predicted_counts_on_several_gpus_too() -> None:

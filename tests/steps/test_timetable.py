@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made import mm, step
+from made import mm
 
-import wavecast
 from wavecast.steps.player import of_measured, play_streams
 from wavecast.traces.step import Call, Kernel, Measurement, Phase, Trace
-
-
-def test_a_prediction_has_one() -> None:
-    prediction = wavecast.predict(step(), "t4")
-    table = prediction.timetable
-    assert table.seconds == pytest.approx(prediction.seconds)
-    assert table.gpu_s.sum() == pytest.approx(prediction.gpu_s)
-    assert table.streams == (0,)
-    assert len(repr(table)) < 100
 
 
 def test_streams_have_their_own_rows() -> None:

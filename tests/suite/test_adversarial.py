@@ -8,10 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from small_models import SMALL, count, losses_of, small  # noqa: E402
+from small_models import SMALL, count, small  # noqa: E402
 
 import wavecast  # noqa: E402
-from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.models.generation import gradient_penalty  # noqa: E402
 from wavecast.targets.targets import resolve  # noqa: E402
@@ -31,15 +30,10 @@ def test_generator_and_critic_have_14_layers_each() -> None:
 def test_it_makes_images_of_the_size_it_judges() -> None:
     step = small("wgan-gp", batch=3, image=16)
     with torch.no_grad():
-        made = step.model["generator"](torch.randn(3, 8))
-    assert made.shape == step.inputs[0][0].shape
-    assert float(made.abs().max()) <= 1
-    assert step.model["critic"](made).shape == (3,)
-
-
-def test_other_sizes_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="not 48"):
-        small("wgan-gp", image=48)
+        images = step.model["generator"](torch.randn(3, 8))
+    assert images.shape == step.inputs[0][0].shape
+    assert float(images.abs().max()) <= 1
+    assert step.model["critic"](images).shape == (3,)
 
 
 def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
@@ -48,8 +42,8 @@ def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
     def plane(images: Any) -> Any:
         return (weight * images).sum(dim=(1, 2, 3))
 
-    real, made = torch.rand(2, 5, 3, 8, 8)
-    penalty = gradient_penalty(plane, real, made)
+    real, fake = torch.rand(2, 5, 3, 8, 8)
+    penalty = gradient_penalty(plane, real, fake)
     assert penalty.item() == pytest.approx(4)  # (3 - 1)²
     penalty.backward()  # 2(3 - 1) along the weight, whose norm is 3
     torch.testing.assert_close(weight.grad, 4 / 3 * weight.detach())
@@ -57,12 +51,12 @@ def test_the_penalty_is_the_square_of_how_far_a_slope_is_from_one() -> None:
 
 def test_the_penalty_of_the_critic_has_the_gradient_of_its_differences() -> None:
     critic = small("wgan-gp").model["critic"].double()
-    real, made = torch.rand(2, 2, 3, 8, 8, dtype=torch.float64)
+    real, fake = torch.rand(2, 2, 3, 8, 8, dtype=torch.float64)
     weight = critic.blocks[0].first.weight
 
     def penalty() -> Any:
         torch.manual_seed(1)
-        return gradient_penalty(critic, real, made)
+        return gradient_penalty(critic, real, fake)
 
     (slope,) = torch.autograd.grad(penalty(), weight)
     with torch.no_grad():
@@ -91,21 +85,3 @@ def test_the_gradient_of_the_gradient_is_in_the_trace() -> None:
     # runs the generator once and the critic three times. The second gradient of the penalty goes
     # forward through each convolution of the critic once more.
     assert convolutions(2) - convolutions(1) > 4 + 3 * 4
-
-
-@pytest.mark.slow
-def test_the_generator_learns_the_brightness_of_the_real_images() -> None:
-    step = small("wgan-gp", critic_steps=3, learning_rate=1e-3)
-    noise = torch.randn(64, 8)
-
-    def refill() -> tuple[Any, ...]:
-        return ((0.6 + 0.1 * torch.randn(3, 16, 3, 8, 8)).clamp(-1, 1),)
-
-    def made() -> Any:
-        with torch.no_grad():
-            return step.model["generator"](noise)
-
-    assert abs(float(made().mean())) < 0.3
-    losses_of(step, 80, refill)
-    assert float(made().mean()) == pytest.approx(0.6, abs=0.15)
-    assert float(made().std()) < 0.4

@@ -10,7 +10,7 @@ import torch
 
 from wavecast.errors import InvalidInput
 from wavecast.suite.decoders import RECOMPUTE, gpt, llama
-from wavecast.targets.tracing import trace
+from wavecast.targets.sources import trace
 from wavecast.traces.recomputed import recomputed
 from wavecast.traces.step import Phase, Role, Trace
 

@@ -10,11 +10,12 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from over_all import more  # noqa: E402
-from small_models import count, losses_of, small  # noqa: E402
+from small_models import count, small  # noqa: E402
 
 import wavecast  # noqa: E402
 from wavecast.ops import totals  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
+from wavecast.suite.demonstrations import _detector  # noqa: E402
 from wavecast.suite.models.detection import (  # noqa: E402
     align_regions,
     decode,
@@ -190,35 +191,19 @@ def test_regions_are_means_of_interpolated_points() -> None:
 
 @pytest.mark.slow
 def test_it_learns_where_an_object_is_and_whether_it_is_bright_or_dark() -> None:
-    step = small("faster-rcnn", batch=8, learning_rate=0.02)
-    model = step.model
+    learner = _detector(None, "cpu")
+    model = learner.step.model
 
-    def refill() -> tuple[Any, ...]:
-        images, boxes = 0.2 * torch.randn(8, 3, 64, 64), torch.zeros(8, 2, 4)
-        labels = torch.zeros(8, 2, dtype=torch.long)  # the second place of each is left empty
-        labels[:, 0] = torch.randint(1, 3, (8,))
-        for image, box, label in zip(images, boxes[:, 0], labels[:, 0], strict=True):
-            sides = torch.randint(20, 40, (2,))
-            corner = (torch.rand(2) * (64 - sides)).long()
-            (x, y), (right, bottom) = corner.tolist(), (corner + sides).tolist()
-            image[:, y:bottom, x:right] += 2 if label == 2 else -2
-            box[:] = torch.tensor([x, y, right, bottom])
-        return images, boxes, labels
-
-    def detected() -> tuple[float, float]:
-        """How well the best proposal overlaps the object, and how often its class is right."""
-        images, boxes, labels = refill()
+    def known() -> float:
+        """How often the class of the object is right."""
+        images, boxes, labels = learner.refill()
         with torch.no_grad():
-            features = model.body(images)
-            proposals, _ = model.select(*model.propose(features), images)
-            logits, _ = model.classify(features, boxes[:, :1])
+            logits, _ = model.classify(model.body(images), boxes[:, :1])
         kinds = 1 + logits[:, 0, 1:].argmax(dim=-1)
-        overlaps = overlap(proposals[:, :1], boxes[:, :1])
-        return float(overlaps.mean()), float((kinds == labels[:, 0]).float().mean())
+        return float((kinds == labels[:, 0]).float().mean())
 
-    assert detected()[0] < 0.4
-    losses = losses_of(step, 100, refill)
-    assert sum(losses[-10:]) / 10 < 0.6 * losses[0]
-    overlaps, known = zip(*(detected() for _ in range(5)), strict=True)
-    assert sum(overlaps) / 5 > 0.5
-    assert sum(known) / 5 > 0.9
+    assert learner.quality() < 0.4
+    for _ in range(100):
+        learner.train()
+    assert learner.quality() > 0.5
+    assert sum(known() for _ in range(5)) / 5 > 0.9

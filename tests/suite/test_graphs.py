@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from small_models import assert_learned, losses_of, small  # noqa: E402
 
-from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.models.graphs import GraphSAGE  # noqa: E402
 
@@ -42,11 +41,6 @@ def test_it_takes_the_mean_of_the_neighbours() -> None:
     first, second = model.layers
     inner = model.between[0](first.own(x) + first.others(mean @ x))
     torch.testing.assert_close(model(x, edges), second.own(inner) + second.others(mean @ inner))
-
-
-def test_a_single_node_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="at least 2 nodes, because of the batch norm, not 1"):
-        small("graphsage", batch=1)
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.suite.decoders import llama, mixtral
 from wavecast.suite.models.mixtures import BALANCE, MixtureLayers, MixtureShape
-from wavecast.targets.tracing import trace
+from wavecast.targets.sources import trace
 from wavecast.traces.step import Role, Trace
 
 SMALL: dict[str, Any] = {
@@ -101,12 +101,12 @@ def test_each_word_gets_the_weighted_sum_of_its_experts() -> None:
     weights, chosen = chances.topk(2)
     weights = weights / weights.sum(-1, keepdim=True)
     assert layer.shared is not None
-    wanted = layer.shared(x)
+    expected = layer.shared(x)
     for expert in range(4):
         gate, up = layer.experts.gate_up[expert].chunk(2)
         own = (F.silu(x @ gate.T) * (x @ up.T)) @ layer.experts.down[expert].T
-        wanted = wanted + own * (weights * (chosen == expert)).sum(-1, keepdim=True)
-    torch.testing.assert_close(layer(x), wanted, rtol=1e-4, atol=1e-5)
+        expected = expected + own * (weights * (chosen == expert)).sum(-1, keepdim=True)
+    torch.testing.assert_close(layer(x), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_router_is_taught_to_spread_words_evenly() -> None:
@@ -118,9 +118,9 @@ def test_the_router_is_taught_to_spread_words_evenly() -> None:
     chances = layer.router(x[0]).softmax(-1)
     shares = F.one_hot(chances.argmax(-1), 4).float().mean(0)
     loss = BALANCE * 4 * (shares * chances.mean(0)).sum()
-    (wanted,) = torch.autograd.grad(loss, layer.router.weight)
+    (expected,) = torch.autograd.grad(loss, layer.router.weight)
     assert layer.router.weight.grad is not None
-    torch.testing.assert_close(layer.router.weight.grad, wanted, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(layer.router.weight.grad, expected, rtol=1e-3, atol=1e-7)
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from small_models import assert_learned, count, losses_of, small  # noqa: E402
 
-from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 from wavecast.suite.models.recommendation import CRITEO_KAGGLE, DLRM  # noqa: E402
 
@@ -46,16 +45,10 @@ def test_it_multiplies_every_pair_of_features_once() -> None:
     for row in range(2):
         dense = model.bottom(numbers[row])
         rows = [table.weight[at] for table, at in zip(model.tables, categories[row], strict=True)]
-        found = [dense, *rows]
-        pairs = [found[i] @ found[j] for i in range(4) for j in range(i)]
+        features = [dense, *rows]
+        pairs = [features[i] @ features[j] for i in range(4) for j in range(i)]
         expected = model.top(torch.cat([dense, torch.stack(pairs)]))
         torch.testing.assert_close(logits[row : row + 1], expected)
-
-
-@pytest.mark.parametrize("tables", [(), (5, 0)])
-def test_tables_without_rows_are_refused(tables: tuple[int, ...]) -> None:
-    with pytest.raises(InvalidInput, match="at least one value"):
-        small("dlrm", tables=tables)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ torch = pytest.importorskip("torch")
 from small_models import assert_learned, count, losses_of, small  # noqa: E402
 from torch import nn  # noqa: E402
 
-from wavecast.errors import InvalidInput  # noqa: E402
 from wavecast.suite import benchmark  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("the_same_numbers_on_one_thread")
@@ -53,13 +52,6 @@ def test_dropout_is_behind_every_dense_layer_but_not_in_the_attention() -> None:
     assert [block.attention.dropout for block in model.blocks] == [0.0, 0.0]
     dropouts = [layer.p for layer in model.modules() if isinstance(layer, nn.Dropout)]
     assert dropouts == [0.1] * (1 + 2 * 2)  # each block uses one of its two twice
-
-
-def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(InvalidInput, match="a multiple of 16 pixels wide, not 230"):
-        benchmark("vit").make_step(device="cpu", image=230)
-    with pytest.raises(InvalidInput, match=r"a multiple of 12 \(heads\), not 100"):
-        benchmark("vit").make_step(device="cpu", width=100)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from made import call, mm, relu
 
 from wavecast.targets.sources import target_source
 from wavecast.targets.targets import resolve
-from wavecast.traces.batches import at_batch
+from wavecast.traces.joining import at_batch
 from wavecast.traces.step import Allocation, Op, Phase, Role, TensorSpec, Trace
 
 

@@ -36,8 +36,8 @@ def views_of(trace: Trace) -> tuple[list[str], list[str]]:
     """The names of all views that are part of another op, and of those that are not."""
     inner = set(inner_views(trace.calls))
     names = [call.op.base.removeprefix("aten.") for call in trace.calls]
-    found = [(at in inner, name) for at, name in enumerate(names) if name in VIEWS]
-    return [name for own, name in found if own], [name for own, name in found if not own]
+    views = [(at in inner, name) for at, name in enumerate(names) if name in VIEWS]
+    return [name for own, name in views if own], [name for own, name in views if not own]
 
 
 @pytest.mark.parametrize("bias", [False, True])

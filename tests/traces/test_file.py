@@ -277,14 +277,14 @@ def test_graphs_of_version_2_are_known_by_their_counts() -> None:
         *(marked(GUARDS), marked(CALL, calls=2, inputs=3), kernel, marked(GUARDS), kernel, kernel),
         *(marked(CALL, calls=0, inputs=1), marked(GRAPH_LAUNCH, calls=1), kernel, kernel),
     )
-    found = numbered(calls)
-    assert [call.graph for call in found] == [None, 0, 0, 0, 0, None, 1, 1, 1, None]
-    assert {call.op for call in found if call.op.name in MARKS} == {
+    counted = numbered(calls)
+    assert [call.graph for call in counted] == [None, 0, 0, 0, 0, None, 1, 1, 1, None]
+    assert {call.op for call in counted if call.op.name in MARKS} == {
         Op(CALL, (), (), (("inputs", 3),)),
         Op(CALL, (), (), (("inputs", 1),)),
         Op(GRAPH_LAUNCH, (), ()),
     }
-    assert [graph.is_replayed for graph in graphs_of(found)] == [False, True]
+    assert [graph.is_replayed for graph in graphs_of(counted)] == [False, True]
 
 
 def test_an_altered_trace_is_known_by_its_checksum(path: Path) -> None:

@@ -41,10 +41,6 @@ def test_each_look_gives_what_it_knows() -> None:
     )
 
 
-def test_one_look_is_itself() -> None:
-    assert join([piece(GEMM, RELU)]) == piece(GEMM, RELU)
-
-
 @pytest.mark.parametrize(
     ("pieces", "message"),
     [

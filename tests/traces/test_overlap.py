@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import mm
 
-from wavecast.traces.file import Interval, busy_s, covered, exposed_s, interval_of, length, union
+from wavecast.traces.file import Interval, busy_s, covered, exposed_s, length, union
 from wavecast.traces.step import Call, Kernel, Phase
 
 LONGEST = 40
@@ -30,12 +30,6 @@ def ran(*times: Interval) -> Call:
     return Call(mm(), Phase.FORWARD, kernels=kernels)
 
 
-def test_overlapping_and_touching_times_become_one() -> None:
-    assert union([(5, 6), (0, 2), (1, 3), (3, 4)]) == [(0, 4), (5, 6)]
-    assert union([(0, 9), (1, 2)]) == [(0, 9)]
-    assert union([]) == []
-
-
 @given(many)
 def test_a_union_covers_the_same_times_in_order_and_once(intervals: list[Interval]) -> None:
     merged = union(intervals)
@@ -52,17 +46,6 @@ def test_what_is_covered_is_what_lies_within_the_others(
 ) -> None:
     shared = points([interval]) & points(others)
     assert covered(interval, union(others)) == len(shared)
-
-
-def test_a_kernel_ran_from_its_start_for_its_seconds() -> None:
-    assert interval_of(Kernel("k", 2.0, start_s=3.0)) == (3.0, 5.0)
-    assert interval_of(Kernel("k", 2.0, start_s=0.0)) == (0.0, 2.0)
-    assert interval_of(Kernel("k", 2.0)) is None
-
-
-def test_the_gpu_is_busy_while_at_least_one_kernel_runs() -> None:
-    assert busy_s(ran((0, 4), (2, 6), (8, 9)).kernels) == 7
-    assert busy_s([]) == 0
 
 
 def test_a_kernel_of_unknown_start_is_taken_to_run_alone() -> None:

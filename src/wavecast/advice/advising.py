@@ -6,17 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.proposals import (
-    OtherGpus,
-    Proposal,
-    StepAdvice,
-    Use,
-    loader_advice,
-    other_gpus,
-    proposal,
-)
-from wavecast.advice.variants import (
+from wavecast.advice.catalogue import (
+    CHANGES,
     GRAPHED,
     StepVariants,
     TargetVariants,
@@ -25,6 +16,15 @@ from wavecast.advice.variants import (
     variant,
     waiting_lines,
     why_not,
+)
+from wavecast.advice.proposals import (
+    OtherGpus,
+    Proposal,
+    StepAdvice,
+    Use,
+    loader_advice,
+    other_gpus,
+    proposal,
 )
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import Device, device
@@ -88,12 +88,18 @@ def advise(
     Raises:
         InvalidInput: there is no such change.
     """
-    found = device(gpu) if isinstance(gpu, str) else gpu
+    chosen_gpu = device(gpu) if isinstance(gpu, str) else gpu
     if isinstance(make_step, Trace):
         target = Target("the step", trace=make_step, samples=make_step.samples)
     else:
         target = Target("the step", make_step=make_step, samples=samples)
-    return advise_on(TargetVariants(target, found), found, price(found), changes=changes, host=host)
+    return advise_on(
+        TargetVariants(target, chosen_gpu),
+        chosen_gpu,
+        price(chosen_gpu),
+        changes=changes,
+        host=host,
+    )
 
 
 def advise_on(
@@ -111,7 +117,6 @@ def advise_on(
 
     Args:
         variants: the step, and its variants with changes.
-        gpu: the GPU.
         offer: its cheapest offer. None when unknown.
         changes: the names of the changes to try. None for all.
         host: the host that issues the ops, as for `wavecast.predict`.
@@ -124,8 +129,8 @@ def advise_on(
     if unknown:
         raise InvalidInput(f"there is no change {unknown[0]!r}; there are {', '.join(CHANGES)}")
     search = _ChangeSearch(variants, gpu, progress, host)
-    wanted = (name for name in CHANGES if changes is None or name in changes)
-    tried = [name for name in wanted if name not in variants.unsuitable]
+    names = (name for name in CHANGES if changes is None or name in changes)
+    tried = [name for name in names if name not in variants.unsuitable]
     singles = tuple(search.single(name) for name in tried)
     together = search.together(singles)
     elsewhere: list[OtherGpus] = []
@@ -228,8 +233,8 @@ class _ChangeSearch:
         after = current.after
         if after is None:
             return
-        alone = [one for one in singles if one.verdict in (Use.SMALLER, Use.NO_USE)]
-        further = [one.changes[-1] for one in alone]
+        alone = [single for single in singles if single.verdict in (Use.SMALLER, Use.NO_USE)]
+        further = [proposal.changes[-1] for proposal in alone]
         names = [c.name for c in further if c.same_training and not c.saves_memory]
         idle = () if after.bound_by == "host" else _GRAPHS
         for name in sorted(names, key=lambda name: name in SLOW_TO_TRACE):
@@ -238,9 +243,9 @@ class _ChangeSearch:
 
     def _in_order(self, singles: Sequence[Proposal]) -> Iterator[str]:
         """The changes that help, the greatest gain first; those that take long to trace last."""
-        helping = [one for one in singles if one.verdict is Use.FASTER]
-        ordered = sorted(helping, key=lambda one: -(one.gain or 0.0))
-        names = [c.name for one in ordered for c in one.changes if c.same_training]
+        helping = [single for single in singles if single.verdict is Use.FASTER]
+        ordered = sorted(helping, key=lambda proposal: -(proposal.gain or 0.0))
+        names = [c.name for proposal in ordered for c in proposal.changes if c.same_training]
         yield from (name for name in dict.fromkeys(names) if name not in SLOW_TO_TRACE)
         yield from (name for name in dict.fromkeys(names) if name in SLOW_TO_TRACE)
 
@@ -256,16 +261,16 @@ class _ChangeSearch:
     def _fitting(self, current: Proposal | None, singles: Sequence[Proposal]) -> Proposal | None:
         """The changes with as many that save memory as it takes to fit."""
         savers = [
-            one
-            for one in singles
-            if one.changes[0].saves_memory
-            and one.changes[0].same_training
-            and (one.saved_bytes or 0) > 0
+            single
+            for single in singles
+            if single.changes[0].saves_memory
+            and single.changes[0].same_training
+            and (single.saved_bytes or 0) > 0
         ]
-        for one in sorted(savers, key=lambda one: -(one.saved_bytes or 0)):
+        for saver in sorted(savers, key=lambda saver: -(saver.saved_bytes or 0)):
             if current is not None and current.fits is not False:
                 break
-            names = (one.name,) if current is None else self._added(current, one.name)
+            names = (saver.name,) if current is None else self._added(current, saver.name)
             tried = self.tried(names) if names else None
             if tried is not None and tried.after is not None:
                 current = tried

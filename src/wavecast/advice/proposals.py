@@ -201,8 +201,8 @@ class StepAdvice(Shown):
     @property
     def smaller(self) -> tuple[Proposal, ...]:
         """The changes that only save memory, the greatest saving first."""
-        found = self._of(Use.SMALLER)
-        return tuple(sorted(found, key=lambda one: -(one.saved_bytes or 0)))
+        smaller = self._of(Use.SMALLER)
+        return tuple(sorted(smaller, key=lambda proposal: -(proposal.saved_bytes or 0)))
 
     @property
     def useless(self) -> tuple[Proposal, ...]:
@@ -231,8 +231,8 @@ class StepAdvice(Shown):
         return step.seconds / step.samples * 1e6 * self.offer.usd_per_hour / 3600
 
     def _of(self, verdict: Use) -> tuple[Proposal, ...]:
-        found = [one for one in self.proposals if one.verdict is verdict]
-        return tuple(sorted(found, key=lambda one: -(one.gain or 0.0)))
+        proposals = [proposal for proposal in self.proposals if proposal.verdict is verdict]
+        return tuple(sorted(proposals, key=lambda proposal: -(proposal.gain or 0.0)))
 
 
 def proposal(
@@ -280,16 +280,16 @@ def other_gpus(before: Prediction, book: PriceBook, host: str | None = None) -> 
     whose generation was never measured.
     """
     now = OtherGpus("", before, book.cheapest(before.device.id))
-    found = [
+    matching = [
         OtherGpus("", step, book.cheapest(step.device.id))
         for step in _on_others(before, book, host)
     ]
     best = []
-    faster = min(found, key=lambda one: one.step.seconds, default=now)
+    faster = min(matching, key=lambda proposal: proposal.step.seconds, default=now)
     if faster.step.seconds < before.seconds:
         best.append(OtherGpus("fastest", faster.step, faster.offer))
-    priced = [one for one in (now, *found) if one.usd_per_million is not None]
-    cheaper = min(priced, key=lambda one: one.usd_per_million or 0.0, default=now)
+    priced = [proposal for proposal in (now, *matching) if proposal.usd_per_million is not None]
+    cheaper = min(priced, key=lambda proposal: proposal.usd_per_million or 0.0, default=now)
     if cheaper is not now:
         best.append(OtherGpus("cheapest", cheaper.step, cheaper.offer))
     return [*best, *_several(before, book, host)]
@@ -372,7 +372,6 @@ def loader_advice(
 
     Args:
         loading: what is known of the loader.
-        step: the predicted step.
         cores: the cores of the machine with the GPU, if the loader was timed with its workers.
             None for those of this one.
     """

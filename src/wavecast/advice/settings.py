@@ -6,13 +6,12 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property, partial
 
-from wavecast.advice.variants import changed_target, lacks_bf16
+from wavecast.advice.catalogue import changed_target, lacks_bf16
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import StepSetting
-from wavecast.targets.decoders import is_decoder
 from wavecast.targets.sources import StepSource
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait
 from wavecast.traces.step import Trace
 
 ALLOWED = ("precision", "compile", "lora", "qlora")
@@ -60,7 +59,8 @@ class StepSettings:
                     f"{self.target.name}"
                 )
         if self.allowed and self.target.make_step is None:
-            what = "is a trace, which is fixed" if self.target.script is None else "is a script"
+            is_script = Trait.SCRIPT in self.target.traits
+            what = "is a script" if is_script else "is a trace, which is fixed"
             raise InvalidInput(
                 f"--allow: {self.target.name} {what}; wavecast advise says what would help it"
             )
@@ -68,15 +68,15 @@ class StepSettings:
     @property
     def searched(self) -> tuple[StepSetting, ...]:
         """The ways that are tried on all GPUs, the step as it is first."""
-        found = [self._with_smaller(())]
+        settings = [self._with_smaller(())]
         precisions = self._precisions
-        found += [self._with_smaller((name,)) for name in precisions]
+        settings += [self._with_smaller((name,)) for name in precisions]
         options = self.target.options
         has = {"lora": options.lora is not None or options.qlora, "qlora": options.qlora}
         for name, is_given in has.items():
             if name in self.allowed and not is_given:
-                found += [self._with_smaller((name, *p)) for p in self._narrow]
-        return tuple(found)
+                settings += [self._with_smaller((name, *p)) for p in self._narrow]
+        return tuple(settings)
 
     def compiled(self, changes: tuple[str, ...]) -> StepSetting | None:
         """The way with these changes, compiled, which takes long to trace; None if not allowed."""
@@ -104,7 +104,7 @@ class StepSettings:
     def _with_smaller(self, names: tuple[str, ...]) -> StepSetting:
         target = self.target
         recomputes = target.options.checkpointing or target.options.recompute is not None
-        if recomputes or "qlora" in names or target.make_step is None or target.jax:
+        if recomputes or "qlora" in names or target.make_step is None or Trait.JAX in target.traits:
             return self._setting(names)
         return self._setting(names, self._setting((*names, "checkpointing")))
 
@@ -115,8 +115,8 @@ class StepSettings:
         return StepSetting(words, traces, smaller, suits, names, traces.larger)
 
     def _takes(self, name: str) -> bool:
-        text = self.target.text
-        return text.startswith("hf:") or (name == "lora" and is_decoder(text, self.target.options))
+        taking = Trait.ADAPTABLE if name == "lora" else Trait.HUGGING_FACE
+        return bool(self.target.traits & taking)
 
 
 class _Traces:

@@ -12,7 +12,7 @@ import numpy as np
 from wavecast import ops
 from wavecast.results import Brief, Shown
 from wavecast.steps.prediction import Prediction, Share
-from wavecast.traces.step import Op, TensorSpec, Trace
+from wavecast.traces.step import Op, Trace
 
 MODULE_DEPTH = 3
 """How many levels of module names the GPU time is broken down to."""
@@ -110,13 +110,13 @@ def summary_of(prediction: Prediction) -> StepSummary:
 
 def _lines(trace: Trace) -> dict[str, dict[str, int]]:
     """The calls of each op by line of code."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for call in trace:
         for name in (call.op.base, WAITS) if call.syncs else (call.op.base,):
             if call.line:
-                calls = found.setdefault(name, {})
+                calls = counts.setdefault(name, {})
                 calls[call.line] = calls.get(call.line, 0) + 1
-    return found
+    return counts
 
 
 def fingerprint_of(trace: Trace) -> str:
@@ -124,19 +124,14 @@ def fingerprint_of(trace: Trace) -> str:
     digest = hashlib.sha256()
     positions = {op: index for index, op in enumerate(trace.counts)}
     for op in positions:
-        digest.update(_op_text(op).encode())
+        tensors = [
+            [f"{t.dtype}{t.shape}{t.strides or ''}{t.device}" for t in side]
+            for side in (op.inputs, op.outputs)
+        ]
+        digest.update(f"{op.name} {tensors} {op.attrs!r}\n".encode())
     for call in trace:
         digest.update(f"{positions[call.op]} {call.phase} {call.stream} {call.syncs}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def _op_text(op: Op) -> str:
-    tensors = [[_tensor_text(t) for t in side] for side in (op.inputs, op.outputs)]
-    return f"{op.name} {tensors} {op.attrs!r}\n"
-
-
-def _tensor_text(tensor: TensorSpec) -> str:
-    return f"{tensor.dtype}{tensor.shape}{tensor.strides or ''}{tensor.device}"
 
 
 def _type(op: Op) -> str:
@@ -245,7 +240,12 @@ class StepComparison(Shown):
     @cached_property
     def remarks(self) -> tuple[str, ...]:
         """What a reader should know beside the numbers, in whole sentences."""
-        return (*self._about_sameness(), *self._about_types(), *self._about_waits())
+        remarks = []
+        for name in sorted({part.name for part in self.types}):
+            old, new = spent(self.before.types, name), spent(self.after.types, name)
+            if abs(new - old) >= _WORTH_A_NOTE:
+                remarks.append(f"{name} takes {new:.0%} of the GPU time, before {old:.0%}")
+        return (*self._about_sameness(), *remarks, *self._about_waits())
 
     def _changes(self, before: Sequence[Share], after: Sequence[Share]) -> tuple[PartChange, ...]:
         least_s = _WORTH_A_LINE * max(self.before.gpu_s, self.after.gpu_s)
@@ -264,14 +264,6 @@ class StepComparison(Shown):
             ]
         return []
 
-    def _about_types(self) -> list[str]:
-        remarks = []
-        for name in sorted({part.name for part in self.types}):
-            old, new = spent(self.before.types, name), spent(self.after.types, name)
-            if abs(new - old) >= _WORTH_A_NOTE:
-                remarks.append(f"{name} takes {new:.0%} of the GPU time, before {old:.0%}")
-        return remarks
-
     def _about_waits(self) -> list[str]:
         old, new = self.before.syncs, self.after.syncs
         if old == new:
@@ -285,10 +277,6 @@ def compare(before: Prediction, after: Prediction) -> StepComparison:
     ```python
     wavecast.compare(wavecast.predict(old, "l4"), wavecast.predict(new, "l4")).time_ratio
     ```
-
-    Args:
-        before: the step as it was.
-        after: the step as it is.
     """
     return StepComparison(summary_of(before), summary_of(after))
 

@@ -9,14 +9,21 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from wavecast import ops
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.hardware.devices import Device
 from wavecast.ops import Kind
-from wavecast.predictors.base import Scaler
+from wavecast.predictors.base import Predictor, Scaler
+from wavecast.predictors.corrected import (
+    Corrected,
+    Corrections,
+    OpOff,
+    learn,
+    measured_and_predicted,
+)
 from wavecast.results import Shown
 from wavecast.steps.prediction import TOO_MUCH, Prediction
 from wavecast.steps.request import default_predictor, measurement_of, origin_of, predict
@@ -244,10 +251,6 @@ def _identity(trace: Trace) -> object:
 def evaluate(steps: Sequence[StepOnGpu], scaler: Scaler | None = None) -> PairEvaluation:
     """Every measured step, taken to the GPU of every other one of its model and compared.
 
-    Args:
-        steps: the measured steps (`measured_steps`).
-        scaler: how a measured call is taken to another GPU; the most accurate one by default.
-
     Raises:
         InvalidInput: there are no steps.
     """
@@ -358,7 +361,7 @@ def _corrected_notes(steps: Sequence[StepOnGpu], errors: Sequence[StepError]) ->
 def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
     known = [times for times in pairs if times]
     totals = [math.fsum(measured for _, measured in times.values()) for times in known]
-    found = []
+    op_errors = []
     for name in dict.fromkeys(name for times in known for name in times):
         shares = [
             times.get(name, (None, 0.0))[1] / all_s
@@ -366,5 +369,105 @@ def _op_errors(pairs: Sequence[_OpTimes]) -> tuple[OpError, ...]:
         ]
         both = [times[name] for times in known if name in times]
         errors = [abs(seconds / measured - 1) for seconds, measured in both if seconds is not None]
-        found.append(OpError(name, len(errors), _mean(errors), math.fsum(shares) / len(known)))
-    return tuple(sorted(found, key=lambda one: -one.share))
+        op_errors.append(OpError(name, len(errors), _mean(errors), math.fsum(shares) / len(known)))
+    return tuple(sorted(op_errors, key=lambda error: -error.share))
+
+
+# What measured steps and ops teach about predictions for their GPU, and how much it is worth.
+
+
+@dataclass(frozen=True)
+class LearnedStep(Shown):
+    """How well the GPU time of a measured step is predicted, before and after learning.
+
+    Errors are (predicted - measured) / measured: below 0 is too short.
+    """
+
+    step: str
+    """The file of the step."""
+    measured_s: float
+    """The measured GPU time of its ops that can be predicted, in seconds."""
+    before: float
+    """The error of the shipped predictor."""
+    after: float | None
+    """The error with what the other steps and swept ops teach. None if there are none."""
+
+
+@dataclass(frozen=True)
+class Learning:
+    """What some measured steps teach about the predictions for their GPU."""
+
+    gpu: str
+    """The id of the GPU."""
+    steps: tuple[LearnedStep, ...]
+    """The steps, in the order in which they were given."""
+    corrections: Corrections = field(repr=False)
+    """What all of them give."""
+
+
+def learn_from(
+    steps: Mapping[str, Trace], predictor: Predictor | None = None, swept: Sequence[OpOff] = ()
+) -> Learning:
+    """The corrections that measured steps of one GPU give, each judged by the others.
+
+    Raises:
+        InvalidInput: the steps were measured on several GPUs, or nothing in one can be compared.
+    """
+    base = predictor or _shipped()
+    gpus = {name: origin_of(trace, None) for name, trace in steps.items()}
+    device = next(iter(gpus.values()))
+    for name, other in gpus.items():
+        if other.id != device.id:
+            raise InvalidInput(
+                f"{name} was measured on {other.id}, and others on {device.id}; what they teach "
+                "is kept by GPU, so give the steps of one GPU at a time"
+            )
+    names = list(steps)
+    rows = []
+    for name in names:
+        with prefixed(f"{name}: "):
+            others = [steps[other] for other in names if other != name]
+            rows.append(_judged(name, steps[name], others, swept, device, base))
+    learned = learn(list(steps.values()), device, base)
+    return Learning(device.id, tuple(rows), replace(learned, swept=tuple(swept)))
+
+
+def learn_from_layers(traces: Sequence[Trace], predictor: Predictor | None = None) -> Learning:
+    """The corrections that recorded single layers of one GPU give.
+
+    Raises:
+        InvalidInput: nothing in a trace can be compared.
+    """
+    device = origin_of(traces[0], None)
+    learned = learn((), device, predictor or _shipped(), swept=traces)
+    return Learning(device.id, (), learned)
+
+
+def _shipped() -> Predictor:
+    from wavecast.predictors.learned.predictor import Learned
+
+    return Learned.shipped()
+
+
+def _judged(
+    name: str,
+    trace: Trace,
+    others: Sequence[Trace],
+    swept: Sequence[OpOff],
+    device: Device,
+    base: Predictor,
+) -> LearnedStep:
+    """A step, predicted without and with what other steps and swept ops teach."""
+    measured_s, before = _error(trace, device, base)
+    after = None
+    if others or swept:
+        own = replace(learn(others, device, base), swept=tuple(swept))
+        _, after = _error(trace, device, Corrected(base, {own.gpu: own}))
+    return LearnedStep(name, measured_s, before, after)
+
+
+def _error(trace: Trace, device: Device, predictor: Predictor) -> tuple[float, float]:
+    """The measured GPU time of a step's ops, and the error of its prediction."""
+    pairs = measured_and_predicted(trace, device, predictor)
+    measured_s = sum(pair[1] for pair in pairs)
+    return measured_s, sum(pair[2] for pair in pairs) / measured_s - 1

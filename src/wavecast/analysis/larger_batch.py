@@ -114,10 +114,6 @@ def extrapolate_batch(known: Mapping[int, Prediction | float], batch: int) -> La
     )
 
 
-def _listed(points: Mapping[int, float]) -> str:
-    return ", ".join(f"{size}: {seconds:.3g} s" for size, seconds in points.items())
-
-
 def _uncertainty(sizes: np.ndarray, residuals: Sequence[float], batch: int) -> float:
     """Half the width of the 90% prediction interval of a straight-line fit at a batch size."""
     freedom = len(sizes) - 2
@@ -125,6 +121,10 @@ def _uncertainty(sizes: np.ndarray, residuals: Sequence[float], batch: int) -> f
     noise = math.hypot(*residuals) / math.sqrt(freedom)
     spread = float(((sizes - sizes.mean()) ** 2).sum())
     return t * noise * math.sqrt(1 + 1 / len(sizes) + (batch - float(sizes.mean())) ** 2 / spread)
+
+
+def _listed(points: Mapping[int, float]) -> str:
+    return ", ".join(f"{size}: {seconds:.3g} s" for size, seconds in points.items())
 
 
 def by_samples(traces: Iterable[tuple[str, Trace]]) -> dict[int, Trace]:

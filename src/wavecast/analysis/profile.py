@@ -17,8 +17,8 @@ from functools import cached_property
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_by_tbd_kind
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.memory import peak_by_tbd_kind
+from wavecast.footprint.workspaces import with_workspaces
 from wavecast.hardware.devices import Device, available
 from wavecast.ops import Kind, Unit
 from wavecast.predictors.attainable import demand
@@ -412,7 +412,7 @@ def idle_places(calls: Sequence[Call], *, from_start: bool) -> dict[str, tuple[s
     gaps: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for cause, call, gap_s in _gaps(calls, from_start=from_start):
         gaps[cause][call.line or call.module or call.op.base] += gap_s
-    longest = {cause: max(found, key=found.__getitem__) for cause, found in gaps.items()}
+    longest = {cause: max(places, key=places.__getitem__) for cause, places in gaps.items()}
     return {
         cause: (place, gaps[cause][place] / sum(gaps[cause].values()))
         for cause, place in longest.items()

@@ -40,41 +40,40 @@ gpus = ["l4"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, product
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.work import ANYWHERE, CPU, CampaignTask, task
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import toml_table
 from wavecast.hardware.devices import device, devices
-from wavecast.hardware.fact_files import refuse_unknown
-from wavecast.planning.cost import (
+from wavecast.predictors import mlp
+from wavecast.reading import (
+    Check,
+    listed,
     number,
+    read_record,
+    read_settings,
+    refuse_unknown,
+    tables_of,
     text,
     texts,
     time_s,
     whole,
     wholes,
-    yes_or_no,
 )
-from wavecast.predictors.mlp import layers
-from wavecast.reading import read_settings
 from wavecast.runs.regression import design as designs
 from wavecast.runs.run import PHASES
-from wavecast.runs.suite_results import SuiteStep
 from wavecast.suite import PRECISIONS
-from wavecast.targets.strategies import parse_parallel
+from wavecast.targets.targets import parse_parallel
 
 ALL = "all"
 MOST_TASKS = 1_000_000
 _ATTEMPTS = 3
-
-Values = Mapping[str, Any]
-Check = Callable[[Any, str], Any]
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,6 @@ def read_campaign(path: Path, name: str | None = None) -> Campaign:
     """The campaign of a file.
 
     Args:
-        path: the file.
         name: its name. None for the name in the file, else that of the file.
 
     Raises:
@@ -107,8 +105,6 @@ def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
     """The campaign that a text in TOML describes.
 
     Args:
-        file: the text.
-        name: its name.
         given: whether this name counts more than the one in the text.
 
     Raises:
@@ -117,207 +113,189 @@ def make_campaign(file: str, name: str, *, given: bool = True) -> Campaign:
     table = toml_table(file)
     refuse_unknown(table, ("name", "attempts", *_SECTIONS), "a campaign")
     own = text(table["name"], "name") if "name" in table and not given else name
-    found: dict[str, CampaignTask] = {}
-    for key, section in _SECTIONS.items():
-        listed = table.get(key, [])
-        if not isinstance(listed, list):
-            raise InvalidInput(f"{key} must be a list, written [[{key}]]")
-        for position, part in enumerate(listed, start=1):
-            with prefixed(f"{key}[{position}]"):
-                found |= {one.id: one for one in section.tasks(part)}
-            if len(found) > MOST_TASKS:
+    tasks: dict[str, CampaignTask] = {}
+    for key, kind in _SECTIONS.items():
+        for position, part in enumerate(tables_of(table, key), start=1):
+            where = f"{key}[{position}]"
+            section = read_record(kind, part, "such a section", f"{where}.")
+            with prefixed(f"{where}: "):
+                tasks |= {task.id: task for task in section.tasks()}
+            if len(tasks) > MOST_TASKS:
                 raise InvalidInput(f"has more than {MOST_TASKS} tasks; divide it")
-    if not found:
+    if not tasks:
         raise InvalidInput(f"has no tasks; write some of [[{']], [['.join(_SECTIONS)}]]")
     attempts = whole(table.get("attempts", _ATTEMPTS), "attempts")
-    return Campaign(own, tuple(found.values()), file, attempts)
+    return Campaign(own, tuple(tasks.values()), file, attempts)
 
 
-@dataclass(frozen=True)
-class _Section:
-    """What a section of the file may say, and the tasks that follow."""
+def _known(words: Sequence[str]) -> Check:
+    def check(value: Any, where: str) -> str:
+        word = str(text(value, where))
+        if word not in words:
+            raise InvalidInput(f"{where} is one of {', '.join(words)}, not {word!r}")
+        return word
 
-    needed: Mapping[str, Check]
-    more: Mapping[str, Check]
-    make: Callable[[Values], Iterable[CampaignTask]]
-
-    def tasks(self, table: Any) -> Iterator[CampaignTask]:
-        """The tasks of one such section."""
-        if not isinstance(table, dict):
-            raise InvalidInput(" must be a table")
-        checks = {**self.needed, **self.more}
-        refuse_unknown(table, checks, "such a section", ".")
-        for key in self.needed:
-            if key not in table:
-                raise InvalidInput(f".{key} is missing")
-        values = {key: checks[key](value, f".{key}") for key, value in table.items()}
-        with prefixed(": "):
-            yield from self.make(values)
-
-
-def _precisions(value: Any, where: str) -> tuple[str, ...]:
-    return tuple(_known(one, PRECISIONS, where) for one in texts(value, where))
-
-
-def _precision(value: Any, where: str) -> str:
-    return _known(text(value, where), PRECISIONS, where)
-
-
-def _phase(value: Any, where: str) -> str:
-    return _known(text(value, where), PHASES, where)
-
-
-def _known(word: str, words: Iterable[str], where: str) -> str:
-    if word not in words:
-        raise InvalidInput(f"{where} is one of {', '.join(words)}, not {word!r}")
-    return word
+    return check
 
 
 def _gpus(value: Any, where: str) -> tuple[str, ...]:
     """The ids of GPUs; all of them for ["all"]."""
     named = texts(value, where)
     if ALL in named:
-        return tuple(one.id for one in devices())
+        return tuple(gpu.id for gpu in devices())
     return tuple(dict.fromkeys(device(name).id for name in named))
 
 
 def _measuring(value: Any, where: str) -> tuple[str, ...]:
     """The ids of GPUs that measure, or "cpu"."""
     named = texts(value, where)
-    return tuple(dict.fromkeys(CPU if one == CPU else device(one).id for one in named))
-
-
-def _scales(value: Any, where: str) -> tuple[float, ...]:
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(f"{where} must be a list of numbers, not {value!r}")
-    return tuple(number(above=True)(one, where) for one in value)
+    return tuple(dict.fromkeys(CPU if name == CPU else device(name).id for name in named))
 
 
 def _strategies(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, list) or not all(isinstance(way, str) for way in value):
         raise InvalidInput(f'{where} must be a list such as ["", "data=8"], not {value!r}')
-    for one in value:
-        parse_parallel(one)
+    for way in value:
+        parse_parallel(way)
     return tuple(value)
 
 
-def _predictions(given: Values) -> Iterator[CampaignTask]:
-    steps = product(
-        given["targets"], given.get("batches", (None,)), given.get("precisions", (None,))
-    )
-    for target, batch, precision in steps:
-        step = {"target": target, "batch": batch, "precision": precision}
-        for gpu, parallel in product(given["gpus"], given.get("parallel", ("",))):
-            asked = {**step, "gpu": gpu, "parallel": parallel, "host": given.get("host")}
-            yield task("predict", asked, ANYWHERE, f"{target}, {batch}, {precision}")
+_precision = _known(PRECISIONS)
+_precisions = listed(_precision, "texts in quotes")
+_above_0 = number(above=True)
+_MeasuringGpus = Annotated[tuple[str, ...], _measuring]
+_Seconds = Annotated[float, time_s]
 
 
-def _layers(given: Values) -> Iterator[CampaignTask]:
-    kind, seed = given["kind"], int(given.get("seed", 0))
-    for gpu in given["gpus"]:
-        # A CPU would take minutes for most layers of the sample.
-        trial = gpu == CPU
-        drawn = layers.small(kind, seed) if trial else layers.sample(kind, seed)
-        for index, layer in enumerate(islice(drawn, given["count"])):
-            named = f"{seed}, small layers" if trial else str(seed)
-            sizes = list(layer.features())
-            asked = {"layer": kind, "seed": named, "index": index, "sizes": sizes}
-            yield task("layer", asked, gpu)
+@dataclass(frozen=True, kw_only=True)
+class _Predictions:
+    """Predictions of every combination of its lists."""
+
+    targets: Annotated[tuple[str, ...], texts]
+    gpus: Annotated[tuple[str, ...], _gpus]
+    batches: Annotated[tuple[int | None, ...], wholes] = (None,)
+    precisions: Annotated[tuple[str | None, ...], _precisions] = (None,)
+    parallel: Annotated[tuple[str, ...], _strategies] = ("",)
+    host: str | None = None
+
+    def tasks(self) -> Iterator[CampaignTask]:
+        for target, batch, precision in product(self.targets, self.batches, self.precisions):
+            step = {"target": target, "batch": batch, "precision": precision}
+            for gpu, parallel in product(self.gpus, self.parallel):
+                question = {**step, "gpu": gpu, "parallel": parallel, "host": self.host}
+                yield task("predict", question, ANYWHERE, f"{target}, {batch}, {precision}")
 
 
-def _suite(given: Values) -> Iterator[CampaignTask]:
-    if CPU in given["gpus"]:
-        raise InvalidInput("the suite is measured on GPUs; [[runs]] can be tried out on a CPU")
-    steps = suite_runs.configurations(
-        given.get("models", ()),
-        given.get("precisions", ("fp32", "bf16")),
-        given.get("scales", (0.25, 0.5, 1.0)),
-    )
-    limits = {"limit_s": given.get("seconds", 20.0), "least": given.get("iterations", 0)}
-    for gpu, step in product(given["gpus"], steps):
-        yield task("suite", {**_step(step), **limits}, gpu)
+@dataclass(frozen=True, kw_only=True)
+class _Layers:
+    """Measurements of drawn layers."""
+
+    kind: str
+    count: int
+    gpus: _MeasuringGpus
+    seed: float = 0
+
+    def tasks(self) -> Iterator[CampaignTask]:
+        seed = int(self.seed)
+        for gpu in self.gpus:
+            # A CPU would take minutes for most layers of the sample.
+            trial = gpu == CPU
+            drawn = mlp.small(self.kind, seed) if trial else mlp.sample(self.kind, seed)
+            for index, layer in enumerate(islice(drawn, self.count)):
+                named = f"{seed}, small layers" if trial else str(seed)
+                sizes = list(layer.features())
+                question = {"layer": self.kind, "seed": named, "index": index, "sizes": sizes}
+                yield task("layer", question, gpu)
 
 
-def _step(step: SuiteStep) -> dict[str, Any]:
-    return {name: value for name, value in asdict(step).items() if name not in ("gpus", "nodes")}
+@dataclass(frozen=True, kw_only=True)
+class _Suite:
+    """Measurements of models of the suite."""
+
+    gpus: _MeasuringGpus
+    models: Annotated[tuple[str, ...], texts] = ()
+    precisions: Annotated[tuple[str, ...], _precisions] = ("fp32", "bf16")
+    scales: Annotated[tuple[float, ...], listed(_above_0, "numbers")] = (0.25, 0.5, 1.0)
+    seconds: Annotated[float, _above_0] = 20.0
+    iterations: int = 0
+
+    def tasks(self) -> Iterator[CampaignTask]:
+        if CPU in self.gpus:
+            raise InvalidInput("the suite is measured on GPUs; [[runs]] can be tried out on a CPU")
+        steps = suite_runs.configurations(self.models, self.precisions, self.scales)
+        limits = {"limit_s": self.seconds, "least": self.iterations}
+        for gpu, step in product(self.gpus, steps):
+            sizes = {k: v for k, v in asdict(step).items() if k not in ("gpus", "nodes")}
+            yield task("suite", {**sizes, **limits}, gpu)
 
 
-def _whole_runs(given: Values) -> Iterator[CampaignTask]:
-    starts = run_grids.plan(
-        given["models"],
-        given["batches"],
-        given["iterations"],
-        (),
-        precision=given.get("precision", "fp32"),
-        separate=given.get("separate", True),
-    )
-    yield from _starts(starts, given)
+@dataclass(frozen=True, kw_only=True)
+class _Runs:
+    """Whole runs of every combination of its lists."""
+
+    models: Annotated[tuple[str, ...], texts]
+    batches: Annotated[tuple[int, ...], wholes]
+    iterations: Annotated[tuple[int, ...], wholes]
+    gpus: _MeasuringGpus
+    precision: Annotated[str, _precision] = "fp32"
+    phase: Annotated[str, _known(PHASES)] = PHASES[0]
+    graph: bool = False
+    image: int | None = None
+
+    def tasks(self) -> Iterator[CampaignTask]:
+        options = {} if self.image is None else {"image": self.image}
+        for gpu, start in product(self.gpus, self.starts()):
+            question = {
+                **asdict(start),
+                "phase": self.phase,
+                "graph": self.graph,
+                "options": options,
+            }
+            yield task("run", question, gpu)
+
+    def starts(self) -> Sequence[run_grids.Start]:
+        raise NotImplementedError
 
 
-def _designed(given: Values) -> Iterator[CampaignTask]:
-    seconds_of = designs.linear_seconds(
-        given.get("startup", 0.0), given.get("iteration", 0.0), given.get("sample", 0.0)
-    )
-    space = designs.configurations(given["batches"], given["iterations"], seconds_of)
-    chosen = designs.design(space, given["budget"], criterion=given.get("criterion", "D"))
-    precision = given.get("precision", "fp32")
-    starts = [
-        run_grids.Start(model, one.batch, (one.iterations,), precision)
-        for model in given["models"]
-        for one in chosen.runs
-    ]
-    yield from _starts(starts, given)
+@dataclass(frozen=True, kw_only=True)
+class _Grid(_Runs):
+    separate: bool = True
+
+    def starts(self) -> Sequence[run_grids.Start]:
+        return run_grids.plan(
+            *(self.models, self.batches, self.iterations, ()),
+            precision=self.precision,
+            separate=self.separate,
+        )
 
 
-def _starts(starts: Iterable[run_grids.Start], given: Values) -> Iterator[CampaignTask]:
-    options = {key: given[key] for key in ("image",) if key in given}
-    for gpu, start in product(given["gpus"], starts):
-        asked = {
-            **asdict(start),
-            "phase": given.get("phase", PHASES[0]),
-            "graph": given.get("graph", False),
-            "options": options,
-        }
-        yield task("run", asked, gpu)
+@dataclass(frozen=True, kw_only=True)
+class _Design(_Runs):
+    """The whole runs that teach the most within a budget of GPU time."""
+
+    budget: _Seconds
+    startup: _Seconds = 0.0
+    iteration: _Seconds = 0.0
+    sample: _Seconds = 0.0
+    criterion: str = "D"
+
+    def starts(self) -> Sequence[run_grids.Start]:
+        seconds_of = designs.linear_seconds(self.startup, self.iteration, self.sample)
+        space = designs.configurations(self.batches, self.iterations, seconds_of)
+        chosen = designs.design(space, self.budget, criterion=self.criterion)
+        return [
+            run_grids.Start(model, run.batch, (run.iterations,), self.precision)
+            for model in self.models
+            for run in chosen.runs
+        ]
 
 
-_OF_RUNS: Mapping[str, Check] = {
-    "precision": _precision,
-    "phase": _phase,
-    "graph": yes_or_no,
-    "image": whole,
-}
-_GRID: Mapping[str, Check] = {
-    "models": texts,
-    "batches": wholes,
-    "iterations": wholes,
-    "gpus": _measuring,
-}
-_SECTIONS: Mapping[str, _Section] = {
-    "predict": _Section(
-        {"targets": texts, "gpus": _gpus},
-        {"batches": wholes, "precisions": _precisions, "parallel": _strategies, "host": text},
-        _predictions,
-    ),
-    "layers": _Section(
-        {"kind": text, "count": whole, "gpus": _measuring}, {"seed": number()}, _layers
-    ),
-    "suite": _Section(
-        {"gpus": _measuring},
-        {
-            "models": texts,
-            "precisions": _precisions,
-            "scales": _scales,
-            "seconds": number(above=True),
-            "iterations": whole,
-        },
-        _suite,
-    ),
-    "runs": _Section(_GRID, {**_OF_RUNS, "separate": yes_or_no}, _whole_runs),
-    "design": _Section(
-        {**_GRID, "budget": time_s},
-        {**_OF_RUNS, "startup": time_s, "iteration": time_s, "sample": time_s, "criterion": text},
-        _designed,
-    ),
+_Section = _Predictions | _Layers | _Suite | _Grid | _Design
+_SECTIONS: Mapping[str, type[_Section]] = {
+    "predict": _Predictions,
+    "layers": _Layers,
+    "suite": _Suite,
+    "runs": _Grid,
+    "design": _Design,
 }
 """The sections of a campaign file, by their names."""

@@ -24,20 +24,18 @@ from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
 from wavecast.files import GrowingTable, csv_line
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
+    DEVICE_FEATURES,
     KINDS,
     Layer,
     LayerStatus,
+    MlpNetwork,
     PassTimes,
+    device_features,
+    features_of,
     layer,
     layer_type,
     sample,
-)
-from wavecast.predictors.mlp.predictor import (
-    DEVICE_FEATURES,
-    MlpNetwork,
-    device_features,
-    features_of,
 )
 from wavecast.reading import open_file
 
@@ -82,12 +80,9 @@ def collect(
         count: how many layers the file should have in the end.
         path: the CSV file. It is created if missing, and continued if it has the same kind of
             layers, the same seed and the same GPU.
-        time: measures one layer.
-        gpu: the id of the GPU that measures.
         software: versions and settings of the software that measures.
         layers: layers to measure instead of a sample. Pass the same list at each call.
         limit_s: start no layer after this many seconds.
-        progress: called after each layer.
 
     Returns:
         The number of rows that the file has now.
@@ -95,11 +90,11 @@ def collect(
     Raises:
         InvalidInput: the file holds something else, or another process is writing it.
     """
-    wanted = islice(_sampled(kind, seed) if layers is None else layers, count)
+    chosen = islice(_sampled(kind, seed) if layers is None else layers, count)
     check = partial(_refuse_another_campaign, path, str(seed), gpu)
     with table_of(kind).growing(path, check) as (existing, add):
         done = {row.index for row in existing}
-        missing = [(index, layer) for index, layer in enumerate(wanted) if index not in done]
+        missing = [(index, layer) for index, layer in enumerate(chosen) if index not in done]
         rows = len(done)
 
         def work(drawn: tuple[int, Layer]) -> None:

@@ -80,7 +80,7 @@ class RayWorkers:
         ready, _ = self._ray.wait(waiting, num_returns=1, timeout=timeout_s)
         if ready:
             ready, _ = self._ray.wait(waiting, num_returns=len(waiting), timeout=0)
-        return [self._taken(one) for one in ready]
+        return [self._taken(reference) for reference in ready]
 
     def _taken(self, reference: Any) -> Finished:
         bundle = self._running.pop(reference)

@@ -62,8 +62,6 @@ def plan(
 
     Args:
         models: names of models of the suite.
-        batches: the batches.
-        iterations: the numbers of iterations.
         splits: the thresholds that will divide the runs; those below any are separate runs.
         precision: one of `suite.PRECISIONS`.
         separate: whether every run has its own start-up.
@@ -106,12 +104,8 @@ def run(
     Args:
         starts: what to measure, from `plan`.
         path: the CSV file. It is created if missing, and continued if it is of the same GPU.
-        measure: measures one start.
-        gpu: the id of the GPU that measures.
         software: the software that runs it, as `Run.framework`.
         phase: "training" or "testing".
-        limit_s: begin no start after this many seconds.
-        progress: called after each start.
         failed: called with a start that could not be measured, and the error. It gets no rows, so
             the next run tries it again. If None, the error ends the campaign.
     """
@@ -119,14 +113,15 @@ def run(
         known = {_key(row) for row in rows}
         todo = []
         for start in starts:
-            left = tuple(n for n in start.lengths if (*_start_key(start, phase), n) not in known)
+            key = start.model, start.batch, start.precision, phase
+            left = tuple(n for n in start.lengths if (*key, n) not in known)
             if left:
                 todo.append(replace(start, lengths=left))
         done = len(starts) - len(todo)
 
         def work(start: Start) -> None:
-            for one in runs_of(start, measure(start), gpu=gpu, software=software, phase=phase):
-                add(one)
+            for run in runs_of(start, measure(start), gpu=gpu, software=software, phase=phase):
+                add(run)
 
         work_off(todo, work, already_done=done, report=progress, limit_s=limit_s, failed=failed)
     return TABLE.read(path)
@@ -143,7 +138,6 @@ def measure_here(
     """Time one start on this machine.
 
     Args:
-        start: the start.
         device: "cuda", or "cpu" to try it out.
         graph: whether each iteration is one CUDA graph.
         phase: "training", or "testing" for the forward pass alone.
@@ -176,10 +170,6 @@ def runs_of(
             total_iterations=length,
             total_s=round(startup_s + taken_s, 7),
         )
-
-
-def _start_key(start: Start, phase: str) -> tuple[object, ...]:
-    return (start.model, start.batch, start.precision, phase)
 
 
 def _key(run: Run) -> tuple[object, ...]:

@@ -6,30 +6,36 @@ with the tasks that have no result.
 
 from __future__ import annotations
 
-import os
+import io
 import platform
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from csv import writer
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from pathlib import Path
 from typing import Protocol
 
-from wavecast.campaigns.campaign_files import Campaign
-from wavecast.campaigns.progress import Progress
-from wavecast.campaigns.standing import CampaignRun
+from wavecast.campaigns import layer_times, run_grids
+from wavecast.campaigns.campaign_files import Campaign, make_campaign
+from wavecast.campaigns.progress import CampaignRun, CampaignStatus, NodeWork, Progress
 from wavecast.campaigns.work import (
     ANYWHERE,
     CPU,
     CampaignTask,
     TaskOutcome,
+    layer_row,
     perform_all,
     runs_of,
+    suite_row,
     together,
 )
+from wavecast.files import write_whole
+from wavecast.frameworks import children
 from wavecast.runs.store.campaign_results import CampaignResults, FailedAttempt, TaskResult
+from wavecast.runs.suite_results import write_results
 
 _MOST_LOSSES = 10
 """A task whose worker died so often is left: it may be the one that kills it."""
@@ -47,7 +53,6 @@ def run_campaign(
     """Run the tasks of a campaign that have no result yet.
 
     Args:
-        campaign: the campaign.
         results: where its results are stored.
         workers: who performs the tasks.
         progress: called whenever results were stored.
@@ -79,8 +84,8 @@ class _TaskFlow:
     def to_the_end(self) -> CampaignRun:
         """Give tasks away until all are done, or none can be."""
         stored = self.results.done()
-        self.done = {one.id for one in self.campaign.tasks if one.id in stored}
-        self._queue([one for one in self.campaign.tasks if one.id not in self.done])
+        self.done = {task.id for task in self.campaign.tasks if task.id in stored}
+        self._queue([task for task in self.campaign.tasks if task.id not in self.done])
         last_s = time.monotonic()
         while self.away or any(self.queues.values()):
             given = self._give_away()
@@ -111,7 +116,7 @@ class _TaskFlow:
         return somebody or waited_s < self.patience_s
 
     def _queue(self, tasks: list[CampaignTask], *, singly: bool = False) -> None:
-        bundles = [(one,) for one in tasks] if singly else together(tasks)
+        bundles = [(task,) for task in tasks] if singly else together(tasks)
         for bundle in bundles:
             self.queues.setdefault(bundle[0].gpu, deque()).append(bundle)
 
@@ -129,19 +134,19 @@ class _TaskFlow:
         """Store what came back in one transaction, and queue what must be tried again."""
         answered: list[TaskResult] = []
         attempts: list[FailedAttempt] = []
-        for one in back:
+        for finished in back:
             self.away -= 1
-            if one.lost:
-                attempts += self._lose(one)
-            by_id = {task.id: task for task in one.bundle}
-            for outcome in one.outcomes:
+            if finished.lost:
+                attempts += self._lose(finished)
+            by_id = {task.id: task for task in finished.bundle}
+            for outcome in finished.outcomes:
                 task = by_id[outcome.task]
                 if outcome.answer is None:
                     attempts.append(self._fail(task, outcome))
                 else:
                     answered.append(_result(task, outcome))
         self.new += self.results.add(answered, attempts)
-        self.done |= {one.task for one in answered}
+        self.done |= {result.task for result in answered}
         self._report()
 
     def _fail(self, task: CampaignTask, outcome: TaskOutcome) -> FailedAttempt:
@@ -152,15 +157,15 @@ class _TaskFlow:
             self.failed[task.name] = outcome.error
         return FailedAttempt(task.id, outcome.node, outcome.error)
 
-    def _lose(self, one: Finished) -> list[FailedAttempt]:
+    def _lose(self, finished: Finished) -> list[FailedAttempt]:
         self.lost += 1
-        self.losses.update(task.id for task in one.bundle)
-        again = [task for task in one.bundle if self.losses[task.id] < _MOST_LOSSES]
-        for task in set(one.bundle) - set(again):
-            self.failed[task.name] = f"its worker died {_MOST_LOSSES} times: {one.lost}"
+        self.losses.update(task.id for task in finished.bundle)
+        again = [task for task in finished.bundle if self.losses[task.id] < _MOST_LOSSES]
+        for task in set(finished.bundle) - set(again):
+            self.failed[task.name] = f"its worker died {_MOST_LOSSES} times: {finished.lost}"
         # Alone from the third loss on, so that a task which kills its worker takes no other along.
         self._queue(again, singly=any(self.losses[task.id] > 2 for task in again))
-        return [FailedAttempt(task.id, "", one.lost) for task in one.bundle]
+        return [FailedAttempt(task.id, "", finished.lost) for task in finished.bundle]
 
     def _report(self) -> None:
         total, done = len(self.campaign.tasks), len(self.done)
@@ -179,7 +184,7 @@ def _result(task: CampaignTask, outcome: TaskOutcome) -> TaskResult:
         outcome.node,
         outcome.seconds,
         time.time(),
-        runs_of(task, outcome.answer),
+        runs_of(task.asked, task.gpu, outcome.answer) if task.kind == "run" else (),
     )
 
 
@@ -284,15 +289,15 @@ class MachineWorkers:
     def finished(self, timeout_s: float) -> list[Finished]:
         """Wait for processes. One that died is replaced by a new one."""
         done = wait(self._running, timeout_s, FIRST_COMPLETED).done
-        found = []
+        back = []
         for future in done:
             slot, bundle = self._running.pop(future)
             try:
-                found.append(Finished(bundle, tuple(future.result())))
+                back.append(Finished(bundle, tuple(future.result())))
             except BrokenProcessPool as error:
                 slot.close()
-                found.append(Finished(bundle, lost=str(error)))
-        return found
+                back.append(Finished(bundle, lost=str(error)))
+        return back
 
     def close(self) -> None:
         """End all processes after what they do now."""
@@ -315,9 +320,7 @@ class _Slot:
     def submit(self, bundle: Bundle) -> Future[list[TaskOutcome]]:
         """Perform a bundle in the process, which starts with the first."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(
-                1, get_context("spawn"), initializer=_see_only, initargs=(self._visible,)
-            )
+            self._pool = children.spawned({"CUDA_VISIBLE_DEVICES": self._visible})
         return self._pool.submit(perform_all, bundle, platform.node())
 
     def close(self) -> None:
@@ -327,6 +330,122 @@ class _Slot:
             self._pool = None
 
 
-def _see_only(gpu: str) -> None:
-    """Let this process see one GPU, or none."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = gpu
+# Where a campaign stands, from its store alone; and its results as files for other commands.
+
+
+_PACE_OF = 200
+"""From how many of the last results the pace is taken."""
+
+
+def status_of(results: CampaignResults) -> CampaignStatus:
+    """How far a campaign is.
+
+    Raises:
+        InvalidInput: the store has no such campaign.
+    """
+    campaign = kept_campaign(results)
+    by_task = {result.task: result for result in results.results()}
+    done = [by_task[task.id] for task in campaign.tasks if task.id in by_task]
+    tried = results.failed()
+    last = {result.task: result.error for result in tried}
+    kinds = Counter(task.kind for task in campaign.tasks)
+    ready = Counter(result.kind for result in done)
+    return CampaignStatus(
+        name=results.name,
+        tasks=len(campaign.tasks),
+        done=len(done),
+        kinds={kind: (ready[kind], number) for kind, number in kinds.items()},
+        nodes=_nodes(done),
+        failed={
+            task.name: last[task.id]
+            for task in campaign.tasks
+            if task.id in last and task.id not in by_task
+        },
+        attempts_failed=len(tried),
+        remaining_s=_remaining_s(done, len(campaign.tasks) - len(done)),
+    )
+
+
+def kept_campaign(results: CampaignResults) -> Campaign:
+    """The campaign whose file a store keeps."""
+    return make_campaign(results.file(), results.name)
+
+
+def _nodes(done: Sequence[TaskResult]) -> tuple[NodeWork, ...]:
+    by_node: dict[str, list[TaskResult]] = {}
+    for result in done:
+        by_node.setdefault(result.node, []).append(result)
+    return tuple(
+        NodeWork(
+            node,
+            len(own),
+            sum(result.seconds for result in own),
+            max(result.ended_s for result in own),
+        )
+        for node, own in sorted(by_node.items())
+    )
+
+
+def _remaining_s(done: Sequence[TaskResult], left: int) -> float | None:
+    ends = sorted(result.ended_s for result in done)[-_PACE_OF:]
+    if not left or len(ends) < 2:
+        return None
+    return (ends[-1] - ends[0]) / (len(ends) - 1) * left
+
+
+def export_results(results: CampaignResults, folder: Path) -> list[Path]:
+    """Write the results as files that other commands read, one for each kind and GPU.
+
+    Layers are for `wavecast fit`, steps of the suite for `wavecast suite show`, whole runs for
+    `wavecast fit --runs`; predictions are a table.
+
+    Raises:
+        InvalidInput: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    groups: dict[str, list[TaskResult]] = {}
+    for result in results.results():
+        groups.setdefault(_file_name(result), []).append(result)
+    for name, found in groups.items():
+        _write(folder / name, found)
+    return [folder / name for name in groups]
+
+
+def _file_name(result: TaskResult) -> str:
+    if result.kind == "predict":
+        return "predictions.csv"
+    what = result.question["layer"] if result.kind == "layer" else result.kind
+    return f"{what}-{result.question['gpu']}.csv"
+
+
+def _write(path: Path, results: Sequence[TaskResult]) -> None:
+    answers = [
+        (result.question, result.question.get("gpu", ""), result.answer) for result in results
+    ]
+    match results[0].kind:
+        case "layer":
+            rows = sorted((layer_row(*answer) for answer in answers), key=lambda row: row.index)
+            layer_times.table_of(results[0].question["layer"]).write(path, rows)
+        case "suite":
+            write_results(path, [suite_row(result.answer) for result in results])
+        case "run":
+            run_grids.TABLE.write(path, (run for answer in answers for run in runs_of(*answer)))
+        case _:
+            write_whole(path, _predictions(results))
+
+
+_ASKED = ("target", "batch", "precision", "gpu", "parallel", "host")
+_ANSWERED = (
+    *("seconds", "low_s", "high_s", "gpu_s", "samples_per_s", "unit", "needed_bytes", "fits"),
+    *("unpredicted", "reason"),
+)
+
+
+def _predictions(results: Sequence[TaskResult]) -> str:
+    text = io.StringIO()
+    table = writer(text, lineterminator="\n")
+    table.writerow((*_ASKED, *_ANSWERED))
+    for result in results:
+        asked = (result.question.get(name) for name in _ASKED)
+        table.writerow((*asked, *(result.answer.get(name) for name in _ANSWERED)))
+    return text.getvalue()

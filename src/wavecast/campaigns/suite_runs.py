@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +18,9 @@ from wavecast import suite
 from wavecast.analysis.profile import Profile, profile_measured, profile_predicted
 from wavecast.campaigns.progress import Progress, refuse_another_gpu, work_off
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.workspaces.estimate import with_workspaces
+from wavecast.footprint.memory import peak_bytes
+from wavecast.footprint.workspaces import with_workspaces
+from wavecast.frameworks import children
 from wavecast.hardware.devices import Device, family
 from wavecast.runs.run import ENOUGH, is_enough, settled_from, settles
 from wavecast.runs.suite_results import TABLE, SuiteResult, SuiteStep, read_results
@@ -61,7 +60,7 @@ def configurations(
 
 
 def run(
-    wanted: Iterable[SuiteStep],
+    asked: Iterable[SuiteStep],
     path: Path,
     measure: Callable[[SuiteStep], SuiteResult],
     *,
@@ -73,17 +72,13 @@ def run(
     """Measure the steps that a file does not have yet, and return all its rows.
 
     Args:
-        wanted: the steps.
         path: the CSV file. It is created if missing, and continued if it is of the same GPU.
-        measure: measures one step.
-        gpu: the id of the GPU that measures.
         again: samples a step once more whose row has fewer than `ENOUGH` stable iterations, or
             whose run did not settle. The new row replaces the old one.
-        progress: called after each step.
         failed: called with a step that could not be measured, and the error. The step gets no row,
             so the next run tries it again. If None, the error ends the run.
     """
-    steps = tuple(wanted)
+    steps = tuple(asked)
     with TABLE.growing(path, partial(refuse_another_gpu, path, gpu)) as (rows, add):
         existing = {row.configuration: row for row in rows}
         missing = [
@@ -108,7 +103,6 @@ def measure_here(
     """Measure a step of the suite on this machine's GPU.
 
     Args:
-        step: the step.
         device: the data sheet of this machine's GPU.
         limit_s: stop sampling iterations after this many seconds.
         traces: a folder in which to save the measured traces. None to save none.
@@ -185,7 +179,6 @@ def measure_spread(
     Args:
         step: the step, with its number of GPUs.
         gpu: the id of the GPU, or "cpu".
-        machines: where it runs.
         device: "cuda" or "cpu".
         limit_s: stop sampling iterations after this many seconds.
         iterations: sample at least this many iterations.
@@ -214,10 +207,10 @@ def run_apart(work: Callable[..., SuiteResult], *arguments: Any) -> SuiteResult:
     """Run a function in a new process, and return its result.
 
     Once a profiler has run in a process, every later launch in that process takes longer; steps
-    that wait for the host become a quarter slower (docs/adr/0018). So each step gets a process
+    that wait for the host become a quarter slower (lab/notes). So each step gets a process
     in which no profiler has run yet.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    with children.spawned() as pool:
         return pool.submit(work, *arguments).result()
 
 

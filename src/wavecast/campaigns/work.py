@@ -19,13 +19,12 @@ from wavecast.campaigns import run_grids, suite_runs
 from wavecast.campaigns.layer_times import LayerRow
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.hardware.devices import device
-from wavecast.predictors.mlp.layers import LayerStatus, PassTimes, layer
+from wavecast.predictors.mlp import LayerStatus, PassTimes, layer
 from wavecast.runs.run import Run
 from wavecast.runs.suite_results import SuiteResult, SuiteStep
 from wavecast.steps.request import predict
 from wavecast.targets.sources import StepSource, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import resolve, strategy_of
 
 # Tasks: the pieces of a campaign, each of which has one result.
 #
@@ -81,8 +80,8 @@ def task(
 def together(tasks: Iterable[CampaignTask]) -> list[tuple[CampaignTask, ...]]:
     """Tasks in bundles, each of which runs as a whole: those that share work, up to 64 of them."""
     groups: dict[tuple[str, str], list[CampaignTask]] = {}
-    for one in tasks:
-        groups.setdefault((one.gpu, one.shared or one.id), []).append(one)
+    for member in tasks:
+        groups.setdefault((member.gpu, member.shared or member.id), []).append(member)
     return [part for group in groups.values() for part in _parts(group)]
 
 
@@ -113,15 +112,14 @@ def perform_all(
     """Perform tasks one after the other; one that fails does not stop the others.
 
     Args:
-        tasks: the tasks.
         node: the name of the machine; its own by default.
         release: the release of wavecast that asks. Another one here is refused.
     """
     name = node or platform.node()
     if release and release != this_release():
         refusal = f"{name} has wavecast {this_release()}, and {release} asks; install the same"
-        return [TaskOutcome(one.id, name, 0.0, error=refusal) for one in tasks]
-    return [_performed(one, name) for one in tasks]
+        return [TaskOutcome(task.id, name, 0.0, error=refusal) for task in tasks]
+    return [_performed(task, name) for task in tasks]
 
 
 def this_release() -> str:
@@ -236,13 +234,10 @@ def start_of(asked: Mapping[str, Any]) -> run_grids.Start:
     return run_grids.Start(asked["model"], asked["batch"], lengths, asked["precision"])
 
 
-def runs_of(task: CampaignTask, answer: Answer) -> tuple[Run, ...]:
-    """The past runs that an answer has: those of a grid."""
-    if task.kind != "run":
-        return ()
-    asked = task.asked
+def runs_of(asked: Mapping[str, Any], gpu: str, answer: Answer) -> tuple[Run, ...]:
+    """The past runs that the answer to a grid's task has."""
     times = answer["startup_s"], answer["seconds"]
-    where = {"gpu": task.gpu, "software": answer["software"], "phase": asked["phase"]}
+    where = {"gpu": gpu, "software": answer["software"], "phase": asked["phase"]}
     return tuple(run_grids.runs_of(start_of(asked), times, **where))
 
 

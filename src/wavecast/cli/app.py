@@ -188,7 +188,9 @@ def _with_arguments(args: list[str]) -> list[str]:
 
 
 def _is_script(arg: str) -> bool:
-    return arg.endswith(".py") and not arg.startswith("-")
+    from wavecast.frameworks.target_files import is_python
+
+    return is_python(arg) and not arg.startswith("-")
 
 
 def _name(ctx: Any) -> str:

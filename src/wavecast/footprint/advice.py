@@ -17,7 +17,7 @@ from wavecast.hardware.devices import Device
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import exchanging_ranks, spread
 from wavecast.parallel.strategy import Parallel
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import retarget
 from wavecast.traces.editing import Edit, without_values
 from wavecast.traces.recomputed import blocks_of
 from wavecast.traces.step import Allocation, Phase, Role, Trace
@@ -249,13 +249,6 @@ def advise_ranks(
 ) -> tuple[Advice, ...]:
     """Changes that would save memory on the fullest rank, the largest saving first.
 
-    Args:
-        trace: one micro-batch on one GPU.
-        strategy: how the step is spread.
-        gpu: the GPU, which decides the sizes of workspaces.
-        retraced: changes that need another trace.
-        expandable_segments: whether torch's allocator is already set to `expandable_segments:True`.
-
     Raises:
         InvalidInput: the step cannot be spread that way.
     """
@@ -295,11 +288,11 @@ def _changed_ranks(step: ParallelStep) -> Iterator[tuple[str, str, ParallelStep]
     for name, price in prices.items():
         groups = []
         for group, group_changes in zip(step.groups, parts, strict=True):
-            made = []
+            changes = []
             for part, part_changes in zip(group.parts, group_changes, strict=True):
                 changed = next((t for n, _, t in part_changes if n == name), part.last)
-                made.append(replace(part, last=changed))
-            groups.append(replace(group, parts=tuple(made)))
+                changes.append(replace(part, last=changed))
+            groups.append(replace(group, parts=tuple(changes)))
         yield name, price, replace(step, groups=tuple(groups))
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from wavecast.errors import WavecastError
-from wavecast.footprint.workspaces.recurrent import joined_weights
-from wavecast.footprint.workspaces.reduction import first_uses
+from wavecast.footprint.reduction_workspaces import first_uses, joined_weights
 from wavecast.traces.graphs import compiled_gpu, graphs_of
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
@@ -108,17 +107,19 @@ class _Player:
         self._joined = joined_weights(trace)
         self._first_uses = uses
         phases = [call.phase for call in trace]
-        self._update = phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
+        self._update_begins = (
+            phases.index(Phase.OPTIMIZER) if Phase.OPTIMIZER in phases else self._calls
+        )
 
     def first(self) -> None:
         """Build the model, and run an iteration that allocates gradients and optimizer state."""
         kept = [i for i, a in enumerate(self._all) if a.born is None and a.freed is None]
         built = [i for i in kept if self._all[i].role in _BUILT]
-        made = [i for i in kept if self._all[i].role in (Role.GRADIENT, Role.OPTIMIZER_STATE)]
+        lasting = [i for i in kept if self._all[i].role in (Role.GRADIENT, Role.OPTIMIZER_STATE)]
         for index in built:
             self._build(index)
-        extra = defaultdict(list, {self._update: made})
-        others = sorted(set(kept) - set(built) - set(made))
+        extra = defaultdict(list, {self._update_begins: lasting})
+        others = sorted(set(kept) - set(built) - set(lasting))
         for index, time in zip_longest(others, self._first_uses[: len(others)], fillvalue=0):
             extra[time].insert(0, index)  # buffers of libraries, at their first use
         self._play(extra)
@@ -264,7 +265,9 @@ class Allocator:
             return None
         size = rounded(nbytes)
         small = size <= SMALL
-        block = self._best_fit(size, small) or self._grown(size, small)
+        free = self._free[small]
+        index = bisect.bisect_left(free, (size, -1))
+        block = (free.pop(index)[2] if index < len(free) else None) or self._grown(size, small)
         self._split(block, size)
         block.free = False
         self.allocated_bytes += block.nbytes
@@ -281,11 +284,6 @@ class Allocator:
                 self._remove_free(other)
                 self._merge(block, other)
         self._add_free(block)
-
-    def _best_fit(self, size: int, small: bool) -> MemoryBlock | None:
-        free = self._free[small]
-        index = bisect.bisect_left(free, (size, -1))
-        return free.pop(index)[2] if index < len(free) else None
 
     def _grown(self, size: int, small: bool) -> MemoryBlock:
         """A block of a new segment, or of the growing segment."""

@@ -51,7 +51,6 @@ def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
     A kernel is counted once for each GPU; the counts are kept in the user's cache folder.
 
     Args:
-        trace: the measured step.
         command: runs the same step between cudaProfilerStart and Stop.
     """
     path = cache_path(trace.measurement.gpu if trace.measurement else "")
@@ -65,25 +64,20 @@ def with_counted_kernels(trace: Trace, command: Sequence[str]) -> Trace:
 
 
 def count(kernels: Iterable[Kernel], command: Sequence[str]) -> dict[KernelKey, Counted]:
-    """The counts of kernels that a program launches between cudaProfilerStart and -Stop.
-
-    Args:
-        kernels: the kernels to count, as a profiler recorded them.
-        command: the command that runs the program.
-    """
-    wanted = {key: function_name(key[0]) for kernel in kernels if (key := key_of(kernel))}
-    if not wanted:
+    """The counts of kernels that a program launches between cudaProfilerStart and -Stop."""
+    functions = {key: function_name(key[0]) for kernel in kernels if (key := key_of(kernel))}
+    if not functions:
         return {}
     tool = shutil.which("ncu")
     if tool is None:
         raise MissingExtra("hardware counters need NVIDIA's ncu (Nsight Compute) on the PATH")
-    rows = _run(tool, sorted(set(wanted.values())), command)
+    rows = _run(tool, sorted(set(functions.values())), command)
     launches: dict[tuple[str, int, int], list[_Row]] = {}
     for row in rows:
         launches.setdefault((function_name(row.name), row.blocks, row.threads), []).append(row)
     return {
         key: _mean(_alike(key[0], launches[name, key[1], key[2]]))
-        for key, name in wanted.items()
+        for key, name in functions.items()
         if (name, key[1], key[2]) in launches
     }
 
@@ -94,8 +88,8 @@ def _alike(name: str, rows: Sequence[_Row]) -> list[Counted]:
     ncu and the profiler write C++ names differently. The function's name is the same in both, and
     the template arguments differ only in casts and suffixes of numbers.
     """
-    wanted = template_words(name)
-    same = [row for row in rows if template_words(row.name) == wanted]
+    words = template_words(name)
+    same = [row for row in rows if template_words(row.name) == words]
     return [row.counted for row in same or rows]
 
 

@@ -14,6 +14,7 @@ import json
 import signal
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Union
 
@@ -62,6 +63,31 @@ COMPILES = "compiles"
 """The kind of failure of a script that was followed without a compiler, and needs one."""
 UNCOMPILED = "uncompiled"
 """The kind of failure of a script on which torch's compiler failed; the message says how."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunOptions:
+    """How a script is followed, as `wavecast.run_script` says it."""
+
+    capability: tuple[int, int] | None = None
+    steps: int | None = None
+    until: str | None = None
+    samples: int | None = None
+    assume: Mapping[str, Any] | None = None
+    ranks: int | None = None
+    changes: tuple[str, ...] = ()
+    lines: bool = False
+    loader: bool = False
+    compiles: bool = False
+    """Whether a library is known to compile code: it could not be followed otherwise."""
+    uncompiled: str = ""
+    """Why to do without a compiler: how torch's failed on the script."""
+
+    @classmethod
+    def read(cls, plain: Mapping[str, Any]) -> RunOptions:
+        """The options in a request, which has lists for tuples."""
+        capability = plain["capability"] and tuple(plain["capability"])
+        return cls(**{**plain, "capability": capability, "changes": tuple(plain["changes"])})
 
 
 class ScriptError(Exception):

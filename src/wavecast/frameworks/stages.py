@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 _stages: list[str] = []
 _failed: list[str] = []
@@ -41,3 +42,34 @@ def stage(text: str) -> Iterator[None]:
         raise
     finally:
         del _stages[depth - 1 :]
+
+
+class Watched:
+    """A training loop that is watched."""
+
+    boundaries: list[Any]
+    """The ends of its steps; each has a `line`."""
+    running = False
+
+    @property
+    def ops_recorded(self) -> int:
+        """How many ops were recorded; where none are, how many steps ended."""
+        return len(self.boundaries)
+
+    @property
+    def first_trained(self) -> int | None:
+        """The ops before its first forward pass with gradients; None where there is none."""
+        return None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether its step is known, and it only looks for rare work."""
+        return False
+
+    def why_endless(self) -> str:
+        """Why it may not come to an end; empty if nothing is known of that."""
+        return ""
+
+    def cut(self, why: str) -> None:
+        """Stop the script."""
+        raise NotImplementedError

@@ -7,29 +7,17 @@ machines. ``data/clusters/*.toml`` ships with wavecast; the user's files are rea
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from wavecast.errors import InvalidInput, UnknownName, prefixed
-from wavecast.files import config_folder, read_toml, shipped
-from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import (
-    NumberRange,
-    names_of,
-    number_of,
-    refuse_unknown,
-    slug,
-    table_of,
-    text_of,
-    the_one,
-    user_files,
-    value_and_source,
-)
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.files import read_toml
+from wavecast.hardware.devices import Device, FactFiles, names, slug
+from wavecast.reading import Quantity, Sources, read_fields, read_record
 from wavecast.results import Shown
 
 
@@ -38,7 +26,7 @@ def clusters() -> tuple[Cluster, ...]:
 
     Files are read once per process and search path.
     """
-    return _load(user_files(own_clusters_folder(), "WAVECAST_CLUSTERS"))
+    return CLUSTER_FILES.all()
 
 
 def cluster(name: str) -> Cluster:
@@ -53,13 +41,7 @@ def cluster(name: str) -> Cluster:
         UnknownName: the name fits no cluster or several; the message names the candidates.
         InvalidInput: a cluster file is wrong.
     """
-    if name.endswith(".toml"):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise UnknownName(f'no cluster file "{name}"; give a path to a .toml file that exists')
-        return read_cluster(path)
-    by_id = next((one for one in clusters() if one.id == name), None)
-    return by_id or the_one(name, clusters(), "cluster")
+    return CLUSTER_FILES.of_file(name) if name.endswith(".toml") else CLUSTER_FILES.of_name(name)
 
 
 def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
@@ -69,13 +51,12 @@ def usual_cluster(device: Device, gpus_per_node: int | None = None) -> Cluster:
     box of eight, GeForce cards in one of four, with the PCIe of the card.
 
     Args:
-        device: the GPU.
         gpus_per_node: another number of GPUs in the machine.
 
     Raises:
         InvalidInput: the speed of the GPU's links is unknown, or its usual machine has fewer GPUs.
     """
-    usual = next((one for one in clusters() if device.id in one.usual_for), None)
+    usual = next((cluster for cluster in clusters() if device.id in cluster.usual_for), None)
     if usual is None:
         cards = gpus_per_node or (4 if _is_geforce(device) else 8)
         usual = cluster("pcie-4" if cards <= 4 else "pcie-8")
@@ -119,9 +100,6 @@ def with_device(cluster: Cluster, device: Device) -> Cluster:
     return replace(cluster, gpu=device.id, node=node, sources=sources)
 
 
-_SHIPPED = shipped("clusters")
-
-
 def _is_geforce(device: Device) -> bool:
     return device.id.startswith(("rtx-", "gtx-", "titan-", "rx-"))
 
@@ -131,15 +109,6 @@ def _lacks_peer_to_peer(device: Device) -> bool:
     words = device.id.split("-")
     consumer = words[0] == "rtx" and len(words) > 1 and words[1].isdigit()
     return (consumer and words[-1] != "ada") or device.id == "titan-rtx"
-
-
-@functools.lru_cache(maxsize=16)
-def _load(user_files: tuple[Path, ...]) -> tuple[Cluster, ...]:
-    by_id = {path.stem: read_shipped_cluster(path) for path in _SHIPPED.glob("*.toml")}
-    for path in user_files:
-        own = read_cluster(path)
-        by_id[own.id] = own
-    return tuple(sorted(by_id.values(), key=lambda one: one.id))
 
 
 # The facts about machines with several GPUs, and the network that joins such machines.
@@ -172,8 +141,8 @@ class Cluster(Shown):
     """None if it is a single machine, or if its network is unknown."""
     gpu: str | None = None
     """The id of its GPU. None if it takes several kinds."""
-    aliases: tuple[str, ...] = ()
-    usual_for: tuple[str, ...] = ()
+    aliases: Annotated[tuple[str, ...], names] = ()
+    usual_for: Annotated[tuple[str, ...], names] = ()
     """The GPUs whose usual machine it is."""
     # A dictionary cannot be hashed. Clusters that differ only here are unequal all the same.
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
@@ -245,34 +214,39 @@ class NetworkKind(StrEnum):
     """TCP sockets."""
 
 
+# The slowest link that is believed is 10 Mb/s, so that Gb/s written as a bare number are refused.
+_BYTES_PER_S = Quantity("bytes/s", 1e6, 1e14)
+_COUNT = Quantity("a count", 1, 1e5, whole=True)
+
+
 @dataclass(frozen=True, slots=True)
 class NodeLinks:
     """The GPUs of one machine and the links between them. Speeds are for one direction."""
 
-    gpus: int
+    gpus: Annotated[int, _COUNT]
     """GPUs in one machine."""
     link: LinkKind
-    link_bytes_per_s: float
+    link_bytes_per_s: Annotated[float, _BYTES_PER_S]
     """The bandwidth of one GPU over all its links."""
-    peer_bytes_per_s: float | None = None
+    peer_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
     """The bandwidth to one neighbour, where `link` is NVLINK. None if it is all of it."""
-    bridged_gpus: int = 1
+    bridged_gpus: Annotated[int, _COUNT] = 1
     """Cards that NVLink bridges join, where `link` is BRIDGES."""
-    pcie_bytes_per_s: float | None = None
+    pcie_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
     """The bandwidth of one GPU over PCIe, where it also has NVLink."""
     peer_to_peer: bool = True
     """Whether GPUs on PCIe read each other's memory. If not, data pass through the host's."""
-    host_bytes_per_s: float | None = None
+    host_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
     """The bandwidth that all GPUs share through the host's memory. None if unknown."""
     processor: str | None = None
     """The processor that issues the work. None if unknown."""
-    memory_bytes_per_s: float | None = None
+    memory_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
     """The bandwidth of the host's memory, all sockets together. None for that of the processor."""
-    sockets: int = 1
+    sockets: Annotated[int, _COUNT] = 1
     """CPU sockets. Data between GPUs of different sockets cross from one to the other."""
     nvls: bool = False
     """Whether the switches reduce in the network (NVLink SHARP)."""
-    domain_nodes: int = 1
+    domain_nodes: Annotated[int, _COUNT] = 1
     """Machines that one NVLink network joins (18 in an NVL72)."""
 
 
@@ -281,11 +255,11 @@ class NodeNetwork:
     """The network between machines."""
 
     kind: NetworkKind
-    bytes_per_s: float
+    bytes_per_s: Annotated[float, _BYTES_PER_S]
     """The bandwidth of one machine over all its adapters."""
-    nics: int = 1
+    nics: Annotated[int, _COUNT] = 1
     """Adapters in one machine."""
-    latency_s: float | None = None
+    latency_s: Annotated[float | None, Quantity("s", 1e-8, 1.0)] = None
     """The latency of a short message between machines, without NCCL."""
     sharp: bool = False
     """Whether the switches reduce in the network (InfiniBand SHARP)."""
@@ -294,112 +268,38 @@ class NodeNetwork:
 # Cluster files: one TOML file describes one kind of machine, with a source for each fact.
 
 
-def own_clusters_folder() -> Path:
-    """The folder of the user's cluster files."""
-    return config_folder() / "clusters"
-
-
-@functools.cache
-def read_shipped_cluster(path: Path) -> Cluster:
-    """The cluster in a file of the package, where every fact must have a source."""
-    return _read(path, need_sources=True)
-
-
 def read_cluster(path: str | os.PathLike[str]) -> Cluster:
     """The cluster that a TOML file describes; its id is the file's name.
 
     Raises:
         InvalidInput: the file cannot be read or is not a cluster file; says which key and why.
     """
-    return _read(Path(path), need_sources=False)
+    return _read(Path(path), False)
+
+
+def _read(path: Path, need_sources: bool) -> Cluster:
+    with prefixed(f"{path}: "):
+        table = read_toml(path)
+        facts = Sources(need_sources, {})
+        node = read_record(NodeLinks, table.get("node", {}), _WHAT, "node.", facts=facts)
+        _check_node(node)
+        network = None
+        if "network" in table:
+            network = read_record(NodeNetwork, table["network"], _WHAT, "network.", facts=facts)
+        rest = read_fields(
+            *(Cluster, table, _WHAT),
+            left_out=("id", "sources", "node", "network"),
+            besides=("node", "network"),
+        )
+        id = slug(path.stem, "cluster")
+        return Cluster(id=id, node=node, network=network, sources=facts.by_key, **rest)
 
 
 _WHAT = "a cluster"
-_KEYS = ("name", "gpu", "aliases", "usual_for", "node", "network")
-# The slowest link that is believed is 10 Mb/s, so that Gb/s written as a bare number are refused.
-_BYTES_PER_S = NumberRange("bytes/s", 1e6, 1e14)
-_COUNT = NumberRange("a count", 1, 1e5, whole=True)
-_UNITS: Mapping[str, NumberRange] = {
-    "node.gpus": _COUNT,
-    "node.link_bytes_per_s": _BYTES_PER_S,
-    "node.peer_bytes_per_s": _BYTES_PER_S,
-    "node.bridged_gpus": _COUNT,
-    "node.pcie_bytes_per_s": _BYTES_PER_S,
-    "node.host_bytes_per_s": _BYTES_PER_S,
-    "node.memory_bytes_per_s": _BYTES_PER_S,
-    "node.sockets": _COUNT,
-    "node.domain_nodes": _COUNT,
-    "network.bytes_per_s": _BYTES_PER_S,
-    "network.nics": _COUNT,
-    "network.latency_s": NumberRange("s", 1e-8, 1.0),
-}
-_KINDS: Mapping[str, type[StrEnum]] = {"node.link": LinkKind, "network.kind": NetworkKind}
-_NEEDED = {
-    "node": ("gpus", "link", "link_bytes_per_s"),
-    "network": ("kind", "bytes_per_s"),
-}
+CLUSTER_FILES = FactFiles("cluster", _read, lambda cluster: cluster.id)
 
 
-def _read(path: Path, *, need_sources: bool) -> Cluster:
-    with prefixed(f"{path}: "):
-        table = read_toml(path)
-        refuse_unknown(table, _KEYS, _WHAT)
-        sources: dict[str, str] = {}
-        node = _facts(table, "node", NodeLinks, sources, need_sources)
-        network = None
-        if "network" in table:
-            network = NodeNetwork(**_facts(table, "network", NodeNetwork, sources, need_sources))
-        return Cluster(
-            id=slug(path.stem, "cluster"),
-            name=text_of(table, "name"),
-            node=_checked_node(NodeLinks(**node)),
-            network=network,
-            gpu=text_of(table, "gpu") if "gpu" in table else None,
-            aliases=names_of(table, "aliases"),
-            usual_for=names_of(table, "usual_for"),
-            sources=sources,
-        )
-
-
-def _facts(
-    table: Mapping[str, Any],
-    part: str,
-    kind: type[NodeLinks] | type[NodeNetwork],
-    sources: dict[str, str],
-    need_sources: bool,
-) -> dict[str, Any]:
-    """The checked values of one table of the file. Their sources are added to `sources`."""
-    inner = table_of(table, part)
-    refuse_unknown(inner, (field.name for field in fields(kind)), _WHAT, f"{part}.")
-    for key in _NEEDED[part]:
-        if key not in inner:
-            raise InvalidInput(f"{part}.{key} is missing")
-    values: dict[str, Any] = {}
-    for key, raw in inner.items():
-        where = f"{part}.{key}"
-        value, source = value_and_source(raw, where, _WHAT, need_sources)
-        values[key] = _checked(value, where)
-        if source:
-            sources[where] = source
-    return values
-
-
-def _checked(value: object, where: str) -> object:
-    if where in _UNITS:
-        return number_of(value, _UNITS[where], where)
-    if where in _KINDS:
-        kinds = [kind.value for kind in _KINDS[where]]
-        if value not in kinds:
-            raise InvalidInput(f"{where} is {value!r}; it is one of {', '.join(kinds)}")
-        return _KINDS[where](str(value))
-    if where == "node.processor":
-        return text_of({where: value}, where)
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{where} must be true or false, not {value!r}")
-    return value
-
-
-def _checked_node(node: NodeLinks) -> NodeLinks:
+def _check_node(node: NodeLinks) -> None:
     if node.link is LinkKind.BRIDGES and (node.bridged_gpus < 2 or node.pcie_bytes_per_s is None):
         raise InvalidInput(
             "node.link is bridges, so node.bridged_gpus (2 for pairs) and node.pcie_bytes_per_s "
@@ -409,4 +309,3 @@ def _checked_node(node: NodeLinks) -> NodeLinks:
         raise InvalidInput(f"node.bridged_gpus is only for bridges, not for {node.link}")
     if node.nvls and node.link is not LinkKind.NVSWITCH:
         raise InvalidInput("node.nvls is true, but only NVSwitches can reduce (NVLink SHARP)")
-    return node

@@ -7,31 +7,19 @@ bytes/s, FLOP/s, W. A number without a source is left out (``None``), never gues
 
 from __future__ import annotations
 
+import difflib
 import functools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Generic, Protocol, TypeVar
 
 from wavecast.errors import InvalidInput, UnknownName, prefixed
 from wavecast.files import config_folder, read_toml, shipped, toml_text, write_checked
-from wavecast.hardware.fact_files import (
-    NumberRange,
-    keys_of,
-    names_of,
-    number_of,
-    refuse_unknown,
-    slug,
-    table_of,
-    text_of,
-    the_one,
-    user_files,
-    value_and_source,
-)
 from wavecast.ops import Unit, fallbacks
-from wavecast.reading import kind_of
+from wavecast.reading import Quantity, Sources, kind_of, read_fields
 from wavecast.results import Shown
 
 
@@ -43,7 +31,7 @@ def devices() -> tuple[Device, ...]:
     >>> devices()[0].vendor
     'NVIDIA'
     """
-    return _load(_user_files())
+    return DEVICE_FILES.all()
 
 
 def device(name: str) -> Device:
@@ -60,7 +48,7 @@ def device(name: str) -> Device:
         UnknownName: the name fits no device or several; the message names the candidates.
         InvalidInput: a device file is wrong.
     """
-    return _device_of_file(name) if name.endswith(".toml") else known_device(name)
+    return DEVICE_FILES.of_file(name) if name.endswith(".toml") else known_device(name)
 
 
 def known_device(name: str) -> Device:
@@ -76,16 +64,7 @@ def known_device(name: str) -> Device:
             f'"{name}" is a path; give a path to FILE.toml, or a name: list them with '
             '"wavecast devices"'
         )
-    if (exact := _device_of_id(name)) is not None:
-        return exact
-    return the_one(name, devices(), "device", _keys)
-
-
-_SHIPPED = shipped("devices")
-
-
-def _user_files() -> tuple[Path, ...]:
-    return user_files(own_devices_folder(), "WAVECAST_DEVICES")
+    return DEVICE_FILES.of_name(name)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -96,31 +75,6 @@ def _keys(device: Device) -> tuple[frozenset[str], ...]:
     keys += [key - {"rtx", "gtx", "rx"} for key in keys if any(word.isdigit() for word in key)]
     keys += [key | {f"{round(device.memory_bytes / 2**30)}gb"} for key in keys]
     return tuple(dict.fromkeys(key for key in keys if key))
-
-
-@functools.lru_cache(maxsize=16)
-def _load(user_files: tuple[Path, ...]) -> tuple[Device, ...]:
-    by_id = {path.stem: read_shipped(path) for path in _SHIPPED.glob("*.toml")}
-    for path in user_files:
-        device = read_device(path)
-        by_id[device.id] = device
-    return tuple(sorted(by_id.values(), key=_order))
-
-
-def _device_of_id(id: str) -> Device | None:
-    """The device with exactly this id, found without reading all the other files; or None."""
-    if any(slug(path.stem) == id for path in _user_files()):
-        return next(d for d in devices() if d.id == id)
-    path = _SHIPPED / f"{id}.toml"
-    # A profile may name a GPU at any length, which would be too long for the name of a file.
-    return read_shipped(path) if re.fullmatch(r"[a-z0-9-]{1,64}", id) and path.is_file() else None
-
-
-def _device_of_file(name: str) -> Device:
-    path = Path(name).expanduser()
-    if kind_of(path) != "file":
-        raise UnknownName(f'no device file "{name}"; give a path to a .toml file that exists')
-    return read_device(path)
 
 
 _VENDORS = ("NVIDIA", "AMD", "Intel")
@@ -149,11 +103,9 @@ def _order(device: Device) -> tuple[object, ...]:
 # * A *device* is what a framework sees: one die of a K80, one GCD of an MI250X.
 # * ``memory_bytes`` reads the "24 GB" of a data sheet as 24 GiB, since such cards have that much
 #   (nvidia-smi shows 24576 MiB). Cards sold by a decimal number, such as the H200's "141 GB",
-#   have
-#   the number that nvidia-smi shows.
+#   have the number that nvidia-smi shows.
 # * Rates are dense. Those of fp16 and bf16 tensor cores are with fp32 accumulation, as PyTorch
-#   uses
-#   them: a GeForce then runs at half its advertised tensor rate.
+#   uses them: a GeForce then runs at half its advertised tensor rate.
 # * The attributes of a `Device` are nominal numbers. Measured numbers are in `Device.measured`.
 
 
@@ -197,6 +149,20 @@ _HABITAT = {"P100": "p100-pcie-16gb", "V100": "v100-sxm-16gb"}
 AWS's p3.2xlarge (section 5.1), which has the SXM2 card."""
 
 
+def _capability(value: object, where: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", value) if isinstance(value, str) else None
+    if match is None:
+        raise InvalidInput(f'{where} must be written like "9.0", not {value!r}')
+    return int(match[1]), int(match[2])
+
+
+_COUNT = Quantity("a count", 1, 1e5, whole=True)
+_CLOCK = Quantity("Hz", 1e8, 1e10)
+_BYTES_PER_S = Quantity("bytes/s", 1e8, 1e15)
+_FLOPS = Quantity("FLOP/s", 1e9, 1e18)
+_SHARED = Quantity("bytes", 1e3, 1e8, whole=True)
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Device(Shown, metaclass=_Named):
     """One accelerator as a framework sees it. ``None`` means that a number is unknown.
@@ -214,31 +180,31 @@ class Device(Shown, metaclass=_Named):
     name: str
     vendor: str
     architecture: str
-    memory_bytes: int
-    memory_bytes_per_s: float
-    fp32_flops: float
-    aliases: tuple[str, ...] = ()
-    compute_capability: tuple[int, int] | None = None
-    sm_count: int | None = None
-    base_clock_hz: float | None = None
-    boost_clock_hz: float | None = None
-    l2_bytes: int | None = None
-    fp64_flops: float | None = None
-    fp16_flops: float | None = None
-    fp32_tensor_flops: float | None = None
-    tf32_tensor_flops: float | None = None
-    fp16_tensor_flops: float | None = None
-    bf16_tensor_flops: float | None = None
-    fp8_tensor_flops: float | None = None
-    int8_tensor_flops: float | None = None
-    shared_bytes_per_sm: int | None = None
-    shared_bytes_per_block_optin: int | None = None
-    registers_per_sm: int | None = None
-    max_threads_per_sm: int | None = None
-    max_blocks_per_sm: int | None = None
-    nvlink_bytes_per_s: float | None = None
-    pcie_bytes_per_s: float | None = None
-    tdp_w: float | None = None
+    memory_bytes: Annotated[int, Quantity("bytes", 1e8, 1e14, whole=True)]
+    memory_bytes_per_s: Annotated[float, _BYTES_PER_S]
+    fp32_flops: Annotated[float, _FLOPS]
+    aliases: Annotated[tuple[str, ...], names] = ()
+    compute_capability: Annotated[tuple[int, int] | None, _capability] = None
+    sm_count: Annotated[int | None, _COUNT] = None
+    base_clock_hz: Annotated[float | None, _CLOCK] = None
+    boost_clock_hz: Annotated[float | None, _CLOCK] = None
+    l2_bytes: Annotated[int | None, Quantity("bytes", 1e4, 1e11, whole=True)] = None
+    fp64_flops: Annotated[float | None, _FLOPS] = None
+    fp16_flops: Annotated[float | None, _FLOPS] = None
+    fp32_tensor_flops: Annotated[float | None, _FLOPS] = None
+    tf32_tensor_flops: Annotated[float | None, _FLOPS] = None
+    fp16_tensor_flops: Annotated[float | None, _FLOPS] = None
+    bf16_tensor_flops: Annotated[float | None, _FLOPS] = None
+    fp8_tensor_flops: Annotated[float | None, _FLOPS] = None
+    int8_tensor_flops: Annotated[float | None, _FLOPS] = None
+    shared_bytes_per_sm: Annotated[int | None, _SHARED] = None
+    shared_bytes_per_block_optin: Annotated[int | None, _SHARED] = None
+    registers_per_sm: Annotated[int | None, Quantity("a count", 1e3, 1e8, whole=True)] = None
+    max_threads_per_sm: Annotated[int | None, _COUNT] = None
+    max_blocks_per_sm: Annotated[int | None, _COUNT] = None
+    nvlink_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
+    pcie_bytes_per_s: Annotated[float | None, _BYTES_PER_S] = None
+    tdp_w: Annotated[float | None, Quantity("W", 1, 1e5)] = None
     # Dictionaries cannot be hashed. Devices that differ only here are unequal all the same.
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, repr=False)
     measured: Mapping[str, Fact] = field(default_factory=dict, hash=False, repr=False)
@@ -262,97 +228,47 @@ class Device(Shown, metaclass=_Named):
 # Device files: one TOML file describes one GPU, with a source for each number.
 
 
-def own_devices_folder() -> Path:
-    """The folder of the user's device files."""
-    return config_folder() / "devices"
-
-
-@functools.cache
-def read_shipped(path: Path) -> Device:
-    """The device in a file of the package, where every number must have a source."""
-    return _read(path, need_sources=True)
-
-
 def read_device(path: str | os.PathLike[str]) -> Device:
     """The device that a TOML file describes; its id is the file's name.
 
     Raises:
         InvalidInput: the file cannot be read or is not a device file; says which key and why.
     """
-    return _read(Path(path), need_sources=False)
+    return _read(Path(path), False)
 
 
-# The ranges catch values in a wrong unit (MHz, GB, TFLOPS), the most common mistake.
-_CLOCK = NumberRange("Hz", 1e8, 1e10)
-_BYTES = NumberRange("bytes", 1e8, 1e14, whole=True)
-_BYTES_PER_S = NumberRange("bytes/s", 1e8, 1e15)
-_FLOPS = NumberRange("FLOP/s", 1e9, 1e18)
-_NUMBERS: Mapping[str, NumberRange] = {
-    "sm_count": NumberRange("a count", 1, 1e5, whole=True),
-    "base_clock_hz": _CLOCK,
-    "boost_clock_hz": _CLOCK,
-    "memory_bytes": _BYTES,
-    "memory_bytes_per_s": _BYTES_PER_S,
-    "l2_bytes": NumberRange("bytes", 1e4, 1e11, whole=True),
-    **{f"{unit}_flops": _FLOPS for unit in RATE_UNITS},
-    "shared_bytes_per_sm": NumberRange("bytes", 1e3, 1e8, whole=True),
-    "shared_bytes_per_block_optin": NumberRange("bytes", 1e3, 1e8, whole=True),
-    "registers_per_sm": NumberRange("a count", 1e3, 1e8, whole=True),
-    "max_threads_per_sm": NumberRange("a count", 1, 1e5, whole=True),
-    "max_blocks_per_sm": NumberRange("a count", 1, 1e5, whole=True),
-    "nvlink_bytes_per_s": _BYTES_PER_S,
-    "pcie_bytes_per_s": _BYTES_PER_S,
-    "tdp_w": NumberRange("W", 1, 1e5),
-}
 _WHAT = "a device"
 _TEXTS = ("name", "vendor", "architecture")
-_REQUIRED = ("memory_bytes", "memory_bytes_per_s", "fp32_flops")
+_APART = ("id", "sources", "measured")
+_NOT_NOMINAL = (*_TEXTS, "aliases", *_APART)
+_NOMINAL = tuple(fact.name for fact in fields(Device) if fact.name not in _NOT_NOMINAL)
 _MEASURED = ("memory_bytes", "memory_bytes_per_s", *(f"{unit}_flops" for unit in RATE_UNITS))
+_ONLY_NOMINAL = tuple(fact.name for fact in fields(Device) if fact.name not in _MEASURED)
 
 
-def _read(path: Path, *, need_sources: bool) -> Device:
+def _read(path: Path, need_sources: bool) -> Device:
     with prefixed(f"{path}: "):
         table = read_toml(path)
-        refuse_unknown(table, (*_TEXTS, "aliases", "nominal", "measured"), _WHAT)
-        nominal = table_of(table, "nominal")
-        measured = table_of(table, "measured")
-        refuse_unknown(nominal, ("compute_capability", *_NUMBERS), _WHAT, "nominal.")
-        refuse_unknown(measured, _MEASURED, _WHAT, "measured.")
-        values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS}
-        sources: dict[str, str] = {}
-        for key, raw in nominal.items():
-            value, sources[key] = value_and_source(raw, f"nominal.{key}", _WHAT, need_sources)
-            values[key] = _checked(key, value, "nominal.")
-        for key in _REQUIRED:
-            if key not in values:
-                raise InvalidInput(f"nominal.{key} is missing")
+        nominal, measured = (table.pop(part, {}) for part in ("nominal", "measured"))
+        values = read_fields(
+            Device, table, _WHAT, left_out=(*_NOMINAL, *_APART), besides=("nominal", "measured")
+        )
+        sources, own = Sources(need_sources, {}), Sources(need_sources, {})
+        values |= read_fields(
+            Device, nominal, _WHAT, "nominal.", left_out=_NOT_NOMINAL, facts=sources
+        )
+        facts = read_fields(
+            Device, measured, _WHAT, "measured.", left_out=_ONLY_NOMINAL, facts=own, needed=False
+        )
         return Device(
             id=slug(path.stem),
-            aliases=names_of(table, "aliases"),
-            sources={key: source for key, source in sources.items() if source},
-            measured=dict(_facts(measured, need_sources)),
+            sources={key.removeprefix("nominal."): text for key, text in sources.by_key.items()},
+            measured={
+                key: Fact(value, own.by_key.get(f"measured.{key}", ""))
+                for key, value in facts.items()
+            },
             **values,
         )
-
-
-def _checked(key: str, value: object, where: str) -> float | tuple[int, int]:
-    if key == "compute_capability":
-        match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})", value) if isinstance(value, str) else None
-        if match is None:
-            raise InvalidInput(f'{where}{key} must be written like "9.0", not {value!r}')
-        return int(match[1]), int(match[2])
-    return number_of(value, _NUMBERS[key], f"{where}{key}")
-
-
-def _facts(measured: Mapping[str, Any], need_sources: bool) -> Iterator[tuple[str, Fact]]:
-    for key, raw in measured.items():
-        value, source = value_and_source(raw, f"measured.{key}", _WHAT, need_sources)
-        yield key, Fact(number_of(value, _NUMBERS[key], f"measured.{key}"), source)
-
-
-# Writing device files.
-
-_NOT_NOMINAL = (*_TEXTS, "id", "aliases", "sources", "measured")
 
 
 def with_measured(device: Device, facts: Mapping[str, Fact]) -> Device:
@@ -365,7 +281,7 @@ def save(device: Device, folder: Path | None = None) -> Path:
 
     By default it goes to the user's folder, where `device` finds it by its id.
     """
-    path = (folder or own_devices_folder()) / f"{device.id}.toml"
+    path = (folder or DEVICE_FILES.own_folder) / f"{device.id}.toml"
     write_checked(path, to_toml(device), read_device)
     return path
 
@@ -373,9 +289,9 @@ def save(device: Device, folder: Path | None = None) -> Path:
 def to_toml(device: Device) -> str:
     """The text of a device's file, in the format of `data/devices/*.toml`."""
     nominal = {
-        field.name: _fact(value, device.sources.get(field.name, ""))
-        for field in fields(device)
-        if field.name not in _NOT_NOMINAL and (value := getattr(device, field.name)) is not None
+        fact.name: _fact(value, device.sources.get(fact.name, ""))
+        for fact in fields(device)
+        if fact.name not in _NOT_NOMINAL and (value := getattr(device, fact.name)) is not None
     }
     measured = {name: _fact(fact.value, fact.source) for name, fact in device.measured.items()}
     return toml_text(
@@ -434,3 +350,211 @@ def available(unit: Unit, device: Device) -> Unit | None:
         if candidate in RATE_UNITS and device.rate(candidate) is not None:
             return candidate
     return None
+
+
+# Files of facts: TOML files in which each number may have a source.
+
+
+def user_files(folder: Path, variable: str) -> tuple[Path, ...]:
+    """The user's files of facts: those in a folder, then those that an environment variable names.
+
+    A later file replaces an earlier one with the same id.
+    """
+    files = sorted(folder.glob("*.toml")) if folder.is_dir() else []
+    # As in $PATH, the first entry wins.
+    for entry in filter(None, reversed(os.environ.get(variable, "").split(os.pathsep))):
+        path = Path(entry).expanduser()
+        if not path.is_dir() and not path.is_file():
+            raise InvalidInput(
+                f"{variable} names {path}, which does not exist; it takes folders and .toml files"
+            )
+        files.extend(sorted(path.glob("*.toml")) if path.is_dir() else [path])
+    return tuple(files)
+
+
+def names(value: Any, where: str) -> tuple[str, ...]:
+    """A check of a list of names, which may be empty."""
+    if not isinstance(value, list) or not all(isinstance(a, str) and words_of(a) for a in value):
+        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
+    return tuple(value)
+
+
+def slug(stem: str, what: str = "device") -> str:
+    """The id that follows from the name of a file of facts."""
+    slug = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    if not slug:
+        raise InvalidInput(f"the file's name is the {what}'s id and needs a letter or a digit")
+    return slug
+
+
+# Matching the names that people write to known GPUs and clusters.
+
+
+_SHOWN = 12
+"""How many candidates a message lists."""
+
+
+class Named(Protocol):
+    """A known thing of hardware: a GPU or a cluster."""
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Its other names."""
+
+
+Thing = TypeVar("Thing", bound=Named)
+Keys = Callable[[Thing], Iterable[frozenset[str]]]
+
+_BRANDS = frozenset(
+    {"nvidia", "amd", "ati", "intel", "corporation", "geforce", "tesla", "instinct", "radeon"}
+    | {"generation", "edition", "graphics", "card", "gpu"}
+)
+
+
+@functools.lru_cache(maxsize=4096)
+def words_of(name: str) -> frozenset[str]:
+    """The words that identify a device: "NVIDIA A100-SXM4-80GB" gives a100, sxm and 80gb."""
+    text = name.lower().replace("pci-e", "pcie")
+    text = re.sub(r"(geforce|quadro|tesla|titan|super|rtx|gtx|pcie|sxm\d?)", r" \1 ", text)
+    text = re.sub(r"\b(rx|pro)(?=\d)", r"\1 ", text)
+    text = re.sub(r"(?<=\d)(ti|xtx|xt|ada)\b", r" \1", text)
+    # A socket's number follows from the GPU's generation, but V100 exists as SXM2 and SXM3.
+    text = re.sub(r"\bsxm[2456]\b", "sxm", text)
+    text = re.sub(r"\b(\d+) ?(gb|gib|g)\b", r"\1gb", text)
+    return frozenset(re.findall(r"[a-z0-9]+", text)) - _BRANDS
+
+
+def keys_of(thing: Named) -> list[frozenset[str]]:
+    """The words of each name of a thing."""
+    return [words_of(name) for name in (thing.id, thing.name, *thing.aliases)]
+
+
+def the_one(name: str, things: Sequence[Thing], what: str, keys: Keys[Thing] = keys_of) -> Thing:
+    """The thing of a name: the one with exactly its words, else with these words and others.
+
+    Args:
+        name: what the user wrote.
+        what: what they are, "device" or "cluster", for messages.
+        keys: the sets of words that are full names of a thing.
+
+    Raises:
+        UnknownName: the name fits none of them or several; the message names the candidates.
+    """
+    words = words_of(name)
+    matches = [thing for thing in things if words in keys(thing)]
+    if not matches and words:
+        matches = [thing for thing in things if any(words <= key for key in keys(thing))]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        more = f" and {len(matches) - _SHOWN} more" if len(matches) > _SHOWN else ""
+        listed = _quoted(matches[:_SHOWN])
+        raise UnknownName(f'"{name}" fits several {what}s: {listed}{more}; say which')
+    near = _nearest(name, things, keys)
+    hint = f"did you mean {_quoted(near, ' or ')}? " if near else ""
+    raise UnknownName(f'unknown {what} "{name}"; {hint}list them with "wavecast {what}s"')
+
+
+_LONGEST_NAME = 200
+"""The longest name that is compared with those of GPUs. A profile may hold any."""
+
+
+def _nearest(name: str, things: Iterable[Thing], keys: Keys[Thing]) -> list[Thing]:
+    """Up to five things with similar names, the most similar first."""
+    letters = "".join(sorted(words_of(name))) or name.lower()
+    if len(letters) > _LONGEST_NAME:  # the time to compare grows with the lengths of both
+        return []
+
+    def likeness(thing: Thing) -> float:
+        joined = ("".join(sorted(key)) for key in keys(thing))
+        single = (word for key in keys(thing) for word in key if any(c.isdigit() for c in word))
+        return max(
+            difflib.SequenceMatcher(None, letters, text).ratio() for text in (*joined, *single)
+        )
+
+    scored = [(likeness(thing), thing) for thing in things]
+    enough = max(0.6, max((score for score, _ in scored), default=0) - 0.15)
+    best = sorted((pair for pair in scored if pair[0] >= enough), key=lambda pair: -pair[0])
+    return [thing for _, thing in best[:5]]
+
+
+def _quoted(things: Iterable[Named], separator: str = ", ") -> str:
+    return separator.join(f'"{thing.id}"' for thing in things)
+
+
+@dataclass(frozen=True)
+class FactFiles(Generic[Thing]):
+    """All known things of a kind, each from a TOML file: the shipped ones, and the user's own.
+
+    The user's are in a folder beside their settings and where an environment variable says
+    (`$WAVECAST_DEVICES`); they replace shipped ones of the same id. The name of a file is the id.
+    """
+
+    what: str
+    """The kind, in messages and in the names of folders: "device"."""
+    read: Callable[[Path, bool], Thing]
+    """Reads a file; of shipped ones every fact needs a source."""
+    order: Callable[[Thing], Any]
+    keys: Keys[Thing] = keys_of
+    """The sets of words that are full names of a thing."""
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder of the user's files."""
+        return config_folder() / f"{self.what}s"
+
+    def own_files(self) -> tuple[Path, ...]:
+        """The user's files, a later one of which replaces an earlier one with the same id."""
+        return user_files(self.own_folder, f"WAVECAST_{self.what.upper()}S")
+
+    def all(self) -> tuple[Thing, ...]:
+        """All known things, in their order; files are read once per process and search path."""
+        return tuple(_all_of(self, self.own_files()))
+
+    def shipped(self, path: Path) -> Thing:
+        """The thing in a file of the package."""
+        thing: Thing = _shipped_thing(self, path)
+        return thing
+
+    def of_file(self, name: str) -> Thing:
+        """The thing that a file describes, by its path."""
+        path = Path(name).expanduser()
+        if kind_of(path) != "file":
+            raise UnknownName(
+                f'no {self.what} file "{name}"; give a path to a .toml file that exists'
+            )
+        return self.read(path, False)
+
+    def of_name(self, name: str) -> Thing:
+        """The thing with this id, found without reading the other files, or with such a name."""
+        if any(slug(path.stem) == name for path in self.own_files()):
+            return next(thing for thing in self.all() if thing.id == name)
+        path = shipped(f"{self.what}s") / f"{name}.toml"
+        # A profile may name a GPU at any length, which would be too long for the name of a file.
+        if re.fullmatch(r"[a-z0-9-]{1,64}", name) and path.is_file():
+            return self.shipped(path)
+        return the_one(name, self.all(), self.what, self.keys)
+
+
+@functools.lru_cache(maxsize=32)
+def _all_of(files: FactFiles[Any], own: tuple[Path, ...]) -> tuple[Any, ...]:
+    paths = shipped(f"{files.what}s").glob("*.toml")
+    by_id = {path.stem: files.shipped(path) for path in paths}
+    by_id |= {thing.id: thing for thing in (files.read(path, False) for path in own)}
+    return tuple(sorted(by_id.values(), key=files.order))
+
+
+@functools.cache
+def _shipped_thing(files: FactFiles[Any], path: Path) -> Any:
+    return files.read(path, True)
+
+
+DEVICE_FILES = FactFiles("device", _read, _order, _keys)

@@ -12,14 +12,14 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wavecast.errors import InvalidInput, UnknownName, prefixed
 from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device, known_device
-from wavecast.hardware.fact_files import refuse_unknown, table_of, text_of
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, Host, host_of, usual_hosts
+from wavecast.reading import a_table, expected, is_number, read_record
 
 MINE, REFERENCE = "mine", "reference"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -36,12 +36,12 @@ class KeptHost:
 
 
 def find_host(
-    wanted: Host | str | None, gpu: Device | None = None, cluster: Cluster | None = None
+    choice: Host | str | None, gpu: Device | None = None, cluster: Cluster | None = None
 ) -> Host:
     """The host of a name.
 
     Args:
-        wanted: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
+        choice: "reference", "mine" (this machine, calibrated), the name of a calibrated host or
             of a usual one (`usual_hosts`), or a path to a .toml file; a Host is returned as it is.
             None takes the host that $WAVECAST_HOST names, else a host that was calibrated with this
             GPU, else "reference".
@@ -53,29 +53,29 @@ def find_host(
         UnknownName: there is no such host.
         InvalidInput: its file is not a valid host file.
     """
-    if isinstance(wanted, Host):
-        return wanted
-    wanted = wanted if wanted is not None else os.environ.get("WAVECAST_HOST") or None
-    if wanted is None:
+    if isinstance(choice, Host):
+        return choice
+    choice = choice if choice is not None else os.environ.get("WAVECAST_HOST") or None
+    if choice is None:
         own = None if gpu is None else _host_with(gpu)
         if own is not None:
             return own.file.host
         return REFERENCE_HOST if cluster is None else host_of(cluster)
-    if wanted == REFERENCE:
+    if choice == REFERENCE:
         return REFERENCE_HOST
-    if wanted == MINE:
+    if choice == MINE:
         return _own_host().file.host
-    if wanted.endswith(".toml"):
-        return read_host(Path(wanted)).host
+    if choice.endswith(".toml"):
+        return read_host(Path(choice)).host
     hosts = {name: usual.host for name, usual in usual_hosts().items()}
     hosts |= {kept.name: kept.file.host for kept in kept_hosts()}
-    if wanted not in hosts:
+    if choice not in hosts:
         names = "".join(f', "{name}"' for name in hosts if name != MINE)
         raise UnknownName(
-            f'unknown host "{wanted}"; known are "reference", "mine"{names} and files FILE.toml; a '
+            f'unknown host "{choice}"; known are "reference", "mine"{names} and files FILE.toml; a '
             "factor goes into host_factor (--host-factor)"
         )
-    return hosts[wanted]
+    return hosts[choice]
 
 
 def kept_hosts() -> tuple[KeptHost, ...]:
@@ -176,12 +176,36 @@ BENCHMARKS = ("cpu", "cuda")
 _LONGEST_S = 1.0
 _TEXTS = ("processor", "machine", "gpu")
 _SHARES = ("busy_before", "busy_during")
-_KEYS = ("name", "date", "software", "source", *_TEXTS, *_SHARES, "costs", *BENCHMARKS)
 _WITH_GPU = "wavecast calibrate, with "
 """How files without the key `gpu` name it in their source."""
 
 BUSY_SHARE = 0.1
 """The CPU share of other programs from which a machine is called busy."""
+
+
+def _times(value: Any, where: str) -> dict[str, float]:
+    """A check of a table of seconds by cost."""
+    times = a_table(value, where)
+    for key, seconds in times.items():
+        if key not in COSTS:
+            raise InvalidInput(f"{where}.{key} is not a cost; known are {', '.join(COSTS)}")
+        if not is_number(seconds):
+            raise InvalidInput(f"{where}.{key} must be a number, not {seconds!r}")
+        if not 0 <= seconds <= _LONGEST_S:
+            raise InvalidInput(
+                f"{where}.{key} = {seconds} is outside 0 to {_LONGEST_S:g}: the unit is seconds"
+            )
+    return {key: float(seconds) for key, seconds in times.items()}
+
+
+def _all_costs(value: Any, where: str) -> dict[str, float]:
+    costs = _times(value, where)
+    if missing := [cost for cost in COSTS if cost not in costs]:
+        raise InvalidInput(f"{where} has no {', '.join(missing)}")
+    return costs
+
+
+_share = expected(lambda share: is_number(share) and 0 <= share <= 1, "a number from 0 to 1")
 
 
 @dataclass(frozen=True)
@@ -195,7 +219,7 @@ class HostFile:
     """The versions with which the benchmark ran."""
     source: str
     """How the host was measured."""
-    costs: Mapping[str, float]
+    costs: Annotated[Mapping[str, float], _all_costs]
     """The seconds of each of `hosts.COSTS`."""
     times: Mapping[str, Mapping[str, float]]
     """The benchmark's seconds on "cpu" and "cuda", by the cost that each pattern stands for."""
@@ -204,10 +228,10 @@ class HostFile:
     """The machine's name in its network. Empty in files of earlier versions."""
     gpu: str = ""
     """The GPU that the benchmark ran on, as its driver names it. Empty if there was none."""
-    busy_before: float | None = None
+    busy_before: Annotated[float | None, _share] = None
     """The share of the machine's CPU time that other programs used just before the benchmark. None
     if the system does not say."""
-    busy_during: float | None = None
+    busy_during: Annotated[float | None, _share] = None
     """The same share during the benchmark."""
 
     @property
@@ -245,38 +269,11 @@ def read_host(path: Path) -> HostFile:
     """
     with prefixed(f"{path}: "):
         table = read_toml(path)
-        refuse_unknown(table, _KEYS, "a host")
-        day = table.get("date")
-        if not isinstance(day, date):
-            raise InvalidInput("date must be a day, written 2026-01-31")
-        costs = read_times(table, "costs")
-        if missing := [cost for cost in COSTS if cost not in costs]:
-            raise InvalidInput(f"costs has no {', '.join(missing)}")
-        return HostFile(
-            name=text_of(table, "name"),
-            date=day,
-            software=text_of(table, "software"),
-            source=text_of(table, "source"),
-            costs=costs,
-            times={title: read_times(table, title) for title in BENCHMARKS if title in table},
-            **_optional(table),
-        )
-
-
-def _optional(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of keys that files of earlier versions do not have."""
-    values: dict[str, Any] = {key: text_of(table, key) for key in _TEXTS if key in table}
-    source = str(table.get("source", ""))
-    if "gpu" not in table and source.startswith(_WITH_GPU):
-        values["gpu"] = source.removeprefix(_WITH_GPU)
-    for key in _SHARES:
-        share = table.get(key)
-        if share is None:
-            continue
-        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise InvalidInput(f"{key} must be a number from 0 to 1, not {share!r}")
-        values[key] = float(share)
-    return values
+        times = {title: _times(table.pop(title), title) for title in BENCHMARKS if title in table}
+        source = str(table.get("source", ""))
+        if source.startswith(_WITH_GPU):
+            table.setdefault("gpu", source.removeprefix(_WITH_GPU))
+        return read_record(HostFile, table, "a host", besides=BENCHMARKS, times=times)
 
 
 def save(host: HostFile, path: Path) -> None:
@@ -301,25 +298,6 @@ def to_toml(host: HostFile) -> str:
     )
 
 
-def read_times(table: Mapping[str, Any], title: str) -> dict[str, float]:
-    """The seconds by cost in one table of a host file.
-
-    Raises:
-        InvalidInput: it is not a table, or a key or value in it is wrong.
-    """
-    times = table_of(table, title)
-    for key, value in times.items():
-        if key not in COSTS:
-            raise InvalidInput(f"{title}.{key} is not a cost; known are {', '.join(COSTS)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise InvalidInput(f"{title}.{key} must be a number, not {value!r}")
-        if not 0 <= value <= _LONGEST_S:
-            raise InvalidInput(
-                f"{title}.{key} = {value} is outside 0 to {_LONGEST_S:g}: the unit is seconds"
-            )
-    return {key: float(value) for key, value in times.items()}
-
-
 # Calibration of a host: its costs are those of the reference host times one measured factor.
 #
 # `wavecast calibrate` times a few small patterns of ops
@@ -330,7 +308,7 @@ def read_times(table: Mapping[str, Any], title: str) -> dict[str, float]:
 
 _PYTHON_ONLY = ("view_s", "module_s")
 """Patterns that run Python code alone. Slow machines are slower still at these than at whole steps,
-which wait for memory and driver as well (docs/adr/0018), so they are left out of the median."""
+which wait for memory and driver as well (lab/notes), so they are left out of the median."""
 
 
 def calibrated(
@@ -346,7 +324,7 @@ def calibrated(
     """The calibrated host, from the times of the benchmark.
 
     All costs get the same factor. On six machines this predicted steps better than a factor for
-    each cost (docs/adr/0017).
+    each cost (lab/notes).
 
     Args:
         name: the name of the host.
@@ -382,7 +360,7 @@ class MeasuredMachine:
 def reference_times() -> dict[str, dict[str, float]]:
     """The benchmark's seconds by cost on the reference host, for "cpu" and for "cuda"."""
     table = shipped_toml("hosts/reference.toml")
-    return {benchmark: read_times(table, benchmark) for benchmark in BENCHMARKS}
+    return {benchmark: _times(table[benchmark], benchmark) for benchmark in BENCHMARKS}
 
 
 def factor_of(times: Mapping[str, float], reference: Mapping[str, float]) -> float:

@@ -12,12 +12,14 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from wavecast.integrations.step_copies import StepRecipe, on_host, step_of
 from wavecast.integrations.training_watch import (
+    StepRecipe,
     TrainingRecorder,
     TrainingWatch,
     gpu_name,
+    on_host,
     precision_of,
+    step_of,
 )
 from wavecast.runs.readers.timing import Facts
 

@@ -15,12 +15,14 @@ from functools import partial
 from typing import Any
 
 from wavecast.errors import CaptureError, MissingExtra
-from wavecast.integrations.step_copies import StepRecipe, on_host, step_of
 from wavecast.integrations.training_watch import (
+    StepRecipe,
     TrainingRecorder,
     TrainingWatch,
     gpu_name,
+    on_host,
     precision_of,
+    step_of,
 )
 from wavecast.runs.readers.timing import Facts, Given, find_facts
 

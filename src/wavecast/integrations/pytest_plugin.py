@@ -78,7 +78,9 @@ class StepAssertions:
         """Fail unless the step fits in the memory of a GPU."""
         step = self.predict(make_step, gpu)
         if step.memory is not None and not step.fits:
-            needed, has = (size >> 20 for size in (step.memory.needed_bytes, _memory_of(step)))
+            needed, has = (
+                size >> 20 for size in (step.memory.needed_bytes, step.device.memory_bytes)
+            )
             _fail(f"the step does not fit on {step.device.id}: it needs {needed} MiB of {has} MiB")
 
     def assert_faster_than(self, make_step: MakeStep, gpu: str, seconds: float) -> None:
@@ -128,10 +130,6 @@ class StepAssertions:
         traces = wavecast.trace(make_step, gpus=gpus)
         steps = [wavecast.predict(traces, gpu, host="reference") for gpu in gpus]
         return {step.device.id: kept(summary_of(step)) for step in steps}
-
-
-def _memory_of(step: wavecast.Prediction) -> int:
-    return step.device.memory_bytes
 
 
 def _fail(message: str) -> None:

@@ -2,8 +2,10 @@
 
 from wavecast.ops.costs import (
     Totals,
+    Unit,
     cost_of,
     executed_flops,
+    fallbacks,
     has_shapes,
     is_depthwise,
     is_readable,
@@ -11,10 +13,10 @@ from wavecast.ops.costs import (
     kind,
     launches,
     totals,
+    unit,
 )
 from wavecast.ops.pointwise import copies_pinned
 from wavecast.ops.registry import Cost, Kind, cost
-from wavecast.ops.units import Unit, fallbacks, unit
 
 __all__ = [
     "Cost",

@@ -57,7 +57,7 @@ def _fused(op: Op) -> Cost:
 
 
 @cost(TEMPLATE, kind=Kind.MATMUL)
-def _template(op: Op) -> Cost:
+def _triton_template(op: Op) -> Cost:
     flops = 2 * integer(op, "points") * max(integer(op, "reduction", 1), 1)
     return Cost(flops, integer(op, "read_bytes"), integer(op, "write_bytes"))
 

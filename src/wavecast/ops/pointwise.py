@@ -7,6 +7,7 @@ a short formula, 10 for a transcendental function, 40 for a special function.
 from __future__ import annotations
 
 from wavecast.ops.registry import (
+    ALL,
     NONE,
     Cost,
     Kind,
@@ -106,8 +107,8 @@ def _safe_softmax(op: Op) -> Cost:
 def _allclose(op: Op) -> Cost:
     """The 14 kernels of `isclose` and `all`: six make a tensor as large as an input, and seven
     make booleans."""
-    one, elements = read(op.inputs[:1]), largest(op)
-    return Cost(14 * elements, 13 * one + 7 * elements, 6 * one + 7 * elements)
+    read_once, elements = read(op.inputs[:1]), largest(op)
+    return Cost(14 * elements, 13 * read_once + 7 * elements, 6 * read_once + 7 * elements)
 
 
 # Pointwise losses. Their reduction, if any, is a second kernel that reads the first one's result.
@@ -314,3 +315,173 @@ def copies_pinned(op: Op) -> bool:
     to_host = bool(op.outputs) and op.outputs[0].device == "cpu" and op.base == "aten._to_copy"
     free = bool(op.attr("non_blocking", False))
     return bool(op.attr("pin_memory", False)) or (to_host and free)
+
+
+# The cost of optimizers: foreach ops on lists of tensors, and fused ops with a whole update.
+
+
+_FOREACH = {
+    1: """
+        abs add ceil clamp_max clamp_min floor frac maximum minimum mul neg round sign sub trunc
+        max
+    """,
+    4: "addcdiv addcmul div lerp norm powsum reciprocal rsqrt sqrt",
+    10: """
+        acos asin atan cos cosh erf erfc exp expm1 log log10 log1p log2 pow sigmoid sin sinh tan
+        tanh
+    """,
+    40: "lgamma",
+}
+
+
+def _foreach(names: str, flops: int = 0, reads: slice = ALL) -> None:
+    """Register `_foreach` ops, whose first list has one tensor for each output."""
+
+    def formula(op: Op) -> Cost:
+        elements = sum(t.numel for t in op.inputs[: len(op.outputs)]) if flops else 0
+        return Cost(flops * elements, read(op.inputs[reads]), written(op.outputs))
+
+    cost(*(f"aten._foreach_{name}" for name in names.split()), kind=Kind.OPTIMIZER)(formula)
+
+
+for _optimizer_flops, _optimizer_names in _FOREACH.items():
+    _foreach(_optimizer_names, _optimizer_flops)
+_foreach("clone")
+_foreach("zero", reads=NONE)
+
+
+@cost("aten._foreach_copy", kind=Kind.OPTIMIZER)
+def _foreach_copy(op: Op) -> Cost:
+    return Cost(0, read(op.inputs[len(op.inputs) // 2 :]), written(op.outputs))
+
+
+streaming(Kind.OPTIMIZER, "_amp_update_scale", flops=1)
+
+
+@cost("aten._amp_foreach_non_finite_check_and_unscale", kind=Kind.OPTIMIZER)
+def _unscale(op: Op) -> Cost:
+    """Every gradient is checked and multiplied by 1 / scale."""
+    return Cost(2 * sum(t.numel for t in op.inputs), read(op.inputs), written(op.outputs))
+
+
+def _parameters(op: Op, lists: int) -> int:
+    """The number of parameters, when the inputs are `lists` lists of tensors and a few more."""
+    shapes = [t.shape for t in op.inputs]
+    most = len(shapes) // lists
+    counts = range(most, max(0, most - 2), -1)
+    return next((n for n in counts if shapes[:n] == shapes[n : 2 * n]), most)
+
+
+def _fused(op: Op, states: int, steps: bool, flops: int) -> Cost:
+    """Parameters and states are read and written; gradients are read, and written if unscaled."""
+    lists = 2 + states + steps
+    count = _parameters(op, lists)
+    updated = [*op.inputs[:count], *op.inputs[2 * count : (2 + states) * count]]
+    after = len(op.inputs) - lists * count - ("tensor_lr" in op.name)
+    unscaled = op.inputs[count : 2 * count] if after == 2 else ()
+    elements = sum(t.numel for t in op.inputs[:count])
+    return Cost(flops * elements, read(op.inputs), written((*updated, *unscaled)))
+
+
+@cost(*aten("_fused_adam _fused_adamw"), kind=Kind.OPTIMIZER)
+def _fused_adam(op: Op) -> Cost:
+    return _fused(op, states=3 if op.attr("amsgrad", False) else 2, steps=True, flops=16)
+
+
+@cost("aten._fused_sgd", kind=Kind.OPTIMIZER)
+def _fused_sgd(op: Op) -> Cost:
+    return _fused(op, states=1 if op.attr("momentum", 0.0) else 0, steps=False, flops=6)
+
+
+@cost("aten._fused_adagrad", kind=Kind.OPTIMIZER)
+def _fused_adagrad(op: Op) -> Cost:
+    return _fused(op, states=1, steps=True, flops=8)
+
+
+# The cost of collectives for one GPU: the traffic of its memory.
+
+
+@cost("nccl.*", "c10d.*", "_c10d_functional.*", "c10d_functional.*", kind=Kind.COLLECTIVE)
+def _collective(op: Op) -> Cost:
+    """The traffic between GPUs depends on their number and is not counted here."""
+    return Cost(0, read(op.inputs), written(op.outputs))
+
+
+# The cost of bitsandbytes' ops: 4-bit and 8-bit weights, and optimizers with 8-bit state.
+#
+# Nobody measured these ops for Wavecast. Their FLOPs and bytes follow from their shapes and from
+# bitsandbytes' source (release 0.50); predictors treat them like other ops of their kind.
+
+
+FUSED = "bitsandbytes.gemm_4bit"
+"""A matmul with a weight that stays packed."""
+INT8 = "bitsandbytes.int8_linear_matmul"
+"""A matmul of int8 matrices, (m, k) and (n, k)."""
+
+_HALF_BYTES = 2
+_HALF = "float16"
+
+
+def unpacked_weight(op: Op) -> TensorSpec:
+    """The weight of a matmul with a packed one, (k, n), as it is computed with."""
+    rows, columns = integers(op, "shapeB")
+    return TensorSpec((columns, rows), op.inputs[0].dtype, (1, columns))
+
+
+@cost("bitsandbytes.dequantize_4bit", kind=Kind.ELEMENTWISE)
+def _dequantize_4bit(op: Op) -> Cost:
+    """A value from a table and a multiplication for each element; a scale for each block."""
+    return Cost(2 * op.outputs[0].numel, read(op.inputs[:2]), written(op.outputs))
+
+
+@cost("bitsandbytes.dequantize_blockwise", kind=Kind.ELEMENTWISE)
+def _dequantize_blockwise(op: Op) -> Cost:
+    return Cost(2 * op.outputs[0].numel, read(op.inputs[:3]), written(op.outputs))
+
+
+@cost(
+    "bitsandbytes.quantize_4bit",
+    "bitsandbytes.quantize_blockwise",
+    "bitsandbytes.int8_vectorwise_quant",
+    "bitsandbytes.int8_vectorwise_dequant",
+    kind=Kind.ELEMENTWISE,
+)
+def _quantize(op: Op) -> Cost:
+    """The largest of each block or row, and the nearest value in the table for each element."""
+    return Cost(10 * op.inputs[0].numel, read(op.inputs), written(op.outputs))
+
+
+@cost(FUSED, kind=Kind.MATMUL)
+def _gemm_4bit(op: Op) -> Cost:
+    flops = 2 * op.inputs[0].numel * unpacked_weight(op).shape[-1]
+    return Cost(flops, read(op.inputs), written(op.outputs))
+
+
+@cost("bitsandbytes.gemv_4bit", kind=Kind.REDUCTION)
+def _gemv_4bit(op: Op) -> Cost:
+    """A matmul with a vector, which uses no tensor core."""
+    flops = 2 * op.inputs[0].numel * unpacked_weight(op).shape[-1]
+    return Cost(flops, read(op.inputs[:4]), written(op.outputs))
+
+
+@cost(INT8, kind=Kind.MATMUL)
+def _int8_matmul(op: Op) -> Cost:
+    a, b = op.inputs[:2]
+    return Cost(2 * a.numel * b.shape[0], read((a, b)), written(op.outputs))
+
+
+@cost("bitsandbytes.int8_mm_dequant", kind=Kind.ELEMENTWISE)
+def _int8_dequant(op: Op) -> Cost:
+    """One kernel that writes float16, and others for a bias or a result of another type."""
+    out = op.outputs[0]
+    half_bytes = _HALF_BYTES * out.numel
+    biased = len(op.inputs) > 3 and op.inputs[3].dtype != _HALF
+    more = half_bytes * ((out.dtype != _HALF) + biased)
+    return Cost(4 * out.numel, read(op.inputs) + more, written(op.outputs) + more)
+
+
+@cost("bitsandbytes.optimizer_update_32bit", kind=Kind.OPTIMIZER)
+@cost("bitsandbytes.optimizer_update_8bit_blockwise", kind=Kind.OPTIMIZER)
+def _updated_parameter(op: Op) -> Cost:
+    """The gradient comes first and is only read; parameter and state are read and written."""
+    return Cost(16 * op.inputs[0].numel, read(op.inputs), written(op.inputs[1:]))

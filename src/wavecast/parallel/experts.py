@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from wavecast.errors import InvalidInput
 from wavecast.ops.matmul import GROUPED
 from wavecast.parallel.gradients import Gradient
-from wavecast.parallel.plans import fitting
 from wavecast.parallel.sharding.placements import Shard, even
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.rank_trace import ShardedAxis
 from wavecast.parallel.sharding.state import Policy
 from wavecast.parallel.sharding.units import Units
-from wavecast.parallel.strategy import Parallel, RankAxis
+from wavecast.parallel.strategy import Parallel, RankAxis, divisors
 from wavecast.traces.step import Phase, Trace
 
 
@@ -35,7 +34,12 @@ def expert_axis(
     """
     if strategy.expert == 1:
         return None
-    axis = _axis(strategy)
+    axis, tokens = strategy.axes["expert"], strategy.data * strategy.context
+    if not strategy.sequence and tokens % strategy.expert:
+        raise InvalidInput(
+            f"expert={strategy.expert} must divide data x context = {tokens}, since tensor ranks "
+            f"have the same tokens; possible sizes are {divisors(tokens)}, or set sequence=True"
+        )
     weights = {
         trace.values[source.value].parameter: source
         for source in units.sources.values()
@@ -52,27 +56,13 @@ def expert_axis(
         if count % axis.size:
             raise InvalidInput(
                 f"expert={axis.size} does not divide the {count} experts of {name}; possible sizes "
-                f"are {fitting(count)}"
+                f"are {divisors(count)}"
             )
         shards[name] = Shard(source.dim, even(count, axis.size, "features"))
     policy = Policy(axis.size, "expert", reduces=False)
     layers = len({name.rpartition(".")[0] for name in weights})
     note = f"assumed that tokens are spread evenly over the experts of {layers} layers"
     return ShardedAxis(axis, Propagation(trace, policy, shards).run()), (note,)
-
-
-def _axis(strategy: Parallel) -> RankAxis:
-    """The ranks that share the experts: ranks with other tokens, which are those of the data axis.
-
-    With sequence parallelism, tensor ranks have other tokens, too.
-    """
-    axis, tokens = strategy.axes["expert"], strategy.data * strategy.context
-    if not strategy.sequence and tokens % strategy.expert:
-        raise InvalidInput(
-            f"expert={strategy.expert} must divide data x context = {tokens}, since tensor ranks "
-            f"have the same tokens; possible sizes are {fitting(tokens)}, or set sequence=True"
-        )
-    return axis
 
 
 # Reduction groups of dense and of expert weights.
@@ -135,7 +125,7 @@ def expert_weights(trace: Trace) -> dict[str, int]:
     """The parameters that are stacked weights of experts, with the number of experts."""
     if not any(op.base in GROUPED for op in trace.counts):
         return {}
-    found: dict[str, int] = {}
+    experts: dict[str, int] = {}
     source: dict[int, int] = {}
     """The value of which another one is a view or a copy."""
     seen: set[int] = set()
@@ -153,5 +143,5 @@ def expert_weights(trace: Trace) -> dict[str, int]:
             while shown is not None and not trace.values[shown].parameter:
                 shown = source.get(shown, trace.values[shown].view_of)
             if shown is not None and len(tensor.shape) == 3:
-                found[trace.values[shown].parameter] = tensor.shape[0]
-    return found
+                experts[trace.values[shown].parameter] = tensor.shape[0]
+    return experts

@@ -1,16 +1,16 @@
-"""The parameters of a traced step, and when their gradients are ready in the backward pass."""
+"""The gradients of a step, when they are ready, and the collectives by which they are exchanged."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from wavecast.ops.registry import integer
-from wavecast.parallel.exchanges import flat
-from wavecast.parallel.strategy import Parallel
+from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import CALL, GUARDS, MARKS, CompiledGraph, graphs_of, has_graphs
+from wavecast.traces.recomputed import block_finder
 from wavecast.traces.step import DTYPE_BYTES, Allocation, Call, Op, Phase, Role, TensorSpec, Trace
 
 _LIST_OPS = ("aten._foreach_", "aten._fused_")
@@ -57,11 +57,11 @@ def gradients(trace: Trace, *, inside_graphs: bool = False) -> list[Gradient]:
     the sum in memory that is kept from step to step (Megatron's `main_grad`). Copies that the
     optimizer makes, in float32 for master weights, are not exchanged.
     """
-    made = _written(trace) or _by_module(trace)
+    ready = _written(trace) or _by_module(trace)
     if not inside_graphs and (ends := ends_of_graphs(trace)):
-        made.sort(key=lambda gradient: gradient.ready)
-        made = [replace(g, ready=ends.get(g.ready, g.ready)) for g in made]
-    return sorted(made, key=lambda gradient: gradient.ready)
+        ready.sort(key=lambda gradient: gradient.ready)
+        ready = [replace(g, ready=ends.get(g.ready, g.ready)) for g in ready]
+    return sorted(ready, key=lambda gradient: gradient.ready)
 
 
 def _written(trace: Trace) -> list[Gradient]:
@@ -74,7 +74,7 @@ def _written(trace: Trace) -> list[Gradient]:
                 if known.gradient_of and known.allocation is not None:
                     last[known.allocation] = position, value
     wide = widened(trace)
-    made = []
+    written = []
     for number, memory in enumerate(trace.allocations):
         if memory.role is not Role.GRADIENT:
             continue
@@ -82,13 +82,13 @@ def _written(trace: Trace) -> list[Gradient]:
             ready, value = last[number]
             dtype, name = trace.values[value].spec.dtype, trace.values[value].gradient_of
             module, own = trace.calls[ready].module, _is_kept(memory) and name in wide
-            made.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
+            written.append(Gradient(memory.nbytes, ready, module, dtype, name, own))
         elif memory.born is not None and memory.born < len(trace):
             maker = trace.calls[memory.born]
             if maker.phase is Phase.BACKWARD:  # a compiled kernel, of which no values are known
                 dtype = maker.op.outputs[0].dtype if maker.op.outputs else "float32"
-                made.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
-    return made
+                written.append(Gradient(memory.nbytes, memory.born, maker.module, dtype))
+    return written
 
 
 def widened(trace: Trace) -> dict[str, TensorSpec]:
@@ -121,8 +121,8 @@ def _by_module(trace: Trace) -> list[Gradient]:
             last[call.module] = position
     end = max(last.values(), default=len(trace) - 1)
     kept = [a for a in trace.allocations if a.role is Role.GRADIENT and a.module]
-    made = kept or parameters(trace)
-    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in made]
+    memories = kept or parameters(trace)
+    return [Gradient(a.nbytes, last.get(a.module, end), a.module) for a in memories]
 
 
 def updated_parameters(trace: Trace) -> list[str]:
@@ -224,12 +224,15 @@ def ends_of_graphs(trace: Trace) -> dict[int, int]:
     }
 
 
-def cuts_at_blocks(trace: Trace, block_of: Callable[[str], str]) -> list[int]:
-    """The positions inside graphs at which another block begins.
+def cut_at_blocks(trace: Trace) -> Trace:
+    """The step with a compiled graph for each repeated block.
 
     Blocks follow each other. A kernel of a block that was there before, such as one that computes
     what all blocks read, belongs to the graph in which it runs.
     """
+    if not has_graphs(trace):
+        return trace
+    block_of = block_finder(trace)
     cuts = []
     for graph in graphs_of(trace):
         seen = {""}
@@ -238,7 +241,7 @@ def cuts_at_blocks(trace: Trace, block_of: Callable[[str], str]) -> list[int]:
             if block not in seen and len(seen) > 1:
                 cuts.append(position)
             seen.add(block)
-    return cuts
+    return cut_graphs(trace, cuts)
 
 
 def cut_graphs(trace: Trace, positions: Iterable[int]) -> Trace:
@@ -288,3 +291,76 @@ def _of_part(mark: Call, count: int, whole: CompiledGraph) -> Call:
     inputs = -(-integer(mark.op, "inputs") * count // len(whole.members))
     attrs = tuple((name, inputs if name == "inputs" else v) for name, v in mark.op.attrs)
     return replace(mark, op=Op(mark.op.name, (), (), attrs))
+
+
+# Collectives as calls of a trace.
+
+
+def exchange(
+    name: str,
+    source: TensorSpec,
+    result: TensorSpec,
+    axis: RankAxis,
+    stream: int,
+    phase: Phase,
+    module: str = "",
+) -> Call:
+    """A collective among the ranks of an axis: `exchange("all_reduce", ...)`."""
+    attrs = (("ranks", axis.size), ("stride", axis.stride))
+    return Call(Op(f"nccl.{name}", (source,), (result,), attrs), phase, module, stream)
+
+
+def all_reduce(
+    tensor: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
+) -> Call:
+    """The sum of a tensor over all ranks."""
+    return exchange("all_reduce", tensor, tensor, axis, stream, phase, module)
+
+
+def all_gather(
+    shard: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
+) -> Call:
+    """The shards of all ranks, joined."""
+    return exchange("all_gather", shard, scaled(shard, axis.size), axis, stream, phase, module)
+
+
+def reduce_scatter(
+    whole: TensorSpec, axis: RankAxis, stream: int, phase: Phase, module: str = ""
+) -> Call:
+    """One shard of the sum of a tensor over all ranks."""
+    return exchange("reduce_scatter", whole, shard_of(whole, axis), axis, stream, phase, module)
+
+
+def scaled(tensor: TensorSpec, times: int) -> TensorSpec:
+    """A flat tensor of so many times the elements."""
+    return TensorSpec((tensor.numel * times,), tensor.dtype)
+
+
+def shard_of(tensor: TensorSpec, axis: RankAxis) -> TensorSpec:
+    """A flat tensor of one rank's share of the elements, rounded up."""
+    return TensorSpec((-(-tensor.numel // axis.size),), tensor.dtype)
+
+
+# The streams of a rank, and the calls that parallel steps insert.
+
+
+COMPUTE, GATHERS, REDUCTIONS, TRANSFERS, OFFLOAD = range(5)
+"""The streams of a rank: kernels, gathers of weights, reductions of gradients, sends, and what is
+copied to the host and done there."""
+
+
+def flat(nbytes: int, dtype: str = "bfloat16") -> TensorSpec:
+    """A flat tensor of so many bytes."""
+    size = {"float32": 4, "bfloat16": 2, "float16": 2}.get(dtype, 1)
+    return TensorSpec((-(-nbytes // size),), dtype)
+
+
+def wait(stream: int, on: int, phase: Phase, module: str = "") -> Call:
+    """A call with which one stream waits for what was issued to another."""
+    op = Op("cuda.stream_wait", (), (), (("stream", on),))
+    return Call(op, phase, module, stream)
+
+
+def kernel(name: str, source: TensorSpec, result: TensorSpec, phase: Phase, module: str) -> Call:
+    """A kernel on the compute stream that reads one tensor and writes another."""
+    return Call(Op(name, (source,), (result,)), phase, module)

@@ -36,16 +36,12 @@ def cut_model(trace: Trace, parts: int, seconds: Callable[[Call], float]) -> Cut
 
     What comes before the first block goes with it, and what follows the last block with that.
 
-    Args:
-        trace: one micro-batch.
-        parts: the number of parts.
-        seconds: the time of a call.
-
     Raises:
         InvalidInput: the model has fewer blocks than parts.
     """
     block_of = block_finder(trace)
-    order = _blocks_in_order(trace, block_of)
+    forward = (call.module for call in trace if call.phase is Phase.FORWARD)
+    order = [block for block in dict.fromkeys(map(block_of, forward)) if block]
     if len(order) < parts:
         raise InvalidInput(
             f"the model cannot be cut into {parts} parts: it has {len(order)} repeated blocks; "
@@ -88,12 +84,6 @@ def _places(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]) 
     return places
 
 
-def _blocks_in_order(trace: Trace, block_of: Callable[[str], str]) -> list[str]:
-    """The blocks in the order of their forward passes."""
-    forward = (call.module for call in trace if call.phase is Phase.FORWARD)
-    return [block for block in dict.fromkeys(map(block_of, forward)) if block]
-
-
 def _balanced(times: Sequence[float], parts: int) -> list[tuple[int, int]]:
     """The cuts of a row of blocks into parts whose largest sum is smallest."""
     count = len(times)
@@ -130,19 +120,12 @@ def _boundary(trace: Trace, block_of: Callable[[str], str], order: Sequence[str]
 
 
 def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
-    """The calls and the memory of each part of a model, with its share of the optimizer.
-
-    Args:
-        trace: one micro-batch and the optimizer.
-        cut_at: where the model is cut.
-        parts: the number of parts.
-        end: the position where the backward pass ends.
-    """
+    """The calls and the memory of each part of a model, with its share of the optimizer."""
     owners = cut_at.owners[:end]
     weights = parameters(trace)
     owned = [cut_at.parts.get(weight.module, 0) for weight in weights]
     memory = memory_by_part(trace, cut_at, owners, parts)
-    made = []
+    traces = []
     for part in range(parts):
         positions = [p for p, owner in enumerate(owners) if owner == part]
         positions += range(end, len(trace))
@@ -154,8 +137,8 @@ def part_traces(trace: Trace, cut_at: Cut, parts: int, end: int) -> list[Trace]:
         for position in range(first, len(positions)):
             op = whole.calls[position].op
             edit.replace_op(position, _owned(op, len(weights), mine, share))
-        made.append(with_own_values(edit.trace()))
-    return made
+        traces.append(with_own_values(edit.trace()))
+    return traces
 
 
 def _owned(op: Op, count: int, mine: Sequence[int], share: float) -> Op:
@@ -369,10 +352,6 @@ def _interleaved(stage: int, stages: int, parts: int, microbatches: int) -> list
 def play_schedule(orders: Sequence[Sequence[PipelinePass]], times: Sequence[PartTimes]) -> Played:
     """The time of a schedule.
 
-    Args:
-        orders: the passes of each stage, in order.
-        times: the times of each part of the model.
-
     Raises:
         InvalidInput: the passes wait for each other in a circle.
     """
@@ -433,13 +412,7 @@ def _seconds(item: PipelinePass, times: PartTimes, splits: bool) -> float:
 
 
 def cut(trace: Trace, positions: Iterable[int], allocations: Iterable[int] = ()) -> Trace:
-    """The trace of some of the calls, in order, with some of the memory and what is in it.
-
-    Args:
-        trace: the whole trace.
-        positions: the calls that stay.
-        allocations: the numbers of the allocations that stay, in their new order.
-    """
+    """The trace of some of the calls, in order, with some of the memory and what is in it."""
     # Not by an Edit, which looks at the whole trace: a search cuts thousands of small parts.
     order, memory = sorted(positions), list(allocations)
     last = max(len(order) - 1, 0)
@@ -448,11 +421,11 @@ def cut(trace: Trace, positions: Iterable[int], allocations: Iterable[int] = ())
         calls=tuple(trace.calls[position] for position in order),
         allocations=tuple(
             living(
-                one,
-                None if one.born is None else min(bisect_left(order, one.born), last),
-                None if one.freed is None else bisect_left(order, one.freed),
+                allocation,
+                None if allocation.born is None else min(bisect_left(order, allocation.born), last),
+                None if allocation.freed is None else bisect_left(order, allocation.freed),
             )
-            for one in (trace.allocations[number] for number in memory)
+            for allocation in (trace.allocations[number] for number in memory)
         ),
     )
     return with_own_values(whole, {number: index for index, number in enumerate(memory)})

@@ -10,16 +10,21 @@ from math import prod
 
 from wavecast.ops.fused import HOST_CALLS
 from wavecast.ops.matmul import GROUPED
-from wavecast.parallel.exchanges import COMPUTE, REDUCTIONS, all_reduce, flat, kernel, wait
 from wavecast.parallel.experts import Holders
 from wavecast.parallel.gradients import (
+    COMPUTE,
+    REDUCTIONS,
     Gradient,
+    all_reduce,
     cut_graphs,
+    flat,
     framework_buckets,
     gradients,
+    kernel,
     reduced_as,
+    wait,
 )
-from wavecast.parallel.habits.applying import empty_gradients
+from wavecast.parallel.habits import empty_gradients
 from wavecast.parallel.pipeline import in_flight, order_of
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.results import Brief
@@ -195,10 +200,6 @@ def own_ranks(trace: Trace, ranks: int) -> OwnRanks:
     in the forward pass, unless these gradients are few: tensor-parallel ranks reduce those of norms
     only. Ranks that reduce activations in the forward pass share the work of each sample. XLA moves
     tensors as it likes, so a JAX step says itself how its arguments are sharded.
-
-    Args:
-        trace: the step of one rank.
-        ranks: how many ranks there are.
     """
     if (sharded := _sharded_arguments(trace, ranks)) is not None:
         return OwnRanks(sharded)
@@ -221,14 +222,14 @@ def own_ranks(trace: Trace, ranks: int) -> OwnRanks:
     data = {g for g, nbytes in reduced.items() if g not in groups["reduce"] or nbytes >= few}
     sharing = (groups["reduce"] | groups["all_to_all"]) - data
     receives = any(op.name == "nccl.recv" for op in trace.counts)
-    made = _counted(data, sharing, bool(groups["scattered"] & data), receives, ranks)
+    own = _counted(data, sharing, bool(groups["scattered"] & data), receives, ranks)
     if not data & groups["all_to_all"]:
-        return made
+        return own
     note = (
         "ranks that reduce each other's gradients also exchange activations (all-to-all); whether "
         "they share samples is not known, and each was taken to have its own"
     )
-    return OwnRanks(made.strategy, (*made.notes, note))
+    return OwnRanks(own.strategy, (*own.notes, note))
 
 
 def _counted(
@@ -297,8 +298,8 @@ class _GradientMemory:
         for call in reversed(trace.calls):  # what is only copied to gradients
             written = self._of(call.writes)
             read = self._of(call.reads) - written
-            given, made = (sum(t.numel for t in ts) for ts in (call.op.inputs, call.op.outputs))
-            if len(read) == 1 and written and written <= held and given == made:
+            given, results = (sum(t.numel for t in ts) for ts in (call.op.inputs, call.op.outputs))
+            if len(read) == 1 and written and written <= held and given == results:
                 held |= read
         for call in trace:
             written = self._of(call.writes)
@@ -339,13 +340,7 @@ def _group(call: Call) -> _Group:
 
 
 def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
-    """A micro-batch whose gradients are reduced over the data axis.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        strategy: how the step is spread.
-        end: the position where the backward pass ends.
-    """
+    """A micro-batch whose gradients are reduced over the data axis."""
     holders = Holders.of(trace, strategy, "data")
     if holders.alone:
         return trace
@@ -353,7 +348,16 @@ def with_reduction(trace: Trace, strategy: Parallel, end: int) -> Trace:
     ready = gradients(trace)
     if strategy.has_one_buffer:
         for axis, members in holders.grouped(ready):
-            _reduce_buffer(edit, members, axis, strategy, end)
+            copied = reduced_as(_apart(members), strategy)
+            copies = (
+                [kernel("aten.copy_", copied, copied, Phase.BACKWARD, "")] if copied.numel else []
+            )
+            there = wait(REDUCTIONS, COMPUTE, Phase.BACKWARD)
+            reduction = all_reduce(reduced_as(members, strategy), axis, REDUCTIONS, Phase.BACKWARD)
+            back = wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)
+            edit.insert(end, [*copies, there, reduction, back, *copies])
+            if copies:
+                edit.allocate(copied.nbytes, Role.GRADIENT)
         return edit.trace()
     for axis, members in holders.grouped(ready):
         for bucket in framework_buckets(members, strategy):
@@ -385,20 +389,6 @@ def cut_at_buckets(trace: Trace, strategy: Parallel) -> Trace:
             last = bucket[-1]
             cuts += [last.ready + 1, first_use.get(last.module, 0)]
     return cut_graphs(trace, cuts)
-
-
-def _reduce_buffer(
-    edit: Edit, members: Sequence[Gradient], axis: RankAxis, strategy: Parallel, end: int
-) -> None:
-    """Reduce gradients that lie in one buffer after the backward pass."""
-    copied = reduced_as(_apart(members), strategy)
-    copies = [kernel("aten.copy_", copied, copied, Phase.BACKWARD, "")] if copied.numel else []
-    there = wait(REDUCTIONS, COMPUTE, Phase.BACKWARD)
-    reduction = all_reduce(reduced_as(members, strategy), axis, REDUCTIONS, Phase.BACKWARD)
-    back = wait(COMPUTE, REDUCTIONS, Phase.BACKWARD)
-    edit.insert(end, [*copies, there, reduction, back, *copies])
-    if copies:
-        edit.allocate(copied.nbytes, Role.GRADIENT)
 
 
 def _reduce(edit: Edit, bucket: Sequence[Gradient], axis: RankAxis, strategy: Parallel) -> None:

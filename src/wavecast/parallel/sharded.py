@@ -11,33 +11,32 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count, zip_longest
 
 from wavecast.ops.fused import shared_attrs
-from wavecast.parallel.exchanges import (
-    COMPUTE,
-    GATHERS,
-    REDUCTIONS,
-    all_gather,
-    all_reduce,
-    flat,
-    kernel,
-    reduce_scatter,
-    shard_of,
-    wait,
-)
 from wavecast.parallel.experts import Holders
 from wavecast.parallel.gradients import (
+    COMPUTE,
+    GATHERS,
+    OFFLOAD,
+    REDUCTIONS,
     Gradient,
+    all_gather,
+    all_reduce,
     clips,
+    flat,
     framework_buckets,
     gradients,
+    kernel,
+    reduce_scatter,
     reduced_as,
+    shard_of,
     trained,
     updated_parameters,
+    wait,
 )
 from wavecast.parallel.strategy import Parallel, RankAxis
 from wavecast.traces.editing import Edit, Inserted, Time
@@ -87,8 +86,13 @@ def _allocate_bucket(
     if strategy.shard == 2:
         whole = reduced_as(bucket, strategy)
         edit.allocate(whole.nbytes, Role.INTERMEDIATE, bucket[0].ready, freed)
-        for one in apart:
-            edit.allocate(one.nbytes, Role.INTERMEDIATE, one.ready, one.ready + 1)
+        for gradient_apart in apart:
+            edit.allocate(
+                gradient_apart.nbytes,
+                Role.INTERMEDIATE,
+                gradient_apart.ready,
+                gradient_apart.ready + 1,
+            )
     elif apart:
         edit.allocate(reduced_as(apart, strategy).nbytes, Role.GRADIENT)
 
@@ -131,13 +135,7 @@ class _Unit:
 
 
 def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
-    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        strategy: how the step is spread.
-        end: the position where the backward pass ends.
-    """
+    """A micro-batch of FSDP. Without `no_sync`, each one reduces its gradients."""
     holders, replica = Holders.of(trace, strategy, "shard"), strategy.axes["replica"]
     if holders.alone:
         return trace
@@ -166,7 +164,14 @@ def with_sharded_weights(trace: Trace, strategy: Parallel, end: int) -> Trace:
     )
     _gather_forward(edit, done, dtype, strategy.reshard)
     if strategy.reshard:
-        _gather_backward(edit, done, dtype)
+        order = sorted(done, key=lambda unit: unit.backward[0])
+        for previous, unit in zip([None, *order], order, strict=False):
+            if unit.name:
+                gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
+                nbytes = _in(unit.nbytes, dtype)
+                after = copied._replace(order=copied.order + 1)  # before the next one is gathered
+                edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
+                edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
     if dtype != "float32":  # what is gathered takes the place of autocast's copies
         edit.change_memory(lambda a: None if a.role is Role.WEIGHT_COPY else a)
     _hold_gradients(edit, dict(zip(reduced, reductions, strict=True)), holders, kind, end)
@@ -182,12 +187,6 @@ def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard:
     """Gather units, in order of use, in the forward pass. The root's weights stay gathered.
 
     What a gather fills is kept until the next unit has its weights (`_fsdp_param_group.py`).
-
-    Args:
-        edit: the step.
-        done: for each unit where its backward pass has ended.
-        dtype: the data type in which they are gathered.
-        reshard: whether the others are freed after their forward pass.
     """
     units = list(done)
     for previous, unit, following in zip([None, *units], units, [*units[1:], None], strict=False):
@@ -197,18 +196,6 @@ def _gather_forward(edit: Edit, done: Mapping[_Unit, Time], dtype: str, reshard:
         edit.allocate(nbytes, Role.INTERMEDIATE, there, until)
         freed = unit.forward[1] if reshard and unit.name else done[unit]
         edit.allocate(nbytes, Role.PARAMETER, copied, freed)
-
-
-def _gather_backward(edit: Edit, done: Mapping[_Unit, Time], dtype: str) -> None:
-    """Gather units again, each while the one before it computes. The arguments are as above."""
-    order = sorted(done, key=lambda unit: unit.backward[0])
-    for previous, unit in zip([None, *order], order, strict=False):
-        if unit.name:
-            gathered, _, copied = _gather(edit, unit, previous, dtype, Phase.BACKWARD)
-            nbytes = _in(unit.nbytes, dtype)
-            after = copied._replace(order=copied.order + 1)  # before the next one is gathered
-            edit.allocate(nbytes, Role.INTERMEDIATE, gathered, after)
-            edit.allocate(nbytes, Role.PARAMETER, copied, done[unit])
 
 
 def _gather(
@@ -304,10 +291,6 @@ def gathered_units(trace: Trace, end: int) -> dict[str, tuple[int, int]]:
     """The bytes in float32 of the weights of each FSDP unit, and of those with gradients.
 
     The root's name is "". Experts are not counted: other ranks share them.
-
-    Args:
-        trace: forward pass, backward pass and optimizer of one micro-batch.
-        end: the position where the backward pass ends.
     """
     apart = Holders.of(trace, Parallel(data=2, expert=2), "shard")
     return {unit.name: (unit.nbytes, unit.trained_bytes) for unit in _units(trace, end, apart)}
@@ -353,9 +336,9 @@ def _share_optimizer(edit: Edit, holders: Holders) -> None:
 def _shared(op: Op, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Op:
     """An op on one rank's share of tensors, each of which so many ranks share."""
     taken = tuple(map(_share, op.inputs, _each(inputs, len(op.inputs))))
-    made = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
-    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, made))
-    return Op(op.name, taken, made, shared_attrs(op, own / max(whole, 1)))
+    results = tuple(map(_share, op.outputs, _each(outputs, len(op.outputs))))
+    whole, own = (sum(t.nbytes for t in tensors) for tensors in (op.outputs, results))
+    return Op(op.name, taken, results, shared_attrs(op, own / max(whole, 1)))
 
 
 def _each(shards: tuple[int, ...], tensors: int) -> tuple[int, ...]:
@@ -408,3 +391,111 @@ def gathered_dtype(trace: Trace) -> str:
                 counts[tensor.dtype] += math.prod(tensor.shape)
     dtype = max(counts, key=lambda d: counts[d]) if counts else "float32"
     return dtype if dtype in ("bfloat16", "float16") else "float32"
+
+
+# Optimizer states in the host's memory, as ZeRO-Offload keeps them.
+#
+# Optimizer states and float32 masters leave the GPU (Ren et al., "ZeRO-Offload: Democratizing
+# Billion-Scale Model Training", USENIX ATC 2021, section 4). Gradients are copied to pinned memory
+# of the host as soon as they are reduced, beside the rest of the backward pass; FSDP's
+# `CPUOffloadPolicy` does so too. The host then updates its share of the weights, and they are
+# copied back. The paper hides that copy behind the update (section 5.1); DeepSpeed's code has this
+# switched off, so here the GPU waits for both. Gradients of several micro-batches are added up on
+# the GPU.
+
+
+UPDATE = "host.optimizer"
+"""The op in which the host updates weights. Its inputs are all that it reads and writes."""
+_MASTER_BYTES = 4
+"""The bytes of an element of the float32 weights that the host updates."""
+
+
+@dataclass(frozen=True)
+class HostUpdate:
+    """What the host of a rank holds and moves in one optimizer step."""
+
+    held_bytes: int
+    """Optimizer states and float32 weights."""
+    down_bytes: int
+    """The rank's share of the gradients."""
+    up_bytes: int
+    """Its share of the weights."""
+
+    @staticmethod
+    def of(trace: Trace, strategy: Parallel) -> HostUpdate:
+        """The update of a rank's share."""
+        holders = Holders.of(trace, strategy, "shard")
+        dtypes = {value.parameter: value.spec.dtype for value in trace.values if value.parameter}
+        elements = down = up = 0
+        for gradient in gradients(trace):
+            whole = flat(gradient.nbytes, gradient.dtype)
+            share = shard_of(whole, holders.axis(gradient.parameter))
+            dtype = dtypes.get(gradient.parameter, gradient.dtype)
+            elements, down = elements + share.numel, down + share.nbytes
+            up += TensorSpec(share.shape, dtype).nbytes
+        states = sum(
+            -(-memory.nbytes // holders.axis_of(number).size)
+            for number, memory in enumerate(trace.allocations)
+            if memory.role is Role.OPTIMIZER_STATE
+        )
+        narrow = up < _MASTER_BYTES * elements
+        has_masters = narrow and weight_dtype(trace) == "float32"
+        masters = 0 if has_masters else _MASTER_BYTES * elements
+        return HostUpdate(states + masters, down, up)
+
+    def call(self, ranks: int) -> Call:
+        """The host's work: it reads and writes all that it holds, and reads the gradients."""
+        traffic = TensorSpec((2 * self.held_bytes + self.down_bytes,), "uint8", device="cpu")
+        op = Op(UPDATE, (traffic,), (), (("ranks", ranks),))
+        return Call(op, Phase.OPTIMIZER, stream=OFFLOAD)
+
+
+def with_offloaded_optimizer(last: Trace, strategy: Parallel, update: HostUpdate) -> Trace:
+    """The last micro-batch of a rank, whose host updates the weights."""
+    edit = Edit(last)
+    for position, tensor in _reduced(last):
+        ready = wait(OFFLOAD, REDUCTIONS, Phase.BACKWARD)
+        edit.insert(position, [ready, _copy(tensor, "cuda", Phase.BACKWARD)])
+    for bucket in framework_buckets(_never_reduced(last, strategy), strategy):
+        tensor = flat(sum(gradient.nbytes for gradient in bucket), bucket[0].dtype)
+        ready = wait(OFFLOAD, COMPUTE, Phase.BACKWARD)
+        edit.insert(bucket[-1].ready + 1, [ready, _copy(tensor, "cuda", Phase.BACKWARD)])
+    updating = [at for at, call in enumerate(last) if _updates(call)]
+    edit.remove(updating)
+    weights = TensorSpec((update.up_bytes,), "uint8")
+    begin = wait(OFFLOAD, COMPUTE, Phase.OPTIMIZER)
+    done = replace(wait(COMPUTE, OFFLOAD, Phase.OPTIMIZER), syncs=True)
+    ahead = updating[0] if updating else len(last)
+    copied = _copy(weights, "cpu", Phase.OPTIMIZER)
+    edit.insert(ahead, [begin, update.call(strategy.gpus), copied, done])
+    edit.change_memory(lambda memory: None if memory.role is Role.OPTIMIZER_STATE else memory)
+    return edit.trace()
+
+
+def _updates(call: Call) -> bool:
+    """Whether a call is the optimizer's own work, which the host does instead."""
+    if call.phase is not Phase.OPTIMIZER or call.op.name.startswith("nccl."):
+        return False
+    return call.op.name != "cuda.stream_wait"
+
+
+def _reduced(trace: Trace) -> Iterator[tuple[int, TensorSpec]]:
+    """Where a share of the gradients is final, and what it is."""
+    for position, call in enumerate(trace):
+        if call.op.name == "nccl.reduce_scatter" and call.stream == REDUCTIONS:
+            after = trace.calls[position + 1] if position + 1 < len(trace) else call
+            grouped = after.op.name == "nccl.all_reduce" and after.stream == REDUCTIONS
+            yield position + (2 if grouped else 1), call.op.outputs[0]
+
+
+def _never_reduced(trace: Trace, strategy: Parallel) -> list[Gradient]:
+    """The gradients that one rank has alone."""
+    holders = Holders.of(trace, strategy, "shard")
+    return [gradient for gradient in gradients(trace) if holders.axis(gradient.parameter).size == 1]
+
+
+def _copy(tensor: TensorSpec, source: str, phase: Phase) -> Call:
+    """A copy between the GPU and pinned memory of the host."""
+    there = {"cuda": "cpu", "cpu": "cuda"}[source]
+    before, after = (replace(tensor, device=place) for place in (source, there))
+    return Call(Op("aten._to_copy", (before,), (after,)), phase, stream=OFFLOAD)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import NamedTuple
 
 from wavecast import ops
 from wavecast.errors import InvalidInput
 from wavecast.hardware.clusters import cluster
-from wavecast.parallel.exchanges import COMPUTE, flat, wait
-from wavecast.parallel.gradients import cut_graphs, cuts_at_blocks, gradients
-from wavecast.parallel.habits.applying import with_attention, with_habits
+from wavecast.parallel.gradients import COMPUTE, cut_at_blocks, flat, gradients, wait
+from wavecast.parallel.habits import with_attention, with_habits
 from wavecast.parallel.layers import Layers
-from wavecast.parallel.offload import HostUpdate, with_offloaded_optimizer
 from wavecast.parallel.pipeline import Cut, cut_model, part_traces
 from wavecast.parallel.ranks import (
     ModelPart,
@@ -23,14 +21,17 @@ from wavecast.parallel.ranks import (
     own_ranks,
     with_reduction,
 )
-from wavecast.parallel.sharded import with_sharded_optimizer, with_sharded_weights
+from wavecast.parallel.sharded import (
+    HostUpdate,
+    with_offloaded_optimizer,
+    with_sharded_optimizer,
+    with_sharded_weights,
+)
 from wavecast.parallel.strategy import Parallel
 from wavecast.traces.editing import Edit
 from wavecast.traces.graphs import compiled_gpu, has_graphs
-from wavecast.traces.recomputed import block_finder
+from wavecast.traces.kept import Recent
 from wavecast.traces.step import Call, Op, Phase, Role, Trace
-
-T = TypeVar("T")
 
 
 def spread(
@@ -57,6 +58,9 @@ def spread(
 class Spreader:
     """Spreads one step by many strategies, and does once what strategies in a row share.
 
+    Passes change the trace one after the other: attention kernels, the layers (tensor, context,
+    expert), habits, the pipeline, and then `_PASSES`, over each part of the model.
+
     Strategies with equal layers (tensor, sequence, context and expert) come best after each other.
 
     Args:
@@ -81,8 +85,8 @@ class Spreader:
         self._domain_gpus = domain_gpus
         self._layers: dict[tuple[bool, ...], Layers] = {}
         self._exchanges = bool(exchanging_ranks(trace))
-        self._divided: _Kept[tuple[Trace, tuple[str, ...]]] = _Kept()
-        self._cuts: _Kept[dict[int, tuple[Cut, list[Trace]]]] = _Kept()
+        self._rank_traces: Recent[tuple[Trace, tuple[str, ...]]] = Recent(1)
+        self._pieces: Recent[dict[int, tuple[Cut, list[Trace]]]] = Recent(1)
 
     def spread(self, strategy: Parallel) -> ParallelStep:
         """What each distinct group of ranks runs in one optimizer step.
@@ -92,17 +96,20 @@ class Spreader:
         """
         if self._exchanges:
             return _as_traced(self._trace, strategy)
-        _refuse_fused(self._trace, strategy)
-        layers = _layers_key(strategy)
-        trace, notes = self._divided.get(layers, lambda: self._sharded(strategy))
+        trace, notes = self._rank_trace(strategy)
         parts = strategy.pipeline * strategy.virtual
         notes += _compiled_notes(trace, strategy) + _offload_notes(trace, strategy)
         if parts == 1:
             part = _part(trace, strategy)
             return ParallelStep(strategy, (RankGroup(strategy.gpus, 0, (part,)),), notes=notes)
-        cuts = self._cuts.get(layers, dict)
+        key = _layers_key(strategy)
+        cuts = self._pieces.get(key)
+        if cuts is None:
+            cuts = self._pieces.put(key, {})
         if parts not in cuts:
-            cuts[parts] = self._pieces(trace, parts)
+            whole = cut_at_blocks(trace)
+            cut_at = cut_model(whole, parts, self._seconds)
+            cuts[parts] = cut_at, part_traces(whole, cut_at, parts, backward_end(whole))
         cut_at, pieces = cuts[parts]
         return _staged(strategy, [_part(piece, strategy) for piece in pieces], cut_at, notes)
 
@@ -114,21 +121,21 @@ class Spreader:
         """
         if self._exchanges:
             return self._trace
+        return self._rank_trace(strategy)[0]
+
+    def _rank_trace(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
+        """The passes over the whole model: attention, layers (tensor, context, expert), habits."""
         _refuse_fused(self._trace, strategy)
-        return self._divided.get(_layers_key(strategy), lambda: self._sharded(strategy))[0]
-
-    def _sharded(self, strategy: Parallel) -> tuple[Trace, tuple[str, ...]]:
+        key = _layers_key(strategy)
+        if (kept := self._rank_traces.get(key)) is not None:
+            return kept
         names = ("flash_attention", "first_flash_attention", "cudnn_attention")
-        kind = tuple(getattr(strategy, name) for name in names)
-        if kind not in self._layers:
-            self._layers[kind] = Layers(with_attention(self._trace, strategy))
-        trace, notes = self._layers[kind].sharded(strategy)
-        return with_habits(trace, strategy, self._domain_gpus), notes
-
-    def _pieces(self, trace: Trace, parts: int) -> tuple[Cut, list[Trace]]:
-        trace = _cut_at_blocks(trace)
-        cut_at = cut_model(trace, parts, self._seconds)
-        return cut_at, part_traces(trace, cut_at, parts, backward_end(trace))
+        attention = tuple(getattr(strategy, name) for name in names)
+        if attention not in self._layers:
+            self._layers[attention] = Layers(with_attention(self._trace, strategy))
+        trace, notes = self._layers[attention].sharded(strategy)
+        habits = with_habits(trace, strategy, self._domain_gpus)
+        return self._rank_traces.put(key, (habits, notes))
 
 
 def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
@@ -151,25 +158,13 @@ def _refuse_fused(trace: Trace, strategy: Parallel) -> None:
         )
 
 
-class _Kept(Generic[T]):
-    """The latest answer, kept for the next question."""
-
-    def __init__(self) -> None:
-        self._answer: tuple[object, T] | None = None
-
-    def get(self, question: object, make: Callable[[], T]) -> T:
-        if self._answer is None or self._answer[0] != question:
-            self._answer = None
-            self._answer = question, make()
-        return self._answer[1]
-
-
-def _layers_key(strategy: Parallel) -> tuple[object, ...]:
+def _layers_key(strategy: Parallel) -> tuple[Hashable, ...]:
     """What the division of the layers depends on."""
     axes = strategy.axes
-    words = strategy.data * strategy.context if strategy.expert > 1 else 0
+    token_ranks = strategy.data * strategy.context if strategy.expert > 1 else 0
     names = ("tensor", "context", "expert")
-    chosen = strategy.sequence, strategy.tensor_plan, words, strategy.habits
+    plan = tuple((strategy.tensor_plan or {}).items())
+    chosen = strategy.sequence, strategy.tensor_plan is None, plan, token_ranks, strategy.habits
     return (*(axes[name] for name in names), *chosen)
 
 
@@ -200,7 +195,8 @@ def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
             f"the traced step is parallel itself and runs as it is; {', '.join(strategy.habits)} "
             "cannot change it, so leave it out of parallel="
         )
-    end = backward_end(trace) if _trains(trace) else len(trace)
+    trains = any(call.phase is Phase.BACKWARD for call in trace)
+    end = backward_end(trace) if trains else len(trace)
     passes = replace(trace, calls=trace.calls[:end], allocations=())
     group = RankGroup(strategy.gpus, 0, (ModelPart(passes, trace, end),))
     notes = ["the collectives are those of the step's own code, and each rank runs the traced step"]
@@ -215,10 +211,6 @@ def _as_traced(trace: Trace, strategy: Parallel) -> ParallelStep:
     return ParallelStep(strategy, (group,), notes=tuple(notes))
 
 
-def _trains(trace: Trace) -> bool:
-    return any(call.phase is Phase.BACKWARD for call in trace)
-
-
 def _staged(
     strategy: Parallel, parts: list[ModelPart], cut_at: Cut, notes: tuple[str, ...]
 ) -> ParallelStep:
@@ -228,41 +220,6 @@ def _staged(
         for stage in range(stages)
     )
     return ParallelStep(strategy, groups, cut_at.boundary, (*notes, *cut_at.notes))
-
-
-def backward_end(trace: Trace) -> int:
-    """The position after the last call of the backward pass.
-
-    Raises:
-        InvalidInput: the step has no backward pass.
-    """
-    for position in range(len(trace) - 1, -1, -1):
-        if trace.calls[position].phase is Phase.BACKWARD:
-            return position + 1
-    raise InvalidInput("the step has no backward pass, so it is not a training step to be spread")
-
-
-def _accumulating(trace: Trace, end: int) -> Trace:
-    """A micro-batch whose gradients are added to those of the micro-batches before it.
-
-    Of so many micro-batches all but the first do so. A step that has a place for its gradients
-    from the beginning (Megatron's `main_grad`) adds to it in any case, in its own calls.
-    """
-    edit = Edit(replace(trace, allocations=()))
-    if any(a.role is Role.GRADIENT and a.born is not None for a in trace.allocations):
-        for gradient in gradients(trace):
-            tensor = flat(gradient.nbytes, gradient.dtype)
-            op = Op("aten.add_.Tensor", (tensor, tensor), (tensor,))
-            edit.insert(gradient.ready + 1, [Call(op, Phase.BACKWARD, gradient.module)])
-    edit.remove(range(end, len(trace)))
-    return edit.trace()
-
-
-def _cut_at_blocks(trace: Trace) -> Trace:
-    """The step with a compiled graph for each repeated block."""
-    if not has_graphs(trace):
-        return trace
-    return cut_graphs(trace, cuts_at_blocks(trace, block_finder(trace)))
 
 
 def _compiled_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
@@ -293,29 +250,111 @@ def _offload_notes(trace: Trace, strategy: Parallel) -> tuple[str, ...]:
     )
 
 
+# The passes over each part of the model that a rank has, once layers and pipeline are cut.
+
+
+class _PassedPart(NamedTuple):
+    """A part of the model on one rank, as passes change it one after the other."""
+
+    whole: Trace
+    """Forward pass, backward pass and optimizer of one micro-batch, not yet spread."""
+    plain: Trace
+    """As `ModelPart.plain`."""
+    last: Trace
+
+
+def _with_unit_graphs(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    return _PassedPart(*[cut_at_blocks(part.whole)] * 3)
+
+
+def _with_bucket_graphs(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    return _PassedPart(*[cut_at_buckets(part.whole, strategy)] * 3)
+
+
+def _reduced(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    last = with_reduction(part.whole, strategy, backward_end(part.whole))
+    return _PassedPart(part.whole, _passes(part.whole), last)
+
+
+def _with_shared_optimizer(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    last = with_sharded_optimizer(part.whole, strategy, backward_end(part.whole))
+    if strategy.shard == 1:
+        return _PassedPart(part.whole, _passes(part.whole), last)
+    # Gradients are sharded, so each micro-batch reduces its own.
+    return _PassedPart(part.whole, replace(last, calls=last.calls[: backward_end(last)]), last)
+
+
+def _with_shared_weights(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    last = with_sharded_weights(part.whole, strategy, backward_end(part.whole))
+    return _PassedPart(
+        part.whole, _passes(last), last
+    )  # FSDP gathers and reduces in every micro-batch
+
+
+def _accumulating(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    """A micro-batch whose gradients are added to those of the micro-batches before it.
+
+    Of so many micro-batches all but the first do so. A step that has a place for its gradients
+    from the beginning (Megatron's `main_grad`) adds to it in any case, in its own calls.
+    """
+    trace = part.whole
+    edit = Edit(replace(trace, allocations=()))
+    if any(a.role is Role.GRADIENT and a.born is not None for a in trace.allocations):
+        for gradient in gradients(trace):
+            tensor = flat(gradient.nbytes, gradient.dtype)
+            op = Op("aten.add_.Tensor", (tensor, tensor), (tensor,))
+            edit.insert(gradient.ready + 1, [Call(op, Phase.BACKWARD, gradient.module)])
+    edit.remove(range(backward_end(trace), len(trace)))
+    return part._replace(plain=edit.trace())
+
+
+def _offloaded(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    update = HostUpdate.of(part.whole, strategy)
+    return part._replace(last=with_offloaded_optimizer(part.last, strategy, update))
+
+
+def _waiting(part: _PassedPart, strategy: Parallel) -> _PassedPart:
+    edit = Edit(part.last)
+    edit.insert(len(part.last), [replace(wait(COMPUTE, COMPUTE, Phase.OPTIMIZER), syncs=True)])
+    return part._replace(last=edit.trace())
+
+
+_PASSES: tuple[
+    tuple[Callable[[Parallel], bool], Callable[[_PassedPart, Parallel], _PassedPart]], ...
+] = (
+    (lambda strategy: strategy.shard == 3, _with_unit_graphs),
+    (lambda strategy: strategy.shard == 0 and strategy.data > 1, _with_bucket_graphs),
+    (lambda strategy: strategy.shard == 0, _reduced),
+    (lambda strategy: strategy.shard in (1, 2), _with_shared_optimizer),
+    (lambda strategy: strategy.shard == 3, _with_shared_weights),
+    (lambda strategy: strategy.shard < 2 and strategy.microbatches > 1, _accumulating),
+    (lambda strategy: strategy.offload == "optimizer", _offloaded),
+    (lambda strategy: strategy.waits_each_step, _waiting),
+)
+"""Which strategies need a pass, and what it does, in the order in which passes are applied."""
+
+
 def _part(trace: Trace, strategy: Parallel) -> ModelPart:
-    if strategy.shard == 3:
-        trace = _cut_at_blocks(trace)
-    elif not strategy.shard and strategy.data > 1:
-        trace = cut_at_buckets(trace, strategy)
-    end = backward_end(trace)
-    passes = replace(trace, calls=trace.calls[:end], allocations=())
-    if strategy.shard == 3:
-        last = with_sharded_weights(trace, strategy, end)
-        # FSDP gathers and reduces in every micro-batch.
-        plain = replace(last, calls=last.calls[: backward_end(last)], allocations=())
-    elif strategy.shard:
-        last = with_sharded_optimizer(trace, strategy, end)
-        every = strategy.shard == 2  # gradients are sharded, so each micro-batch reduces its own
-        plain = replace(last, calls=last.calls[: backward_end(last)]) if every else passes
-    else:
-        last, plain = with_reduction(trace, strategy, end), passes
-    if plain is passes and strategy.microbatches > 1:
-        plain = _accumulating(trace, end)
-    if strategy.offload == "optimizer":
-        last = with_offloaded_optimizer(last, strategy, HostUpdate.of(trace, strategy))
-    if strategy.waits_each_step:
-        edit = Edit(last)
-        edit.insert(len(last), [replace(wait(COMPUTE, COMPUTE, Phase.OPTIMIZER), syncs=True)])
-        last = edit.trace()
-    return ModelPart(plain, last, backward_end(last))
+    """A part of the model on one rank, from one micro-batch with its optimizer."""
+    part = _PassedPart(trace, trace, trace)
+    for applies, change in _PASSES:
+        if applies(strategy):
+            part = change(part, strategy)
+    return ModelPart(part.plain, part.last, backward_end(part.last))
+
+
+def _passes(trace: Trace) -> Trace:
+    """Forward and backward pass of a step."""
+    return replace(trace, calls=trace.calls[: backward_end(trace)], allocations=())
+
+
+def backward_end(trace: Trace) -> int:
+    """The position after the last call of the backward pass.
+
+    Raises:
+        InvalidInput: the step has no backward pass.
+    """
+    for position in range(len(trace) - 1, -1, -1):
+        if trace.calls[position].phase is Phase.BACKWARD:
+            return position + 1
+    raise InvalidInput("the step has no backward pass, so it is not a training step to be spread")

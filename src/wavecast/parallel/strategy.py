@@ -221,22 +221,19 @@ class Parallel(Shown):
                 "shard_group"
             )
         if group is not None and self.data % group:
-            fitting = ", ".join(map(str, _divisors(self.data)))
             raise InvalidInput(
                 f"data={self.data} cannot be cut into shard groups of {group}; possible sizes are "
-                f"{fitting}"
+                f"{divisors(self.data)}"
             )
         if self.data * self.tensor % self.expert:
-            fitting = ", ".join(map(str, _divisors(self.data * self.tensor)))
             raise InvalidInput(
                 f"expert={self.expert} does not divide data x tensor = {self.data * self.tensor}; "
-                f"possible sizes are {fitting}"
+                f"possible sizes are {divisors(self.data * self.tensor)}"
             )
         if self.nodes is not None and self.gpus % self.nodes:
-            fitting = ", ".join(map(str, _divisors(self.gpus)))
             raise InvalidInput(
                 f"{self.gpus} GPUs cannot be spread evenly over nodes={self.nodes}; possible "
-                f"numbers are {fitting}"
+                f"numbers are {divisors(self.gpus)}"
             )
         if self.virtual > 1 and self.microbatches % self.pipeline:
             raise InvalidInput(
@@ -270,13 +267,13 @@ class Parallel(Shown):
 
         `data` has all ranks that reduce the same gradients, those of the context axis included.
         `shard` and `replica` split it: the ranks that share one copy, and the ranks that hold the
-        same shard. `expert` has neighbours among the ranks with words of their own, as in Megatron,
-        and `expert_replica` the ranks that hold the same experts.
+        same shard. `expert` has neighbours among the token ranks (with tokens of their own), as
+        in Megatron, and `expert_replica` the ranks that hold the same experts.
         """
         data = self.tensor * self.context
         shards = self.shards * self.context
         apart = self.tensor if self.expert > 1 and not self.sequence else 1
-        words = self.data * self.context * (self.tensor if self.sequence else 1)
+        token_ranks = self.data * self.context * (self.tensor if self.sequence else 1)
         return {
             "tensor": RankAxis(self.tensor, 1),
             "context": RankAxis(self.context, self.tensor),
@@ -284,7 +281,7 @@ class Parallel(Shown):
             "shard": RankAxis(shards, self.tensor),
             "replica": RankAxis(self.data // self.shards, self.tensor * shards),
             "expert": RankAxis(self.expert, apart),
-            "expert_replica": RankAxis(max(words // self.expert, 1), self.expert * apart),
+            "expert_replica": RankAxis(max(token_ranks // self.expert, 1), self.expert * apart),
             "pipeline": RankAxis(self.pipeline, data * self.data),
         }
 
@@ -294,8 +291,9 @@ def _check_count(name: str, value: object) -> None:
         raise InvalidInput(f"{name} is {value!r}; it must be a whole number of at least 1")
 
 
-def _divisors(number: int) -> list[int]:
-    return [n for n in range(1, number + 1) if number % n == 0]
+def divisors(count: int) -> str:
+    """The numbers of ranks that divide a count evenly, as text."""
+    return ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
 
 
 def option_of(strategy: Parallel) -> str:

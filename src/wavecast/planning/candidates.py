@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from wavecast.errors import InvalidInput, WavecastError
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank
+from wavecast.footprint.memory import Memory, fullest_trace, memory, memory_of_rank, peak_bytes
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device, devices
 from wavecast.hardware.hosts import update_rate
@@ -31,6 +30,7 @@ from wavecast.steps.request import (
     predict,
     refuse_without_network,
 )
+from wavecast.traces.kept import Same
 from wavecast.traces.step import Trace
 
 LARGEST_TRIED = 1 << 16
@@ -96,7 +96,7 @@ class TrainingQuestion:
 
 def find_candidates(
     devices: tuple[Device, ...],
-    wanted: TrainingQuestion,
+    question: TrainingQuestion,
     settings: tuple[StepSetting, ...],
     book: PriceBook,
     progress: Callable[[int, int], None] | None = None,
@@ -106,41 +106,38 @@ def find_candidates(
     Settings with which it cannot run are left out where others do.
 
     Args:
-        devices: the GPUs.
-        wanted: the training.
         settings: the ways to run the step, the step as it is first.
-        book: the prices.
         progress: called with the number of GPUs that are done, and of all.
     """
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     ranks = RankCache()
     for index, device in enumerate(devices):
         finders = [
-            _CandidateFinder(device, wanted, way, book, ranks)
+            _CandidateFinder(device, question, way, book, ranks)
             for way in settings
-            if way.suits(device) or (not wanted.only_priced and not way.name)  # it was named
+            if way.suits(device) or (not question.only_priced and not way.name)  # it was named
         ]
-        for count in wanted.counts:
-            together = min(count, _machine_size(device, wanted))
-            if not wanted.only_priced or book.cheapest(device.id, count, together=together):
-                every = [one for finder in finders for one in finder.candidates(count)]
-                able = [one for one in every if one.cost is not None]
-                unsuited = Candidate(device, count, wanted.batch, reason=_UNSUITED)
-                found += able or every[:1] or [unsuited]
+        for count in question.counts:
+            together = min(count, _machine_size(device, question))
+            if not question.only_priced or book.cheapest(device.id, count, together=together):
+                every = [candidate for finder in finders for candidate in finder.candidates(count)]
+                able = [candidate for candidate in every if candidate.cost is not None]
+                unsuited = Candidate(device, count, question.batch, reason=_UNSUITED)
+                candidates += able or every[:1] or [unsuited]
         if progress is not None:
             progress(index + 1, len(devices))
-    return found
+    return candidates
 
 
-def _machines(device: Device, wanted: TrainingQuestion) -> ClusterPredictor:
+def _machines(device: Device, question: TrainingQuestion) -> ClusterPredictor:
     """The predictor of ops on a GPU, in the machine that was asked for."""
-    return on_cluster(device, Parallel(), machines=wanted.clusters.get(device.id))
+    return on_cluster(device, Parallel(), machines=question.clusters.get(device.id))
 
 
-def _machine_size(device: Device, wanted: TrainingQuestion) -> int:
+def _machine_size(device: Device, question: TrainingQuestion) -> int:
     """How many GPUs the machine of a GPU has."""
     try:
-        return _machines(device, wanted).cluster.gpus_per_node
+        return _machines(device, question).cluster.gpus_per_node
     except InvalidInput:
         return 8
 
@@ -151,12 +148,12 @@ class _CandidateFinder:
     def __init__(
         self,
         device: Device,
-        wanted: TrainingQuestion,
+        question: TrainingQuestion,
         setting: StepSetting,
         book: PriceBook,
         ranks: RankCache,
     ) -> None:
-        self._device, self._wanted, self._setting = device, wanted, setting
+        self._device, self._question, self._setting = device, question, setting
         self._trace_for, self._book, self._ranks = setting.trace_for, book, ranks
         self._grown_batch: int | None = None
         """The batch that fewer GPUs of this kind were found to run best with."""
@@ -165,42 +162,42 @@ class _CandidateFinder:
         smaller = setting.smaller
         self._smaller: _CandidateFinder | None = None
         if smaller is not None:
-            self._smaller = _CandidateFinder(device, wanted, smaller, book, ranks)
+            self._smaller = _CandidateFinder(device, question, smaller, book, ranks)
 
     def candidates(self, count: int) -> list[Candidate]:
         """The training on so many GPUs, and with less memory where the batch does not fit."""
-        found = self.candidate(count)
-        asked = found.batch is None or found.batch >= (self._wanted.batch or 0)
-        offloads = found.strategy is not None and found.strategy.offload != "none"
-        if self._smaller is None or (found.cost is not None and asked and not offloads):
-            return [found]
-        return [found, *self._smaller.candidates(count)]
+        candidate = self.candidate(count)
+        asked = candidate.batch is None or candidate.batch >= (self._question.batch or 0)
+        offloads = candidate.strategy is not None and candidate.strategy.offload != "none"
+        if self._smaller is None or (candidate.cost is not None and asked and not offloads):
+            return [candidate]
+        return [candidate, *self._smaller.candidates(count)]
 
     def candidate(self, count: int) -> Candidate:
         """The training on so many GPUs, or the reason why it cannot run there."""
         try:
-            found = self._on_one() if count == 1 else self._on_several(count)
+            candidate = self._on_one() if count == 1 else self._on_several(count)
         except WavecastError as error:
             if not self._setting.name and not isinstance(error, InvalidInput):
                 raise  # the step itself cannot be traced
-            found = Candidate(self._device, count, self._wanted.batch, reason=str(error))
+            candidate = Candidate(self._device, count, self._question.batch, reason=str(error))
         setting = self._setting
         return replace(
-            found,
+            candidate,
             settings=setting.name,
             changes=setting.changes,
             is_verified=is_verified(self._device),
-            next_offer=self._next_offer(found),
+            next_offer=self._next_offer(candidate),
         )
 
-    def _next_offer(self, found: Candidate) -> Price | None:
+    def _next_offer(self, candidate: Candidate) -> Price | None:
         """The cheapest offer of another provider than the one that was chosen."""
-        offer = None if found.cost is None else found.cost.offer
+        offer = None if candidate.cost is None else candidate.cost.offer
         if offer is None:
             return None
-        together = min(found.gpus, _machine_size(self._device, self._wanted))
+        together = min(candidate.gpus, _machine_size(self._device, self._question))
         return self._book.cheapest(
-            self._device.id, found.gpus, together=together, besides=offer.provider
+            self._device.id, candidate.gpus, together=together, besides=offer.provider
         )
 
     def _on_one(self) -> Candidate:
@@ -212,9 +209,9 @@ class _CandidateFinder:
                 return self._predicted_on_one(batch, trace, needed)
         if needed is not None and self._may_offload(trace):
             with suppress(InvalidInput):  # code of its own kind, such as JAX's, is not spread
-                found = self._spread(batch, trace, 1)
-                if found.cost is not None:
-                    return found
+                candidate = self._spread(batch, trace, 1)
+                if candidate.cost is not None:
+                    return candidate
         reason = _NOT_FITTING if needed is None else _too_large(needed.needed_bytes)
         return Candidate(device, 1, batch, memory=needed, reason=reason)
 
@@ -222,7 +219,7 @@ class _CandidateFinder:
         self, batch: int | None, trace: Trace, needed: Memory | None
     ) -> Candidate:
         device = self._device
-        step = predict(trace, device, predictor=self._wanted.predictor, host=self._wanted.host)
+        step = predict(trace, device, predictor=self._question.predictor, host=self._question.host)
         if not comparable(step):
             return Candidate(device, 1, batch, memory=needed, reason=_UNPREDICTED)
         batch, trace, needed, step = self._grown(batch, trace, needed, step)
@@ -232,16 +229,18 @@ class _CandidateFinder:
 
     @property
     def _may_grow(self) -> bool:
-        wanted = self._wanted
-        is_given = wanted.batch is None or wanted.is_batch_fixed  # a saved trace has no other batch
-        length = wanted.plan.global_batch is None and wanted.plan.iterations is None
-        return not is_given and length and wanted.find_largest
+        question = self._question
+        is_given = (
+            question.batch is None or question.is_batch_fixed
+        )  # a saved trace has no other batch
+        length = question.plan.global_batch is None and question.plan.iterations is None
+        return not is_given and length and question.find_largest
 
     def _grown(
         self, batch: int | None, trace: Trace, needed: Memory | None, step: Prediction
     ) -> tuple[int | None, Trace, Memory | None, Prediction]:
         """The step at a larger batch, where nobody asked for one and a sample gets cheaper."""
-        wanted = self._wanted
+        question = self._question
         if not self._may_grow:
             return batch, trace, needed, step
         needs = [] if needed is None else [needed.needed_bytes]
@@ -256,7 +255,7 @@ class _CandidateFinder:
             more = memory(larger, self._device)
             if not more.fits:
                 break
-            slow = predict(larger, self._device, predictor=wanted.predictor, host=wanted.host)
+            slow = predict(larger, self._device, predictor=question.predictor, host=question.host)
             if slow.seconds / 2 > (1 - _WORTH_GROWING) * step.seconds:
                 self._is_grown = True
                 break
@@ -268,27 +267,27 @@ class _CandidateFinder:
 
     def _on_several(self, count: int) -> Candidate:
         """The training on several GPUs, with the first batch and strategy that fit."""
-        found = Candidate(self._device, count, self._wanted.batch, reason=_NOT_FITTING)
+        candidate = Candidate(self._device, count, self._question.batch, reason=_NOT_FITTING)
         for batch, trace in self._tried(count):
-            found = self._spread(batch, trace, count)
-            if not found.reason.startswith(_NOT_FITTING):
+            candidate = self._spread(batch, trace, count)
+            if not candidate.reason.startswith(_NOT_FITTING):
                 break
-        if found.cost is None or not self._may_grow or self._is_grown:
-            return found
-        while found.batch and found.batch * 2 <= LARGEST_TRIED:
-            doubled = found.batch * 2
+        if candidate.cost is None or not self._may_grow or self._is_grown:
+            return candidate
+        while candidate.batch and candidate.batch * 2 <= LARGEST_TRIED:
+            doubled = candidate.batch * 2
             larger = self._spread(doubled, self._trace_for(self._device, doubled), count)
-            if not larger.seconds.value < (1 - _WORTH_GROWING) * found.seconds.value:
+            if not larger.seconds.value < (1 - _WORTH_GROWING) * candidate.seconds.value:
                 self._is_grown = larger.cost is not None
                 break
-            found = larger
-        self._grown_batch = found.batch
-        return found
+            candidate = larger
+        self._grown_batch = candidate.batch
+        return candidate
 
     def _spread(self, batch: int | None, trace: Trace, count: int) -> Candidate:
         """The training on several GPUs with a batch, by the first strategy that fits."""
-        device, wanted = self._device, self._wanted
-        predictor = _machines(device, wanted)
+        device, question = self._device, self._question
+        predictor = _machines(device, question)
         plan = self._plan(trace, count)
         micro = (plan.global_batch or 0) // ((trace.samples or 1) * count) or 1
         needed, least_bytes = None, 0.0
@@ -303,7 +302,7 @@ class _CandidateFinder:
                 needed = held
             if held is not None and not held.fits:
                 continue
-            host = find_host(wanted.host, device, predictor.cluster)
+            host = find_host(question.host, device, predictor.cluster)
             steps = ParallelSteps(trace, predictor, host)
             step = steps.predict(self._ranks.spread(trace, strategy))
             if not comparable(step):
@@ -318,28 +317,28 @@ class _CandidateFinder:
     def _strategies(self, trace: Trace, count: int, micro: int) -> Iterator[Parallel]:
         """The strategies to try, in this order: the optimizer on the host comes last."""
         if count > 1:
-            for shard in self._wanted.shards:
+            for shard in self._question.shards:
                 yield Parallel(data=count, shard=shard, microbatches=micro)
-        most = max(self._wanted.shards) if count > 1 else 0
+        most = max(self._question.shards) if count > 1 else 0
         if (most or count == 1) and self._may_offload(trace):
             yield Parallel(data=count, shard=most, microbatches=micro, offload="optimizer")
 
     def _may_offload(self, trace: Trace) -> bool:
         """Whether there are optimizer states, and a host whose memory is known."""
-        if not self._wanted.offload or self._wanted.predictor is not None:
+        if not self._question.offload or self._question.predictor is not None:
             return False
         if trace.measurement is not None or not RankStates.of(trace).has_optimizer:
             return False
-        return update_rate(_machines(self._device, self._wanted).cluster) is not None
+        return update_rate(_machines(self._device, self._question).cluster) is not None
 
     def _plan(self, trace: Trace, count: int) -> TrainingPlan:
         """The plan; a batch smaller than the given one is accumulated to the given one."""
-        plan, wanted = self._wanted.plan, self._wanted
-        if plan.global_batch is not None or wanted.batch is None or trace.samples is None:
+        plan, question = self._question.plan, self._question
+        if plan.global_batch is not None or question.batch is None or trace.samples is None:
             return plan
-        if trace.samples > wanted.batch * wanted.each:  # it was grown
+        if trace.samples > question.batch * question.each:  # it was grown
             return plan
-        return replace(plan, global_batch=wanted.batch * wanted.each * count)
+        return replace(plan, global_batch=question.batch * question.each * count)
 
     def _tried(self, count: int) -> Iterator[tuple[int | None, Trace]]:
         """The batch sizes to try on one GPU, with their traces, largest first.
@@ -347,13 +346,13 @@ class _CandidateFinder:
         Raises:
             InvalidInput: the global batch cannot be divided among the GPUs.
         """
-        wanted, share = self._wanted, self._share(count)
-        if wanted.batch is None:
+        question, share = self._question, self._share(count)
+        if question.batch is None:
             trace = self._trace_for(self._device, None)
             yield trace.samples, trace
             return
-        largest = share is not None and not wanted.is_batch_fixed
-        batch = share if share is not None and largest else self._grown_batch or wanted.batch
+        largest = share is not None and not question.is_batch_fixed
+        batch = share if share is not None and largest else self._grown_batch or question.batch
         while batch:
             if share is None or share % batch == 0:
                 yield batch, self._trace_for(self._device, batch)
@@ -361,19 +360,19 @@ class _CandidateFinder:
 
     def _share(self, count: int) -> int | None:
         """The samples of an optimizer step that one GPU runs. None without a global batch."""
-        goal = self._wanted.plan.global_batch
+        goal = self._question.plan.global_batch
         if goal is None:
             return None
-        share, rest = divmod(goal // self._wanted.each, count)
+        share, rest = divmod(goal // self._question.each, count)
         if rest or not share:
-            shown = goal // self._wanted.each
+            shown = goal // self._question.each
             raise InvalidInput(f"a global batch of {shown} cannot be divided among {count} GPUs")
         return share
 
     def _largest(self, batch: int | None, needed: Memory) -> int | None:
         """The largest batch that fits, found by doubling one that does."""
-        asked = self._wanted.batch
-        if not self._wanted.find_largest or batch is None or asked is None or self._may_grow:
+        asked = self._question.batch
+        if not self._question.find_largest or batch is None or asked is None or self._may_grow:
             return None
         needs = [needed.needed_bytes]
         while batch * 2 <= LARGEST_TRIED and not _far_too_large(needs, self._device):
@@ -411,32 +410,32 @@ def _too_large(nbytes: float) -> str:
 class RankCache:
     """What ranks run and hold, which is the same on all GPUs that a trace serves."""
 
-    _steps: dict[tuple[int, Parallel], tuple[Trace, ParallelStep]] = field(default_factory=dict)
-    _held: dict[tuple[int, Parallel], Trace] = field(default_factory=dict)
-    _least: dict[int, tuple[Trace, int, RankStates]] = field(default_factory=dict)
+    _steps: dict[tuple[Same[Trace], Parallel], ParallelStep] = field(default_factory=dict)
+    _held: dict[tuple[Same[Trace], Parallel], Trace] = field(default_factory=dict)
+    _least: dict[Same[Trace], tuple[int, RankStates]] = field(default_factory=dict)
 
     def spread(self, trace: Trace, strategy: Parallel) -> ParallelStep:
         """The step, spread over data-parallel ranks."""
-        key = id(trace), strategy
+        key = Same(trace), strategy
         if key not in self._steps:
-            self._steps[key] = trace, spread(trace, strategy)  # the trace keeps its id
-        return self._steps[key][1]
+            self._steps[key] = spread(trace, strategy)
+        return self._steps[key]
 
     def memory(self, trace: Trace, strategy: Parallel, device: Device) -> Memory | None:
         """The memory of a rank; None if it is not known."""
         if not trace.allocations:
             return None
-        key = id(trace), strategy
+        key = Same(trace), strategy
         if key not in self._held:
             self._held[key] = fullest_trace(self.spread(trace, strategy))
         return memory_of_rank(self._held[key], strategy, device)
 
     def least_bytes(self, trace: Trace, strategy: Parallel) -> float:
         """What a rank holds at least: the whole step, or its share of weights and states."""
-        if id(trace) not in self._least:
-            states = RankStates.of(trace)
-            self._least[id(trace)] = trace, peak_bytes(trace.allocations), states
-        _, peak, states = self._least[id(trace)]
+        key = Same(trace)
+        if key not in self._least:
+            self._least[key] = peak_bytes(trace.allocations), RankStates.of(trace)
+        peak, states = self._least[key]
         shares = strategy.shard or strategy.offload != "none"
         return states.least_bytes(strategy) if shares else peak
 
@@ -455,7 +454,9 @@ def is_verified(device: Device) -> bool:
 @cache
 def _measured_generations() -> frozenset[tuple[str, str]]:
     familiar = default_predictor().familiarity
-    return frozenset((one.vendor, one.architecture) for one in devices() if familiar(one) in _SEEN)
+    return frozenset(
+        (device.vendor, device.architecture) for device in devices() if familiar(device) in _SEEN
+    )
 
 
 # The order in which predictions are listed: GPUs on which the step does not fit come last.

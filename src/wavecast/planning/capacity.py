@@ -22,8 +22,7 @@ from itertools import islice
 from wavecast.planning.cost import Purchase
 from wavecast.planning.schedule.jobs import Fleet, Job, Pool
 from wavecast.planning.schedule.planned import DrawnErrors
-from wavecast.planning.simulation.queues import in_time
-from wavecast.planning.simulation.simulator import Simulation, TooManyLate, simulate
+from wavecast.planning.schedule.simulator import QUEUES, Simulation, TooManyLate, simulate
 from wavecast.results import Shown
 
 WEEK_S = 7 * 86400.0
@@ -51,15 +50,15 @@ def weekly(jobs: Sequence[Job], rates: Sequence[float], weeks: int, draws: int) 
 
     def drawn(number: int) -> list[Job]:
         chance = random.Random(number)
-        found = []
+        arrivals = []
         for job, rate in zip(jobs, rates, strict=True):
             now, index = chance.expovariate(rate / WEEK_S), 0
             while now < weeks * WEEK_S:
                 due = None if job.deadline_s is None else now + job.deadline_s - job.submit_s
                 name = f"{job.name}-{index}"
-                found.append(replace(job, name=name, submit_s=now, deadline_s=due))
+                arrivals.append(replace(job, name=name, submit_s=now, deadline_s=due))
                 now, index = now + chance.expovariate(rate / WEEK_S), index + 1
-        return found
+        return arrivals
 
     return Forecast(drawn, draws)
 
@@ -75,15 +74,17 @@ def from_trace(jobs: Sequence[Job], draws: int) -> Forecast:
             return jobs
         chance = random.Random(number)
         seen = chance.choices(list(days), k=len(days))
-        found = []
+        arrivals = []
         for place in range(len(days)):
             day = chance.choice(seen)
             shift = (place - day) * DAY_S
             for job in days[day]:
                 due = None if job.deadline_s is None else job.deadline_s + shift
                 name = f"{place}-{job.name}"
-                found.append(replace(job, name=name, submit_s=job.submit_s + shift, deadline_s=due))
-        return found
+                arrivals.append(
+                    replace(job, name=name, submit_s=job.submit_s + shift, deadline_s=due)
+                )
+        return arrivals
 
     return Forecast(drawn, draws)
 
@@ -147,7 +148,6 @@ class CapacitySearch:
 
     Args:
         fleet: the pools; their numbers of GPUs are the most that can be had.
-        forecast: the jobs.
         promise: the share of jobs that are to end in time.
         steps: by how many GPUs each pool grows: a machine, or one GPU.
     """
@@ -178,8 +178,8 @@ class CapacitySearch:
         used = whole = 0.0
         for number, jobs in self._draws:
             done = self._simulated(counts, number, jobs)
-            met.append((sum(one.in_time is not False for one in done.outcomes), len(jobs)))
-            used += sum(one.gpu_s for one in done.outcomes)
+            met.append((sum(outcome.in_time is not False for outcome in done.outcomes), len(jobs)))
+            used += sum(outcome.gpu_s for outcome in done.outcomes)
             whole += done.makespan_s * done.fleet.gpus
         shares = sorted(count / max(1, jobs) for count, jobs in met)
         return Mix(
@@ -205,7 +205,7 @@ class CapacitySearch:
             done = self._simulated(counts, number, jobs, may_be_late)
         except TooManyLate:
             return False
-        met = sum(one.in_time is not False for one in done.outcomes)
+        met = sum(outcome.in_time is not False for outcome in done.outcomes)
         return met >= len(jobs) - may_be_late
 
     def _simulated(
@@ -219,8 +219,8 @@ class CapacitySearch:
         errors = DrawnErrors(number)
         return simulate(
             fleet,
-            [job for job in (_limited(one, fleet) for one in jobs) if job.options],
-            in_time(fleet),
+            [job for job in (_limited(job, fleet) for job in jobs) if job.options],
+            QUEUES["in-time"](),
             seconds=lambda job, option: errors.seconds(job.kind, option),
             most_late=most_late,
         )
@@ -228,10 +228,10 @@ class CapacitySearch:
     def best(self, without: str | None = None) -> Mix | None:
         """The cheapest mix that keeps the promise. None if there is none within the limits."""
         pools = [i for i, p in enumerate(self._fleet.pools) if p.name != without]
-        found = [mix for index in pools if (mix := self._grown((0,) * len(self._most), index))]
-        for base in sorted(found, key=self._usd)[:2]:
-            found += self._mixed(base, pools)
-        return self.judged(min(found, key=self._usd)) if found else None
+        mixes = [mix for index in pools if (mix := self._grown((0,) * len(self._most), index))]
+        for base in sorted(mixes, key=self._usd)[:2]:
+            mixes += self._mixed(base, pools)
+        return self.judged(min(mixes, key=self._usd)) if mixes else None
 
     def _usd(self, counts: Counts) -> float:
         prices = [pool.usd_per_hour or 0.0 for pool in self._fleet.pools]
@@ -283,7 +283,10 @@ class CapacitySearch:
         }
         counts = tuple(best.counts.get(pool.name, 0) for pool in self._fleet.pools)
         curve = {self._scaled(counts, factor) for factor in (0.5, 0.7, 0.85, 1.0, 1.2, 1.5)}
-        mixes = sorted((self.judged(one) for one in curve), key=lambda mix: mix.usd_per_week)
+        mixes = sorted(
+            (self.judged(counts) for counts in curve),
+            key=lambda mix: mix.usd_per_week,
+        )
         bought = tuple(
             buy_or_rent(pool, best.counts[pool.name], (purchases or {})[pool.gpu])
             for pool in self._fleet.pools

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
 import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
-from typing import Any
 
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.prices import Price
-from wavecast.reading import read_text
 from wavecast.results import Shown
 from wavecast.steps.prediction import Prediction
 from wavecast.traces.step import Phase
@@ -476,135 +470,3 @@ class Purchase:
             instance="",
             date=date,
         )
-
-
-# Times as users write them: `48h`, `30min`, `90s`, `2d`.
-
-
-_UNITS = {
-    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
-    **dict.fromkeys(("min", "m", "minute", "minutes"), 60.0),
-    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
-    **dict.fromkeys(("d", "day", "days"), 86400.0),
-    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400.0),
-}
-_PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*")
-
-
-def seconds_of(text: str, option: str) -> float:
-    """The seconds of a time such as `48h` or `1h30min`; a plain number counts seconds.
-
-    Raises:
-        InvalidInput: it is no time.
-    """
-    total, rest = 0.0, text.strip().lower()
-    while rest:
-        part = _PART.match(rest)
-        if part is None or part[2] not in _UNITS or len(part[1]) > 15:
-            break
-        total += float(part[1]) * _UNITS[part[2]]
-        rest = rest[part.end() :]
-    if rest or not text.strip():
-        raise InvalidInput(f"{option} is a time such as 48h, 30min or 90s, not {text!r}")
-    return total
-
-
-# Values of users' TOML files and rows of their tables, checked: the message names the key.
-
-
-MOST = 100_000
-"""No count in a file is larger."""
-
-
-def number(least: float = 0.0, *, above: bool = False) -> Callable[[Any, str], float]:
-    """A check of a number that is at least so much, or above it."""
-
-    def check(value: Any, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value < 1e30:
-            raise InvalidInput(f"{where} must be a number, not {value!r}")
-        if value < least or (above and value == least):
-            word = "above" if above else "at least"
-            raise InvalidInput(f"{where} must be {word} {least:g}, not {value:g}")
-        return value
-
-    return check
-
-
-def whole(value: Any, where: str) -> int:
-    """A whole number of at least 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MOST:
-        raise InvalidInput(f"{where} must be a whole number from 1 to {MOST}, not {value!r}")
-    return value
-
-
-def one_of(words: Sequence[str]) -> Callable[[Any, str], str]:
-    """A check of a text that is one of some words."""
-
-    def check(value: Any, where: str) -> str:
-        if value not in words:
-            listed = " or ".join(f'"{word}"' for word in words)
-            raise InvalidInput(f"{where} must be {listed}, not {value!r}")
-        return str(value)
-
-    return check
-
-
-def text(value: Any, where: str) -> str:
-    """A text that is not empty."""
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidInput(f"{where} must be a text in quotes, not {value!r}")
-    return value
-
-
-def yes_or_no(value: Any, where: str) -> bool:
-    """True or false."""
-    if not isinstance(value, bool):
-        raise InvalidInput(f"{where} must be true or false, not {value!r}")
-    return value
-
-
-def time_s(value: Any, where: str) -> float:
-    """The seconds of a time in a file: a text such as "48h", or a number of seconds."""
-    if isinstance(value, str):
-        return seconds_of(value, where)
-    return number()(value, where)
-
-
-def texts(value: Any, where: str) -> tuple[str, ...]:
-    """A list of texts."""
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(f"{where} must be a list of texts in quotes, not {value!r}")
-    return tuple(text(one, where) for one in value)
-
-
-def wholes(value: Any, where: str) -> tuple[int, ...]:
-    """A list of whole numbers."""
-    if not isinstance(value, list) or not value:
-        raise InvalidInput(f"{where} must be a list of whole numbers, not {value!r}")
-    return tuple(whole(one, where) for one in value)
-
-
-def table_rows(
-    path: Path, what: str, columns: Sequence[str]
-) -> Iterator[tuple[int, dict[str, str]]]:
-    """The rows of a CSV file, with the numbers of their lines.
-
-    Args:
-        path: the file.
-        what: what it is, for the message: "a table of jobs".
-        columns: those that it must have.
-
-    Raises:
-        InvalidInput: it is no such table. The caller adds its name.
-    """
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=None))
-    try:
-        missing = [name for name in columns if name not in (reader.fieldnames or ())]
-        if missing:
-            raise InvalidInput(f"has no column {missing[0]}; {what} has {', '.join(columns)}")
-        for row in reader:
-            if None in row:
-                raise InvalidInput(f"line {reader.line_num} has more cells than there are columns")
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise InvalidInput(f"is not CSV: {error}") from None

@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from itertools import islice
 
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
+from wavecast.footprint.memory import peak_bytes
 from wavecast.hardware.clusters import usual_cluster
 from wavecast.hardware.devices import Device, devices
 from wavecast.hardware.hosts import HostModel, update_rate
@@ -111,7 +111,9 @@ def search_layouts(
             raise
         stopped = INTERRUPTED
     numbered = enumerate(chosen)
-    return ranked([running.done.get(at) or Layout(*one, reason=stopped) for at, one in numbered])
+    return ranked(
+        [running.done.get(at) or Layout(*strategy, reason=stopped) for at, strategy in numbered]
+    )
 
 
 def _part_of(
@@ -120,7 +122,7 @@ def _part_of(
     """One of several parts of the strategies, with those together whose layers are alike."""
     keys = [(*shared_layers(strategy), micro) for strategy, micro in todo]
     order = {key: number for number, key in enumerate(sorted(set(keys)))}
-    return [one for one, key in zip(todo, keys, strict=True) if order[key] % parts == at]
+    return [strategy for strategy, key in zip(todo, keys, strict=True) if order[key] % parts == at]
 
 
 def _has_buckets(strategy: Parallel) -> bool:
@@ -388,8 +390,8 @@ class _Running:
     @property
     def _enough_s(self) -> float:
         """The time above which a strategy is not among the best that are wanted."""
-        wanted = self.search.best
-        return math.inf if wanted is None or len(self.best_s) < wanted else self.best_s[wanted - 1]
+        best = self.search.best
+        return math.inf if best is None or len(self.best_s) < best else self.best_s[best - 1]
 
 
 # What to change where no strategy fits: adapters, GPUs with more memory, or more GPUs.
@@ -410,21 +412,20 @@ def fitting_changes(
 
     Args:
         search: what was looked for in vain.
-        device: the GPU.
         fitting: looks for a strategy that fits.
         adaptable: whether adapters can be trained instead of all weights.
     """
     first = replace(search, first_fitting=True, best=1, within_s=None)
-    told = []
+    words = []
     if search.offload and update_rate(usual_cluster(device)) is None:
-        told.append(
+        words.append(
             "CPU offload (offload=optimizer) was not tried, since the bandwidth of the host's "
             "memory is not known: add node.memory_bytes_per_s to a file of your cluster "
             "(docs/howto/add-a-cluster.md)"
         )
     for changes in (_adapters(first, device, adaptable), _larger(first, device), _more(first)):
-        told += _least_change(changes, device, fitting)
-    return told or ["nor does it fit with adapters, on larger GPUs, or on more of these"]
+        words += _least_change(changes, device, fitting)
+    return words or ["nor does it fit with adapters, on larger GPUs, or on more of these"]
 
 
 _Change = tuple[str, Search, Device | None, bool]

@@ -15,19 +15,18 @@ from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import Memory
 from wavecast.hardware.hosts import HostModel
 from wavecast.ops import Kind
-from wavecast.parallel.exchanges import (
+from wavecast.parallel.experts import expert_weights
+from wavecast.parallel.gradients import (
     COMPUTE,
     GATHERS,
     REDUCTIONS,
     all_gather,
     all_reduce,
     flat,
+    gradients,
     reduce_scatter,
     shard_of,
 )
-from wavecast.parallel.experts import expert_weights
-from wavecast.parallel.gradients import gradients
-from wavecast.parallel.offload import UPDATE, HostUpdate
 from wavecast.parallel.pipeline import (
     Cut,
     PartTimes,
@@ -37,7 +36,7 @@ from wavecast.parallel.pipeline import (
     play_schedule,
 )
 from wavecast.parallel.ranks import held_microbatches
-from wavecast.parallel.sharded import gathered_dtype, gathered_units
+from wavecast.parallel.sharded import UPDATE, HostUpdate, gathered_dtype, gathered_units
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import TOKENS
 from wavecast.predictors.attainable import limits
@@ -109,10 +108,10 @@ def shortened(layouts: Sequence[Layout], best: int | None) -> list[Layout]:
     if best is None:
         return list(layouts)
     rest = (
-        one
-        if one.prediction is None
-        else replace(one, prediction=None, memory=None, least_s=one.seconds, reason=SLOWER)
-        for one in layouts[best:]
+        layout
+        if layout.prediction is None
+        else replace(layout, prediction=None, memory=None, least_s=layout.seconds, reason=SLOWER)
+        for layout in layouts[best:]
     )
     return [*layouts[:best], *rest]
 
@@ -378,7 +377,6 @@ class RankStates:
         Args:
             trace: one micro-batch.
             cut: where the model is cut. None for one part.
-            parts: the number of parts.
             end: the position where the backward pass ends.
         """
         owners = (0,) * len(trace) if cut is None else cut.owners
@@ -714,7 +712,9 @@ def network_points(
     are not tried again, so the table says what the network costs these.
     """
     cluster = predictor.cluster
-    steps = [(one.strategy, one.prediction) for one in layouts if one.prediction is not None]
+    steps = [
+        (layout.strategy, layout.prediction) for layout in layouts if layout.prediction is not None
+    ]
     if cluster.network is None or not steps or steps[0][0].gpus <= cluster.domain_gpus:
         return []
     points: list[NetworkPoint] = []

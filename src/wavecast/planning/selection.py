@@ -100,7 +100,9 @@ class Candidate:
         offer = None if self.cost is None else self.cost.offer
         if offer is None or self.next_offer is None:
             return None
-        there, here = (one.usd_per_hour_of(self.gpus) for one in (self.next_offer, offer))
+        there, here = (
+            candidate.usd_per_hour_of(self.gpus) for candidate in (self.next_offer, offer)
+        )
         return self.usd.times(there / here)
 
     @property
@@ -155,18 +157,24 @@ def select(
     """
     limited = [_limited(candidate, budget_usd, deadline_s) for candidate in candidates]
     looked_at = _best_settings(limited, aim)
-    every = [one for one in looked_at if one.is_verified or with_unverified]
-    apart = [one for one in looked_at if one not in every and one.cost is not None]
-    possible = _with_front([one for one in every if one.cost is not None])
-    ordered = sorted(possible, key=lambda one: _order(one, aim))
-    ranked = [one for one in ordered if one.keeps_limits]
+    every = [candidate for candidate in looked_at if candidate.is_verified or with_unverified]
+    apart = [
+        candidate
+        for candidate in looked_at
+        if candidate not in every and candidate.cost is not None
+    ]
+    feasible = _with_front([candidate for candidate in every if candidate.cost is not None])
+    ordered = sorted(feasible, key=lambda candidate: _order(candidate, aim))
+    ranked = [candidate for candidate in ordered if candidate.keeps_limits]
     return Selection(
         aim=aim,
         ranked=tuple(ranked),
-        beyond=tuple(one for one in ordered if not one.keeps_limits),
-        impossible=tuple(one for one in every if one.cost is None),
-        as_good=tuple(one for one in ranked[1:] if _is_as_good(ranked[0], one, aim)),
-        unverified=tuple(sorted(apart, key=lambda one: _order(one, aim))),
+        beyond=tuple(candidate for candidate in ordered if not candidate.keeps_limits),
+        impossible=tuple(candidate for candidate in every if candidate.cost is None),
+        as_good=tuple(
+            candidate for candidate in ranked[1:] if _is_as_good(ranked[0], candidate, aim)
+        ),
+        unverified=tuple(sorted(apart, key=lambda candidate: _order(candidate, aim))),
         as_given=_as_given(limited, ranked[:1], aim, with_unverified),
     )
 
@@ -174,17 +182,17 @@ def select(
 def _best_settings(candidates: Sequence[Candidate], aim: Aim) -> list[Candidate]:
     """Each number of each GPU once, with the settings that suit the limits and the aim best."""
     best: dict[tuple[str, int], Candidate] = {}
-    for one in candidates:
-        key = one.device.id, one.gpus
-        if key not in best or _preference(one, aim) < _preference(best[key], aim):
-            best[key] = one
+    for candidate in candidates:
+        key = candidate.device.id, candidate.gpus
+        if key not in best or _preference(candidate, aim) < _preference(best[key], aim):
+            best[key] = candidate
     return list(best.values())
 
 
-def _preference(one: Candidate, aim: Aim) -> tuple[float, ...]:
-    usd, seconds = one.usd.value, one.seconds.value
+def _preference(candidate: Candidate, aim: Aim) -> tuple[float, ...]:
+    usd, seconds = candidate.usd.value, candidate.seconds.value
     by_both = (0.0, usd * seconds)
-    return (not one.keeps_limits, *(by_both if aim is Aim.BOTH else _order(one, aim)))
+    return (not candidate.keeps_limits, *(by_both if aim is Aim.BOTH else _order(candidate, aim)))
 
 
 def _as_given(
@@ -193,11 +201,13 @@ def _as_given(
     if not first or not first[0].settings:
         return None
     plain = [
-        one
-        for one in candidates
-        if not one.settings and one.cost is not None and (one.is_verified or unverified)
+        candidate
+        for candidate in candidates
+        if not candidate.settings
+        and candidate.cost is not None
+        and (candidate.is_verified or unverified)
     ]
-    return min(plain, key=lambda one: _preference(one, aim), default=None)
+    return min(plain, key=lambda candidate: _preference(candidate, aim), default=None)
 
 
 def _is_as_good(best: Candidate, other: Candidate, aim: Aim) -> bool:
@@ -241,14 +251,15 @@ def _kept(value: Ranged, limit: float | None) -> Limit:
 def _with_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """The candidates, with those marked that no other beats in both time and money."""
     marked = []
-    for one in candidates:
+    for candidate in candidates:
         beaten = any(
-            other.seconds.value <= one.seconds.value
-            and other.usd.value <= one.usd.value
-            and (other.seconds.value, other.usd.value) != (one.seconds.value, one.usd.value)
+            other.seconds.value <= candidate.seconds.value
+            and other.usd.value <= candidate.usd.value
+            and (other.seconds.value, other.usd.value)
+            != (candidate.seconds.value, candidate.usd.value)
             for other in candidates
         )
-        marked.append(replace(one, on_front=not beaten))
+        marked.append(replace(candidate, on_front=not beaten))
     return marked
 
 

@@ -30,6 +30,14 @@ class Estimate(Shown):
     """The name of the predictor or scaler, for reports."""
 
 
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The range of true times, divided by the predicted time."""
+
+    low: float
+    high: float
+
+
 class Familiarity(StrEnum):
     """How well a predictor was fitted for a GPU. The ranges of steps depend on it."""
 

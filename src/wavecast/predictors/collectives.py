@@ -122,17 +122,17 @@ class Collectives:
         ranks; then the links are compared by a large message among the GPUs of one machine.
         """
         try:
-            clusters = [usual_cluster(one) for one in (origin, target)]
+            clusters = [usual_cluster(gpu) for gpu in (origin, target)]
             given = op.attr("ranks")
             ranks = given if isinstance(given, int) and given > 1 else 0
-            ranks = ranks or min(one.gpus_per_node for one in clusters)
+            ranks = ranks or min(gpu.gpus_per_node for gpu in clusters)
             kind = op.name.removeprefix("nccl.")
             kind = kind if kind in _ALGORITHMS else "all_reduce"
             times = [
                 self.estimate(
-                    kind, message_bytes(op) or _LARGE_BYTES, cluster, one, cluster.placement(ranks)
+                    kind, message_bytes(op) or _LARGE_BYTES, cluster, gpu, cluster.placement(ranks)
                 )
-                for cluster, one in zip(clusters, (origin, target), strict=True)
+                for cluster, gpu in zip(clusters, (origin, target), strict=True)
             ]
         except InvalidInput:
             return None

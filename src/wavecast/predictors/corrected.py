@@ -22,14 +22,14 @@ from numpy.typing import NDArray
 from wavecast import ops
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import config_folder, read_toml, shipped_toml, toml_text, write_checked
-from wavecast.hardware.devices import Device
-from wavecast.hardware.fact_files import refuse_unknown, text_of, user_files
+from wavecast.hardware.devices import Device, user_files
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
 from wavecast.predictors.learned.batch import readable_parts
-from wavecast.predictors.learned.features import FEATURES
+from wavecast.predictors.learned.columns import Row, columns_of
 from wavecast.predictors.learned.gpus import Floats, GpuFacts, gpu_of
-from wavecast.predictors.learned.physics.columns import Row, columns_of
+from wavecast.predictors.learned.model import FEATURES
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.reading import day, refuse_unknown, text_of
 from wavecast.traces.step import Op, Trace
 
 VARIABLE = "WAVECAST_CORRECTIONS"
@@ -109,12 +109,6 @@ def learn(
 ) -> Corrections:
     """The corrections of a predictor for a GPU, from what was measured on it.
 
-    Args:
-        traces: measured steps.
-        device: the GPU.
-        predictor: what is corrected.
-        swept: recorded single layers (`frameworks.pytorch.measurement.sweep`).
-
     Raises:
         InvalidInput: a step has no op that was both measured and predicted.
     """
@@ -124,7 +118,7 @@ def learn(
 
 
 def _longest(errors: Sequence[tuple[float, OpOff]]) -> list[OpOff]:
-    return [row for _, row in sorted(errors, key=lambda one: -one[0])[:MOST_OPS]]
+    return [row for _, row in sorted(errors, key=lambda error: -error[0])[:MOST_OPS]]
 
 
 def _sample(rows: Sequence[OpOff]) -> tuple[OpOff, ...]:
@@ -142,13 +136,13 @@ def _errors(trace: Trace, device: Device, predictor: Predictor) -> list[tuple[fl
     given = [op for op, _, _ in pairs]
     answers = predictor.predict_all(given, device)
     seconds = [float(f"{answer.seconds:.4g}") for answer in answers if answer is not None]
-    found = []
+    errors = []
     for place, (_, measured_s, predicted_s) in zip(
         places(given, seconds, gpu_of(device)), pairs, strict=True
     ):
         off = min(max(math.log(measured_s / predicted_s), -MOST_OFF), MOST_OFF)
-        found.append((predicted_s, OpOff(place, round(off, 4))))
-    return found
+        errors.append((predicted_s, OpOff(place, round(off, 4))))
+    return errors
 
 
 def measured_and_predicted(
@@ -228,15 +222,13 @@ def read(path: Path) -> Corrections:
     with prefixed(f"{path}: "):
         table = read_toml(path, _MOST_BYTES)
         refuse_unknown(table, _KEYS, "corrections")
-        day, steps = table.get("date"), table.get("steps")
-        if not isinstance(day, date):
-            raise InvalidInput("date must be a day, written 2026-01-31")
+        learned_on, steps = day(table.get("date"), "date"), table.get("steps")
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0:
             raise InvalidInput(f"steps must be a whole number of at least 0, not {steps!r}")
         errors, swept = (_rows(table, key) for key in ("ops", "swept"))
         if not errors and not swept:
             raise InvalidInput("ops or swept must be a list of rows")
-        return Corrections(text_of(table, "gpu"), day, steps, errors, swept)
+        return Corrections(text_of(table, "gpu"), learned_on, steps, errors, swept)
 
 
 def _rows(table: Mapping[str, Any], key: str) -> tuple[OpOff, ...]:
@@ -292,11 +284,11 @@ def kept() -> dict[str, Corrections]:
 @lru_cache(maxsize=4)
 def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
     """The corrections in files, cached until the modification time of one is another."""
-    found: dict[str, Corrections] = {}
+    corrections: dict[str, Corrections] = {}
     for path, _ in files:
-        one = read(path)
-        found[one.gpu] = found[one.gpu] | one if one.gpu in found else one
-    return found
+        own = read(path)
+        corrections[own.gpu] = corrections[own.gpu] | own if own.gpu in corrections else own
+    return corrections
 
 
 # What ops that the user measured say about the predictions of other ops on the same GPU.
@@ -304,7 +296,7 @@ def _read_once(files: tuple[tuple[Path, int], ...]) -> dict[str, Corrections]:
 # Logarithms of measured over predicted time are taken as a Gaussian process (Rasmussen and
 # Williams, "Gaussian Processes for Machine Learning", 2006, equation 2.23). Ops err alike if the
 # op model sees them alike, and more so if they are the same op: the features of its trees
-# (`learned.features`) are the places of the process. Ops without features err alike if they are of
+# (`learned.model`) are the places of the process. Ops without features err alike if they are of
 # one kind and take about as long. The correction of an op is the mean of the process, given what
 # was measured. So an op that is like none that was measured keeps its prediction, and what a
 # single op says is shrunk. `lab.score.corrections` says what this is worth.
@@ -358,13 +350,15 @@ class OpOff:
 def places(given: Sequence[Op], seconds: Sequence[float], gpu: GpuFacts | None) -> list[OpPlace]:
     """What the corrections of ops depend on, given their predicted times on a GPU."""
     known = {} if gpu is None else features_of(given, gpu)
-    found = []
+    positions = []
     for number, (op, predicted) in enumerate(zip(given, seconds, strict=True)):
         model, features = known.get(number, ("", ()))
         if model not in scales():
             model, features = "", ()
-        found.append(OpPlace(f"{ops.kind(op)}/{ops.unit(op)}", op.base, model, features, predicted))
-    return found
+        positions.append(
+            OpPlace(f"{ops.kind(op)}/{ops.unit(op)}", op.base, model, features, predicted)
+        )
+    return positions
 
 
 def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tuple[float, ...]]]:
@@ -374,13 +368,13 @@ def features_of(given: Sequence[Op], gpu: GpuFacts) -> dict[int, tuple[str, tupl
         parts = readable_parts(op) if ops.launches(op) else None
         if parts:
             rows.setdefault(parts[0].model, {})[number] = parts[0].row
-    found: dict[int, tuple[str, tuple[float, ...]]] = {}
+    features_by_op: dict[int, tuple[str, tuple[float, ...]]] = {}
     for model, of_model in rows.items():
         with np.errstate(all="ignore"):
             features = FEATURES[model](columns_of(list(of_model.values())), gpu)
         values = np.nan_to_num(features).round(2).tolist()
-        found |= {n: (model, tuple(row)) for n, row in zip(of_model, values, strict=True)}
-    return found
+        features_by_op |= {n: (model, tuple(row)) for n, row in zip(of_model, values, strict=True)}
+    return features_by_op
 
 
 @dataclass(frozen=True)
@@ -442,12 +436,12 @@ class Corrections:
 
 def _alike(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
     """The covariance of the errors of ops of one model: a row for each of some."""
-    name = _equal([one.name for one in some], [one.name for one in others])
+    name = _equal([off.name for off in some], [off.name for off in others])
     if some[0].features:
         near: Floats = np.exp(-_distance(some, others) / FEATURE_LENGTH)
         return near * (MODEL_SPREAD**2 + NAME_SPREAD**2 * name)
-    kind = _equal([one.kind for one in some], [one.kind for one in others])
-    left, right = (np.log([one.seconds for one in those]) for those in (some, others))
+    kind = _equal([off.kind for off in some], [off.kind for off in others])
+    left, right = (np.log([off.seconds for off in those]) for those in (some, others))
     timely: Floats = np.exp(-((left[:, None] - right[None]) ** 2) / (2 * TIME_LENGTH**2))
     return timely * (KIND_SPREAD**2 * kind + OP_SPREAD**2 * name)
 
@@ -462,7 +456,7 @@ def _equal(names: Sequence[str], with_names: Sequence[str]) -> NDArray[np.bool_]
 def _distance(some: Sequence[OpPlace], others: Sequence[OpPlace]) -> Floats:
     """How far apart the features of ops are."""
     scale = scales()[some[0].model]
-    left, right = (np.array([one.features for one in those]) / scale for those in (some, others))
+    left, right = (np.array([off.features for off in those]) / scale for those in (some, others))
     squares = (left**2).sum(1)[:, None] + (right**2).sum(1)[None] - 2 * left @ right.T
     distance: Floats = np.sqrt(np.maximum(squares, 0.0))
     return distance

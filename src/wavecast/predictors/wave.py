@@ -96,14 +96,6 @@ def scale(
     A kernel that fits in one wave on both GPUs keeps its time, also as in that code: more SMs do
     not help it and bandwidth does not limit it. On 3,874 such kernels this had a smaller error
     (35 %) than the ratio of clocks (40 %) or Eq. 2 (50 to 111 %).
-
-    Args:
-        kernel: The kernel as measured on the origin.
-        origin: The GPU where it was measured.
-        target: The GPU where it would run.
-        intensity: FLOPs per byte of its op, if known.
-        kind: The kind of its op, if known.
-        unit: The arithmetic unit that its op is meant for.
     """
     return scale_between(kernel, pair_of(origin, target), _work(kind, intensity, unit))
 
@@ -111,14 +103,7 @@ def scale(
 def scale_between(
     kernel: Kernel, pair: GpuPair, work: KernelWork, whole_waves: bool = False
 ) -> Scaled | None:
-    """The same as `scale`, for two GPUs that are already compared.
-
-    Args:
-        kernel: The kernel as measured on the origin.
-        pair: The two GPUs.
-        work: What is known of its op.
-        whole_waves: Whether Eq. 1 is taken in place of Eq. 2, where the blocks are known.
-    """
+    """The same as `scale`, for two GPUs that are already compared."""
     if pair.same:
         return _SAME
     # The time of a collective depends on the links between GPUs, and on waiting for each other.
@@ -233,11 +218,6 @@ def kernels_that_matter(
     These are at or above the percentile of their phase; for the others gamma = 1 is good enough.
     As in Habitat's code, each phase has its own percentile, and ops that are not wave-scaled do
     not count.
-
-    Args:
-        calls: The calls of a measured step.
-        percentile: The percentile of the calls' times.
-        apart: Kinds of ops that are not wave-scaled.
     """
     timed: dict[Phase, list[tuple[int, Call, float]]] = {}
     for position, call in enumerate(calls):

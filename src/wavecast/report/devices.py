@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from wavecast.analysis.learning import Learning
+from wavecast.analysis.evaluation import Learning
 from wavecast.doctor import Finding, State
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device, Fact

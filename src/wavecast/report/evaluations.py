@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.analysis.evaluation import MeanError, OpError, PairError, PairEvaluation, StepError
-from wavecast.campaigns.standing import CampaignRun, CampaignStatus, NodeWork
+from wavecast.campaigns.progress import CampaignRun, CampaignStatus, NodeWork
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.axes import bar
 from wavecast.report.html.documents import Report, Section

@@ -182,15 +182,15 @@ _HOMES = {
         "memory": "footprint.advice footprint.largest_batch footprint.memory",
         "parallel": "planning.layouts planning.scaling",
         "plans": "planning.schedule.planned",
-        "predictions": "analysis.larger_batch steps.generation",
+        "predictions": "analysis.generation analysis.larger_batch",
         "priced_steps": "steps.prediction",
         "profiles": "analysis.profile",
         "run_models": "runs.regression.design runs.regression.end_to_end "
-        "runs.regression.extrapolation runs.regression.layers.per_layer runs.run",
+        "runs.regression.extrapolation runs.regression.per_layer runs.run",
         "scripts": "traces.script",
         "selections": "planning.selection",
         "suites": "runs.suite_results suite",
-        "traces": "ops.costs predictors.retargeting.family_traces traces.step",
+        "traces": "ops.costs predictors.retargeting traces.step",
     }.items()
     for name in names.split()
 }

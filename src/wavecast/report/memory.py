@@ -10,9 +10,8 @@ import numpy as np
 from rich.console import RenderableType
 
 from wavecast.footprint.advice import Advice
-from wavecast.footprint.kinds import KINDS, KindTimeline
 from wavecast.footprint.largest_batch import LargestBatch
-from wavecast.footprint.memory import Held, Memory
+from wavecast.footprint.memory import KINDS, Held, KindTimeline, Memory
 from wavecast.footprint.replay import RESERVE
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.devices import Device

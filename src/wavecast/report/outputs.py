@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wavecast.analysis.learning import LearnedStep
+from wavecast.analysis.evaluation import LearnedStep
 from wavecast.errors import UnknownName
 from wavecast.hardware.devices import Fact
 from wavecast.hardware.kept_hosts import KeptHost

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from wavecast.planning.capacity import BuyOrRent, CapacityPlan, Mix
 from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import JobPlan, JobsPlan
-from wavecast.planning.simulation.simulator import JobOutcome, Simulation
+from wavecast.planning.schedule.simulator import JobOutcome, Simulation
 from wavecast.report.fields import Field, columns, describe, output
 from wavecast.report.html.axes import Plot, PlotAxis, linear_axis, title_of
 from wavecast.report.html.documents import Report, Section

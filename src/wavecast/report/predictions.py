@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 from rich.text import Text
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.analysis.larger_batch import LargerBatch
 from wavecast.hardware.devices import Device
 from wavecast.planning.prices import PriceBook, price_book
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import published_setup
 from wavecast.report.caveats import (
     by_predictors,
     cautions,
@@ -44,7 +45,6 @@ from wavecast.report.tables import (
     width_of,
 )
 from wavecast.report.units import UNKNOWN, count, duration, memory, time_range
-from wavecast.steps.generation import TextGeneration
 from wavecast.steps.prediction import Prediction
 
 

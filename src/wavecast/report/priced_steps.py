@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wavecast.advice.proposals import StepAdvice
+from wavecast.analysis.generation import TextGeneration
 from wavecast.footprint.memory import Memory
 from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import TrainingCost
@@ -24,8 +25,12 @@ from wavecast.report.units import (
     quantity,
     time_range,
 )
-from wavecast.steps.generation import TextGeneration
-from wavecast.steps.prediction import WORTH_A_WORD, Prediction, Share, shares_by_line
+from wavecast.steps.prediction import (
+    WORTH_A_WORD,
+    Prediction,
+    Share,
+    shares_by_line,
+)
 from wavecast.steps.ranges import CoveredHosts
 from wavecast.traces.step import Trace
 

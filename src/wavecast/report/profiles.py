@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 
 from wavecast.analysis.profile import KernelShare, Profile
-from wavecast.footprint.kinds import TBD_KINDS
+from wavecast.footprint.memory import TBD_KINDS
 from wavecast.report.caveats import counted_ops
 from wavecast.report.fields import Field, columns, describe, plain, record
 from wavecast.report.fields import columns as columns_of

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from wavecast.frameworks.pytorch.huggingface.configs import config_of
+from wavecast.frameworks.target_files import is_python
 from wavecast.parallel.strategy import Parallel, option_of
 from wavecast.planning.cost import Ranged
 from wavecast.planning.selection import Aim, Candidate, Limit, Selection
@@ -14,7 +15,7 @@ from wavecast.report.costs import long_range, money_range
 from wavecast.report.units import long_duration, money, of_capacity
 from wavecast.steps.request import on_cluster
 from wavecast.targets.sources import units_of
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait, hugging_face_name
 
 _OPTIONS = {
     "bf16": ("--precision", "bf16"),
@@ -59,7 +60,7 @@ class AskedStep:
     def script(self) -> str:
         """The user's script with its arguments; train.py where another step was asked for."""
         text = " ".join(shlex.split(self.target))  # the target is one word, in quotation marks
-        return text if text.partition(" ")[0].endswith(".py") else "train.py"
+        return text if is_python(text.partition(" ")[0]) else "train.py"
 
     @property
     def is_llama(self) -> bool:
@@ -95,15 +96,15 @@ def asked_step(
         precision,
         frozenset(name for name, given in has.items() if given),
         _has_trainer(text),
-        target.trace is None and target.script is None,
+        not target.traits & (Trait.SAVED | Trait.SCRIPT),
         units_of(target) if target.unit == "tokens" else None,
     )
 
 
 def _has_trainer(text: str) -> bool:
     """Whether a target is a model of transformers, and not of diffusers."""
-    name = text.removeprefix("hf:")
-    return name != text and config_of(name).diffusion_class is None
+    name = hugging_face_name(text)
+    return name is not None and config_of(name).diffusion_class is None
 
 
 def recipe(selection: Selection, asked: AskedStep) -> list[str]:

@@ -24,12 +24,12 @@ from wavecast.report.tables import (
     titled,
 )
 from wavecast.report.units import UNKNOWN, duration, long_duration, one_line, percent, runs
+from wavecast.runs.regression.complexities import Category, Pass
 from wavecast.runs.regression.design import Configuration, Design
 from wavecast.runs.regression.end_to_end import RunModel, RunTime, Split, SplitScore
 from wavecast.runs.regression.extrapolation import ScalingModel, Trial
-from wavecast.runs.regression.layers.complexities import Category, Pass
-from wavecast.runs.regression.layers.per_layer import Key, LayerModel, NetworkTime, lines_as_records
 from wavecast.runs.regression.least_squares import Method
+from wavecast.runs.regression.per_layer import Key, LayerModel, NetworkTime, lines_as_records
 from wavecast.runs.run import Run
 
 if TYPE_CHECKING:  # the store needs SQLAlchemy, a table of runs does not

@@ -26,8 +26,7 @@ from wavecast.runs.suite_results import (
 from wavecast.suite import Benchmark
 
 if TYPE_CHECKING:
-    from wavecast.suite.demonstrations import SmallTraining
-    from wavecast.suite.quality import TrainingToQuality
+    from wavecast.suite.demonstrations import SmallTraining, TrainingToQuality
 
 
 describe(
@@ -135,7 +134,7 @@ _TO_QUALITY = some(
 
 def trainings_to_quality() -> Described:
     """The fields of a training to a quality; its class is imported late, as it needs torch."""
-    from wavecast.suite.quality import TrainingToQuality
+    from wavecast.suite.demonstrations import TrainingToQuality
 
     return Described(TrainingToQuality, _TO_QUALITY)
 

@@ -8,7 +8,7 @@ from wavecast import ops
 from wavecast.analysis.profile import profile_measured
 from wavecast.errors import WavecastError
 from wavecast.ops import Kind
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.report.caveats import counted_ops, shares
 from wavecast.report.fields import Field, describe
 from wavecast.report.profiles import findings

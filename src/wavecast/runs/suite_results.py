@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wavecast.analysis.profile import profile_measured
-from wavecast.files import GrowingTable, csv_line, write_whole
+from wavecast.files import GrowingTable
 from wavecast.hardware.devices import Device, known_device
 from wavecast.results import Shown
 from wavecast.traces.step import Trace
@@ -160,9 +160,7 @@ TABLE = GrowingTable("suite results", COLUMNS, _to_texts, _from_texts, _EARLIER)
 
 def write_results(path: Path, results: Sequence[SuiteResult]) -> None:
     """Write results into a new file; one that exists is replaced."""
-    texts = map(_to_texts, results)
-    lines = [csv_line(COLUMNS), *(csv_line(row[name] for name in COLUMNS) for row in texts)]
-    write_whole(path, b"".join(lines).decode())
+    TABLE.write(path, results)
 
 
 # Do TBD's twelve observations (Zhu et al., IISWC 2018, section IV) hold in results of the suite?
@@ -275,7 +273,7 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
         ),
     )
     return (
-        *(_without(restless, one) for one in of_time),
+        *(_without(restless, observation) for observation in of_time),
         of_memory(
             10,
             "feature maps are most of the memory",
@@ -293,15 +291,17 @@ def _settled(rows: Sequence[SuiteResult]) -> tuple[list[SuiteResult], int]:
     return steady, len(rows) - len(steady)
 
 
-def _without(restless: int, one: Observation) -> Observation:
+def _without(restless: int, observation: Observation) -> Observation:
     """An observation that says how many results it leaves out."""
     if not restless:
-        return one
-    return replace(one, figure=f"{one.figure}; left out, since not settled: {restless} results")
+        return observation
+    return replace(
+        observation, figure=f"{observation.figure}; left out, since not settled: {restless} results"
+    )
 
 
 def _observed(
-    found: Sequence[Sweep],
+    every: Sequence[Sweep],
     name: Callable[[SuiteResult], str],
     number: int,
     claim: str,
@@ -310,9 +310,9 @@ def _observed(
     chosen: Callable[[str], bool] = lambda model: True,
 ) -> Observation:
     """One observation: which sweeps of the chosen models show it."""
-    here = [sweep for sweep in found if chosen(sweep[0].model)]
-    told = figure(here) if here else "no such model was run at two batches"
-    return _judged(number, claim, {name(sweep[0]): holds(sweep) for sweep in here}, told)
+    here = [sweep for sweep in every if chosen(sweep[0].model)]
+    words = figure(here) if here else "no such model was run at two batches"
+    return _judged(number, claim, {name(sweep[0]): holds(sweep) for sweep in here}, words)
 
 
 def observe_all(
@@ -332,8 +332,8 @@ def observe_all(
     steady, restless = _settled(rows)
     alone = [row for row in steady if row.gpus == 1]
     others = (_third(alone), _ninth(alone), *_twelfth(steady))
-    found = (*observe(single), eighth, *(_without(restless, one) for one in others))
-    return tuple(sorted(found, key=lambda one: one.number))
+    observations = (*observe(single), eighth, *(_without(restless, other) for other in others))
+    return tuple(sorted(observations, key=lambda observation: observation.number))
 
 
 def _namer(rows: Sequence[SuiteResult]) -> Callable[[SuiteResult], str]:
@@ -360,28 +360,28 @@ def _third(rows: Sequence[SuiteResult]) -> Observation:
     if not first:
         return Observation(3, claim, figure="needs results of two frameworks for the same model")
     differs = len(set(first.values())) > 1
-    told = ", ".join(f"{name}: {one}" for name, one in first.items())
-    return _judged(3, claim, dict.fromkeys(first, differs), f"ahead: {told}")
+    words = ", ".join(f"{name}: {framework}" for name, framework in first.items())
+    return _judged(3, claim, dict.fromkeys(first, differs), f"ahead: {words}")
 
 
-def _seventh(found: Sequence[Sweep], name: Callable[[SuiteResult], str]) -> Observation:
+def _seventh(every: Sequence[Sweep], name: Callable[[SuiteResult], str]) -> Observation:
     """Recurrent models compared with the median of the others, in the same precision."""
     claim = "recurrent models use the cores less than the median of the other models"
-    verdicts, told = {}, []
-    for sweep in found:
+    verdicts, words = {}, []
+    for sweep in every:
         last = sweep[-1]
         others = sorted(
             cores(other[-1])
-            for other in found
+            for other in every
             if other[0].model not in RECURRENT
             and (other[0].precision, other[0].gpu) == (last.precision, last.gpu)
         )
         if last.model in RECURRENT and others:
             middle = others[len(others) // 2]
             verdicts[name(last)] = cores(last) < middle
-            told.append(f"{name(last)} {cores(last):.0%} beside {middle:.0%}")
+            words.append(f"{name(last)} {cores(last):.0%} beside {middle:.0%}")
     missing = "needs recurrent models beside others, at two batches"
-    return _judged(7, claim, verdicts, ", ".join(told) or missing)
+    return _judged(7, claim, verdicts, ", ".join(words) or missing)
 
 
 _EIGHTH = "batch normalisation is among the five longest kernels of below-average utilisation"
@@ -420,11 +420,11 @@ def _ninth(rows: Sequence[SuiteResult]) -> Observation:
             verdicts[name] = ratio > 1 and idler and weaker
     if not ratios:
         return Observation(9, claim, figure="needs results of two GPUs for the same steps")
-    told = (
+    words = (
         f"throughput x {min(ratios):.2f} to {max(ratios):.2f}; GPU use is lower in {less_busy}, "
         f"use of the cores in {less_used} of {len(ratios)}"
     )
-    return _judged(9, claim, verdicts, told)
+    return _judged(9, claim, verdicts, words)
 
 
 def peak_flops(gpu: str) -> float:
@@ -448,12 +448,12 @@ def scaled_results(rows: Sequence[SuiteResult]) -> tuple[ScaledResult, ...]:
         for row in rows
         if row.gpus == 1 and row.throughput_per_s
     }
-    found = []
+    scaled = []
     for row in rows:
         alone = single.get((row.gpu, replace(row.configuration, gpus=1, nodes=1)))
         if row.gpus > 1 and alone and row.throughput_per_s:
-            found.append(ScaledResult(row, row.throughput_per_s / row.gpus / alone))
-    return tuple(found)
+            scaled.append(ScaledResult(row, row.throughput_per_s / row.gpus / alone))
+    return tuple(scaled)
 
 
 def _twelfth(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
@@ -462,21 +462,21 @@ def _twelfth(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
         False: f"GPUs of one machine keep {SCALES_WELL:.0%} of their speed or more",
         True: "GPUs in several machines are together slower than one GPU alone",
     }
-    made = []
+    observations = []
     for several, claim in claims.items():
-        chosen = [one for one in scaled_results(rows) if (one.row.nodes > 1) is several]
-        verdicts, told = {}, []
-        for one in chosen:
-            row = one.row
+        chosen = [result for result in scaled_results(rows) if (result.row.nodes > 1) is several]
+        verdicts, words = {}, []
+        for result in chosen:
+            row = result.row
             name = f"{row.model} b{row.batch} {row.precision}, {row.gpus} GPUs"
             name += f" on {row.nodes} machines" if several else ""
-            faster = one.efficiency * row.gpus > 1
-            verdicts[name] = not faster if several else one.efficiency >= SCALES_WELL
-            told.append(f"{name}: {one.efficiency:.0%} of each GPU's speed")
+            faster = result.efficiency * row.gpus > 1
+            verdicts[name] = not faster if several else result.efficiency >= SCALES_WELL
+            words.append(f"{name}: {result.efficiency:.0%} of each GPU's speed")
         where = "several machines" if several else "several GPUs of one machine"
         missing = f"needs results on {where}: rows with the columns gpus and nodes"
-        made.append(_judged(12, claim, verdicts, "; ".join(told) or missing))
-    return tuple(made)
+        observations.append(_judged(12, claim, verdicts, "; ".join(words) or missing))
+    return tuple(observations)
 
 
 # A model of the suite over its batches: what TBD looks at, as predicates and in figures.
@@ -570,43 +570,43 @@ def feature_maps_dominate(sweep: Sweep) -> bool:
 def _per_sample(sweep: Sweep) -> list[float]:
     """The bytes of each sample, relative to those in the largest batch."""
     nbytes = [(row.feature_maps_bytes or 0) / row.batch for row in sweep]
-    return [one / nbytes[-1] for one in nbytes] if nbytes[-1] else [1.0]
+    return [nbyte / nbytes[-1] for nbyte in nbytes] if nbytes[-1] else [1.0]
 
 
 def proportional(sweep: Sweep) -> bool:
     """Whether each sample takes as many bytes in every batch as in the largest one."""
-    return all(abs(one - 1) < EQUAL for one in _per_sample(sweep))
+    return all(abs(ratio - 1) < EQUAL for ratio in _per_sample(sweep))
 
 
 def _median(values: Sequence[float]) -> str:
     return f"{statistics.median(values):.0%}"
 
 
-def growth(found: Sequence[Sweep]) -> str:
+def growth(every: Sequence[Sweep]) -> str:
     """How throughput grows from the smallest to the largest batch."""
-    ratios = [_ratio(sweep) for sweep in found]
+    ratios = [_ratio(sweep) for sweep in every]
     return f"from smallest to largest batch x {min(ratios):.2f} to {max(ratios):.2f}"
 
 
-def typical_gain(found: Sequence[Sweep]) -> str:
+def typical_gain(every: Sequence[Sweep]) -> str:
     """What the last step of the batch gains."""
-    gains = [gain(sweep) for sweep in found]
+    gains = [gain(sweep) for sweep in every]
     return f"last step of the batch {min(gains):+.0%} to {max(gains):+.0%}, median {_median(gains)}"
 
 
 def between(name: str) -> Callable[[Sequence[Sweep]], str]:
     """A function that tells the median of an attribute at the smallest and the largest batch."""
 
-    def told(found: Sequence[Sweep]) -> str:
-        ends = [[getattr(sweep[end], name) or 0.0 for sweep in found] for end in (0, -1)]
+    def told(every: Sequence[Sweep]) -> str:
+        ends = [[getattr(sweep[end], name) or 0.0 for sweep in every] for end in (0, -1)]
         return f"median {_median(ends[0])} at the smallest, {_median(ends[1])} at the largest batch"
 
     return told
 
 
-def core_use(found: Sequence[Sweep]) -> str:
+def core_use(every: Sequence[Sweep]) -> str:
     """The median use of the cores at the smallest and the largest batch."""
-    ends = [[cores(sweep[end]) for sweep in found] for end in (0, -1)]
+    ends = [[cores(sweep[end]) for sweep in every] for end in (0, -1)]
     return f"median {_median(ends[0])} at the smallest, {_median(ends[1])} at the largest batch"
 
 
@@ -619,13 +619,13 @@ def each(
     return lambda found: ", ".join(f"{name(s[0])} {shown(value(s))}" for s in found)
 
 
-def feature_map_shares(found: Sequence[Sweep]) -> str:
+def feature_map_shares(every: Sequence[Sweep]) -> str:
     """The share of feature maps in the memory."""
-    shares = [feature_map_share(sweep[-1]) for sweep in found]
+    shares = [feature_map_share(sweep[-1]) for sweep in every]
     return f"{min(shares):.0%} to {max(shares):.0%} of the memory, median {_median(shares)}"
 
 
-def disproportion(found: Sequence[Sweep]) -> str:
+def disproportion(every: Sequence[Sweep]) -> str:
     """How far feature maps are from proportional."""
-    worst = max(abs(one - 1) for sweep in found for one in _per_sample(sweep))
+    worst = max(abs(ratio - 1) for sweep in every for ratio in _per_sample(sweep))
     return f"bytes for each sample differ by at most {worst:.1%}"

@@ -12,10 +12,9 @@ from typing import Any
 
 import wavecast
 from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
-from wavecast.advice.catalogue import CHANGES
+from wavecast.advice.catalogue import CHANGES, TargetVariants
 from wavecast.advice.settings import StepSettings
-from wavecast.advice.variants import TargetVariants
-from wavecast.campaigns.job_predictions import JobPredictor
+from wavecast.campaigns.searches import JobPredictor
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName, WavecastError
 from wavecast.files import toml_table
 from wavecast.frameworks.pytorch.huggingface.configs import Preset, presets
@@ -27,10 +26,8 @@ from wavecast.planning.candidates import TrainingQuestion, find_candidates
 from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
 from wavecast.planning.prices import price, price_book
 from wavecast.planning.scaling import doubles
-from wavecast.planning.schedule.job_files import LAYOUTS, JobSpec, fleet_of, jobs_of
-from wavecast.planning.schedule.job_options import make_jobs
-from wavecast.planning.schedule.jobs import Aims
-from wavecast.planning.schedule.planned import cost_against_time, make_plan
+from wavecast.planning.schedule.jobs import LAYOUTS, Aims, JobSpec, fleet_of, jobs_of
+from wavecast.planning.schedule.planned import cost_against_time, make_jobs, make_plan
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.selection import Aim, select
 from wavecast.predictors.base import Scaler
@@ -54,7 +51,6 @@ from wavecast.report.recipes import asked_step
 from wavecast.report.selections import choice_report
 from wavecast.report.tables import ANY_WIDTH, fitting
 from wavecast.server.questions import (
-    HUGGING_FACE,
     MOST_GPUS,
     ChoiceQuestion,
     PlanQuestion,
@@ -71,9 +67,8 @@ from wavecast.server.traced import (
 )
 from wavecast.steps.prediction import Prediction
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
-from wavecast.targets.decoders import DECODERS
 from wavecast.targets.sources import target_source, units_of
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import DECODERS, Target, Trait, hugging_face_target
 
 # What to rent for a training, and what to change in its step: the page's longer questions.
 
@@ -94,7 +89,7 @@ def chosen_gpus(
         raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
     wanted = TrainingQuestion(
         plan=plan,
-        counts=(1,) if target.is_measured else tuple(doubles(1, limits.most_gpus)),
+        counts=(1,) if Trait.MEASURED in target.traits else tuple(doubles(1, limits.most_gpus)),
         batch=target.batch,
         each=units_of(target),
     )
@@ -277,7 +272,7 @@ def _decoder(name: str) -> dict[str, Any]:
 def _preset(preset: Preset) -> dict[str, Any]:
     recipe = recipe_of(preset.name, None, None, NO_OPTIONS)
     return {
-        "name": f"{HUGGING_FACE}{preset.name}",
+        "name": hugging_face_target(preset.name),
         "title": preset.title,
         "domain": "Hugging Face",
         "batch": recipe.batch,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import tempfile
 import threading
@@ -16,10 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import wavecast
 from wavecast.errors import DoubtfulInput, InvalidInput, WavecastError
+from wavecast.frameworks import children
 from wavecast.server.guard import ServerLimits
 from wavecast.server.store import make_folder
 
@@ -56,9 +56,9 @@ class _WorkerProcess:
     async def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(packed(question))
+        self.process.stdin.write(children.packed(question, allow_nan=False))
         await self.process.stdin.drain()
-        length = int.from_bytes(await self.process.stdout.readexactly(LENGTH_BYTES), "big")
+        length = int.from_bytes(await self.process.stdout.readexactly(children.LENGTH_BYTES))
         answer: dict[str, Any] = json.loads(await self.process.stdout.readexactly(length))
         return answer
 
@@ -226,16 +226,14 @@ class WorkerPool:
 
     async def _process(self) -> asyncio.subprocess.Process:
         source = str(Path(wavecast.__file__).parents[1])
-        paths = [source, *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(paths),
-            "OMP_NUM_THREADS": "1",  # one question on one core; there are as many workers as cores
-            "MKL_NUM_THREADS": "1",
-            "TMPDIR": tempfile.gettempdir(),
-        }
+        environment = children.environment(
+            [source, *os.environ.get("PYTHONPATH", "").split(os.pathsep)],
+            OMP_NUM_THREADS="1",  # one question on one core; there are as many workers as cores
+            MKL_NUM_THREADS="1",
+            TMPDIR=tempfile.gettempdir(),
+        )
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "wavecast.server.pool"),
-            *(str(self.limits.job_bytes), str(os.getpid())),
+            *children.command("wavecast.server.pool", self.limits.job_bytes, os.getpid()),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
@@ -280,8 +278,7 @@ def _manner(status: int | None) -> str:
         return "its answers without a reason"
     if status >= 0:
         return f"by itself (exit status {status})"
-    name = signal.Signals(-status).name if -status in set(signal.Signals) else f"{-status}"
-    return f"by signal {name}" + ("; perhaps memory ran out" if name == "SIGKILL" else "")
+    return f"by {children.signal_named(status)}"
 
 
 def _refusals() -> list[type[WavecastError]]:
@@ -294,23 +291,16 @@ def _refusals() -> list[type[WavecastError]]:
 
 # A worker process: it answers one question after the other until its input ends.
 #
-# A message is eight bytes with its length, then JSON. Questions come on the standard input,
-# answers leave on the standard output; what libraries print goes elsewhere. The process limits its
+# Questions come on the standard input, answers leave on the standard output; what libraries print
+# goes elsewhere. The process limits its
 # own memory, and the server ends it when it takes too long, so a hostile file costs one worker at
 # most. It ends by itself when its server is gone, whatever it is doing then.
 
 
-LENGTH_BYTES = 8
 _CANNOT_GO_ON = 70
 """The exit code after an error that leaves the process in an unknown state."""
 _LOOK_S = 1.0
 """How often a worker looks whether its server is still there."""
-
-
-def packed(message: object) -> bytes:
-    """A message as it is sent."""
-    body = json.dumps(message, allow_nan=False).encode()
-    return len(body).to_bytes(LENGTH_BYTES, "big") + body
 
 
 def main() -> None:
@@ -319,9 +309,9 @@ def main() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     limit_memory(int(sys.argv[1]))
     threading.Thread(target=end_without, args=(int(sys.argv[2]),), daemon=True).start()
-    while (question := _read(questions)) is not None:
+    while (question := children.received(questions.read)) is not None:
         answer = answered(question)
-        answers.write(packed(answer))
+        answers.write(children.packed(answer, allow_nan=False))
         answers.flush()
         if answer.get("ended"):
             sys.exit(_CANNOT_GO_ON)
@@ -360,14 +350,6 @@ def answered(question: dict[str, Any]) -> dict[str, Any]:
     except Exception as error:
         # The message may hold anything, a path for example: only its kind leaves the process.
         return {"ended": type(error).__name__}
-
-
-def _read(file: IO[bytes]) -> dict[str, Any] | None:
-    length = file.read(LENGTH_BYTES)
-    if len(length) < LENGTH_BYTES:
-        return None
-    question: dict[str, Any] = json.loads(file.read(int.from_bytes(length, "big")))
-    return question
 
 
 if __name__ == "__main__":

@@ -15,12 +15,10 @@ from wavecast.hardware.devices import device
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import TrainingPlan
 from wavecast.suite import benchmark
-from wavecast.targets.decoders import DECODERS
+from wavecast.targets.targets import DECODERS, hugging_face_name, hugging_face_target
 
 MOST_GPUS = 8
 """GPUs that are compared in one question."""
-HUGGING_FACE = "hf:"
-"""What names of models of Hugging Face begin with; only those that ship with the package."""
 
 
 def plain_name(name: str) -> str:
@@ -29,7 +27,7 @@ def plain_name(name: str) -> str:
     Raises:
         ValueError: it is not a plain name.
     """
-    if not _NAME.fullmatch(name.removeprefix(HUGGING_FACE)) or name.lower().endswith(
+    if not _NAME.fullmatch(hugging_face_name(name) or name) or name.lower().endswith(
         (".toml", ".py")
     ):
         raise ValueError(
@@ -134,7 +132,7 @@ class PredictionQuestion(BaseModel):
     @property
     def of_hugging_face(self) -> bool:
         """Whether the model is one of Hugging Face."""
-        return (self.model or "").startswith(HUGGING_FACE)
+        return hugging_face_name(self.model or "") is not None
 
     @property
     def plan(self) -> TrainingPlan | None:
@@ -193,8 +191,8 @@ def library_name(name: str) -> str:
         UnknownName: there is no such model.
         ValueError: it is not a plain name.
     """
-    if plain_name(name).startswith(HUGGING_FACE):
-        return _shipped(name.removeprefix(HUGGING_FACE))
+    if (model := hugging_face_name(plain_name(name))) is not None:
+        return _shipped(model)
     return name if name in DECODERS else benchmark(name).name
 
 
@@ -203,7 +201,7 @@ def _shipped(name: str) -> str:
     if preset is None:
         known = ", ".join(preset.name for preset in presets())
         raise UnknownName(f"no model of Hugging Face ships as {name!r}; known: {known}")
-    return f"{HUGGING_FACE}{preset.name}"
+    return hugging_face_target(preset.name)
 
 
 def digest(*parts: object) -> str:

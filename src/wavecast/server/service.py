@@ -22,7 +22,7 @@ from wavecast.report.units import one_line
 from wavecast.server.guard import ServerLimits
 from wavecast.server.pool import WorkerPool
 from wavecast.server.questions import ChoiceQuestion, PlanQuestion, PredictionQuestion, digest
-from wavecast.server.store import FileStore, RecentResults, ResultStore
+from wavecast.server.store import FileStore, ResultStore, recent_results
 
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:[\w.@~-]*[/\\])+[\w.@~-]+")
 _NAMES_BYTES = 1 << 20
@@ -46,7 +46,7 @@ class PredictionService:
         self.traces = FileStore(folder / "traces", limits.traces_bytes)
         self.pool = WorkerPool(limits, folder / "work")
         self._facts = fingerprint()
-        self._asked_lately = RecentResults(_NAMES_BYTES)
+        self._asked_lately = recent_results(_NAMES_BYTES)
 
     async def start(self) -> None:
         """Start the workers, and remove what is too much."""

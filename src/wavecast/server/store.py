@@ -9,13 +9,13 @@ import sqlite3
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.server.guard import ServerLimits
+from wavecast.traces.kept import Recent
 
 _LOG = logging.getLogger("wavecast.server")
 _TABLE = """
@@ -37,34 +37,9 @@ _LARGEST_RESULT_BYTES = 64 << 20
 """What a stored result may unpack to: the file of the store may have been exchanged."""
 
 
-@dataclass
-class RecentResults:
+def recent_results(most_bytes: int) -> Recent[bytes]:
     """The results used last, in memory, up to a number of bytes."""
-
-    most_bytes: int
-    _bodies: OrderedDict[str, bytes] = field(default_factory=OrderedDict)
-    _bytes: int = 0
-
-    def get(self, name: str) -> bytes | None:
-        """The result of that name, if it is kept."""
-        body = self._bodies.get(name)
-        if body is not None:
-            self._bodies.move_to_end(name)
-        return body
-
-    def put(self, name: str, body: bytes) -> None:
-        """Keep a result, and forget the longest unused ones if there is no room."""
-        self.forget(name)
-        self._bodies[name] = body
-        self._bytes += len(name) + len(body)
-        while self._bytes > self.most_bytes:
-            self.forget(next(iter(self._bodies)))
-
-    def forget(self, name: str) -> None:
-        """Keep it no longer."""
-        body = self._bodies.pop(name, None)
-        if body is not None:
-            self._bytes -= len(name) + len(body)
+    return Recent(most_bytes, lambda name, body: len(name) + len(body))
 
 
 class ResultStore:
@@ -76,7 +51,7 @@ class ResultStore:
     def __init__(self, folder: Path, limits: ServerLimits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
-        self._recent = RecentResults(limits.cached_bytes)
+        self._recent = recent_results(limits.cached_bytes)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._connection = _opened(folder / "results.sqlite")

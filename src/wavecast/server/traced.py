@@ -6,10 +6,9 @@ Only models that ship with the package are made, so that no code of a user runs.
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,13 @@ from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.hardware.devices import Device, device, family
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
-from wavecast.server.questions import HUGGING_FACE, digest
+from wavecast.predictors.retargeting import FamilyTraces
+from wavecast.server.questions import digest
 from wavecast.suite import benchmark
 from wavecast.suite.tags import DEFAULT_SEQ, OWN_SIZES
-from wavecast.targets.decoders import DECODERS, sizes_of
 from wavecast.targets.sources import StepSource, traced_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import DECODERS, Target, Trait, hugging_face_name, resolve, sizes_of
+from wavecast.traces.kept import Recent
 from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000
@@ -44,26 +43,22 @@ class QuestionedStep:
     """Whether the step was measured on a GPU, so that its times are scaled."""
 
 
-@dataclass
 class TraceShelf:
     """The traces that a worker has at hand, and a folder that all workers share."""
 
-    folder: Path | None = None
-    _kept: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+        self._kept: Recent[Trace] = Recent(_KEPT_CALLS, lambda _, trace: len(trace), fewest=1)
 
     def get(self, name: str, make: Callable[[], Trace], *, share: bool) -> Trace:
         """The trace of that name; `make` makes it if it is not here."""
-        if name in self._kept:
-            self._kept.move_to_end(name)
-            return self._kept[name]
+        if (kept := self._kept.get(name)) is not None:
+            return kept
         trace = (self._shared(name) if share else None) or make()
         if share and self.folder is not None:
             with suppress(InvalidInput, OSError):  # a full disk; the trace is at hand anyway
                 _share(trace, self.folder / f"{name}.json.gz")
-        self._kept[name] = trace
-        while len(self._kept) > 1 and sum(map(len, self._kept.values())) > _KEPT_CALLS:
-            self._kept.popitem(last=False)
-        return trace
+        return self._kept.put(name, trace)
 
     def _shared(self, name: str) -> Trace | None:
         if self.folder is None:
@@ -163,7 +158,7 @@ def model_target(step: Mapping[str, Any]) -> Target:
         # `llama` without sizes is a model of the suite; here it is a decoder all the same.
         chosen: dict[str, Any] = {"layers": known["layers"]} | sizes
         return resolve(name, batch, precision, ModelOptions(**chosen))
-    if name.startswith(HUGGING_FACE):
+    if hugging_face_name(name) is not None:
         _refuse_others(name, sizes, ["seq"])
         own: dict[str, Any] = sizes | {
             "lora": "r=16" if step["adapters"] == "lora" else None,
@@ -188,6 +183,7 @@ def model_target(step: Mapping[str, Any]) -> Target:
         text=model.name,
         batch=size,
         precision=precision,
+        kind=Trait.LIBRARY,
     )
 
 

@@ -85,7 +85,7 @@ class _PassTimes(NamedTuple):
 
     def total(self, count: int, name: str) -> float:
         """The sum of a time over so many micro-batches."""
-        forward, backward, last = (getattr(one, name) for one in self)
+        forward, backward, last = (getattr(times, name) for times in self)
         return float(count * forward + (count - 1) * backward + last)
 
 
@@ -102,7 +102,7 @@ class OptimizerStep:
     def ranks_s(self) -> float:
         """The time of the step if all ranks were equally fast."""
         if self.transfer_s is not None:
-            extra = [sum(one.extra_s for one in own) for own in self._passes]
+            extra = [sum(times.extra_s for times in own) for own in self._passes]
             ends_s = (self._schedule.ends_s[group.stage] for group in self.groups)
             return max(end_s + extra_s for end_s, extra_s in zip(ends_s, extra, strict=True))
         [part] = self.groups[0].parts
@@ -124,11 +124,11 @@ class OptimizerStep:
             StageTime(
                 stage=group.stage,
                 ranks=group.ranks,
-                forward_s=sum(one.forward.seconds for one in own),
-                backward_s=sum(one.backward.seconds for one in own),
-                last_s=sum(one.extra_s for one in own),
-                communication_s=sum(one.total(count, "communication_s") for one in own),
-                exposed_s=sum(one.total(count, "exposed_s") for one in own),
+                forward_s=sum(times.forward.seconds for times in own),
+                backward_s=sum(times.backward.seconds for times in own),
+                last_s=sum(times.extra_s for times in own),
+                communication_s=sum(times.total(count, "communication_s") for times in own),
+                exposed_s=sum(times.total(count, "exposed_s") for times in own),
                 idle_s=self._schedule.seconds - self._schedule.busy_s[group.stage],
             )
             for group, own in zip(self.groups, self._passes, strict=True)
@@ -175,12 +175,12 @@ class OptimizerStep:
         stages, parts = strategy.pipeline, strategy.pipeline * strategy.virtual
         times = [
             PartTimes(
-                one.forward.seconds,
-                one.backward.seconds,
-                one.backward.seconds / 2,
+                passed.forward.seconds,
+                passed.backward.seconds,
+                passed.backward.seconds / 2,
                 self.transfer_s or 0.0,
             )
-            for one in (self._passes[index % stages][index // stages] for index in range(parts))
+            for passed in (self._passes[index % stages][index // stages] for index in range(parts))
         ]
         orders = order_of(strategy.schedule, stages, parts, strategy.microbatches)
         return play_schedule(orders, times)

@@ -15,14 +15,16 @@ without simulating each call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wavecast import ops
 from wavecast.hardware.hosts import Seconds
 from wavecast.traces.step import Call, Op, Phase, Trace
 
@@ -61,14 +63,7 @@ class StepTime:
 def play_one_stream(
     issue_s: Seconds, gpu_s: Seconds, syncs: Sequence[int], sync_s: float = 0.0
 ) -> StepTime:
-    """The time of one iteration of a step on one stream.
-
-    Args:
-        issue_s: the host's time for each call.
-        gpu_s: the GPU time of each call.
-        syncs: positions of the calls after which the host waits for the GPU.
-        sync_s: seconds that one synchronisation costs beyond waiting for the GPU.
-    """
+    """The time of one iteration of a step on one stream."""
     host_total, gpu_total = float(issue_s.sum()), float(gpu_s.sum())
     if not syncs:
         # Two servers in a row, each working in order: the slower one limits the rate.
@@ -278,9 +273,9 @@ class Timetable:
         sums: dict[tuple[Op, Phase, str], list[float]] = {}
         for call, gpu_s in zip(self.calls, self.gpu_s.tolist(), strict=True):
             if gpu_s > 0:
-                one = sums.setdefault((call.op, call.phase, call.module), [0.0, 0.0])
-                one[0] += gpu_s
-                one[1] += 1
+                total = sums.setdefault((call.op, call.phase, call.module), [0.0, 0.0])
+                total[0] += gpu_s
+                total[1] += 1
         return tuple(Work(*key, seconds, int(calls)) for key, (seconds, calls) in sums.items())
 
     @cached_property
@@ -357,3 +352,100 @@ def of_measured(trace: Trace) -> Timetable:
         begin_s=begin_s,
         gpu_s=gpu_s,
     )
+
+
+# Predicted steps in the Trace Event Format, which Perfetto and chrome://tracing show.
+
+
+MADE_BY = "wavecast"
+"""The value of the key "generator", by which readers tell a prediction from a measurement."""
+
+_HOST = 0
+_MOST_SHAPES = 8
+"""How many tensors of an op are listed: an optimizer's op may have thousands."""
+
+
+def chrome_trace(steps: Mapping[str, Timetable]) -> str:
+    """The steps as JSON, one process for each, with a thread for the host and for each stream."""
+    events: list[dict[str, Any]] = []
+    for process, (name, table) in enumerate(steps.items(), start=1):
+        events += _names(process, name, table)
+        events += sorted(_spans(process, table), key=lambda event: float(event["ts"]))
+    whole = {
+        "generator": MADE_BY,
+        "about": "predicted by Wavecast, not measured; one iteration in the steady state",
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+    }
+    return json.dumps(whole, allow_nan=False, separators=(",", ":"))
+
+
+def stream_name(stream: int) -> str:
+    """What a stream of the GPU is called."""
+    return "compute" if stream == COMPUTE else f"communication {stream}"
+
+
+def host_name(table: Timetable) -> str:
+    """What the host's row is called: it may be working on a later step than the GPU."""
+    return "host (a step ahead)" if table.host_ahead else "host"
+
+
+def _names(process: int, name: str, table: Timetable) -> Iterable[dict[str, Any]]:
+    """The metadata that names a process and its threads."""
+    yield _metadata("process_name", process, _HOST, f"{name} (predicted)")
+    yield _metadata("thread_name", process, _HOST, host_name(table))
+    for stream in table.streams:
+        yield _metadata("thread_name", process, 1 + stream, stream_name(stream))
+
+
+def _metadata(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
+
+
+def _spans(process: int, table: Timetable) -> Iterable[dict[str, Any]]:
+    """The host's calls and waits, and the calls on the GPU, as complete events."""
+    columns = (table.issued_s, table.issue_s, table.begin_s, table.gpu_s)
+    rows = zip(table.calls, *(column.tolist() for column in columns), strict=True)
+    for call, issued_s, issue_s, begin_s, gpu_s in rows:
+        arguments = _arguments(call)
+        if issue_s > 0:
+            yield _span("host", call.op.name, (process, _HOST), issued_s, issue_s, arguments)
+        if gpu_s > 0:
+            thread = process, 1 + call.stream
+            yield _span("gpu", call.op.name, thread, begin_s, gpu_s, arguments)
+    for begin_s, end_s in table.waits:
+        yield _span("wait", "wait for the GPU", (process, _HOST), begin_s, end_s - begin_s, {})
+
+
+def _span(
+    category: str,
+    name: str,
+    thread: tuple[int, int],
+    begin_s: float,
+    seconds: float,
+    arguments: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "pid": thread[0],
+        "tid": thread[1],
+        "ts": round(begin_s * 1e6, 4),
+        "dur": round(seconds * 1e6, 4),
+        "args": arguments,
+    }
+
+
+def _arguments(call: Call) -> dict[str, Any]:
+    """What a viewer shows beside a call."""
+    return {
+        "phase": str(call.phase),
+        "module": call.module,
+        "kind": str(ops.kind(call.op) or "unknown"),
+        "inputs": [
+            f"{tensor.dtype}[{', '.join(map(str, tensor.shape))}]"
+            for tensor in call.op.inputs[:_MOST_SHAPES]
+        ],
+        **({"source": call.line} if call.line else {}),
+    }

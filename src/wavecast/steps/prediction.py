@@ -22,7 +22,6 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Estimate, Familiarity
 from wavecast.results import Shown, checked, refuse_impossible
 from wavecast.steps import ranges
-from wavecast.steps.chrome_trace import chrome_trace
 from wavecast.steps.op_times import Answers, StepWork
 from wavecast.steps.optimizer_step import (
     OptimizerStep,
@@ -31,7 +30,7 @@ from wavecast.steps.optimizer_step import (
     on_one_gpu,
     whole_step,
 )
-from wavecast.steps.player import StepTime, Timetable
+from wavecast.steps.player import StepTime, Timetable, chrome_trace
 from wavecast.steps.timed_trace import Coded, Pace, TimedTrace
 from wavecast.traces.arrays import Codes, encode, modules_of
 from wavecast.traces.step import Call, Op, Phase, Trace
@@ -517,13 +516,7 @@ def shares_by_line(runs: Sequence[tuple[TimedTrace, int]]) -> tuple[Share, ...]:
 
 
 def shares_of(names: Sequence[str], codes: Codes, seconds: Seconds) -> tuple[Share, ...]:
-    """The parts of a step, longest first.
-
-    Args:
-        names: the names of the parts.
-        codes: the part of each call, as a position in `names`.
-        seconds: the GPU time of each call.
-    """
+    """The parts of a step, longest first."""
     calls = np.bincount(codes, minlength=len(names)).tolist()
     times = np.bincount(codes, weights=seconds, minlength=len(names)).tolist()
     shares = map(Share, names, calls, times)

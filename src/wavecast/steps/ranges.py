@@ -38,7 +38,7 @@ from wavecast.hardware.hosts import (
 )
 from wavecast.ops import Kind
 from wavecast.ops.attention import least_share
-from wavecast.predictors.base import Familiarity, Scaler
+from wavecast.predictors.base import Familiarity, Scaler, Spread
 from wavecast.predictors.wave import CONTRACTIONS
 from wavecast.predictors.wave import SOURCE as BY_WAVES
 from wavecast.steps.optimizer_step import Ranks
@@ -134,14 +134,6 @@ def share_by_kind(steps: Sequence[TimedTrace]) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """The range of a true time, divided by its predicted time."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
 class CoveredHosts:
     """The hosts that a range covers."""
 
@@ -230,7 +222,7 @@ def range_on_one_gpu(
     if gpu is None or host is None:
         return None
     if any(call.op.name == XLA_CALL for call in timed.arrays.calls[:1]):
-        gpu = Factors(*xla_widening().widened(gpu.low, gpu.high))
+        gpu = Spread(*xla_widening().widened(gpu.low, gpu.high))
     low = timed.play(gpu_factor=gpu.low * least_computed(timed), host_factor=host.low)
     high = timed.play(gpu_factor=gpu.high, host_factor=host.high)
     return low.seconds, high.seconds
@@ -256,12 +248,8 @@ def least_modelled(known: Familiarity | ScaledTo = Familiarity.MEASURED) -> floa
     return float((_gpu_row(known) or {}).get("modelled", 0.0))
 
 
-def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Factors | None:
+def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Spread | None:
     """The range of the GPU time, relative to it.
-
-    Args:
-        known: how well the op models know the GPU, or how a measured step came to it.
-        makeup: what the GPU time is made of.
 
     Returns:
         None if nothing gave it.
@@ -269,17 +257,17 @@ def gpu_factors(known: Familiarity | ScaledTo, makeup: Makeup) -> Factors | None
     row = _gpu_row(known)
     if row is None:
         return None
-    return _factors(row, makeup)
+    below, above = (
+        sum(width * getattr(makeup, name) for name, width in row[side].items())
+        for side in ("below", "above")
+    )
+    return Spread(math.exp(-below), math.exp(above))
 
 
-def host_factors(*, known: bool) -> Factors | None:
-    """The range of the host's time, relative to it; None if nothing gave it.
-
-    Args:
-        known: whether the host was calibrated.
-    """
-    row = _row("host", _host(known))
-    return None if row is None else Factors(math.exp(-row["below"]), math.exp(row["above"]))
+def host_factors(*, known: bool) -> Spread | None:
+    """The range of the host's time, relative to it; None if nothing gave it."""
+    row = _host_row(known)
+    return None if row is None else Spread(math.exp(-row["below"]), math.exp(row["above"]))
 
 
 def covered_hosts(host: HostModel) -> CoveredHosts | None:
@@ -313,7 +301,7 @@ def held(gpu_known: Familiarity | ScaledTo, *, known: bool, bound_by: str) -> Co
     Returns:
         None if there are no such ranges.
     """
-    gpu, host = _gpu_row(gpu_known), _row("host", _host(known))
+    gpu, host = _gpu_row(gpu_known), _host_row(known)
     if gpu is None or host is None:
         return None
     rows = {"gpu": [gpu], "host": [host]}.get(bound_by, [gpu, host])
@@ -321,24 +309,14 @@ def held(gpu_known: Familiarity | ScaledTo, *, known: bool, bound_by: str) -> Co
     return Coverage(row["held"], row["least"], row["most"])
 
 
-def _factors(row: Mapping[str, Any], makeup: Makeup) -> Factors:
-    below, above = (
-        sum(width * getattr(makeup, name) for name, width in row[side].items())
-        for side in ("below", "above")
-    )
-    return Factors(math.exp(-below), math.exp(above))
-
-
-def _host(known: bool) -> str:
-    return "known" if known else "unknown"
-
-
 def _gpu_row(known: Familiarity | ScaledTo) -> Mapping[str, Any] | None:
-    return _row("scaled" if isinstance(known, ScaledTo) else "gpu", known)
+    part = "scaled" if isinstance(known, ScaledTo) else "gpu"
+    row: Mapping[str, Any] | None = _shipped().get(part, {}).get(known)
+    return row
 
 
-def _row(part: str, name: str) -> Mapping[str, Any] | None:
-    row: Mapping[str, Any] | None = _shipped().get(part, {}).get(name)
+def _host_row(known: bool) -> Mapping[str, Any] | None:
+    row: Mapping[str, Any] | None = _shipped()["host"].get("known" if known else "unknown")
     return row
 
 
@@ -363,7 +341,7 @@ PARALLEL_FILE = "models/parallel_ranges.toml"
 COMMUNICATION, LAYERED = 1.0, 1 / 3
 """How much further a range reaches for a step that only communicates, and for one of which both the
 layers and the model are divided. Assumed: widths that were fitted to them described the sources,
-and were worse for sources left out (docs/adr/0042)."""
+and were worse for sources left out (lab/notes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,15 +352,15 @@ class RangeParts:
     """The share in which the busiest rank computes, or waits for its host."""
     weight: float
     """How much further than others it reaches beyond the range of one GPU."""
-    alone: Factors
+    alone: Spread
     """The range of such work on one GPU."""
-    hosts: Factors
+    hosts: Spread
     """The step's time with the fastest and the slowest hosts."""
 
     def ends(self, below: float, above: float) -> tuple[float, float]:
         """Low and high end, with such widths, in logarithms, for what no op shows.
 
-        >>> alone, hosts = Factors(0.5, 2.0), Factors(0.9, 3.0)
+        >>> alone, hosts = Spread(0.5, 2.0), Spread(0.9, 3.0)
         >>> RangeParts(1.0, 1.0, alone, hosts).ends(0.0, 0.0)
         (0.5, 3.0)
         """
@@ -401,16 +379,7 @@ class RangeParts:
 def range_on_several_gpus(
     ranks: Ranks, makeup: Makeup, seconds: float, host_s: float, exposed_s: float, idle_s: float
 ) -> tuple[float, float] | None:
-    """Low and high end of a step's time; None where no measured steps gave a range.
-
-    Args:
-        ranks: what the ranks run.
-        makeup: what the GPU time is made of.
-        seconds: the time of the step.
-        host_s: the time that a host needs to issue it.
-        exposed_s: the time in which a rank only communicates.
-        idle_s: the time in which the busiest stage of a pipeline waits for others.
-    """
+    """Low and high end of a step's time; None where no measured steps gave a range."""
     parts = parts_of(ranks, makeup, seconds, host_s, exposed_s, idle_s)
     if parts is None:
         return None
@@ -431,10 +400,10 @@ def parts_of(
     alone = None if familiarity is None else gpu_factors(familiarity, makeup)
     if alone is None:
         return None
-    hosts, factors = host_factors(known=ranks.alone.host.known), Factors(1.0, 1.0)
+    hosts, factors = host_factors(known=ranks.alone.host.known), Spread(1.0, 1.0)
     if hosts is not None and host_s * hosts.high >= seconds / 2:
         fast, slow = (ranks.with_host(end).optimizer_step() for end in (hosts.low, hosts.high))
-        factors = Factors(
+        factors = Spread(
             (fast.ranks_s + fast.waiting_s) / seconds, (slow.ranks_s + slow.waiting_s) / seconds
         )
     lost = min(exposed_s / seconds, 1.0)

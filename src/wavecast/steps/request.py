@@ -26,8 +26,7 @@ from wavecast.parallel.spreading import Spreader, exchanging_ranks, without_coll
 from wavecast.parallel.strategy import Parallel
 from wavecast.predictors.base import Predictor, Scaler
 from wavecast.predictors.collectives import Collectives
-from wavecast.predictors.retargeting.family_traces import FamilyTraces, trace_on
-from wavecast.predictors.retargeting.rewriting import retarget
+from wavecast.predictors.retargeting import FamilyTraces, retarget, trace_on
 from wavecast.steps.op_times import ClusterPredictor, predict_ops, scale_ops
 from wavecast.steps.optimizer_step import Ranks
 from wavecast.steps.prediction import Prediction, checked_step
@@ -99,9 +98,9 @@ def predict(
     return checked_step(_on_one_gpu(step, notes, target, predictor, origin, hosting))
 
 
-def _refuse_ranks(trace: Trace) -> None:
+def _refuse_ranks(step: Trace) -> None:
     """Raise InvalidInput for one of several ranks: its collectives depend on the cluster."""
-    ranks = 0 if trace.measurement is not None else exchanging_ranks(trace)
+    ranks = 0 if step.measurement is not None else exchanging_ranks(step)
     if ranks > 1:
         raise InvalidInput(
             f"the step exchanges tensors among {ranks} GPUs; name them, as in "
@@ -226,30 +225,19 @@ def predict_parallel(
     steps = ParallelSteps(trace, predictor, host)
     step = steps.spread(strategy)
     if isinstance(host, GraphedHost):
-        _refuse_ungraphed(step)
+        if step.strategy.offload != "none":
+            raise InvalidInput(
+                f"offload={step.strategy.offload} updates weights on the host, which no CUDA graph "
+                "can hold; leave out one of the two"
+            )
+        for group in step.groups:
+            for part in group.parts:
+                refuse_waits(part.last.calls)
     return steps.predict(step, notes)
 
 
-def _refuse_ungraphed(step: ParallelStep) -> None:
-    """Raise InvalidInput if ranks do what no CUDA graph can hold."""
-    if step.strategy.offload != "none":
-        raise InvalidInput(
-            f"offload={step.strategy.offload} updates weights on the host, which no CUDA graph can "
-            "hold; leave out one of the two"
-        )
-    for group in step.groups:
-        for part in group.parts:
-            refuse_waits(part.last.calls)
-
-
 class ParallelSteps:
-    """One micro-batch, spread and predicted by many strategies that share as much as they can.
-
-    Args:
-        trace: one micro-batch on one GPU.
-        predictor: predicts ops on the GPU and its cluster.
-        host: the host that issues the ops.
-    """
+    """One micro-batch, spread and predicted by many strategies that share as much as they can."""
 
     def __init__(self, trace: Trace, predictor: ClusterPredictor, host: HostModel) -> None:
         self.trace = trace
@@ -430,17 +418,13 @@ def refuse_impossible_measurement(trace: Trace, whole: Measurement) -> None:
     if not 0 < busy_s < math.inf:
         raise InvalidInput(f"all kernels of the trace together take {busy_s:g} s; {again}")
     if whole.seconds is not None:
-        _refuse_other_scale(trace, whole.seconds, busy_s, again)
-
-
-def _refuse_other_scale(trace: Trace, seconds: float, busy_s: float, again: str) -> None:
-    """Raise InvalidInput if a step is far longer, or far shorter, than all that happened in it."""
-    parts_s = busy_s + sum(call.host_s or 0.0 for call in trace)
-    if seconds > max(MOST_TIMES * parts_s, LONGEST_PAUSE_S) or busy_s > MOST_TIMES * seconds:
-        raise InvalidInput(
-            f"the step took {seconds:g} s by the clock, but its kernels {busy_s:g} s and all its "
-            f"parts {parts_s:g} s, which cannot both be; {again}"
-        )
+        parts_s = busy_s + sum(call.host_s or 0.0 for call in trace)
+        longest_s = max(MOST_TIMES * parts_s, LONGEST_PAUSE_S)
+        if whole.seconds > longest_s or busy_s > MOST_TIMES * whole.seconds:
+            raise InvalidInput(
+                f"the step took {whole.seconds:g} s by the clock, but its kernels {busy_s:g} s and "
+                f"all its parts {parts_s:g} s, which cannot both be; {again}"
+            )
 
 
 def _nothing_to_scale() -> InvalidInput:

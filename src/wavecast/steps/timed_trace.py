@@ -224,8 +224,8 @@ def kernel_gaps(arrays: StepArrays) -> Seconds:
             gaps_s[list(graph.members)] = XLA_GAP_S
         elif graph.is_replayed:
             gaps_s[list(graph.members)] = GRAPH_GAP_S
-    found: Seconds = gaps_s * kernels(calls)
-    return found
+    idle_s: Seconds = gaps_s * kernels(calls)
+    return idle_s
 
 
 # The pace of a measured step: corrections that make its parts add up to its measured time.
@@ -300,13 +300,6 @@ def _reconcile(
     If the step took longer than its parts explain, the slower side is made slower: the host by a
     factor above 1, or the GPU by gaps between kernels. If it took less, the recording had slowed
     the host down, and the host gets a factor below 1. Kernel times are never changed.
-
-    Args:
-        step_s: a function that gives the step's time for a host factor and a gap per kernel.
-        issue_s: the host's recorded time for each call.
-        gpu_s: the GPU time of each call.
-        launches: how many kernels each call ran.
-        measured_s: the measured time of the step.
     """
     if step_s(1.0, 0.0) > measured_s:
         return _solve(lambda host: step_s(host, 0.0), measured_s, 0.0, 1.0), 0.0
@@ -317,12 +310,12 @@ def _reconcile(
     return _solve(lambda host: step_s(host, 0.0), measured_s, 1.0, max(most, 1.0)), 0.0
 
 
-def _solve(rising: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+def _solve(rising: Callable[[float], float], goal: float, low: float, high: float) -> float:
     """The argument at which a non-decreasing function reaches `wanted`, found by bisection.
 
     The nearest end of the interval when it never does.
     """
     for _ in range(60):
         middle = (low + high) / 2
-        low, high = (middle, high) if rising(middle) < wanted else (low, middle)
+        low, high = (middle, high) if rising(middle) < goal else (low, middle)
     return high

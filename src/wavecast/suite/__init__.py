@@ -114,11 +114,11 @@ def benchmark(name: str) -> Benchmark:
         UnknownName: there is none. The message has the nearest names.
     """
     by_name = {model.name: model for model in _BENCHMARKS}
-    wanted = name.strip().lower().replace("_", "-")
-    wanted = _ALIASES.get(wanted, wanted)
-    if wanted in by_name:
-        return by_name[wanted]
-    near = difflib.get_close_matches(wanted, [*by_name, *_ALIASES], n=3)
+    key = name.strip().lower().replace("_", "-")
+    key = _ALIASES.get(key, key)
+    if key in by_name:
+        return by_name[key]
+    near = difflib.get_close_matches(key, [*by_name, *_ALIASES], n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(by_name)}"
     raise UnknownName(f"no suite model is named {name!r}; {hint}")
 

@@ -120,16 +120,16 @@ class MasterWeights(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         """Clip the gradients, update the copies, and round them to the weights."""
         with torch.no_grad():
-            self._update()
+            self._apply_gradients()
 
-    def _update(self) -> None:
-        made: list[Any]
+    def _apply_gradients(self) -> None:
+        own: list[Any]
         if self.scale == 1:
-            made = gradients = [weight.main_grad for weight in self.weights]
+            own = gradients = [weight.main_grad for weight in self.weights]
         else:
-            made, gradients = [w.grad for w in self.weights], self._listed("gradient")
-            torch._foreach_copy_(gradients, made)
-        norm = nn.utils.get_total_norm(made) / self.scale
+            own, gradients = [w.grad for w in self.weights], self._listed("gradient")
+            torch._foreach_copy_(gradients, own)
+        norm = nn.utils.get_total_norm(own) / self.scale
         torch._foreach_mul_(gradients, (1 / (norm + 1e-6)).clamp(max=1.0) / self.scale)
         steps = self._listed("step")
         torch._foreach_add_(steps, 1)
@@ -178,14 +178,14 @@ class DecoderShape:
     ffn: int
     vocab: int
     seq: int
-    gated: bool
-    """Llama's norms, positions and gated feed-forward network; GPT's otherwise."""
-    tied: bool
-    """Whether the embedding is also the output layer."""
-    dropout: float
-    """The share of attention's scores that is dropped, where it is not fused."""
     head_size: int
     """The width of a head."""
+    gated: bool = False
+    """Llama's norms, positions and gated feed-forward network; GPT's otherwise."""
+    tied: bool = True
+    """Whether the embedding is also the output layer."""
+    dropout: float = 0.0
+    """The share of attention's scores that is dropped, where it is not fused."""
     mixture: MixtureShape | None = None
     """The experts of each block. None for an ordinary feed-forward network."""
     latent: LatentShape | None = None
@@ -195,6 +195,12 @@ class DecoderShape:
     and both inputs of the gate come from another."""
 
     def __post_init__(self) -> None:
+        is_narrow = self.heads > 0 and self.head_size == self.hidden // self.heads
+        if self.heads < 1 or (is_narrow and self.head_size * self.heads != self.hidden):
+            raise InvalidInput(
+                f"hidden={self.hidden} must divide into heads={self.heads} of an even size; give "
+                "another number of heads, or their size (head_size)"
+            )
         for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq", "head_size"):
             if getattr(self, name) < 1:
                 raise InvalidInput(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -249,17 +255,6 @@ def _step(
 
 def _shape_of(
     *,
-    layers: int,
-    hidden: int,
-    heads: int,
-    kv_heads: int,
-    head_size: int,
-    ffn: int,
-    vocab: int,
-    seq: int,
-    tied: bool = True,
-    gated: bool = False,
-    dropout: float = 0.0,
     experts: int = 0,
     top_k: int = 2,
     shared_experts: int = 0,
@@ -267,25 +262,19 @@ def _shape_of(
     dense_ffn: int | None = None,
     kv_rank: int = 0,
     q_rank: int = 0,
-    joint: bool = False,
+    **sizes: Any,
 ) -> DecoderShape:
     """The sizes of a decoder, checked.
 
-    `gated` is Llama's block, not GPT's. `experts` of width `ffn` make a mixture, `top_k` for each
-    token, beside `shared_experts` for all; the first `dense_layers` have none. With `kv_rank`, and
-    `q_rank` for queries, attention is DeepSeek's. With `joint`, one matmul gives queries, keys and
-    values, and one both inputs of the gate.
+    `experts` of width `ffn` make a mixture, `top_k` for each token, beside `shared_experts` for
+    all; the first `dense_layers` have none. With `kv_rank`, and `q_rank` for queries, attention is
+    DeepSeek's.
     """
-    if heads < 1 or (head_size * heads != hidden and head_size == hidden // heads):
-        raise InvalidInput(
-            f"hidden={hidden} must divide into heads={heads} of an even size; give another number "
-            "of heads, or their size (head_size)"
-        )
+    mixture = (top_k, shared_experts, dense_layers, dense_ffn)
     return DecoderShape(
-        *(layers, hidden, heads, kv_heads, ffn, vocab, seq, gated, tied, dropout, head_size),
-        _mixture(experts, top_k, shared_experts, dense_layers, dense_ffn),
-        LatentShape(kv_rank, q_rank) if kv_rank else None,
-        joint,
+        **sizes,
+        mixture=MixtureShape(experts, *mixture) if experts else None,
+        latent=LatentShape(kv_rank, q_rank) if kv_rank else None,
     )
 
 
@@ -297,14 +286,6 @@ def _check(recompute: str, weights: str, precision: str) -> None:
             f"weights in {weights} need matmuls in the same precision, not in {precision}; "
             "store them as fp32, or compute in their precision"
         )
-
-
-def _mixture(
-    experts: int, top_k: int, shared_experts: int, dense_layers: int, dense_ffn: int | None
-) -> MixtureShape | None:
-    if not experts:
-        return None
-    return MixtureShape(experts, top_k, shared_experts, dense_layers, dense_ffn)
 
 
 def _minimizer(

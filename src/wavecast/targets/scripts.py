@@ -21,15 +21,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.files import remove_folder
-from wavecast.frameworks import stages
+from wavecast.frameworks import children, stages
 from wavecast.frameworks.confinement import kernel
 from wavecast.frameworks.pytorch.compiled import plans as plan_store
 from wavecast.frameworks.script_results import (
@@ -44,6 +44,7 @@ from wavecast.frameworks.script_results import (
     Failure,
     Late,
     Report,
+    RunOptions,
     read_report,
     read_result,
 )
@@ -52,9 +53,6 @@ from wavecast.traces.script import ScriptRun
 
 PATIENCE_S = 120.0
 """How many seconds a script may take to a step."""
-_OPTIONS = (
-    *("capability", "steps", "until", "samples", "assume", "ranks", "changes", "lines", "loader"),
-)
 
 
 def run_script(
@@ -112,11 +110,11 @@ def run_script(
         InvalidInput: there is no such script or line, or the network cannot be refused.
     """
     _check(arguments, patience)
-    given = assume and dict(assume)
-    values = (capability, steps, until, samples, given, ranks, tuple(changes), lines, loader)
-    options, program = zip(_OPTIONS, values, strict=True), (fspath(script), *map(str, arguments))
-    how = (module, dict(options), _device(gpu), patience, offline, quiet)
-    return run_in_process(ScriptRequest(program, *how), progress)
+    given, kept = assume and dict(assume), tuple(changes)
+    options = RunOptions(capability, steps, until, samples, given, ranks, kept, lines, loader)
+    program, target = (fspath(script), *map(str, arguments)), _device(gpu)
+    request = ScriptRequest(program, module, options, target, patience, offline, quiet)
+    return run_in_process(request, progress)
 
 
 def _device(gpu: Device | str | None) -> Device | None:
@@ -239,9 +237,9 @@ class Script:
         known = list(dict.fromkeys(given)) or list(self._declared())
         if len(known) == 1:
             return known[0]
-        found = f"{len(known)} of its options may be: {', '.join(known)}" if known else "none is"
+        count = f"{len(known)} of its options may be: {', '.join(known)}" if known else "none is"
         raise InvalidInput(
-            f"which option of {self.path} sets its batch is not known ({found}); name it, as in "
+            f"which option of {self.path} sets its batch is not known ({count}); name it, as in "
             "--batch-option --batch-size, or --batch-option train.batch= where the value follows "
             "an equals sign"
         )
@@ -253,7 +251,7 @@ class Script:
         except (SyntaxError, ValueError, OSError):
             return  # running it will say what is wrong
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and _called(node) == "add_argument":
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".add_argument"):
                 names = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
                 options = [str(name) for name in names if _is_batch(str(name), "")]
                 if options:
@@ -321,11 +319,6 @@ def _is_batch(name: str, sign: str) -> bool:
     return _BATCH.fullmatch(last.replace("-", "_").lower()) is not None
 
 
-def _called(node: ast.Call) -> str:
-    function = node.func
-    return function.attr if isinstance(function, ast.Attribute) else ""
-
-
 def script_of(text: str, options: ScriptOptions = NO_SCRIPT_OPTIONS) -> Script | None:
     """The script that a text names, with its arguments; None if it names none.
 
@@ -379,9 +372,8 @@ class ScriptRequest:
 
     program: tuple[str, ...]
     """The script and its arguments."""
-    module: bool
-    options: dict[str, Any]
-    """Further arguments of `frameworks.pytorch.scripts.runner.run`, as plain data."""
+    module: bool = False
+    options: RunOptions = field(default_factory=RunOptions)
     gpu: Device | None = None
     patience_s: float | None = None
     offline: bool = False
@@ -418,6 +410,11 @@ class ScriptPass:
         self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._printed = Printed()
 
+    def close_reports(self) -> None:
+        """Hear no reports any more."""
+        if self._reports >= 0:
+            os.close(self._reports)
+
     def open_reports(self) -> int:
         """The end of a new pipe on which the script's process says what it does."""
         self._reports, theirs = os.pipe()
@@ -440,11 +437,6 @@ class ScriptPass:
                 if not rest():
                     break
 
-    def close(self) -> None:
-        """Hear nothing any more."""
-        if self._reports >= 0:
-            os.close(self._reports)
-
     def stop(self) -> None:
         """Ask for the script to be stopped, so that what is known so far comes back."""
         if not self.has_begun:
@@ -462,9 +454,7 @@ class ScriptPass:
             # torch aborts where code that may not raise is interrupted.
             return Failure(CaptureError.__name__, self._late)
         if code < 0:
-            name = signal.Signals(-code).name if -code in set(signal.Signals) else f"{-code}"
-            memory = "; perhaps memory ran out" if -code == signal.SIGKILL else ""
-            reason = f"was ended by signal {name}{memory}"
+            reason = f"was ended by {children.signal_named(code)}"
         else:
             reason = f"ended itself with exit code {code}, without Python's sys.exit"
         message = f"the process of {script} {reason}{at}{self._printed.shown()}"
@@ -631,52 +621,37 @@ def run_in_process(
                 break
             # In a new process: libraries register their ops once, or crash.
             uncompiled = result.message if result.kind == UNCOMPILED else ""
-            change = {"compiles": True, "uncompiled": uncompiled}
-            request = replace(request, options=request.options | change)
+            options = replace(request.options, compiles=True, uncompiled=uncompiled)
+            request = replace(request, options=options)
             result = _present_worker().run(request, progress)
     if isinstance(result, Failure):
         raise result.raised()
     return result
 
 
-@dataclass(frozen=True)
-class _Folders:
-    """The folders of one pass of a script."""
+class _Folders(NamedTuple):
+    """The folders of one pass of a script: the script can write to all but the first."""
 
     top: Path
-    """The folder of the others. The script cannot write to it, so it cannot replace them."""
-
-    @property
-    def temporary(self) -> Path:
-        """The folder of the script's own files."""
-        return self.top / "temporary"
-
-    @property
-    def result(self) -> Path:
-        """The folder of the result."""
-        return self.top / "result"
-
-    @property
-    def plans(self) -> Path:
-        """The folder of new plans of compiled graphs."""
-        return self.top / "plans"
-
-    @property
-    def writable(self) -> tuple[Path, ...]:
-        """Those that the script may write to."""
-        return self.temporary, self.result, self.plans
+    """The folder of the others, which the script cannot replace."""
+    temporary: Path
+    """The folder of the script's own files."""
+    result: Path
+    plans: Path
+    """The folder of new plans of compiled graphs."""
 
 
 @contextmanager
 def _new_folders() -> Iterator[_Folders]:
     """Folders that are removed at the end."""
-    folders = _Folders(Path(tempfile.mkdtemp(prefix="wavecast-")).resolve())
+    top = Path(tempfile.mkdtemp(prefix="wavecast-")).resolve()
+    folders = _Folders(top, top / "temporary", top / "result", top / "plans")
     try:
-        for folder in folders.writable:
+        for folder in folders[1:]:
             folder.mkdir()
         yield folders
     finally:
-        remove_folder(folders.top)
+        remove_folder(top)
 
 
 def _present_worker() -> _Worker:
@@ -696,20 +671,17 @@ class _Worker:
         output, their_output = os.pipe()
         os.set_blocking(output, False)
         self._output = output
-        is_typed = sys.__stdin__ is not None and _is_terminal(0)
+        is_typed = False
+        with suppress(OSError):
+            is_typed = sys.__stdin__ is not None and os.isatty(0)
         self._process = subprocess.Popen(
-            # Python's own switches, such as -W and -X, hold for the script as well. With -P, no
-            # file of the current folder is imported: the worker is not confined.
-            [
-                *(sys.executable, *subprocess._args_from_interpreter_flags()),  # type: ignore[attr-defined]
-                *("-P", "-m", _WORKER, str(theirs.fileno())),
-            ],
+            children.command(_WORKER, theirs.fileno(), switches=True),
             stdin=subprocess.DEVNULL if is_typed else None,
             stdout=their_output,
             stderr=their_output,
             pass_fds=(theirs.fileno(),),
             start_new_session=True,  # Ctrl-C is ours to handle
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=children.environment(),
         )
         theirs.close()
         os.close(their_output)
@@ -739,7 +711,7 @@ class _Worker:
                 raise
             finally:
                 self._run = None
-                run.close()
+                run.close_reports()
             plan_store.adopt(folders.plans, plan_store.script_folder(request.program[0]))
         if isinstance(result, Failure):
             return run.explained(result)
@@ -763,13 +735,13 @@ class _Worker:
         message = {
             "program": request.program,
             "module": request.module,
-            "options": request.options,
+            "options": asdict(request.options),
             "gpu": gpu,
             "patience_s": request.patience_s,
             "offline": request.offline,
             "landlock": request.landlock,
             "top": str(folders.top),
-            "writable": [str(folder) for folder in folders.writable],
+            "writable": [str(folder) for folder in folders[1:]],
             "temporary": str(folders.temporary),
             "result": str(folders.result),
             "new_plans": str(folders.plans),
@@ -778,17 +750,10 @@ class _Worker:
             "environment": dict(os.environ),
             "path": sys.path,
         }
-        body = json.dumps(message, default=float).encode()
+        body = children.packed(message, default=float)
         theirs = run.open_reports()
         try:
             socket.send_fds(self._control, [REQUEST], [theirs])
         finally:
             os.close(theirs)
-        self._control.sendall(len(body).to_bytes(8) + body)
-
-
-def _is_terminal(descriptor: int) -> bool:
-    try:
-        return os.isatty(descriptor)
-    except OSError:
-        return False
+        self._control.sendall(body)

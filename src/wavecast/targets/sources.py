@@ -8,24 +8,31 @@ does not depend on the batch, are traced at two batches; larger ones follow from
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from functools import cache, partial
 from itertools import combinations
-from typing import Any
+from typing import Any, overload
 
+from wavecast.analysis.generation import TextGeneration
 from wavecast.errors import InvalidInput, needing_extra
+from wavecast.footprint.largest_batch import LargestBatch, largest_batch
+from wavecast.footprint.memory import allocatable_bytes, fullest_trace
 from wavecast.frameworks.jax.steps import NAMES, captured_jax
+from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
+from wavecast.hardware.contexts import context_bytes
 from wavecast.hardware.devices import Device, Family, device, family
 from wavecast.parallel.pipeline import cut
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
-from wavecast.predictors.retargeting.rewriting import retarget, serves
-from wavecast.targets.decoders import is_decoder
+from wavecast.parallel.ranks import communicator_bytes
+from wavecast.parallel.spreading import spread
+from wavecast.parallel.strategy import Parallel
+from wavecast.predictors.retargeting import FamilyTraces, retarget, serves
+from wavecast.steps.prediction import Prediction
 from wavecast.targets.scripts import run_script
-from wavecast.targets.targets import MakeStep, Target, resolve
-from wavecast.traces.batches import FEWEST, at_batch
+from wavecast.targets.targets import MakeStep, Target, Trait, hugging_face_name
 from wavecast.traces.graphs import compiled_gpu
+from wavecast.traces.joining import FEWEST, at_batch
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
@@ -44,7 +51,6 @@ class StepSource:
     """The traces of one step, each made when it is first needed.
 
     Args:
-        trace_at: traces the step.
         batch: the step's own batch. None if it is not known.
         follows: whether traces at larger batches may follow from those at smaller ones.
     """
@@ -82,8 +88,8 @@ class StepSource:
             )
         named = [device(gpu) if isinstance(gpu, str) else gpu for gpu in gpus]
         at = self._other(batch)
-        found = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
-        return FamilyTraces(tuple(found.values()))
+        traces = {id(trace): trace for trace in (self._common(gpu, at) for gpu in named)}
+        return FamilyTraces(tuple(traces.values()))
 
     def larger(self, gpu: Device | None = None, batch: int | None = None) -> Trace | None:
         """Another step of the same loop that needs more memory; None if there is none."""
@@ -116,9 +122,9 @@ class StepSource:
             known = [next((t for t in self._traced[at] if _fits(t, gpu)), None) for at in pair]
             sizes = tuple(at or self._batch or 0 for at in pair)
             if known[0] is not None and known[1] is not None:
-                found = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
-                if found is not None:
-                    return found
+                trace = at_batch(known[0], known[1], (sizes[0], sizes[1]), batch)
+                if trace is not None:
+                    return trace
         return None
 
 
@@ -127,12 +133,7 @@ def _fits(trace: Trace, gpu: Device | None) -> bool:
 
 
 def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) -> StepSource:
-    """The source of a target's traces.
-
-    Args:
-        target: the step, a script, or a saved trace, which has one batch only.
-        tracing: what surrounds the tracing.
-    """
+    """The source of a target's traces."""
     if target.script is not None:
         return ScriptSource(target, tracing)
 
@@ -143,7 +144,7 @@ def target_source(target: Target, tracing: Tracing = lambda _: nullcontext()) ->
         with tracing(step) as progress:
             return traced_target(step, gpu, progress)
 
-    return StepSource(trace_at, target.batch, follows=target.is_library_model)
+    return StepSource(trace_at, target.batch, follows=Trait.LIBRARY in target.traits)
 
 
 class ScriptSource(StepSource):
@@ -201,13 +202,13 @@ class ScriptSource(StepSource):
             if old.samples is None and new.samples is None:
                 if old.allocations != new.allocations:
                     continue
-                found = "has the same memory"
+                difference = "has the same memory"
             elif old.samples and new.samples and old.samples * target.batch == new.samples * batch:
                 continue
             else:
-                found = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
+                difference = f"has {_samples(new)}, and batch {batch} {_samples(old)}"
             raise InvalidInput(
-                f"a step of {target.name} {found}; name the option that sets the batch with "
+                f"a step of {target.name} {difference}; name the option that sets the batch with "
                 "--batch-option, or give the script data for as many samples"
             )
 
@@ -243,7 +244,7 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
     if target.script is not None:
         return run_target(target, gpu, progress).trace
     assert target.make_step is not None
-    if target.jax:
+    if Trait.JAX in target.traits:
         _refuse_torch_options(target)
         return captured_jax(
             target.make_step,
@@ -253,17 +254,12 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
             ranks=target.ranks,
             changes=target.changes,
         )
-    return captured(
-        target.make_step,
-        gpu=gpu,
-        samples=target.samples,
-        unit=target.unit,
-        progress=progress,
-        assume=target.assume,
-        ranks=target.ranks,
-        compiled=target.compiled,
-        changes=target.changes,
-    )
+    counted: dict[str, Any] = {
+        "samples": target.samples,
+        "unit": target.unit,
+        "progress": progress,
+    }
+    return captured(target.make_step, gpu=gpu, **counted, **target.tracing)
 
 
 def units_of(target: Target) -> int:
@@ -291,34 +287,210 @@ def captured(make_step: MakeStep, *, changes: Sequence[str] = (), **options: Any
     The options are those of `wavecast.trace`, for one GPU.
     """
     with needing_extra("tracing"):
-        from wavecast.frameworks.pytorch.changes import changed
+        from wavecast.frameworks.pytorch.changes.changed_code import changed
         from wavecast.frameworks.pytorch.compiled.tracing import capture
     return capture(changed(make_step, changes), **options)
 
 
-# Targets that recompute activations in the backward pass, as far as they can.
+# Traces made without a GPU: for one GPU, for several GPU families, or at several batch sizes.
 
 
-def recompute_ways(target: Target) -> tuple[str, ...]:
-    """What a target can recompute, the least first; what its options ask for, if they do."""
-    asked = target.options.recompute or ("full" if target.options.checkpointing else None)
-    if asked is not None or target.trace is not None:
-        return (asked or "none",)
-    if is_decoder(target.text, target.options):
-        return ("none", "selective", "full") if target.options.unfused_attention else _ALL
-    return _ALL if target.text.startswith("hf:") else ("none",)
+@overload
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpu: Device | str | None = None,
+    gpus: None = None,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
+    compiled: bool = False,
+) -> Trace: ...
 
 
-_ALL = ("none", "full")
+@overload
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpus: Sequence[Device | str],
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
+    compiled: bool = False,
+) -> FamilyTraces: ...
 
 
-def recomputing(target: Target, way: str) -> Target:
-    """The target, with so much recomputed: one of its `recompute_ways`."""
-    if way not in ("selective", "full") or way == target.options.recompute:
-        return target
-    if way == "full":
-        options = replace(target.options, checkpointing=True)
-    else:
-        options = replace(target.options, recompute=way)
-    step = resolve(target.text, target.batch, target.precision, options)
-    return replace(step, assume=target.assume, ranks=target.ranks, compiled=target.compiled)
+def trace(
+    make_step: Callable[[], Callable[[], Any]],
+    *,
+    gpu: Device | str | None = None,
+    gpus: Sequence[Device | str] | None = None,
+    capability: tuple[int, int] | None = None,
+    samples: int | None = None,
+    unit: str = "samples",
+    progress: Callable[[int], None] | None = None,
+    assume: Mapping[str, Any] | None = None,
+    ranks: int | None = None,
+    rank: int = 0,
+    compiled: bool = False,
+) -> Trace | FamilyTraces:
+    """The trace of one training step. It needs no GPU, computes nothing and holds no weights.
+
+    Example:
+        ```python
+        trace = wavecast.trace(make_step, samples=64)
+        wavecast.predict(trace, "h100-sxm-80gb").seconds
+        ```
+
+    Args:
+        make_step: builds model, optimizer and inputs as for CUDA, and returns the function that
+            runs one training step.
+        gpu: the GPU for which to trace; a recent data-centre GPU if None. It matters for attention,
+            which has other kernels on older GPUs, and for code that asks for the capability.
+        gpus: several GPUs instead. `FamilyTraces` comes back, which `predict` and `memory` take.
+            The step is traced again for each family for which no other trace is exact.
+        capability: the compute capability of the GPU, instead of `gpu`.
+        samples: how many samples (or other `unit`) one step consumes, for throughput.
+        unit: what `samples` counts.
+        progress: called from time to time with the number of ops traced so far.
+        assume: what the step reads from the GPU, by line of code, as in `{"train.py:41": 0.5}`: a
+            value, a list of values in order, or the number of rows of a mask's result.
+        ranks: for code that starts a process group (DistributedDataParallel, `fully_shard`,
+            DTensor, collectives), how many ranks there are. The step runs as one of them, without
+            the others, and its collectives are ops of the trace.
+        rank: which of the ranks it is.
+        compiled: whether to trace the step as if it were compiled: each module that it calls from
+            outside of all modules, and that has parameters, as with `torch.compile(module)`. Code
+            that the step compiles itself is always compiled.
+
+    Raises:
+        CaptureError: the step cannot be traced. The message names the line of your code.
+        InvalidInput: `assume` names a line that reads nothing, more than one of `gpu`, `gpus` and
+            `capability` was given, or there is no such rank.
+    """
+    if sum(choice is not None for choice in (gpu, gpus, capability)) > 1:
+        raise InvalidInput("trace takes only one of gpu, gpus and capability; leave out the others")
+    counted: dict[str, Any] = {"samples": samples, "unit": unit, "progress": progress}
+    named: dict[str, Any] = {"assume": assume, "ranks": ranks, "rank": rank}
+    traced = partial(captured, make_step, compiled=compiled, **named, **counted)
+    if gpus is not None:
+        return StepSource(lambda family_gpu, _: traced(gpu=family_gpu)).families(gpus)
+    return traced(gpu=None if gpu is None else _device(gpu), capability=capability)
+
+
+def _device(gpu: Device | str) -> Device:
+    return device(gpu) if isinstance(gpu, str) else gpu
+
+
+def max_batch(
+    make_step_of_batch: Callable[[int], Callable[[], Any]],
+    gpu: Device | str,
+    *,
+    limit_bytes: int | None = None,
+    start: int = 8,
+    expandable_segments: bool = False,
+    assume: Mapping[str, Any] | None = None,
+    parallel: Parallel | None = None,
+) -> LargestBatch:
+    """The largest batch whose training step fits into a GPU's memory.
+
+    Example:
+        ```python
+        wavecast.max_batch(make_step_of_batch, "l4").batch  # make_step_of_batch(16) -> step
+        fsdp = wavecast.Parallel(data=8, shard=3)
+        wavecast.max_batch(make_step_of_batch, "l4", parallel=fsdp).batch  # of one replica
+        ```
+
+    Args:
+        make_step_of_batch: builds model, optimizer and inputs for a batch of that many samples, as
+            for CUDA, and returns the function that runs one step.
+        gpu: the GPU.
+        limit_bytes: how much the allocator may reserve. None for the GPU's whole memory without
+            the CUDA context and the libraries.
+        start: a batch that is likely to fit, where the search begins.
+        expandable_segments: whether torch's allocator is set to `expandable_segments:True`.
+        assume: what the step reads from the GPU, by line of code, as for `trace`.
+        parallel: how the step is spread over several GPUs. The answer is then the largest
+            micro-batch of one replica with which the fullest rank fits.
+    """
+    target = _device(gpu)
+
+    def trace_at(gpu: Device | None, batch: int | None) -> Trace:
+        return captured(lambda: make_step_of_batch(batch or start), gpu=gpu, assume=assume)
+
+    traced = partial(StepSource(trace_at).on, target)
+    return largest_traced_batch(
+        traced, target, limit_bytes, start=start, expandable=expandable_segments, parallel=parallel
+    )
+
+
+def largest_traced_batch(
+    traced: Callable[[int], Trace],
+    gpu: Device,
+    limit_bytes: int | None = None,
+    *,
+    start: int = 8,
+    expandable: bool = False,
+    parallel: Parallel | None = None,
+) -> LargestBatch:
+    """The largest batch that fits, from a function that traces the step at a batch size.
+
+    The function is called more than once for some batches. The other arguments are those of
+    `max_batch`.
+    """
+    of_rank = traced if parallel is None else _of_fullest_rank(traced, parallel)
+    if limit_bytes is None:
+        first = of_rank(start)
+        limit_bytes = allocatable_bytes(first, gpu, context_bytes(first, gpu))
+        limit_bytes -= 0 if parallel is None else communicator_bytes(parallel)
+    return largest_batch(of_rank, gpu, limit_bytes, start=start, expandable=expandable)
+
+
+def _of_fullest_rank(traced: Callable[[int], Trace], strategy: Parallel) -> Callable[[int], Trace]:
+    """A function that gives what the fullest rank runs of a step at a batch size."""
+
+    @cache
+    def of_rank(batch: int) -> Trace:
+        return fullest_trace(spread(traced(batch), strategy))
+
+    return of_rank
+
+
+# Steps of text generation, beside what fits: the cache of keys and values, the largest batch.
+
+
+_MOST_SEARCHED = 4
+"""The largest batch is looked for on so many GPUs; it takes some traces on each.
+
+It is not looked for where compiling makes traces slow.
+"""
+
+
+def generations(
+    target: Target, source: StepSource, rows: Sequence[Prediction]
+) -> tuple[TextGeneration, ...]:
+    """The steps of a target that generates text, with what fits on their GPUs."""
+    from wavecast.frameworks.pytorch.huggingface.inference import cache_bytes
+
+    name = hugging_face_name(target.text) or ""
+    recipe = recipe_of(name, target.batch, target.precision, target.options)
+    needed = cache_bytes(recipe)
+    is_searched = len(rows) <= _MOST_SEARCHED and not target.compiled
+
+    def largest(gpu: Device) -> int | None:
+        if not is_searched:
+            return None
+        return largest_traced_batch(partial(source.on, gpu), gpu, start=recipe.batch).batch
+
+    decodes, context = recipe.task.name == "decode", recipe.sequence or 1
+    return tuple(
+        TextGeneration(row, decodes, recipe.batch, context, needed, largest(row.device))
+        for row in rows
+    )

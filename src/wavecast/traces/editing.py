@@ -84,14 +84,7 @@ class Edit:
         reads: tuple[int, ...] | None = None,
         writes: tuple[int, ...] | None = None,
     ) -> None:
-        """Let another op run at a position.
-
-        Args:
-            position: the position.
-            op: the op.
-            reads: the values of its inputs. None for those of the present call.
-            writes: the values of its outputs, likewise.
-        """
+        """Let another op run at a position."""
         call = self._calls.get(position, self.before.calls[position])
         self._calls[position] = with_op(
             call,
@@ -176,7 +169,10 @@ class Edit:
         if len(numbers) != self._allocated or list(numbers) != list(range(self._allocated)):
             values = [_in_memory(value, numbers) for value in values]
         allocations = [
-            living(allocation, *layout.lifetime(*self._times.get(n, _lifetime(allocation))))
+            living(
+                allocation,
+                *layout.lifetime(*self._times.get(n, (allocation.born, allocation.freed))),
+            )
             for n, allocation in self._allocations.items()
         ]
         if values:
@@ -329,10 +325,6 @@ def _cover(
             born = None if memory.born is None else min(memory.born, position)
             freed = None if memory.freed is None else max(memory.freed, position + 1)
             allocations[index] = living(memory, born, freed)
-
-
-def _lifetime(allocation: Allocation) -> tuple[int | None, int | None]:
-    return allocation.born, allocation.freed
 
 
 def living(allocation: Allocation, born: int | None, freed: int | None) -> Allocation:

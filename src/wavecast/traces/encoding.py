@@ -136,15 +136,15 @@ class DistinctItems:
 
 def differences(column: Iterable[int | None]) -> list[int | None]:
     """Each number less the one before it; None stays None and is passed over."""
-    found: list[int | None] = []
+    steps: list[int | None] = []
     last = 0
     for item in column:
         if item is None:
-            found.append(None)
+            steps.append(None)
         else:
-            found.append(item - last)
+            steps.append(item - last)
             last = item
-    return found
+    return steps
 
 
 def marks(column: Iterable[int | None]) -> list[list[int | None]]:
@@ -168,10 +168,6 @@ _FIELDS = ("uses", "unknown", "allocation", "view_of", "names", "parameter", "gr
 
 def encode_values(trace: Trace, texts: DistinctItems) -> dict[str, Any]:
     """The values that the calls of a trace use.
-
-    Args:
-        trace: the trace.
-        texts: the table of texts, which gets the names of parameters.
 
     Raises:
         ValueError: calls and values do not agree.
@@ -245,12 +241,6 @@ def decode_values(
 ) -> tuple[list[Uses], tuple[Value, ...]]:
     """What each call reads and writes, and the values, from an untrusted source.
 
-    Args:
-        columns: the columns.
-        called: the op of each call.
-        allocations: the number of allocations.
-        texts: the table of texts.
-
     Raises:
         Malformed: the columns are not what `encode_values` makes.
     """
@@ -275,15 +265,15 @@ def _uses(fields: dict[str, Any], called: Sequence[Op]) -> tuple[list[Uses], lis
     where = "values.uses"
     uses, at, last = read.wholes(fields["uses"], where, low=-(1 << 62)), 0, 0
     unknown = set(read.wholes(fields["unknown"], "values.unknown", high=len(called) - 1))
-    found: list[Uses] = []
+    uses_of: list[Uses] = []
     specs: list[TensorSpec] = []
     for position, op in enumerate(called):
-        wanted = (*op.inputs, *op.outputs)
-        if not wanted or position in unknown:
-            found.append(((), ()))
+        tensors = (*op.inputs, *op.outputs)
+        if not tensors or position in unknown:
+            uses_of.append(((), ()))
             continue
         numbers = []
-        for step, spec in zip(uses[at : at + len(wanted)], wanted, strict=False):
+        for step, spec in zip(uses[at : at + len(tensors)], tensors, strict=False):
             if step == 0:
                 last = len(specs)
                 specs.append(spec)
@@ -292,13 +282,13 @@ def _uses(fields: dict[str, Any], called: Sequence[Op]) -> tuple[list[Uses], lis
                 if not 0 <= last < len(specs) or (specs[last] is not spec and specs[last] != spec):
                     raise Malformed(f"{where}: call {position} uses a value with another spec")
             numbers.append(last)
-        if len(numbers) != len(wanted):
+        if len(numbers) != len(tensors):
             raise Malformed(f"{where}: there are fewer than the calls have")
-        at, count = at + len(wanted), len(op.inputs)
-        found.append((tuple(numbers[:count]), tuple(numbers[count:])))
+        at, count = at + len(tensors), len(op.inputs)
+        uses_of.append((tuple(numbers[:count]), tuple(numbers[count:])))
     if at != len(uses):
         raise Malformed(f"{where}: there are more than the calls have")
-    return found, specs
+    return uses_of, specs
 
 
 def _bases(column: Sequence[Any]) -> list[int | None]:
@@ -358,10 +348,6 @@ _WITH_GRAPHS = 3
 
 def decode(body: Any, version: int) -> Trace:
     """The trace in JSON from an untrusted source, checked completely.
-
-    Args:
-        body: what `encode` made, in this or an earlier version.
-        version: the version of the file.
 
     Raises:
         Malformed: it is something else; the message says where.

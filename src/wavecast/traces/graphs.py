@@ -101,7 +101,7 @@ def numbered(calls: Sequence[Call]) -> tuple[Call, ...]:
     """Calls of a file before version 3, whose marks say how many of the next calls a graph has."""
     if not any(call.op.name in MARKS for call in calls):
         return tuple(calls)
-    number, left, found = -1, 0, []
+    number, left, calls_numbered = -1, 0, []
     is_mark = False
     for call in calls:
         was_mark, is_mark = is_mark, call.op.name in MARKS
@@ -114,5 +114,5 @@ def numbered(calls: Sequence[Call]) -> tuple[Call, ...]:
         if is_mark or left > 0:
             call = replace(call, graph=number)
             left -= not is_mark and call.op.name != GUARDS
-        found.append(call)
-    return tuple(found)
+        calls_numbered.append(call)
+    return tuple(calls_numbered)

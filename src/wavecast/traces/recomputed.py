@@ -39,11 +39,11 @@ def recomputed(calls: Sequence[Call]) -> set[int]:
         own = forward.get(call.module)
         if call.phase is Phase.BACKWARD and own:
             done = len(repeated[call.module])
-            wanted = calls[own[done]].op if done < len(own) else None
+            expected = calls[own[done]].op if done < len(own) else None
             if (
-                wanted is not None
-                and wanted.name == call.op.name
-                and wanted == call.op
+                expected is not None
+                and expected.name == call.op.name
+                and expected == call.op
                 and not gradients.are_read_by(call)
             ):
                 repeated[call.module].append(position)
@@ -72,13 +72,13 @@ def blocks(positions: Iterable[int]) -> list[list[int]]:
     >>> blocks([7, 8, 10, 40, 41])
     [[7, 8, 10], [40, 41]]
     """
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     for position in sorted(positions):
-        if found and position - found[-1][-1] <= _NEAR:
-            found[-1].append(position)
+        if groups and position - groups[-1][-1] <= _NEAR:
+            groups[-1].append(position)
         else:
-            found.append([position])
-    return found
+            groups.append([position])
+    return groups
 
 
 def _neighbours(first: dict[int, int]) -> set[int]:
@@ -93,10 +93,10 @@ def _by_chance(pairs: set[int], calls: Sequence[Call], derived: set[str]) -> set
     (`derived`), the gradient of an op reads the output's shape and writes the input's.
     """
     gradients = {
-        (_kind(other, reverse=True), _kind(one, reverse=True))
-        for one, other in pairwise(calls)
-        if one.phase is other.phase is Phase.FORWARD
-        and derived.isdisjoint((one.op.base, other.op.base))
+        (_kind(second, reverse=True), _kind(first, reverse=True))
+        for first, second in pairwise(calls)
+        if first.phase is second.phase is Phase.FORWARD
+        and derived.isdisjoint((first.op.base, second.op.base))
     }
     return {p for p in pairs if (_kind(calls[p]), _kind(calls[p + 1])) in gradients}
 

@@ -364,17 +364,11 @@ CONTRADICTIONS = (ArithmeticError, LookupError, TypeError, ValueError)
 
 
 def contradiction(doing: str, call: Call, error: Exception) -> InvalidInput:
-    """The error to raise for a call whose tensors and attributes do not fit its op.
-
-    Args:
-        doing: what was tried: "sharding".
-        call: the call.
-        error: what a rule raised.
-    """
+    """The error to raise for a call whose tensors and attributes do not fit its op."""
     shapes = " and ".join(str(tensor.shape) for tensor in call.op.inputs[:3]) or "no tensors"
-    made = " and ".join(str(tensor.shape) for tensor in call.op.outputs[:2]) or "nothing"
+    results = " and ".join(str(tensor.shape) for tensor in call.op.outputs[:2]) or "nothing"
     return InvalidInput(
         f"{doing} fails at {call.op.base} in {call.module or 'the step'} ({call.phase.value}): it "
-        f"makes {made} of {shapes}, which does not fit the op ({type(error).__name__}: {error}); "
-        "trace the step again"
+        f"makes {results} of {shapes}, which does not fit the op ({type(error).__name__}: {error})"
+        "; trace the step again"
     )

@@ -51,7 +51,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], bool]:
     root = tmp_path_factory.mktemp("attacked")
     (root / "train.py").write_text(SCRIPT)
     folder = victims(root)
-    before = [look(one) for one in sorted(folder.iterdir())]
+    before = [look(path) for path in sorted(folder.iterdir())]
     run = wavecast.run_script(root / "train.py", [str(folder)])
     time.sleep(1.5)  # for what goes on after the end
     return changed(folder, before), run.confined
@@ -65,7 +65,7 @@ def test_there_are_many() -> None:
 def test_each_attack_is_one(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     folder = victims(tmp_path)
-    before = [look(one) for one in sorted(folder.iterdir())]
+    before = [look(path) for path in sorted(folder.iterdir())]
     command = [sys.executable, str(tmp_path / "train.py"), str(folder)]
     done = subprocess.run(
         command,

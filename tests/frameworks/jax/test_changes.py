@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import wavecast
-from wavecast.advice.catalogue import CHANGES, OF_JAX
-from wavecast.advice.variants import TargetVariants, changed_target
+from wavecast.advice.catalogue import CHANGES, OF_JAX, TargetVariants, changed_target
 from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import JAX_SHARE
 from wavecast.frameworks.jax.driver import CompiledModule

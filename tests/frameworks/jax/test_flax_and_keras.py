@@ -16,8 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.jax.assembly import module_of
 from wavecast.frameworks.jax.hlo import read_hlo
 from wavecast.frameworks.jax.tracing import named_modules
-from wavecast.frameworks.keras_models import backend_of, choose_backend
-from wavecast.frameworks.target_files import imports_of
+from wavecast.frameworks.target_files import backend_of, choose_backend, imports_of
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 jax = pytest.importorskip("jax")
@@ -92,17 +91,17 @@ def test_the_framework_of_keras_is_the_one_that_the_file_chooses(
     assert backend_of(ast.parse(text)) == backend
     path = tmp_path / "train.py"
     path.write_text(text)
-    found = imports_of(str(path))
-    assert (found.jax, found.keras) == (backend == "jax", backend)
+    imports = imports_of(str(path))
+    assert (imports.jax, imports.keras) == (backend == "jax", backend)
 
 
 def test_tensorflow_is_refused_with_what_to_do(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text("import tensorflow as tf\nimport keras\n")
-    found = imports_of(str(path))
-    assert found.keras == "tensorflow"
+    imports = imports_of(str(path))
+    assert imports.keras == "tensorflow"
     with pytest.raises(InvalidInput, match="set KERAS_BACKEND=jax"):
-        choose_backend(found.keras)
+        choose_backend(imports.keras)
 
 
 KERAS = """

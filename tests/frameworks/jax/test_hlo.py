@@ -24,7 +24,7 @@ from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.hardware.devices import device
 from wavecast.parallel.ranks import own_strategy
 from wavecast.parallel.strategy import Parallel
-from wavecast.targets.tracing import largest_traced_batch
+from wavecast.targets.sources import largest_traced_batch
 from wavecast.traces.step import Phase, Role
 
 MODULE = Path(__file__).with_name("step.hlo").read_text(encoding="utf-8")

@@ -17,12 +17,16 @@ from wavecast.frameworks.jax.script_calls import JittedCalls, JoinedCalls
 from wavecast.frameworks.jax.tracing import trace_of
 from wavecast.frameworks.pytorch.scripts import jax_runner
 from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
+from wavecast.frameworks.script_results import RunOptions
 from wavecast.hardware.devices import device
 from wavecast.traces.graphs import XLA_CALL
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Phase, Trace
 
 jax = pytest.importorskip("jax")
+
+NO_OPTIONS = RunOptions()
 
 HEAD = """
 from functools import partial
@@ -109,10 +113,15 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax_runner, "traces_for", made)
 
 
-def _run(tmp_path: Path, body: str) -> ScriptRun:
+def _run(tmp_path: Path, body: str, options: RunOptions = NO_OPTIONS) -> ScriptRun:
     path = tmp_path / "train.py"
     path.write_text(HEAD + body, encoding="utf-8")
-    return jax_runner.run_jax(Program(str(path)), gpu=device("l4"))
+    watcher = Watcher("train.py", None, _nothing, _nothing, _nothing)
+    return jax_runner.run_jax(Program(str(path)), watcher, device("l4"), options)
+
+
+def _nothing(*_: object) -> None:
+    pass
 
 
 @pytest.mark.usefixtures("compiled")
@@ -146,7 +155,7 @@ def test_joined_calls_hand_on_what_they_return_and_are_given_each_array_once() -
     calls = JittedCalls(lambda: "train.py:1")
     with calls.watched():
         halved = jax.jit(lambda x, scale: {"y": x / 2 * scale})
-        added = jax.jit(lambda made, x: made["y"] + x, donate_argnums=1)
+        added = jax.jit(lambda parts, x: parts["y"] + x, donate_argnums=1)
         x, scale = jax.numpy.arange(8.0), np.full(8, 3.0)
         added(halved(x, scale), x)
     joined = JoinedCalls(calls.calls)
@@ -161,9 +170,9 @@ def test_a_step_of_two_functions_needs_the_memory_of_one_state(tmp_path: Path) -
     done = _run(tmp_path, TWO)
     weights = 512 * 512 * 4
     assert "params.w" in [value.parameter for value in done.trace.values]
-    large = [one for one in done.trace.allocations if one.nbytes == weights]
+    large = [memory for memory in done.trace.allocations if memory.nbytes == weights]
     assert len(large) == 3  # parameters, gradients, new parameters
-    assert [one.born is None for one in large].count(True) == 1
+    assert [memory.born is None for memory in large].count(True) == 1
     assert [c.phase for c in done.trace if c.op.name != XLA_CALL][-1] is Phase.OPTIMIZER
 
 
@@ -192,10 +201,8 @@ def test_tensorflow_is_told_to_run_on_jax(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_options_of_torch_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "train.py"
-    path.write_text(HEAD + PLAIN, encoding="utf-8")
     with pytest.raises(InvalidInput, match="leave out --until"):
-        jax_runner.run_jax(Program(str(path)), until="train.py:3")
+        _run(tmp_path, PLAIN, RunOptions(until="train.py:3"))
 
 
 @pytest.mark.slow

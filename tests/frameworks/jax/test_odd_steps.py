@@ -82,9 +82,11 @@ ENTRY %main (x: f32[@]) -> f32[@] {
 
     def operations(size: str) -> float:
         calls = scheduled(read_hlo(text.replace("@", size))).calls
-        (found,) = (call.op.attr("arithmetic") for call in calls if call.op.attr("fused") == "sort")
-        assert isinstance(found, float)
-        return found
+        (arithmetic,) = (
+            call.op.attr("arithmetic") for call in calls if call.op.attr("fused") == "sort"
+        )
+        assert isinstance(arithmetic, float)
+        return arithmetic
 
     assert operations("512,1024") / operations("65536,8") == 55 / 6
 

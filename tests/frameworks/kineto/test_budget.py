@@ -12,10 +12,9 @@ import pytest
 from over_all import over
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto import calls, events, read_kineto, recorded_step
-from wavecast.frameworks.kineto.arguments import Argument
+from wavecast.frameworks.kineto import calls, events, read_kineto
 from wavecast.frameworks.kineto.events import Inherited, Node, Span, enclosing, nest
-from wavecast.frameworks.kineto.schema import op_of
+from wavecast.frameworks.kineto.schema import Argument, op_of
 from wavecast.frameworks.kineto.survey import named
 from wavecast.traces.step import TensorSpec, Trace
 
@@ -157,7 +156,7 @@ def test_more_events_than_a_file_of_its_size_has_are_refused(
 def test_a_step_too_large_for_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_step, "LARGEST_VALUES_BYTES", 10_000)
+    monkeypatch.setattr(calls, "LARGEST_VALUES_BYTES", 10_000)
     with pytest.raises(InvalidInput, match="too many events to keep"):
         read(tmp_path, *[LAUNCH] * 20, KERNEL)
 

@@ -13,7 +13,10 @@ from kineto_file import File
 
 from wavecast import ops
 from wavecast.frameworks.kineto import read_kineto, schema
-from wavecast.traces.step import Op, TensorSpec, Trace
+from wavecast.frameworks.kineto.calls import fused_op
+from wavecast.hardware.devices import device
+from wavecast.predictors.habitat import Habitat
+from wavecast.traces.step import Call, Kernel, Op, Phase, TensorSpec, Trace
 
 CONVOLUTION = {
     "Input type": ["float", "float", "", *["ScalarList"] * 3, "Scalar", "ScalarList", "Scalar"],
@@ -178,8 +181,8 @@ def test_what_is_not_known_is_not_guessed(tmp_path: Path) -> None:
     assert unknown == Op("mine.secret", (TensorSpec((4, 8), "float32"),), ())
     broken = read_op(tmp_path, "aten::mm", arguments(["float", "float"], [[4, -1], "x"]))
     assert broken == Op("aten.mm", (), ())
-    uneven = read_op(tmp_path, "aten::mm", arguments(["float"], [[4], [4]]))
-    assert uneven == Op("aten.mm", (), ())
+    for uneven in (arguments(["float"], [[4], [4]]), arguments(["float"], [[4, 8]])):
+        assert read_op(tmp_path, "aten::mm", uneven) == Op("aten.mm", (), ())
 
 
 def test_impossible_arguments_leave_an_op_without_outputs(tmp_path: Path) -> None:
@@ -244,11 +247,6 @@ def test_a_file_that_needs_no_torch_says_nothing_of_it(tmp_path: Path) -> None:
     assert [note for note in notes if "record_shapes" in note]
 
 
-def test_an_op_that_was_recorded_in_part_has_no_shapes(tmp_path: Path) -> None:
-    op = read_op(tmp_path, "aten::mm", arguments(["float"], [[4, 8]]))
-    assert op == Op("aten.mm", (), ())
-
-
 def test_files_without_shapes_say_so(tmp_path: Path) -> None:
     def notes(**recorded: Any) -> Trace:
         file = File()
@@ -273,3 +271,54 @@ def test_indices_that_the_profiler_leaves_out_follow_from_the_values(tmp_path: P
     )
     one_value = arguments(types[:4], [[100, 8], [], [], []], ["", "", "", "False"])
     assert len(read_op(tmp_path, "aten::index_put_", one_value).inputs) == 2
+
+
+# Kernels of torch.compile, read from the arguments that the profiler recorded.
+
+
+def recorded(shapes: list[list[int]], numbers: list[int], dtype: str = "float") -> dict[str, Any]:
+    return {
+        "Input Dims": [*shapes, *([] for _ in numbers)],
+        "Input type": [*[dtype] * len(shapes), *["Scalar"] * len(numbers)],
+        "Concrete Inputs": [*[""] * len(shapes), *map(str, numbers)],
+    }
+
+
+def test_points_and_bytes_of_a_pointwise_kernel() -> None:
+    op = fused_op("triton_poi_fused_add_gelu_3", recorded([[64, 32], [32], [64, 32]], [2048]))
+    assert op.name == "inductor.pointwise"
+    assert (op.attr("points"), op.attr("reduction")) == (2048, 1)
+    assert (op.attr("read_bytes"), op.attr("write_bytes")) == (4 * 2048 + 4 * 32, 4 * 2048)
+
+
+def test_two_numbers_of_points_are_multiplied() -> None:
+    op = fused_op("triton_poi_fused_clone_1", recorded([[64, 32], [32, 64]], [64, 32]))
+    assert op.attr("points") == 2048
+
+
+@pytest.mark.parametrize(
+    ("letters", "name"),
+    [("red", "inductor.reduction"), ("per", "inductor.persistent_reduction")],
+)
+def test_reductions_have_rows_and_terms(letters: str, name: str) -> None:
+    op = fused_op(f"triton_{letters}_fused_sum_0", recorded([[64, 32], [64]], [64, 32]))
+    assert op.name == name
+    assert (op.attr("points"), op.attr("reduction")) == (64, 32)
+
+
+def test_without_shapes_only_the_name_is_known() -> None:
+    assert fused_op("triton_poi_fused_add_0", {}).name == "triton.triton_poi_fused_add_0"
+    own = fused_op("triton_my_kernel", recorded([[64, 32], [64, 32]], [2048]))
+    assert own.name == "triton.triton_my_kernel"
+
+
+def test_a_large_kernel_scales_with_the_bandwidth() -> None:
+    shape = [8192, 8192]
+    op = fused_op("triton_poi_fused_add_0", recorded([shape, shape, shape], [1 << 26]))
+    kernel = Kernel("triton_poi_fused_add_0", 200e-6, (65536, 1, 1), (128, 1, 1), 32, 0)
+    call = Call(op, Phase.FORWARD, kernels=(kernel,))
+    h200, a100 = device("h200-sxm"), device("a100-sxm-80gb")
+    scaled = Habitat.shipped().scale_call(call, h200, a100)
+    assert scaled is not None
+    bandwidths = h200.memory_bytes_per_s / a100.memory_bytes_per_s
+    assert scaled.seconds / 200e-6 == pytest.approx(bandwidths, rel=0.15)

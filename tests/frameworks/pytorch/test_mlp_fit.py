@@ -16,8 +16,7 @@ from wavecast.frameworks.pytorch.layers.mlp_fit import (
     network,
     split_by_configuration,
 )
-from wavecast.predictors.mlp.layers import KINDS
-from wavecast.predictors.mlp.predictor import DEVICE_FEATURES, MlpNetwork
+from wavecast.predictors.mlp import DEVICE_FEATURES, KINDS, MlpNetwork
 
 Floats = NDArray[np.float64]
 TINY = Recipe(width=16, depth=2, epochs=60, batch=64, late_after=30, rate=5e-3, late_rate=1e-3)
@@ -56,22 +55,22 @@ def test_the_default_is_the_published_recipe() -> None:
 
 @pytest.mark.slow
 def test_it_learns() -> None:
-    features, wanted = made()
-    fitted = fit(features, wanted, TINY)
+    features, times = made()
+    fitted = fit(features, times, TINY)
     assert len(fitted.losses) == TINY.epochs
     assert fitted.losses[0] > 0.5
-    error = np.abs(milliseconds(fitted, features) / wanted - 1).mean()
+    error = np.abs(milliseconds(fitted, features) / times - 1).mean()
     assert error < 0.1
     assert error == pytest.approx(fitted.losses[-1], abs=0.05)
 
 
 def test_the_same_seed_gives_the_same_network() -> None:
-    features, wanted = made(100)
+    features, times = made(100)
     short = dataclasses.replace(TINY, epochs=2)
-    one, two = (milliseconds(fit(features, wanted, short), features) for _ in range(2))
-    other = milliseconds(fit(features, wanted, dataclasses.replace(short, seed=1)), features)
-    assert (one == two).all()
-    assert (one != other).any()
+    first, second = (milliseconds(fit(features, times, short), features) for _ in range(2))
+    other = milliseconds(fit(features, times, dataclasses.replace(short, seed=1)), features)
+    assert (first == second).all()
+    assert (first != other).any()
 
 
 def test_training_leaves_the_random_numbers_of_others_alone() -> None:
@@ -81,8 +80,8 @@ def test_training_leaves_the_random_numbers_of_others_alone() -> None:
 
 
 def test_features_are_standardised_and_one_that_never_varied_is_ignored() -> None:
-    features, wanted = made()
-    fitted = fit(features, wanted, dataclasses.replace(TINY, epochs=1))
+    features, times = made()
+    fitted = fit(features, times, dataclasses.replace(TINY, epochs=1))
     scaled = (features - fitted.mean) * fitted.scale
     assert scaled[:, :3].mean(0) == pytest.approx(0, abs=1e-9)
     assert scaled[:, :3].std(0) == pytest.approx(1)
@@ -92,15 +91,15 @@ def test_features_are_standardised_and_one_that_never_varied_is_ignored() -> Non
 
 
 def test_numpy_answers_as_torch_does() -> None:
-    features, wanted = made(100)
-    fitted = fit(features, wanted, dataclasses.replace(TINY, epochs=3))
+    features, times = made(100)
+    fitted = fit(features, times, dataclasses.replace(TINY, epochs=3))
     by_numpy = MlpNetwork(fitted.mean, fitted.scale, fitted.weights).milliseconds(features)
     assert by_numpy == pytest.approx(milliseconds(fitted, features), rel=1e-4, abs=1e-5)
 
 
 def test_fewer_rows_than_a_batch_are_one_batch() -> None:
-    features, wanted = made(10)
-    assert len(fit(features, wanted, dataclasses.replace(TINY, epochs=2)).losses) == 2
+    features, times = made(10)
+    assert len(fit(features, times, dataclasses.replace(TINY, epochs=2)).losses) == 2
 
 
 def test_a_configuration_is_for_training_on_every_gpu_or_on_none() -> None:
@@ -114,7 +113,7 @@ def test_a_configuration_is_for_training_on_every_gpu_or_on_none() -> None:
 
 @pytest.mark.gpu
 def test_a_graph_trains_as_single_steps_do() -> None:
-    features, wanted = made()
+    features, times = made()
     short = dataclasses.replace(TINY, epochs=4, late_after=2)
-    one, two = (fit(features, wanted, short, device="cuda", graph=g) for g in (True, False))
-    assert one.losses == pytest.approx(two.losses, rel=1e-3)
+    graphed, single = (fit(features, times, short, device="cuda", graph=g) for g in (True, False))
+    assert graphed.losses == pytest.approx(single.losses, rel=1e-3)

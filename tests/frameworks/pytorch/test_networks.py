@@ -20,16 +20,16 @@ from lab.measured import campaigns
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.layers.networks import network_of
 from wavecast.predictors.learned.predictor import Learned
-from wavecast.runs.regression.layers.complexities import (
+from wavecast.runs.regression.complexities import (
     Category,
     LayerCategory,
     Network,
     Pass,
     caffe_net,
+    network_of_trace,
 )
-from wavecast.runs.regression.layers.layer_times import predicted_work, times_of_trace
-from wavecast.runs.regression.layers.per_layer import PerLayer, published, timed_network
-from wavecast.runs.regression.layers.traced_layers import network_of_trace
+from wavecast.runs.regression.layer_times import predicted_work, times_of_trace
+from wavecast.runs.regression.per_layer import PerLayer, published, timed_network
 from wavecast.suite.models.classics import VGG, AlexNet, GoogLeNet
 from wavecast.suite.models.vision import ResNet
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace

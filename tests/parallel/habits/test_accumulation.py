@@ -9,7 +9,7 @@ import pytest
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.parallel.gradients import gradients
-from wavecast.parallel.habits.applying import with_fused_accumulation
+from wavecast.parallel.habits import with_fused_accumulation
 from wavecast.traces.step import Phase, Trace
 
 LAYERS = 2

@@ -9,7 +9,7 @@ import pytest
 
 import wavecast
 from wavecast import ops
-from wavecast.parallel.habits.applying import Routes
+from wavecast.parallel.habits import Routes
 from wavecast.parallel.ranks import ParallelStep
 from wavecast.parallel.spreading import Spreader
 from wavecast.parallel.strategy import Parallel

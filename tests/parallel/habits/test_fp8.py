@@ -33,10 +33,12 @@ def test_the_matmuls_of_blocks_are_scaled_and_the_head_stays(strategy: Parallel)
         assert len(scaled) == len(blocks) > 0
         assert not _matmuls(part, inside=True)
         assert len(_matmuls(part, inside=False)) == len(_matmuls(wide, inside=False))
-        for call, one in zip(blocks, scaled, strict=True):
-            assert one.op.outputs == call.op.outputs
-            assert one.op.inputs[0].dtype.startswith("float8")
-            assert ops.executed_flops(one.op) == pytest.approx(ops.executed_flops(call.op), rel=0.1)
+        for call, in_8_bits in zip(blocks, scaled, strict=True):
+            assert in_8_bits.op.outputs == call.op.outputs
+            assert in_8_bits.op.inputs[0].dtype.startswith("float8")
+            assert ops.executed_flops(in_8_bits.op) == pytest.approx(
+                ops.executed_flops(call.op), rel=0.1
+            )
         casts = [c for c in part if c.op.outputs and c.op.outputs[0].dtype == "float8_e4m3fn"]
         forward = [c.module for c in casts if c.phase is Phase.FORWARD]
         # Norms and activations write 8 bits themselves, attention does not.
@@ -64,10 +66,10 @@ def test_a_cast_with_its_transposed_copy_is_a_pass_over_memory() -> None:
     wide, narrow8 = (TensorSpec((numel,), dtype) for dtype in ("bfloat16", "float8_e4m3fn"))
     large = [Op(cast.name, (wide,), (narrow8,) * results) for results in (1, 2)]
     gpu = device("h100-sxm-80gb")
-    one, both = (default_predictor().predict(op, gpu) for op in large)
-    assert one is not None
+    alone, both = (default_predictor().predict(op, gpu) for op in large)
+    assert alone is not None
     assert both is not None
-    assert 1 < both.seconds / one.seconds < 1.5  # 4 bytes an element instead of 3
+    assert 1 < both.seconds / alone.seconds < 1.5  # 4 bytes an element instead of 3
 
 
 def _is_cast(call: Call) -> bool:

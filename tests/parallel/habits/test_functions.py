@@ -10,8 +10,8 @@ import pytest
 import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.hardware.hosts import IN_FUNCTION, REFERENCE_HOST
-from wavecast.parallel.habits.applying import with_norms_in_functions
-from wavecast.parallel.habits.fusion import ROTARY, with_fused
+from wavecast.parallel.fused_kernels import ROTARY, with_fused
+from wavecast.parallel.habits import with_norms_in_functions
 from wavecast.traces.step import Trace
 
 LAYERS = 2
@@ -45,19 +45,6 @@ def test_rotary_positions_in_functions_cost_the_host_more_than_as_kernels(decode
     host, turned = REFERENCE_HOST, 2 * LAYERS  # queries and keys
     each_s = IN_FUNCTION * (2 * host.forward_s + host.autograd_s)
     assert _issue_s(functions) - _issue_s(kernels) == pytest.approx(turned * each_s)
-
-
-def test_the_gpu_takes_as_long_as_before(decoder: Trace) -> None:
-    plain, functions = (
-        wavecast.predict(
-            decoder,
-            "h100-sxm-80gb",
-            parallel=wavecast.Parallel(data=8, fused_rotary=True, triton_functions=on),
-        )
-        for on in (False, True)
-    )
-    assert functions.gpu_s == pytest.approx(plain.gpu_s)
-    assert functions.seconds > plain.seconds
 
 
 def test_a_step_without_norms_is_refused() -> None:

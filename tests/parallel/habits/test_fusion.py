@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import wavecast
 from wavecast import ops
 from wavecast.errors import InvalidInput
-from wavecast.parallel.habits.applying import with_sequence_first
-from wavecast.parallel.habits.fusion import EXPERTS, GATES, ROTARY, FusionRule, with_fused
+from wavecast.parallel.fused_kernels import EXPERTS, GATES, ROTARY, FusionRule, with_fused
+from wavecast.parallel.habits import with_sequence_first
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel
 from wavecast.suite.decoders import gpt, llama, mixtral
@@ -127,8 +127,8 @@ def test_a_step_without_such_groups_is_refused(option: str) -> None:
 def test_position_first_the_matmuls_of_attention_read_views() -> None:
     trace = wavecast.trace(UNFUSED)
 
-    def copies(one: Trace) -> int:
-        return sum(c.op.base == "aten.clone" and c.module.endswith("s.1.attention") for c in one)
+    def copies(step: Trace) -> int:
+        return sum(c.op.base == "aten.clone" and c.module.endswith("s.1.attention") for c in step)
 
     assert copies(trace) - copies(with_sequence_first(trace)) == 6  # three, and again recomputed
     with pytest.raises(InvalidInput, match="sequence_first leaves out the copies"):

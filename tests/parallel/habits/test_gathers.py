@@ -9,7 +9,7 @@ from parallel_steps import small_gpt2_step
 
 from wavecast.errors import InvalidInput
 from wavecast.footprint.memory import fullest_trace
-from wavecast.parallel.habits.gathers import with_gathers_again
+from wavecast.parallel.habits import with_gathers_again
 from wavecast.parallel.ranks import kept_bytes
 from wavecast.parallel.spreading import spread
 from wavecast.parallel.strategy import Parallel

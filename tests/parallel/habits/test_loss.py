@@ -10,8 +10,8 @@ from parallel_steps import small_gpt2_step
 
 import wavecast
 from wavecast.errors import InvalidInput
-from wavecast.footprint.kinds import peak_bytes
-from wavecast.parallel.habits.fusion import with_fused_loss
+from wavecast.footprint.memory import peak_bytes
+from wavecast.parallel.fused_kernels import with_fused_loss
 from wavecast.traces.step import Trace
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from made import tensor
 
 from wavecast.hardware.devices import device
-from wavecast.predictors.learned.physics.columns import AttentionRow
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import AttentionRow
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Scalar
 

@@ -6,10 +6,10 @@ import pytest
 from made import tensor
 
 from wavecast.hardware.devices import device
-from wavecast.predictors.learned.physics.columns import ConcatenationRow
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.streams import CONTIGUOUS, PIECES, STRIDED
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import ConcatenationRow
 from wavecast.predictors.learned.predictor import Learned
+from wavecast.predictors.learned.streams import CONTIGUOUS, PIECES, STRIDED
 from wavecast.traces.step import Op, TensorSpec
 
 TOKENS = (64, 16, 2048, 128)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from wavecast.hardware.devices import device
-from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics.columns import ConvolutionRow, ProductRow, columns_of
-from wavecast.predictors.learned.physics.convolutions import (
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import ConvolutionRow, ProductRow, columns_of
+from wavecast.predictors.learned.convolutions import (
     DEPTHWISE_PARAMETERS,
     depthwise_limits,
 )
-from wavecast.predictors.learned.physics.parts import parts_of
+from wavecast.predictors.learned.gpus import gpu_of
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, Scalar, TensorSpec
 

@@ -7,12 +7,12 @@ import pytest
 from made import tensor
 
 from wavecast.hardware.devices import device
+from wavecast.predictors.learned import loop_kernels
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import StreamRow, columns_of
+from wavecast.predictors.learned.fusions import FUSED_PARAMETERS, fused_s
 from wavecast.predictors.learned.gpus import GpuFacts, gpu_of
-from wavecast.predictors.learned.physics import lookups
-from wavecast.predictors.learned.physics.columns import StreamRow, columns_of
-from wavecast.predictors.learned.physics.fusions import FUSED_PARAMETERS, fused_s
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.predictors.learned.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 
@@ -43,15 +43,15 @@ def selected(rows: int, width: int, dim: int = 0) -> Op:
 
 
 def test_a_row_in_one_piece_has_a_block() -> None:
-    assert lookups.fetched_rows(selected(1000, 16)) == (1000, 64)
+    assert loop_kernels.fetched_rows(selected(1000, 16)) == (1000, 64)
     spread = TensorSpec((1000, 16), "int64", (1, 0))
     gather = Op("aten.gather", (tensor(50, 16), spread), (tensor(1000, 16),), (("dim", 0),))
-    assert lookups.fetched_rows(gather) == (1000, 64)
+    assert loop_kernels.fetched_rows(gather) == (1000, 64)
     elementwise = Op("aten.gather", (tensor(50, 16), index(1000, 16)), gather.outputs, gather.attrs)
-    assert lookups.fetched_rows(elementwise) is None
-    assert lookups.fetched_rows(selected(1000, 17)) is None  # rows begin anywhere
-    assert lookups.fetched_rows(selected(1000, 16, dim=1)) is None
-    assert lookups.blocks(selected(1000, 3000)) == 3 * 1000
+    assert loop_kernels.fetched_rows(elementwise) is None
+    assert loop_kernels.fetched_rows(selected(1000, 17)) is None  # rows begin anywhere
+    assert loop_kernels.fetched_rows(selected(1000, 16, dim=1)) is None
+    assert loop_kernels.blocks(selected(1000, 3000)) == 3 * 1000
 
 
 @pytest.mark.parametrize("rows", [300_000, 1_500_000])
@@ -86,7 +86,7 @@ def test_single_elements_of_one_place_are_counted_one_by_one() -> None:
     biases, indices = tensor(12, 144), index(144, 144)
     attrs: tuple[tuple[str, Scalar], ...] = (("accumulate", True),)
     op = Op("aten.index_put", (biases, indices, tensor(12, 144, 144)), (biases,), attrs)
-    assert row_of(op).queued_clocks == lookups.ADDED["single"] * 144
+    assert row_of(op).queued_clocks == loop_kernels.ADDED["single"] * 144
     assert seconds(op) == pytest.approx(99e-6, rel=0.4)
 
 

@@ -9,11 +9,11 @@ import pytest
 from made import tensor
 
 from wavecast.hardware.devices import device
+from wavecast.predictors.learned.batch import parts_of
+from wavecast.predictors.learned.columns import StreamRow, columns_of
 from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics.columns import StreamRow, columns_of
-from wavecast.predictors.learned.physics.loop_kernels import loop_of
-from wavecast.predictors.learned.physics.parts import parts_of
-from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.predictors.learned.loop_kernels import loop_of
+from wavecast.predictors.learned.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, TensorSpec
 
 
@@ -70,9 +70,9 @@ def seconds(op: Op) -> float:
     ],
 )
 def test_torch_launched_these_blocks(op: Op, blocks: int, threads: int) -> None:
-    found = loop_of(op)
-    assert found is not None
-    assert (found.blocks, found.threads) == (blocks, threads)
+    thread_loop = loop_of(op)
+    assert thread_loop is not None
+    assert (thread_loop.blocks, thread_loop.threads) == (blocks, threads)
 
 
 def test_a_sum_with_idle_threads_is_ragged() -> None:

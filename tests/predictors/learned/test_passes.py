@@ -8,17 +8,17 @@ from made import tensor
 from wavecast.hardware.devices import device
 from wavecast.ops import cost_of
 from wavecast.ops.costs import COUNTED, SORTING, SORTING_FEW
-from wavecast.predictors.learned.gpus import gpu_of
-from wavecast.predictors.learned.physics import passes
-from wavecast.predictors.learned.physics.columns import (
+from wavecast.predictors.learned import passes
+from wavecast.predictors.learned.batch import is_masked, parts_of
+from wavecast.predictors.learned.columns import (
     CASTS,
     STRIDES,
     VECTORS,
     StreamRow,
     columns_of,
 )
-from wavecast.predictors.learned.physics.parts import is_masked, parts_of
-from wavecast.predictors.learned.physics.streams import STREAM_PARAMETERS, stream_limits
+from wavecast.predictors.learned.gpus import gpu_of
+from wavecast.predictors.learned.streams import STREAM_PARAMETERS, stream_limits
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 THETA = {name: start for name, (start, _, _) in STREAM_PARAMETERS.items()}
@@ -43,8 +43,8 @@ def physics_s(op: Op, gpu: str = "h200-sxm") -> float:
     return float(stream_limits(columns_of(stream_rows(op)), facts, THETA).seconds().sum())
 
 
-def added(one: TensorSpec, other: TensorSpec, out: TensorSpec) -> Op:
-    return Op("aten.add.Tensor", (one, other), (out,))
+def added(left: TensorSpec, right: TensorSpec, out: TensorSpec) -> Op:
+    return Op("aten.add.Tensor", (left, right), (out,))
 
 
 half = tensor(*BIG, dtype="float16")
@@ -110,9 +110,14 @@ def test_on_a_gpu_with_less_memory_for_each_sm_casts_are_hidden() -> None:
 def norm(shape: tuple[int, ...], *, training: bool, channels_last: bool = False) -> Op:
     strides = (shape[1] * shape[2] * shape[3], 1, shape[3] * shape[1], shape[1])
     image = TensorSpec(shape, "float32", strides) if channels_last else tensor(*shape)
-    one = tensor(shape[1])
+    weight = tensor(shape[1])
     attrs: tuple[tuple[str, Scalar], ...] = (("training", training),)
-    return Op("aten.native_batch_norm", (image, one, one, one, one), (image, one, one), attrs)
+    return Op(
+        "aten.native_batch_norm",
+        (image, weight, weight, weight, weight),
+        (image, weight, weight),
+        attrs,
+    )
 
 
 def test_launches_are_counted() -> None:
@@ -233,10 +238,12 @@ def test_own_norms_compute_statistics_and_then_apply_them() -> None:
 
 def test_many_rows_are_divided_among_blocks() -> None:
     def backward(rows: int) -> Op:
-        one, statistic = tensor(rows, 96), tensor(rows, 1)
-        given = (one, one, statistic, statistic, tensor(96), tensor(96))
+        rows_of_norm, statistic = tensor(rows, 96), tensor(rows, 1)
+        given = (rows_of_norm, rows_of_norm, statistic, statistic, tensor(96), tensor(96))
         attrs: tuple[tuple[str, Scalar], ...] = (("normalized_shape", (96,)),)
-        return Op("aten.native_layer_norm_backward", given, (one, tensor(96), tensor(96)), attrs)
+        return Op(
+            "aten.native_layer_norm_backward", given, (rows_of_norm, tensor(96), tensor(96)), attrs
+        )
 
     fewer, more = stream_row(backward(60_000)), stream_row(backward(70_000))
     assert fewer.rows == 2 * 60_000
@@ -252,12 +259,6 @@ def test_a_softmax_with_hidden_rows_is_four_kernels() -> None:
     assert whole is not None
     moved = sum(row.read_bytes + row.written_bytes for row in rows)
     assert moved == pytest.approx(whole.bytes, rel=0.01)
-
-
-def test_all_tensors_of_a_list_count() -> None:
-    weights = tuple(tensor(1000, size) for size in (100, 200, 300))
-    op = Op("aten._foreach_mul_.Scalar", weights, weights)
-    assert stream_row(op).elements == 600_000
 
 
 def test_planes_of_one_point_share_a_line() -> None:

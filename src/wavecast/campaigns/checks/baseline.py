@@ -6,16 +6,24 @@ steps give equal files on every machine, and a changed step changes the lines th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wavecast.analysis.comparison import NO_KIND, StepSummary
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, prefixed
 from wavecast.files import read_toml, toml_text, write_checked
-from wavecast.hardware.fact_files import refuse_unknown, table_of, text_of
 from wavecast.ops.registry import kind_of
+from wavecast.reading import (
+    a_table,
+    any_text,
+    expected,
+    is_number,
+    read_record,
+    table_of,
+    text_of,
+)
 from wavecast.steps.prediction import Share
 
 FORMAT = 1
@@ -25,22 +33,6 @@ _MIB = 1 << 20
 _HEAD = (
     'The predicted figures of training steps, written by "wavecast check --update".',
     "Commit this file: a review then shows what a change costs. Do not edit it by hand.",
-)
-_KEYS = ("format", "host", "software", "usd_per_hour", "steps")
-_STEP_KEYS = (
-    *("step_ms", "gpu_ms", "host_ms", "bound_by", "peak_mib", "needed_mib", "fits"),
-    *(
-        "kernels",
-        "waits",
-        "samples",
-        "unit",
-        "unpredicted",
-        "ops_hash",
-        "memory",
-        "types",
-        "ops",
-        "modules",
-    ),
 )
 
 
@@ -53,8 +45,17 @@ class Baseline:
     software: Mapping[str, str] = field(default_factory=dict)
     """The versions of Wavecast and of the libraries that shape a step, by name."""
     host: str = ""
-    usd_per_hour: Mapping[str, float] = field(default_factory=dict)
+    usd_per_hour: Mapping[str, Annotated[float, _amount]] = field(default_factory=dict)
     """The price of each GPU, by which the cheapest one is chosen."""
+
+
+_amount = expected(lambda value: is_number(value) and 0 <= value < 1e18, "a number of at least 0")
+
+
+def _amount_above_0(value: Any, where: str) -> float:
+    if not _amount(value, where):
+        raise InvalidInput(f"{where} is 0, and no step takes no time")
+    return float(value)
 
 
 def kept(step: StepSummary) -> StepSummary:
@@ -135,6 +136,44 @@ def to_toml(baseline: Baseline) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _KeptPart:
+    """A type, an op or a module of a step as the file has it."""
+
+    calls: Annotated[float, _amount]
+    gpu_ms: Annotated[float, _amount]
+
+
+def _kept_part(table: Any, where: str) -> _KeptPart:
+    return read_record(_KeptPart, table, "a part of a step", f"{where}.")
+
+
+_Parts = Mapping[str, Annotated[_KeptPart, _kept_part]]
+
+
+@dataclass(frozen=True)
+class _KeptStep:
+    """A step as the file has it."""
+
+    step_ms: Annotated[float, _amount_above_0]
+    gpu_ms: Annotated[float, _amount]
+    host_ms: Annotated[float, _amount]
+    bound_by: Annotated[str, any_text]
+    kernels: Annotated[float, _amount]
+    waits: Annotated[float, _amount]
+    ops_hash: Annotated[str, any_text]
+    peak_mib: Annotated[float | None, _amount] = None
+    needed_mib: Annotated[float | None, _amount] = None
+    fits: bool | None = None
+    samples: Annotated[float | None, _amount] = None
+    unit: Annotated[str, any_text] = "samples"
+    unpredicted: Annotated[float, _amount] = 0.0
+    memory: Mapping[str, Annotated[float, _amount]] = field(default_factory=dict)
+    types: _Parts = field(default_factory=dict)
+    ops: _Parts = field(default_factory=dict)
+    modules: _Parts = field(default_factory=dict)
+
+
 def _step_table(step: StepSummary) -> dict[str, Any]:
     parts = {"types": step.types, "ops": step.ops, "modules": step.modules}
     return {
@@ -171,98 +210,57 @@ def read_baseline(path: Path) -> Baseline:
     Raises:
         InvalidInput: the file cannot be read, or is not a baseline.
     """
-    try:
+    with prefixed(f"{path}: "):
         table = read_toml(path)
-        refuse_unknown(table, _KEYS, "a baseline")
-        if table.get("format") != FORMAT:
+        form = table.get("format")
+        if form != FORMAT:
             raise InvalidInput(
-                f"its format is {table.get('format')!r}, and this version of Wavecast reads "
-                f"{FORMAT}; write it anew with wavecast check --update"
+                f"its format is {form!r}, and this version of Wavecast reads {FORMAT}; write it "
+                "anew with wavecast check --update"
             )
-        software = table_of(table, "software")
-        return Baseline(
-            steps={
-                target: {
-                    gpu: _step(table_of(gpus, gpu), gpu, f"steps.{target}.{gpu}") for gpu in gpus
-                }
-                for target, gpus in _tables(table, "steps")
-            },
-            software={name: text_of(software, name) for name in software},
-            host=text_of(table, "host"),
-            usd_per_hour={
-                gpu: _number(price, f"usd_per_hour.{gpu}")
-                for gpu, price in table_of(table, "usd_per_hour").items()
-            },
-        )
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
+        steps = {
+            target: {
+                gpu: _step(gpu, step, f"steps.{target}.{gpu}")
+                for gpu, step in a_table(of_gpus, f"steps.{target}").items()
+            }
+            for target, of_gpus in table_of(table, "steps").items()
+        }
+        besides, host = ("format", "steps", "host"), text_of(table, "host")
+        return read_record(Baseline, table, "a baseline", besides=besides, steps=steps, host=host)
 
 
-def _tables(table: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    inner = table_of(table, key)
-    for name in inner:
-        yield name, table_of(inner, name)
-
-
-def _step(table: Mapping[str, Any], gpu: str, where: str) -> StepSummary:
-    refuse_unknown(table, _STEP_KEYS, "a step of a baseline", f"{where}.")
-
-    def number(key: str) -> float:
-        return _number(table.get(key), f"{where}.{key}")
-
-    def text(key: str) -> str:
-        value = table.get(key)
-        if not isinstance(value, str):
-            raise InvalidInput(f"{where}.{key} must be a text in quotes, not {value!r}")
-        return value
-
-    def size(key: str) -> int | None:
-        return round(number(key)) * _MIB if key in table else None
-
-    if not number("step_ms"):
-        raise InvalidInput(f"{where}.step_ms is 0, and no step takes no time")
-    fits = table.get("fits")
-    if fits is not None and not isinstance(fits, bool):
-        raise InvalidInput(f"{where}.fits must be true or false, not {fits!r}")
-    ops = _parts(table, "ops", where)
+def _step(gpu: str, table: Any, where: str) -> StepSummary:
+    step = read_record(_KeptStep, table, "a step of a baseline", f"{where}.")
+    ops, modules, types = (_parts(parts) for parts in (step.ops, step.modules, step.types))
     return StepSummary(
         gpu=gpu,
-        seconds=_rounded(number("step_ms") / 1e3),
-        gpu_s=_rounded(number("gpu_ms") / 1e3),
-        host_s=_rounded(number("host_ms") / 1e3),
-        bound_by=text("bound_by"),
-        kernels=int(number("kernels")),
-        syncs=int(number("waits")),
-        needed_bytes=size("needed_mib"),
-        peak_bytes=size("peak_mib"),
-        fits=fits,
-        samples=int(number("samples")) if "samples" in table else None,
-        unit=text("unit") if "unit" in table else "samples",
-        unpredicted_share=number("unpredicted") if "unpredicted" in table else 0.0,
-        fingerprint=text("ops_hash"),
+        seconds=_rounded(step.step_ms / 1e3),
+        gpu_s=_rounded(step.gpu_ms / 1e3),
+        host_s=_rounded(step.host_ms / 1e3),
+        bound_by=step.bound_by,
+        kernels=int(step.kernels),
+        syncs=int(step.waits),
+        needed_bytes=_bytes(step.needed_mib),
+        peak_bytes=_bytes(step.peak_mib),
+        fits=step.fits,
+        samples=None if step.samples is None else int(step.samples),
+        unit=step.unit,
+        unpredicted_share=step.unpredicted,
+        fingerprint=step.ops_hash,
         kinds=_kinds_of(ops),
-        types=_parts(table, "types", where),
+        types=types,
         ops=ops,
-        modules=_parts(table, "modules", where),
-        memory={
-            kind: round(_number(mib, f"{where}.memory.{kind}")) * _MIB
-            for kind, mib in table_of(table, "memory").items()
-        },
+        modules=modules,
+        memory={kind: round(mib) * _MIB for kind, mib in step.memory.items()},
     )
 
 
-def _parts(table: Mapping[str, Any], key: str, where: str) -> tuple[Share, ...]:
-    parts = []
-    for name, part in _tables(table, key):
-        refuse_unknown(part, ("calls", "gpu_ms"), "a part of a step", f"{where}.{key}.{name}.")
-        calls, gpu_ms = (
-            _number(part.get(each), f"{where}.{key}.{name}.{each}") for each in ("calls", "gpu_ms")
-        )
-        parts.append(Share(name, int(calls), _rounded_part(gpu_ms / 1e3)))
-    return tuple(parts)
+def _bytes(mib: float | None) -> int | None:
+    return None if mib is None else round(mib) * _MIB
 
 
-def _number(value: object, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
-        raise InvalidInput(f"{where} must be a number of at least 0, not {value!r}")
-    return value
+def _parts(parts: Mapping[str, _KeptPart]) -> tuple[Share, ...]:
+    return tuple(
+        Share(name, int(part.calls), _rounded_part(part.gpu_ms / 1e3))
+        for name, part in parts.items()
+    )

@@ -33,6 +33,7 @@ from wavecast.campaigns.checks.verdicts import (
     overall,
 )
 from wavecast.errors import InvalidInput, WavecastError
+from wavecast.frameworks import children
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.recording.user_lines import naming_all_lines
 from wavecast.hardware.devices import device
@@ -40,8 +41,7 @@ from wavecast.planning.prices import price
 from wavecast.results import Shown
 from wavecast.steps.request import predict
 from wavecast.targets.sources import Tracing, target_source
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import Trait, resolve, strategy_of
 
 _LIBRARIES = ("torch", "transformers", "diffusers", "peft", "timm", "lightning", "torchvision")
 """The libraries whose versions shape the ops of a step. They are named if a step imported them."""
@@ -89,8 +89,6 @@ def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicte
     """The steps that a file of checks names, as they are now.
 
     Args:
-        config: the file of checks.
-        version: the version of Wavecast.
         tracing: what surrounds the tracing of a step, such as a line of progress.
     """
     steps: dict[str, dict[str, StepSummary]] = {}
@@ -111,7 +109,7 @@ def predict_all(config: CheckConfig, version: str, tracing: Tracing) -> Predicte
 
 
 def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[str, StepSummary]:
-    wanted = resolve(
+    resolved = resolve(
         target.target, target.batch, target.precision, ModelOptions.named(target.options)
     )
     gpus = [device(gpu) for gpu in target.gpus]
@@ -120,17 +118,18 @@ def _predict_target(target: CheckedTarget, host: str, tracing: Tracing) -> dict[
         "ranks": target.ranks,
         "compiled": target.compile,
     }
-    if wanted.trace is not None and any(traced.values()):
+    if resolved.trace is not None and any(traced.values()):
         raise InvalidInput(
             f"{target.target} is a trace, so assume, ranks and compile would change nothing"
         )
-    step = replace(wanted, name=target.name, **traced)
+    step = replace(resolved, name=target.name, **traced)
     with naming_all_lines():
         source = target_source(step, tracing)
         traces = source.families(gpus)
-    issued_by = None if wanted.is_measured else host  # a measured step keeps its own host
+    # A measured step keeps its own host.
+    issued_by = None if Trait.MEASURED in resolved.traits else host
     spread = target.parallel or (f"data={target.ranks}" if target.ranks else "")
-    strategy = strategy_of(spread, target.target, wanted.options) if spread else None
+    strategy = strategy_of(spread, target.target, resolved.options) if spread else None
     rows = [predict(traces, gpu, host=issued_by, parallel=strategy) for gpu in gpus]
     rows = [replace(row, largest=source.larger(row.device)) for row in rows]
     return {row.device.id: kept(summary_of(row)) for row in rows}
@@ -154,8 +153,6 @@ def baseline_of(
     """The baseline that holds the steps as they are now.
 
     Args:
-        predicted: the steps of now.
-        config: the file of checks.
         before: the baseline so far. None if there is none.
         whole: whether targets that were not predicted leave the baseline.
 
@@ -183,7 +180,6 @@ def check_all(
     """The verdicts on the steps of a file of checks.
 
     Args:
-        config: the file of checks.
         predicted: the steps as they are.
         baseline: the steps as they were.
         changed: the lines of code that changed since. None if that is not known.
@@ -355,21 +351,17 @@ def baseline_at(commit: str, config: CheckConfig) -> Baseline:
         written.unlink(missing_ok=True)
         if _updates(file, folder, names):
             return read_baseline(written)
-        found = [read_baseline(written) for name in names if _updates(file, folder, [name])]
-        return found[-1] if found else Baseline({})
+        baselines = [read_baseline(written) for name in names if _updates(file, folder, [name])]
+        return baselines[-1] if baselines else Baseline({})
 
 
 def _updates(config: Path, folder: Path, names: Sequence[str]) -> bool:
     """Whether steps could be traced into the baseline of a folder."""
-    own = [str(folder), str(folder / "src"), *sys.path]
     chosen = [part for name in names for part in ("--target", name)]
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "wavecast", "check", "--update"),
-            *("--config", config.name, *chosen),
-        ],
+        children.command("wavecast", "check", "--update", "--config", config.name, *chosen),
         cwd=config.parent,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, own))},
+        env=children.environment([str(folder), str(folder / "src"), *sys.path]),
         capture_output=True,
         check=False,
     )

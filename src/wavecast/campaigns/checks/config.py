@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from wavecast.analysis.comparison import WAITS, WORTH_A_ROW_S, PartChange, StepComparison
-from wavecast.errors import InvalidInput, WavecastError
+from wavecast.errors import InvalidInput, WavecastError, prefixed
 from wavecast.files import read_toml
-from wavecast.hardware.devices import device
-from wavecast.hardware.fact_files import names_of, refuse_unknown, table_of, text_of
+from wavecast.hardware.devices import device, names
 from wavecast.hardware.kept_hosts import REFERENCE
-from wavecast.traces.file import SUFFIXES
+from wavecast.reading import expected, is_number, read_record, refuse_unknown, table_of, text
+from wavecast.targets.targets import begins_with_path
 
 CONFIG = "wavecast.toml"
 """The file that `wavecast check` looks for."""
@@ -26,11 +25,6 @@ BASELINE = "wavecast-baseline.toml"
 """The baseline, if the file of checks names no other."""
 
 _PERCENT = re.compile(r"\s*([0-9.]+)\s*%\s*")
-_KEYS = ("gpus", "baseline", "host", "tolerance", "targets")
-TARGET_KEYS = (
-    *("target", "batch", "precision", "gpus", "tolerance", "options", "assume"),
-    *("ranks", "compile", "parallel"),
-)
 
 
 @dataclass(frozen=True)
@@ -56,6 +50,9 @@ class Tolerances:
     """How much better another GPU must be, before the choice of the GPU counts as changed."""
 
 
+_from_1 = expected(lambda count: type(count) is int and count >= 1, "a whole number of at least 1")
+
+
 @dataclass(frozen=True)
 class CheckedTarget:
     """A step to check, and the GPUs to check it on."""
@@ -64,16 +61,16 @@ class CheckedTarget:
     """Its name in the file, and in the baseline."""
     target: str
     """The step, as commands take it."""
-    gpus: tuple[str, ...]
+    gpus: Annotated[tuple[str, ...], names] = ()
     """The ids of the GPUs."""
-    batch: int | None = None
+    batch: Annotated[int | None, _from_1] = None
     precision: str | None = None
     tolerances: Tolerances = Tolerances()
     options: Mapping[str, Any] = field(default_factory=dict)
     """The options of `hf:` targets and of decoders, as the command line names them."""
     assume: Mapping[str, Any] = field(default_factory=dict)
     """What the step reads from the GPU, by line of code."""
-    ranks: int | None = None
+    ranks: Annotated[int | None, _from_1] = None
     """How many ranks the step's own parallel code has."""
     compile: bool = False
     """Whether the step is traced as if its modules were compiled."""
@@ -87,8 +84,8 @@ class CheckConfig:
 
     path: Path
     """The file that it was read from."""
-    baseline: Path
     targets: tuple[CheckedTarget, ...]
+    baseline: Annotated[Path, text] = Path(BASELINE)
     host: str = REFERENCE
     """The host that issues the steps. One that every machine has gives everyone equal results."""
 
@@ -102,7 +99,7 @@ class CheckConfig:
         for name in names:
             if name not in known:
                 raise InvalidInput(f"{self.path} has no target {name!r}; it has {', '.join(known)}")
-        return dataclasses.replace(self, targets=tuple(known[name] for name in names))
+        return replace(self, targets=tuple(known[name] for name in names))
 
 
 def find_config(folder: Path) -> Path:
@@ -114,8 +111,10 @@ def find_config(folder: Path) -> Path:
     if (folder / CONFIG).is_file():
         return folder / CONFIG
     project = folder / PROJECT
-    if project.is_file() and "wavecast" in _tools(project):
-        return project
+    if project.is_file():
+        with prefixed(f"{project}: "):
+            if "wavecast" in table_of(read_toml(project), "tool"):
+                return project
     raise InvalidInput(
         f"there is no {CONFIG} here, and no [tool.wavecast] in {PROJECT}; write one that names a "
         'step and a GPU, such as: gpus = ["l4"] and [targets.mine] target = "train.py:make_step"'
@@ -128,89 +127,55 @@ def read_config(path: Path) -> CheckConfig:
     Raises:
         InvalidInput: the file cannot be read, or a key or value in it is wrong.
     """
-    try:
+    with prefixed(f"{path}: "):
         table: Mapping[str, Any] = read_toml(path)
         if path.name == PROJECT:
             table = table_of(table_of(table, "tool"), "wavecast")
-        refuse_unknown(table, _KEYS, "a file of checks")
-        gpus = names_of(table, "gpus")
-        tolerances = _tolerances(table, Tolerances())
+        shared = ("gpus", "tolerance", "targets")
+        config = read_record(
+            CheckConfig, table, "a file of checks", besides=shared, path=path, targets=()
+        )
         steps = table_of(table, "targets")
         if not steps:
             raise InvalidInput('has no targets; write [targets.mine] and target = "..." below it')
-        baseline = text_of(table, "baseline") if "baseline" in table else BASELINE
-        return CheckConfig(
-            path=path,
-            baseline=path.parent / baseline,
-            targets=tuple(_target(steps, name, gpus, tolerances, path.parent) for name in steps),
-            host=text_of(table, "host") if "host" in table else REFERENCE,
+        gpus = names(table.get("gpus", []), "gpus")
+        usual = given_tolerances(table_of(table, "tolerance"))
+        targets = tuple(
+            _target(name, step, gpus, usual, path.parent) for name, step in steps.items()
         )
-    except InvalidInput as error:
-        raise InvalidInput(f"{path}: {error}") from None
-
-
-def _tools(project: Path) -> Mapping[str, Any]:
-    try:
-        return table_of(read_toml(project), "tool")
-    except InvalidInput as error:
-        raise InvalidInput(f"{project}: {error}") from None
+        return replace(config, baseline=path.parent / config.baseline, targets=targets)
 
 
 def _target(
-    steps: Mapping[str, Any], name: str, gpus: tuple[str, ...], usual: Tolerances, folder: Path
+    name: str, table: Any, usual_gpus: tuple[str, ...], usual: Tolerances, folder: Path
 ) -> CheckedTarget:
     where = f"targets.{name}"
-    table = table_of(steps, name)
-    refuse_unknown(table, TARGET_KEYS, "a target", f"{where}.")
+    target = read_record(
+        CheckedTarget,
+        table,
+        "a target",
+        f"{where}.",
+        besides=("tolerance",),
+        name=name,
+        tolerances=usual,
+    )
     try:
-        named = names_of(table, "gpus") or gpus
-        if not named:
+        usual = given_tolerances(table_of(table, "tolerance"), usual)
+        gpus = target.gpus or usual_gpus
+        if not gpus:
             raise InvalidInput('names no GPU; write gpus = ["l4"] there or at the top of the file')
-        ids = tuple(dict.fromkeys(device(gpu).id for gpu in named))
-        return CheckedTarget(
-            name=name,
-            target=_placed(text_of(table, "target"), folder),
-            gpus=ids,
-            batch=_checked(table, "batch", _is_batch, "a whole number of at least 1"),
-            precision=text_of(table, "precision") if "precision" in table else None,
-            tolerances=_tolerances(table, usual),
-            options=table_of(table, "options"),
-            assume=table_of(table, "assume"),
-            ranks=_checked(table, "ranks", _is_batch, "a whole number of at least 1"),
-            compile=bool(_checked(table, "compile", _is_switch, "true or false")),
-            parallel=text_of(table, "parallel") if "parallel" in table else "",
-        )
+        ids = tuple(dict.fromkeys(device(gpu).id for gpu in gpus))
+        target_path = _placed(target.target, folder)
+        return replace(target, target=target_path, gpus=ids, tolerances=usual)
     except WavecastError as error:
         raise InvalidInput(f"{where}: {error}") from None
 
 
 def _placed(target: str, folder: Path) -> str:
     """A target whose file is named from the folder of the file of checks."""
-    is_file = ".py" in target or target.endswith((".gz", ".json", *SUFFIXES))
-    if not is_file or ":/" in target or Path(target).is_absolute() or target.startswith("hf:"):
+    if not begins_with_path(target) or Path(target).is_absolute():
         return target
     return str(folder / target) if folder != Path() else target
-
-
-def _checked(
-    table: Mapping[str, Any], key: str, accepts: Callable[[Any], bool], expected: str
-) -> Any:
-    value = table.get(key)
-    if key in table and not accepts(value):
-        raise InvalidInput(f"{key} must be {expected}, not {value!r}")
-    return value
-
-
-def _is_switch(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_batch(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _tolerances(table: Mapping[str, Any], usual: Tolerances) -> Tolerances:
-    return given_tolerances(table_of(table, "tolerance"), usual)
 
 
 def given_tolerances(
@@ -222,19 +187,19 @@ def given_tolerances(
     Raises:
         InvalidInput: there is no such figure, or a value is wrong.
     """
-    names = [each.name for each in dataclasses.fields(Tolerances)]
-    refuse_unknown(given, names, "the tolerances", "tolerance.")
+    figures = [field.name for field in fields(Tolerances)]
+    refuse_unknown(given, figures, "the tolerances", "tolerance.")
     values = {name: _tolerance(name, value) for name, value in given.items()}
-    return dataclasses.replace(usual, **values)
+    return replace(usual, **values)
 
 
-def _tolerance(name: str, value: object) -> float | None:
+def _tolerance(name: str, value: Any) -> float | None:
     """A tolerance: 0.05, "5%", or false for a figure that is not checked."""
     if value is False or value is None:
         return None
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value)):
         value = float(match[1]) / 100
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value < math.inf:
         raise InvalidInput(
             f'tolerance.{name} must be a share such as 0.05 or "5%", or false to leave the figure '
             f"out, not {value!r}"
@@ -302,15 +267,15 @@ def new_places(
         comparison: the step before and after.
         changed: the lines that changed. None if that is not known.
     """
-    found: list[CodePlace] = []
+    places: list[CodePlace] = []
     old, new = comparison.before, comparison.after
     if new.syncs > old.syncs:
         waits = PartChange(WAITS, old.syncs, new.syncs, 0.0, 0.0)
-        found += _places_of(waits, new.lines.get(WAITS, {}), changed)
+        places += _places_of(waits, new.lines.get(WAITS, {}), changed)
     for part in comparison.ops:
         if part.delta_s >= WORTH_A_ROW_S:
-            found += _places_of(part, new.lines.get(part.name, {}), changed)
-    return tuple(found[:_MOST])
+            places += _places_of(part, new.lines.get(part.name, {}), changed)
+    return tuple(places[:_MOST])
 
 
 def _places_of(

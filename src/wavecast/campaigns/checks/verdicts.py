@@ -229,15 +229,12 @@ def _figure(figure: Figure) -> str:
     if figure.before and figure.after is not None and figure.name in _SCALES:
         notes.append(f"{figure.after / figure.before - 1:+.1%}")
     if figure.tolerance is not None:
-        share = figure.name in _SCALES
-        notes.append(f"{figure.tolerance:.2g} allowed" if not share else _allowed(figure.tolerance))
+        tolerance = figure.tolerance
+        share = f"{100 * tolerance:g}%" if figure.name in _SCALES else f"{tolerance:.2g}"
+        notes.append(f"{share} allowed")
     verdict = "" if figure.outcome is Outcome.WITHIN else f": {figure.outcome}"
     said = f" ({', '.join(notes)})" if notes else ""
     return f"{figure.name} {before} -> {after}{said}{verdict}"
-
-
-def _allowed(share: float) -> str:
-    return f"{100 * share:g}% allowed"
 
 
 _SCALES = {

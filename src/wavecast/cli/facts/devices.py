@@ -23,9 +23,10 @@ from wavecast.report import outputs
 from wavecast.report.outputs import schema_names, schema_text
 from wavecast.report.tables import line
 from wavecast.steps.request import origin_of
+from wavecast.targets.targets import Trait
 
 if TYPE_CHECKING:
-    from wavecast.analysis.learning import Learning
+    from wavecast.analysis.evaluation import Learning
     from wavecast.hardware.kept_hosts import HostFile
     from wavecast.traces.step import Trace
 
@@ -205,7 +206,7 @@ def _refuse_beside(given: str, **options: object) -> None:
 
 def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_json: bool) -> None:
     """Learn from steps, from layers that are measured for some minutes, or from both."""
-    from wavecast.analysis.learning import learn_from
+    from wavecast.analysis.evaluation import learn_from
     from wavecast.predictors import corrected
 
     steps = _measured_steps(files)
@@ -232,7 +233,7 @@ def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
 
     targets = [resolve(file) for file in files]
     for target in targets:
-        if not target.is_measured:
+        if Trait.MEASURED not in target.traits:
             raise InvalidInput(
                 f"{target.name} was not measured, so nothing can be learned from it; give traces "
                 "from wavecast measure, or torch.profiler files"
@@ -243,11 +244,11 @@ def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
 def _swept(minutes: float, of_steps: str | None) -> Learning:
     """What layers teach that are measured on this machine's GPU, which the steps must be of."""
     require_gpu()
-    from wavecast.analysis.learning import learn_from_layers
-    from wavecast.frameworks.pytorch.measurement import host_benchmark
+    from wavecast.analysis.evaluation import learn_from_layers
+    from wavecast.frameworks.pytorch.measurement import calibration
     from wavecast.frameworks.pytorch.measurement.sweep import sweep
 
-    gpu = wavecast.device(host_benchmark.gpu_name())  # what is wrong is said before measuring
+    gpu = wavecast.device(calibration.gpu_name())  # what is wrong is said before measuring
     if of_steps not in (None, gpu.id):
         raise InvalidInput(
             f"the steps were measured on {of_steps}, and this machine's GPU is {gpu.id}; what they "
@@ -274,25 +275,25 @@ def _measures_gpu(seconds: float | None, folder: Path | None, host_path: Path | 
 
 
 def _calibrated_host(name: str) -> HostFile:
-    from wavecast.frameworks.pytorch.measurement import host_benchmark, whole_runs
+    from wavecast.frameworks.pytorch.measurement import calibration, whole_runs
     from wavecast.hardware.kept_hosts import MeasuredMachine, calibrated, machine_name
 
     direct: dict[str, float] = {}
     gpu = ""
     before = whole_runs.share_in(_WATCHED_S)
     with whole_runs.watched() as load:
-        times = {"cpu": host_benchmark.time_host()}
+        times = {"cpu": calibration.time_host()}
         if has_gpu():
-            times["cuda"], direct = host_benchmark.time_host("cuda"), host_benchmark.time_gpu()
-            gpu = host_benchmark.gpu_name()
+            times["cuda"], direct = calibration.time_host("cuda"), calibration.time_gpu()
+            gpu = calibration.gpu_name()
     return calibrated(
         name,
         times,
         direct,
-        software=host_benchmark.versions("cuda" if direct else "cpu"),
+        software=calibration.versions("cuda" if direct else "cpu"),
         source=f"wavecast calibrate, {f'with {gpu}' if gpu else 'without a GPU'}",
         machine=MeasuredMachine(
-            processor=host_benchmark.processor(),
+            processor=calibration.processor(),
             machine=machine_name(),
             gpu=gpu,
             busy_before=before,

@@ -16,20 +16,18 @@ from wavecast.cli.app import Commands, JsonOption, app
 from wavecast.cli.options.steps import ALL, gpu_names, named_gpus
 from wavecast.cli.output.screen import print_json, print_text, show, waiting, warn, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.price_files import (
+from wavecast.planning.prices import (
     SKYPILOT,
     SKYPILOT_PROVIDERS,
-    catalogue_of,
-    read_catalogue,
-    read_prices,
-    write_prices,
-)
-from wavecast.planning.prices import (
     PriceBook,
     PriceFilter,
+    catalogue_of,
     price_book,
+    read_catalogue,
+    read_prices,
     today,
     user_prices,
+    write_prices,
 )
 from wavecast.report import costs as report
 

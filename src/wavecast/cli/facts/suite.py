@@ -24,8 +24,7 @@ from wavecast.report import suites as report
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.measurement.data_parallel import Machines
     from wavecast.runs.suite_results import SuiteResult, SuiteStep
-    from wavecast.suite.demonstrations import Demonstration, SmallTraining
-    from wavecast.suite.quality import TrainingToQuality
+    from wavecast.suite.demonstrations import Demonstration, SmallTraining, TrainingToQuality
     from wavecast.traces.step import Trace
 
 
@@ -437,7 +436,7 @@ def _train_to_quality(
     chosen: Sequence[Demonstration], seed: int, device: str, price: float | None, as_json: bool
 ) -> None:
     from wavecast.frameworks.pytorch.measurement.layers import gpu_id
-    from wavecast.suite.quality import train_to_quality
+    from wavecast.suite.demonstrations import train_to_quality
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')

@@ -13,7 +13,7 @@ import typer
 
 from wavecast.cli.options.groups import grouped
 from wavecast.errors import InvalidInput
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait
 
 if TYPE_CHECKING:
     from wavecast import Predictor, Scaler
@@ -170,7 +170,7 @@ def refuse_scaling(
     setup: SetupName | None = None,
 ) -> None:
     """Refuse options that scale a measurement, if the step of a target was not measured."""
-    if target.is_measured:
+    if Trait.MEASURED in target.traits:
         return
     scaler = f"--predictor {predictor}" if predictor in SCALERS else None
     given = "--origin" if origin is not None else None, scaler, setup and f"--setup {setup}"
@@ -184,7 +184,7 @@ def refuse_scaling(
 
 def precision_scaler(target: Target, precision: str | None) -> Scaler | None:
     """The scaler that takes a measured step to another precision; None where there is no need."""
-    if precision is None or not target.is_measured:
+    if precision is None or Trait.MEASURED not in target.traits:
         return None
     from wavecast.predictors.habitat import MixedPrecision
 
@@ -199,9 +199,8 @@ def _published_scaler(
     equation: Equation | None,
 ) -> Scaler:
     """The scaler of a published setup, followed by Daydream's rule if a precision is given."""
-    from wavecast.predictors.habitat import MixedPrecision
-    from wavecast.predictors.mlp.predictor import Mlp
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import MixedPrecision, published_setup
+    from wavecast.predictors.mlp import Mlp
 
     if name is not None:
         raise InvalidInput(f"--setup {setup} has its own predictor; leave --predictor out")
@@ -270,7 +269,7 @@ def _named_predictor(
 
             return WaveScaling(whole_waves=equation is Equation.WHOLE_WAVES)
     from wavecast.predictors.habitat import Habitat
-    from wavecast.predictors.mlp.predictor import Mlp
+    from wavecast.predictors.mlp import Mlp
 
     networks = Mlp.read(models) if models else Mlp.shipped()
     return networks if name is PredictorName.MLP else Habitat(networks)

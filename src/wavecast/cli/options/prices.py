@@ -10,9 +10,17 @@ import wavecast
 from wavecast.cli.options.groups import option_group
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
-from wavecast.planning.cost import Purchase, TrainingPlan, seconds_of
-from wavecast.planning.price_files import is_money, read_prices
-from wavecast.planning.prices import Price, PriceBook, PriceFilter, price_book, today
+from wavecast.planning.cost import Purchase, TrainingPlan
+from wavecast.planning.prices import (
+    Price,
+    PriceBook,
+    PriceFilter,
+    is_money,
+    price_book,
+    read_prices,
+    today,
+)
+from wavecast.reading import seconds_of
 from wavecast.targets.sources import units_of
 from wavecast.targets.targets import Target
 

@@ -16,14 +16,12 @@ from wavecast import suite
 from wavecast.cli.options.groups import grouped, option_group
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
+from wavecast.frameworks.target_files import FORMS
 from wavecast.hardware.devices import Device
-from wavecast.planning.cost import seconds_of
 from wavecast.planning.layouts import MEMORY_MARGIN, Search
-from wavecast.targets.functions import FORMS
+from wavecast.reading import seconds_of
 from wavecast.targets.scripts import NO_SCRIPT_OPTIONS, ScriptOptions
-from wavecast.targets.sources import recompute_ways
-from wavecast.targets.strategies import plan_of_target
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import Target, plan_of_target, recompute_ways, resolve
 from wavecast.traces.step import Trace
 
 # The option `--assume`: what a traced step reads from the GPU, by line of code.

@@ -17,9 +17,10 @@ from wavecast.files import write_whole
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.advice.proposals import StepAdvice
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
-    from wavecast.steps.generation import TextGeneration
+
 
 HtmlOption = Annotated[
     Path | None,
@@ -110,7 +111,7 @@ def write_prediction_files(
 
 
 def _write_chrome_trace(path: Path | None, rows: Sequence[Prediction]) -> None:
-    from wavecast.steps.chrome_trace import chrome_trace
+    from wavecast.steps.player import chrome_trace
 
     if path is not None:
         tables = {name: t for row in rows for name, t in row.named_timetables().items()}

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 import wavecast
-from wavecast.campaigns.job_predictions import JobPredictor
+from wavecast.campaigns.searches import JobPredictor
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
@@ -20,15 +20,21 @@ from wavecast.cli.output.screen import counting_items, print_json, show, waiting
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput, prefixed
 from wavecast.planning.capacity import CapacitySearch, Forecast, from_trace, weekly
-from wavecast.planning.cost import seconds_of
 from wavecast.planning.prices import PriceBook, price_book
-from wavecast.planning.schedule.job_files import JobSpec, listed_fleet, read_fleet, read_jobs
-from wavecast.planning.schedule.job_options import make_jobs
-from wavecast.planning.schedule.jobs import Aims, Fleet, Job
-from wavecast.planning.schedule.planned import cost_against_time, make_plan
+from wavecast.planning.schedule.jobs import (
+    Aims,
+    Fleet,
+    Job,
+    JobSpec,
+    listed_fleet,
+    read_fleet,
+    read_jobs,
+)
+from wavecast.planning.schedule.planned import cost_against_time, make_jobs, make_plan
 from wavecast.planning.schedule.planner import Effort
-from wavecast.planning.simulation.policies import NAMES, policy_of
-from wavecast.planning.simulation.simulator import simulate as run_simulation
+from wavecast.planning.schedule.policies import NAMES, policy_of
+from wavecast.planning.schedule.simulator import simulate as run_simulation
+from wavecast.reading import seconds_of
 from wavecast.report import plans as capacities
 from wavecast.report import plans as plans
 from wavecast.report import plans as simulations

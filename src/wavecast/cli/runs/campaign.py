@@ -90,7 +90,7 @@ def resume(
     \b
     wavecast campaign resume november --store postgresql://me@host/runs --ray head:6379
     """
-    from wavecast.campaigns.summary import kept_campaign
+    from wavecast.campaigns.running import kept_campaign
 
     with _opened(name, store) as results:
         _run(kept_campaign(results), results, ray, processes, patience, as_json)
@@ -110,7 +110,7 @@ def status(
     wavecast campaign status november --store postgresql://me@host/runs
     """
     with needing_extra("a campaign"):
-        from wavecast.campaigns.summary import status_of
+        from wavecast.campaigns.running import status_of
         from wavecast.runs.store.campaign_results import CampaignResults, campaign_names
         from wavecast.runs.store.store import RunStore
 
@@ -140,7 +140,7 @@ def export(
     \b
     wavecast campaign export november -o november/
     """
-    from wavecast.campaigns.summary import export_results
+    from wavecast.campaigns.running import export_results
 
     with _opened(name, store) as results:
         results.file()

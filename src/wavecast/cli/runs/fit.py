@@ -69,7 +69,7 @@ def collect(
     wavecast collect linear --device cpu -o trial.csv
     """
     from wavecast.campaigns.layer_times import collect as collect_layers
-    from wavecast.predictors.mlp import layers
+    from wavecast.predictors import mlp
 
     if device not in ("cuda", "cpu"):
         raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
@@ -89,7 +89,7 @@ def collect(
             count,
             out,
             lambda layer: time_layer(layer, device),
-            layers=layers.small(kind, seed) if trial else None,
+            layers=mlp.small(kind, seed) if trial else None,
             gpu=gpu_id(device),
             software=software(),
             progress=lambda now: update(now.done, now.remaining_s),
@@ -180,7 +180,7 @@ def _fit_layers(
 ) -> None:
     from wavecast.campaigns import layer_times
     from wavecast.campaigns.layer_times import read_rows
-    from wavecast.predictors.mlp.predictor import write_model
+    from wavecast.predictors.mlp import write_model
 
     with needing_extra("fitting"):
         from wavecast.frameworks.pytorch.layers.mlp_fit import Recipe

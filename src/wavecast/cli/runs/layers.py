@@ -19,9 +19,9 @@ from wavecast.targets.targets import Target, resolve
 from wavecast.traces.file import SUFFIXES
 
 if TYPE_CHECKING:
-    from wavecast.runs.regression.layers.complexities import Network
-    from wavecast.runs.regression.layers.layer_times import LayerTimes
-    from wavecast.runs.regression.layers.per_layer import LayerModel, LayerWork, NetworkTime
+    from wavecast.runs.regression.complexities import Network
+    from wavecast.runs.regression.layer_times import LayerTimes
+    from wavecast.runs.regression.per_layer import LayerModel, LayerWork, NetworkTime
     from wavecast.traces.step import Trace
 
 layers_app = Commands(
@@ -86,7 +86,7 @@ def fit(
         raise InvalidInput(f"lines are saved as FILE.json in a folder that exists, not {out}")
     with needing_extra("fitting"):
         from wavecast.report import run_models as report
-        from wavecast.runs.regression.layers.per_layer import PerLayer, write_lines
+        from wavecast.runs.regression.per_layer import PerLayer, write_lines
     predicts = work == "predicted"
     timed = [_timed_file(path, batch, network, predicts) for path in files]
     model = PerLayer(method or _DEFAULT_METHOD).fit(time for times in timed for time in times)
@@ -101,8 +101,8 @@ def fit(
 
 def _timed_file(path: str, batch: int | None, network: str | None, predicts: bool) -> LayerTimes:
     """The times of the layers in a measured trace or in a log of `caffe time`."""
-    from wavecast.runs.regression.layers.complexities import caffe_net
-    from wavecast.runs.regression.layers.layer_times import read_caffe_time, times_of_trace
+    from wavecast.runs.regression.complexities import caffe_net
+    from wavecast.runs.regression.layer_times import read_caffe_time, times_of_trace
 
     if not path.endswith(_TRACES):
         if network is None or batch is None or predicts:
@@ -157,7 +157,7 @@ def predict(
     """
     with needing_extra("predicting layers"):
         from wavecast.report import run_models as report
-        from wavecast.runs.regression.layers.per_layer import PUBLISHED_GPUS, published, read_lines
+        from wavecast.runs.regression.per_layer import PUBLISHED_GPUS, published, read_lines
 
     model = published(source) if source in PUBLISHED_GPUS else read_lines(source)
     title, time, measured = _network_time(model, target, step, iterations)
@@ -172,9 +172,9 @@ def _network_time(
     model: LayerModel, target: str, step: StepOptions, iterations: int
 ) -> tuple[str, NetworkTime, NetworkTime | None]:
     """The title, the predicted time of a target, and its measured time if it is a measurement."""
-    from wavecast.runs.regression.layers.complexities import caffe_net
-    from wavecast.runs.regression.layers.layer_times import PREDICTED, times_of_trace
-    from wavecast.runs.regression.layers.per_layer import timed_network
+    from wavecast.runs.regression.complexities import caffe_net
+    from wavecast.runs.regression.layer_times import PREDICTED, times_of_trace
+    from wavecast.runs.regression.per_layer import timed_network
 
     runs = f", {iterations} iterations" if iterations > 1 else ""
     batch = step.batch
@@ -210,19 +210,19 @@ def _trace(wanted: Target) -> Trace:
 
 def _own_batch(trace: Trace, batch: int | None) -> int:
     """The samples of a trace: its own number if it has one, else the given one."""
-    from wavecast.runs.regression.layers.traced_layers import counts_samples, samples_of
+    from wavecast.runs.regression.complexities import counts_samples, samples_of
 
     return samples_of(trace, None if counts_samples(trace) else batch)
 
 
 def _network(name: str, trace: Trace, batch: int) -> Network:
-    from wavecast.runs.regression.layers.traced_layers import network_of_trace
+    from wavecast.runs.regression.complexities import network_of_trace
 
     return network_of_trace(trace, batch=batch, name=name)
 
 
 def _work(trace: Trace, network: Network, gpu: str, batch: int) -> LayerWork:
     from wavecast.predictors.learned.predictor import Learned
-    from wavecast.runs.regression.layers.layer_times import predicted_work
+    from wavecast.runs.regression.layer_times import predicted_work
 
     return predicted_work(trace, network, wavecast.device(gpu), Learned.shipped(), batch)

@@ -94,8 +94,8 @@ def _split_scores(
     split: Sequence[str],
 ) -> tuple[SplitScore, ...]:
     """The errors of fits up to each threshold; none if no threshold was given."""
+    from wavecast.runs.readers import opened_runs
     from wavecast.runs.regression.end_to_end import judge
-    from wavecast.runs.sources import opened_runs
 
     if not split:
         return ()
@@ -224,7 +224,7 @@ class PastRuns:
 def _predict_run(learned: PastRuns, question: RunQuestion, as_json: bool) -> None:
     """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
     from wavecast.report import run_models as report
-    from wavecast.runs.sources import opened_runs
+    from wavecast.runs.readers import opened_runs
 
     source, model, phase = learned.source, learned.model, learned.phase
     fitted: RunModel | ScalingModel
@@ -381,8 +381,8 @@ def _seconds_of(fitted: RunModel) -> Callable[[int, int], float]:
 def _end_to_end(
     source: str, model: str | None, phase: str, method: str | None, time: str | None
 ) -> RunModel:
+    from wavecast.runs.readers import opened_runs
     from wavecast.runs.regression.least_squares import Method
-    from wavecast.runs.sources import opened_runs
 
     method = method or _DEFAULT_METHOD
     if method not in list(Method):

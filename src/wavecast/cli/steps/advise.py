@@ -10,8 +10,7 @@ import typer
 
 import wavecast
 from wavecast.advice.advising import SLOW_TO_TRACE, advise_on
-from wavecast.advice.catalogue import CHANGES
-from wavecast.advice.variants import TargetVariants
+from wavecast.advice.catalogue import CHANGES, TargetVariants
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options

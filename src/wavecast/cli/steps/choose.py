@@ -42,15 +42,16 @@ from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingPlan, seconds_of
+from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
+from wavecast.reading import seconds_of
 from wavecast.report import selections as report
 from wavecast.report.recipes import AskedStep, asked_step
 from wavecast.report.selections import choice_report
 from wavecast.targets.sources import StepSource, units_of
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait
 
 _MILLION = 1e6
 _Limits = tuple[float | None, float | None]
@@ -242,7 +243,7 @@ def _counts(up_to: int, target: Target) -> tuple[int, ...]:
             raise InvalidInput("--ranks says how many GPUs there are; leave out --gpus-up-to")
         return (target.ranks,)
     counts = tuple(doubles(1, up_to))
-    if len(counts) > 1 and target.is_measured:
+    if len(counts) > 1 and Trait.MEASURED in target.traits:
         raise InvalidInput(
             f"{target.name} was measured on one GPU; name the step itself for --gpus-up-to"
         )

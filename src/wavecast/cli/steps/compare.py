@@ -32,6 +32,7 @@ from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete
 from wavecast.cli.steps.sources import step_source, with_largest
+from wavecast.frameworks.target_files import FORMS
 from wavecast.report import comparisons as report
 from wavecast.report.comparisons import (
     SIDE_BY_SIDE,
@@ -41,9 +42,7 @@ from wavecast.report.comparisons import (
     side_by_side_report,
 )
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.functions import FORMS
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import Target
+from wavecast.targets.targets import Target, Trait, strategy_of
 
 BeforeArgument = Annotated[
     str, typer.Argument(metavar="A", help=f"The step to compare with: {FORMS}.")
@@ -120,7 +119,7 @@ def _steps(wanted: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
     for text, options in wanted:
         target = options.target(text, fixed=())
         found.append((target, (text, options)))
-        if both and not target.jax:
+        if both and Trait.JAX not in target.traits:
             found.append((as_compiled(target), (text, options)))
     return found
 

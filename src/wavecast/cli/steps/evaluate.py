@@ -16,7 +16,7 @@ from wavecast.errors import InvalidInput
 from wavecast.predictors.base import Scaler
 from wavecast.report import evaluations as report
 from wavecast.report.fields import record
-from wavecast.targets.targets import resolve
+from wavecast.targets.targets import Trait, resolve
 from wavecast.traces.step import Trace
 
 TracesArgument = Annotated[
@@ -68,7 +68,7 @@ def _named(text: str) -> tuple[str, str, Trace]:
     if not found or Path(text).exists():
         model, file = "", text
     target = resolve(file)
-    if not target.is_measured:
+    if Trait.MEASURED not in target.traits:
         raise InvalidInput(
             f"{file} was not measured, so there is nothing to compare with; give traces from "
             "wavecast measure, or torch.profiler files"
@@ -79,6 +79,6 @@ def _named(text: str) -> tuple[str, str, Trace]:
 def _scaler(setup: SetupName | None) -> Scaler | None:
     if setup is None:
         return None
-    from wavecast.predictors.published import published_setup
+    from wavecast.predictors.habitat import published_setup
 
     return published_setup(setup).scaler()

@@ -32,9 +32,8 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.report import memory as report
 from wavecast.report.units import bytes_of_gib
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import SmallerStep, Target, smaller_variants
-from wavecast.targets.tracing import largest_traced_batch
+from wavecast.targets.sources import largest_traced_batch
+from wavecast.targets.targets import SmallerStep, Target, smaller_variants, strategy_of
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:
@@ -270,7 +269,7 @@ def _trace_if_possible(
 
     None if the user's function takes no batch or precision, or updates weights more than once.
     """
-    from wavecast.footprint.accumulation import accumulate_twice
+    from wavecast.footprint.largest_batch import accumulate_twice
 
     try:
         trace = step_source(variant.target, quiet=True).fullest(gpu)

@@ -40,17 +40,15 @@ from wavecast.planning.cost import (
     LLAMA_3_GPU_HOURS,
     TrainingPlan,
     interruptions,
-    seconds_of,
     training_cost,
 )
 from wavecast.planning.layouts import batch_warning
 from wavecast.planning.prices import PriceBook
+from wavecast.reading import seconds_of
 from wavecast.report import costs as cost_report
 from wavecast.report.priced_steps import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.sources import recomputing
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import Target, with_adapters
+from wavecast.targets.targets import Target, recomputing, strategy_of, with_adapters
 
 if TYPE_CHECKING:
     from wavecast.hardware.devices import Device

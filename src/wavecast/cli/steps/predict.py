@@ -64,14 +64,13 @@ from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.parallel.ranks import own_strategy
 from wavecast.report import predictions as larger_batches
-from wavecast.targets.generation import generations, is_generation
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import resolve
+from wavecast.targets.sources import generations
+from wavecast.targets.targets import Trait, resolve, strategy_of
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.hardware.devices import Device
-    from wavecast.steps.generation import TextGeneration
     from wavecast.targets.sources import StepSource
     from wavecast.targets.targets import Target
 
@@ -178,7 +177,7 @@ def _generated(
     target: Target, source: StepSource, rows: Sequence[Prediction]
 ) -> tuple[TextGeneration, ...]:
     """What serving takes, if the steps are of one GPU and generate text."""
-    if not is_generation(target) or any(row.gpus > 1 for row in rows):
+    if Trait.GENERATES not in target.traits or any(row.gpus > 1 for row in rows):
         return ()
     with waiting("looking for the largest batch"):
         return generations(target, source, rows)

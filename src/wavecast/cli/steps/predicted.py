@@ -40,10 +40,10 @@ from wavecast.targets.sources import ScriptSource, StepSource
 if TYPE_CHECKING:
     from wavecast import FamilyTraces, Parallel, Prediction
     from wavecast.advice.proposals import StepAdvice
+    from wavecast.analysis.generation import TextGeneration
     from wavecast.hardware.devices import Device
     from wavecast.planning.prices import PriceBook
-    from wavecast.steps.generation import TextGeneration
-    from wavecast.steps.prediction import Share
+from wavecast.steps.prediction import Share
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,7 @@ from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_sever
 from wavecast.cli.steps.sources import measured_step, step_source
 from wavecast.errors import InvalidInput
 from wavecast.report import profiles as report
-from wavecast.targets.strategies import strategy_of
-from wavecast.targets.targets import Target, resolve
+from wavecast.targets.targets import Target, resolve, strategy_of
 from wavecast.traces.step import Trace
 
 if TYPE_CHECKING:

@@ -57,8 +57,7 @@ from wavecast.report import scripts as script_report
 from wavecast.report import traces as trace_report
 from wavecast.targets.scripts import Script
 from wavecast.targets.sources import ScriptSource
-from wavecast.targets.strategies import parse_parallel
-from wavecast.targets.targets import Target, script_target
+from wavecast.targets.targets import Target, parse_parallel, script_target
 from wavecast.traces.script import ScriptRun
 
 ScriptArgument = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script.")]

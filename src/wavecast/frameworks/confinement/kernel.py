@@ -8,9 +8,9 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 from typing import Any
 
@@ -150,14 +150,10 @@ def version() -> int:
 def restrict(writable: Writable, known: int) -> None:
     """Forbid this thread, and all that it starts, to write anything else.
 
-    Args:
-        writable: what may be written.
-        known: the version of Landlock.
-
     Raises:
         OSError: the kernel refuses.
     """
-    rights = _sum(_FIRST) | _sum(right for since, right in _SINCE.items() if known >= since)
+    rights = reduce(or_, (*_FIRST, *(right for since, right in _SINCE.items() if known >= since)))
     ruleset = _Ruleset(rights, 0, _SIGNALS if known >= SIGNALS_SINCE else 0)
     # A kernel refuses fields that it does not know, unless they are zero.
     rules = call("syscall", _CREATE_RULESET, ctypes.byref(ruleset), ctypes.sizeof(ruleset), 0)
@@ -179,13 +175,6 @@ def _allow(rules: int, path: str, rights: int) -> None:
         call("syscall", _ADD_RULE, rules, _PATH_BENEATH, ctypes.byref(rule), 0)
     finally:
         os.close(place)
-
-
-def _sum(rights: Iterable[int]) -> int:
-    together = 0
-    for right in rights:
-        together |= right
-    return together
 
 
 # Namespaces: a view of shared memory and of the network that belongs to this process alone.

@@ -201,9 +201,6 @@ def is_known() -> bool:
 def filter_calls(*, network: bool) -> None:
     """Refuse the calls that could change what is the user's, here and in all that is started.
 
-    Args:
-        network: whether sockets of networks may be made.
-
     Raises:
         OSError: the kernel refuses, or the calls of this processor are not known.
     """

@@ -16,10 +16,9 @@ from itertools import groupby
 from math import prod
 
 import numpy as np
-from numpy.typing import NDArray
 
 from wavecast.frameworks.jax import libraries
-from wavecast.frameworks.jax.fusions import FREE, fusion_op
+from wavecast.frameworks.jax.fusions import FREE, behind, fusion_op
 from wavecast.frameworks.jax.hlo import (
     DTYPES,
     NO_DATA,
@@ -28,7 +27,9 @@ from wavecast.frameworks.jax.hlo import (
     HloModule,
     Instruction,
     Shape,
+    specs_of,
 )
+from wavecast.frameworks.jax.libraries import LibraryCall
 from wavecast.traces.graphs import GRAPH_LAUNCH, XLA_CALL
 from wavecast.traces.step import Call, Op, Phase, Scalar, TensorSpec
 
@@ -76,7 +77,7 @@ class Schedule:
     notes: Counter[str] = field(default_factory=Counter)
     sources: list[str] = field(default_factory=list)
     """The instruction of each call; empty for the launch."""
-    _plans: dict[tuple[str, str], PlannedCall | None] = field(default_factory=dict)
+    _plans: dict[tuple[str, str], LibraryCall | None] = field(default_factory=dict)
     _views: dict[tuple[int, TensorSpec], int] = field(default_factory=dict)
     _gradients: set[int] = field(default_factory=set)
     """The values that the backward pass and the optimizer made."""
@@ -123,59 +124,69 @@ class Schedule:
     def _walk(self, body: Computation, given: Sequence[list[int]]) -> list[int]:
         """Run the instructions of a computation; the values of its result."""
         known: dict[str, list[int]] = {}
-        for one in body.instructions:
-            if one.opcode == "parameter":
-                known[one.name] = given[int(one.inside)]
+        for instruction in body.instructions:
+            if instruction.opcode == "parameter":
+                known[instruction.name] = given[int(instruction.inside)]
                 continue
-            known[one.name] = self._step(one, [known.get(name, []) for name in one.operands])
+            known[instruction.name] = self._step(
+                instruction, [known.get(name, []) for name in instruction.operands]
+            )
         return known[body.root.name]
 
-    def _step(self, one: Instruction, given: list[list[int]]) -> list[int]:
+    def _step(self, instruction: Instruction, given: list[list[int]]) -> list[int]:
         operands = [value for values in given for value in values]
-        match one.opcode:
+        match instruction.opcode:
             case "get-tuple-element":
-                index = int(one.attribute("index") or 0)
+                index = int(instruction.attribute("index") or 0)
                 return operands[index : index + 1]
             case "tuple" | "opt-barrier" | "add-dependency":
                 return operands
             case "bitcast":
-                return [self._tensor(one.shape, self.tensors[v].buffer, v) for v in operands[:1]]
+                return [
+                    self._tensor(instruction.shape, self.tensors[v].buffer, v) for v in operands[:1]
+                ]
             case "constant" | "after-all" | "partition-id" | "replica-id":
-                return [self._tensor(shape, None) for shape in one.shapes]
+                return [self._tensor(shape, None) for shape in instruction.shapes]
             case "while":
-                return self._loop(one, operands)
+                return self._loop(instruction, operands)
             case "conditional":
-                return self._conditional(one, given)
+                return self._conditional(instruction, given)
             case "call" | "async-start":
-                body = self.module.called(one, "to_apply") or self.module.called(one)
+                body = self.module.called(instruction, "to_apply") or self.module.called(
+                    instruction
+                )
                 return operands if body is None else self._walk(body, given)
-        if one.opcode.endswith(("-done", "-update")):
+        if instruction.opcode.endswith(("-done", "-update")):
             self._await(operands)
             return operands
-        if is_collective(one):
-            return self._exchange(one, operands)
-        return self._kernel(one, operands)
+        if is_collective(instruction):
+            return self._exchange(instruction, operands)
+        return self._kernel(instruction, operands)
 
-    def _loop(self, one: Instruction, operands: list[int]) -> list[int]:
-        body = self.module.called(one, "body")
+    def _loop(self, loop: Instruction, operands: list[int]) -> list[int]:
+        body = self.module.called(loop, "body")
         if body is None:
             return operands
-        count = one.backend.get("known_trip_count", {}).get("n")
+        count = loop.backend.get("known_trip_count", {}).get("n")
         if count is None:
-            self._call(Op(_UNKNOWN_TURNS, self._specs(operands[:1]), ()), one, operands[:1], [])
+            shapes = [self.tensors[value].shape for value in operands[:1]]
+            self._call(Op(_UNKNOWN_TURNS, specs_of(shapes), ()), loop, operands[:1], [])
         turns = 1 if count is None else int(count)
         for turn in range(turns):
             operands = self._walk(body, [operands])
             if len(self.calls) > MOST_CALLS and turn + 1 < turns:
-                self.notes[f"{one.name}: {turn + 1} of {turns} turns were written out"] += 1
+                self.notes[f"{loop.name}: {turn + 1} of {turns} turns were written out"] += 1
                 break
         return operands
 
-    def _conditional(self, one: Instruction, given: list[list[int]]) -> list[int]:
+    def _conditional(self, conditional: Instruction, given: list[list[int]]) -> list[int]:
         """The longest branch: which one runs depends on the data."""
-        text = one.attribute("branch_computations").strip("{}")
+        text = conditional.attribute("branch_computations").strip("{}")
         names = [name.strip().lstrip("%") for name in text.split(",") if name.strip()]
-        names = names or [one.computation("true_computation"), one.computation("false_computation")]
+        names = names or [
+            conditional.computation("true_computation"),
+            conditional.computation("false_computation"),
+        ]
         branches = [self.module.computations[name] for name in names]
         # The first operand is the condition; each branch takes one of the others.
         weights = [self.module.traffic_bytes(branch) for branch in branches]
@@ -183,35 +194,35 @@ class Schedule:
         self.notes["a conditional is counted by its longest branch"] += 1
         return self._walk(branches[chosen], given[1 + chosen : 2 + chosen])
 
-    def _exchange(self, one: Instruction, operands: list[int]) -> list[int]:
+    def _exchange(self, instruction: Instruction, operands: list[int]) -> list[int]:
         """A collective: it begins when its operands are there, and runs beside the kernels."""
-        self._order(one, _COMMUNICATION, "stream_wait", stream=_COMPUTE)
+        self._order(instruction, _COMMUNICATION, "stream_wait", stream=_COMPUTE)
         self._stream = _COMMUNICATION
-        results = self._kernel(one, operands)
+        results = self._kernel(instruction, operands)
         self._stream = _COMPUTE
         self._events += 1
-        self._order(one, _COMMUNICATION, "event_record", event=self._events)
-        self._running |= dict.fromkeys(results, (one, self._events))
-        if is_waited_for(one):
+        self._order(instruction, _COMMUNICATION, "event_record", event=self._events)
+        self._running |= dict.fromkeys(results, (instruction, self._events))
+        if is_waited_for(instruction):
             self._await(results)
         return results
 
     def _await(self, values: Sequence[int]) -> None:
         """Let the kernels that follow wait for the collective that writes values."""
-        found = [self._running.pop(value) for value in values if value in self._running]
-        for event, one in {event: one for one, event in found}.items():
-            self._order(one, _COMPUTE, "stream_wait", event=event)
+        awaited = [self._running.pop(value) for value in values if value in self._running]
+        for event, instruction in {event: instruction for instruction, event in awaited}.items():
+            self._order(instruction, _COMPUTE, "stream_wait", event=event)
 
-    def _order(self, one: Instruction, on: int, name: str, **attrs: int) -> None:
+    def _order(self, instruction: Instruction, on: int, name: str, **attrs: int) -> None:
         op = Op(f"cuda.{name}", (), (), tuple(attrs.items()))
-        module = module_of(one.op_name)
+        module = module_of(instruction.op_name)
         self.calls.append(Call(op, self._phase, module, on, graph=0))
         self.sources.append("")
 
-    def _kernel(self, one: Instruction, operands: list[int]) -> list[int]:
+    def _kernel(self, instruction: Instruction, operands: list[int]) -> list[int]:
         shapes = [self.tensors[value].shape for value in operands]
-        plan = self._plan(one, shapes, operands)
-        results = self._results(one, operands)
+        plan = self._plan(instruction, shapes, operands)
+        results = self._results(instruction, operands)
         if plan is None:
             return results
         reads = [
@@ -221,9 +232,11 @@ class Schedule:
         ]
         if len(reads) != len(plan.op.inputs):
             reads = []
-        written = [v for v in results if self.tensors[v].shape.spec is not None][: plan.writes]
+        written = [v for v in results if self.tensors[v].shape.spec is not None][
+            : len(plan.op.outputs)
+        ]
         writes = [self._as(v, spec) for v, spec in zip(written, plan.op.outputs, strict=False)]
-        self._call(plan.op, one, reads, writes, self._updates(one, operands))
+        self._call(plan.op, instruction, reads, writes, self._updates(instruction, operands))
         if self._phase in (Phase.BACKWARD, Phase.OPTIMIZER):
             self._gradients.update(results)
         at = len(self.calls) - 1
@@ -242,17 +255,17 @@ class Schedule:
         return operands[position] if position < len(operands) else None
 
     def _plan(
-        self, one: Instruction, shapes: Sequence[Shape], operands: Sequence[int]
-    ) -> PlannedCall | None:
-        key = one.name, one.attributes[:80]
+        self, instruction: Instruction, shapes: Sequence[Shape], operands: Sequence[int]
+    ) -> LibraryCall | None:
+        key = instruction.name, instruction.attributes[:80]
         if key not in self._plans:
             padded = sum(self._is_padded(value) for value in operands[:2])
-            self._plans[key] = planned_call(self.module, one, shapes, padded)
+            self._plans[key] = planned_call(self.module, instruction, shapes, padded)
         return self._plans[key]
 
-    def _updates(self, one: Instruction, operands: Sequence[int]) -> bool:
+    def _updates(self, fusion: Instruction, operands: Sequence[int]) -> bool:
         """Whether a fusion has a part of the optimizer in it."""
-        body = self.module.called(one)
+        body = self.module.called(fusion)
         positions = {n for n, v in enumerate(operands) if self._base(v) in self._gradients}
         return body is not None and updates(body, positions)
 
@@ -272,51 +285,43 @@ class Schedule:
         fastest = shape.minor_to_major[0] if shape.minor_to_major else len(shape.dims) - 1
         return shape.dims[fastest] != source.dims[fastest]
 
-    def _results(self, one: Instruction, operands: Sequence[int]) -> list[int]:
+    def _results(self, instruction: Instruction, operands: Sequence[int]) -> list[int]:
         """New values for the results; one that is updated in place keeps its memory."""
-        shapes = one.shapes
-        if one.opcode.endswith("-start"):
+        shapes = instruction.shapes
+        if instruction.opcode.endswith("-start"):
             kept = [shape for shape in shapes if shape.dims or shape.element != "u32"]
             shapes = tuple(kept[len(operands) :] or kept)
         at = len(self.calls)
-        updated = self._updated(one)
-        found = []
+        updated = self._updated(instruction)
+        values = []
         for position, shape in enumerate(shapes):
             source = updated.get(position)
             if source is not None and source < len(operands):
                 buffer = self.tensors[operands[source]].buffer
             else:
                 buffer = self._buffer(ModuleBuffer(shape.nbytes, at, at))
-            found.append(self._tensor(shape, buffer))
-            self._makers[found[-1]] = one
-        return found
+            values.append(self._tensor(shape, buffer))
+            self._makers[values[-1]] = instruction
+        return values
 
-    def _updated(self, one: Instruction) -> Mapping[int, int]:
+    def _updated(self, instruction: Instruction) -> Mapping[int, int]:
         """The operand that each result updates in place, by the position of the result."""
-        if one.opcode in ("dynamic-update-slice", "scatter"):
+        if instruction.opcode in ("dynamic-update-slice", "scatter"):
             return {0: 0}
-        body = self.module.called(one)
+        body = self.module.called(instruction)
         if body is None:
             return {}
         root = body.root
         names = root.operands if root.opcode == "tuple" else (root.name,)
-        found = {}
+        overwritten = {}
         for position, name in enumerate(names):
-            source = body.by_name[name]
-            while source.opcode in ("bitcast", "copy", "reshape") and source.operands:
-                source = body.by_name[source.operands[0]]
+            source = behind(body.by_name[name], body)
             if source.opcode not in ("dynamic-update-slice", "scatter"):
                 continue
-            target = body.by_name[source.operands[0]]
-            while target.opcode in ("bitcast", "copy", "reshape") and target.operands:
-                target = body.by_name[target.operands[0]]
+            target = behind(body.by_name[source.operands[0]], body)
             if target.opcode == "parameter":
-                found[position] = int(target.inside)
-        return found
-
-    def _specs(self, values: Sequence[int]) -> tuple[TensorSpec, ...]:
-        specs = (self.tensors[value].shape.spec for value in values)
-        return tuple(spec for spec in specs if spec is not None)
+                overwritten[position] = int(target.inside)
+        return overwritten
 
     def _as(self, value: int, spec: TensorSpec) -> int:
         """The value as a tensor of that shape: itself, or a view of it."""
@@ -331,12 +336,12 @@ class Schedule:
     def _call(
         self,
         op: Op,
-        one: Instruction,
+        instruction: Instruction,
         reads: Sequence[int],
         writes: Sequence[int],
         updates: bool = False,
     ) -> None:
-        origin = self.module.origin(one)
+        origin = self.module.origin(instruction)
         name = origin.op_name
         phase = Phase.OPTIMIZER if updates else phase_of(name)
         if phase is None:
@@ -346,7 +351,7 @@ class Schedule:
         elif phase is Phase.OTHER:
             phase = Phase.FORWARD
         self._phase = phase
-        self.sources.append(one.name)
+        self.sources.append(instruction.name)
         self.calls.append(
             Call(
                 op,
@@ -404,15 +409,11 @@ def collective(module: HloModule, instruction: Instruction, inputs: Sequence[Sha
     group = first_group(instruction.attributes, module.partitions)
     stride = abs(group[1] - group[0]) if len(group) > 1 else 1
     attrs: tuple[tuple[str, Scalar], ...] = (("ranks", len(group)), ("stride", max(stride, 1)))
-    outputs = _specs(instruction.shapes)
+    outputs = specs_of(instruction.shapes)
     if instruction.opcode.endswith("-start") and len(outputs) > len(inputs):
         outputs = outputs[len(inputs) :] if len(outputs) >= 2 * len(inputs) else outputs
     name = NAMES[instruction.opcode.removesuffix("-start")]
-    return Op(f"nccl.{name}", _specs(inputs), outputs[: len(inputs)], attrs)
-
-
-def _specs(shapes: Sequence[Shape]) -> tuple[TensorSpec, ...]:
-    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+    return Op(f"nccl.{name}", specs_of(inputs), outputs[: len(inputs)], attrs)
 
 
 def first_group(text: str, partitions: int) -> list[int]:
@@ -422,26 +423,23 @@ def first_group(text: str, partitions: int) -> list[int]:
     and cut into groups), or `mesh['x'=2,'y'=4] {'y'}` (the axes of a mesh along which a group
     lies), and `source_target_pairs={{0,1},...}` for what goes from one rank to another.
     """
-    if found := _PAIR.search(text):
-        return [int(found[1]), int(found[2])]
-    if found := _LISTED.search(text):
-        return [int(rank) for rank in found[1].split(",")]
-    if found := _TILED.search(text):
-        ranks = _ranks(_integers(found[3]))
-        if found[4]:
-            ranks = ranks.transpose(_integers(found[4]))
-        return [int(rank) for rank in ranks.reshape(int(found[1]), int(found[2]))[0]]
-    if found := _MESH.search(text):
-        return _along(found[1], found[2])
+    if match := _PAIR.search(text):
+        return [int(match[1]), int(match[2])]
+    if match := _LISTED.search(text):
+        return [int(rank) for rank in match[1].split(",")]
+    if match := _TILED.search(text):
+        sizes = _integers(match[3])
+        ranks = np.arange(prod(sizes)).reshape(sizes)
+        if match[4]:
+            ranks = ranks.transpose(_integers(match[4]))
+        return [int(rank) for rank in ranks.reshape(int(match[1]), int(match[2]))[0]]
+    if match := _MESH.search(text):
+        return _along(match[1], match[2])
     return list(range(partitions))
 
 
 def _integers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
-
-
-def _ranks(sizes: Sequence[int]) -> NDArray[np.int64]:
-    return np.arange(int(np.prod(sizes))).reshape(sizes)
 
 
 def _along(mesh: str, axes: str) -> list[int]:
@@ -473,16 +471,16 @@ def argument_ranks(module: HloModule) -> tuple[tuple[str, Scalar], ...]:
     arguments do not show it.
     """
     entry = module.entry
-    names = [argument_of(one.op_name).split(".") for one in entry.parameters]
+    names = [argument_of(parameter.op_name).split(".") for parameter in entry.parameters]
     depth = 1 if len({name[0] for name in names}) > 1 else 2
     returned = Counter(shape.dims for shape in entry.root.shapes)
     arguments: dict[str, list[tuple[bool, tuple[int, ...]]]] = defaultdict(list)
-    for name, one in zip(names, entry.parameters, strict=True):
-        divisions = _divisions(one)
+    for name, parameter in zip(names, entry.parameters, strict=True):
+        divisions = _divisions(parameter)
         if divisions is None:
             return ()
-        kept = returned[one.shape.dims] > 0
-        returned[one.shape.dims] -= kept
+        kept = returned[parameter.shape.dims] > 0
+        returned[parameter.shape.dims] -= kept
         arguments[".".join(name[:depth])].append((kept, divisions))
     batch, state = [], [1]
     for leaves in arguments.values():
@@ -503,8 +501,8 @@ def _divisions(parameter: Instruction) -> tuple[int, ...] | None:
     number, beyond the dimensions, counts equal copies.
     """
     text, rank = parameter.attribute("sharding"), len(parameter.shape.dims)
-    if found := _TILES.search(text):
-        return tuple(_integers(found[1])[:rank])
+    if tiles := _TILES.search(text):
+        return tuple(_integers(tiles[1])[:rank])
     return (1,) * rank if not text or "replicated" in text or "maximal" in text else None
 
 
@@ -520,22 +518,11 @@ _UNREAD = frozenset("infeed outfeed send recv send-done recv-done custom-call".s
 _KERNELS = ("__gpu$xla.gpu.triton", "triton_kernel_call", "mosaic_gpu", "mosaic_gpu_v2")
 _KERNEL_NAME = re.compile(r', name = "([^"]*)"')
 _CALLBACK = re.compile(r"python_\w*callback")
-_LIBRARY_COPIES = ("dynamic_slice_fusion", "address_computation", "dynamic_address_computation")
-
-
-@dataclass(frozen=True)
-class PlannedCall:
-    """An op, and which operands of its instruction it reads; None is the result itself."""
-
-    op: Op
-    reads: tuple[int | None, ...]
-    writes: int
-    """How many of the instruction's results it writes, the first ones."""
 
 
 def planned_call(
     module: HloModule, instruction: Instruction, inputs: Sequence[Shape], padded: int = 0
-) -> PlannedCall | None:
+) -> LibraryCall | None:
     """The op of an instruction; None if it runs no kernel.
 
     `padded` says how many of its operands were only padded for it.
@@ -555,7 +542,7 @@ def _of_known_types(
     inputs: Sequence[Shape],
     padded: int,
     body: Computation | None,
-) -> PlannedCall | None:
+) -> LibraryCall | None:
     opcode = instruction.opcode.removesuffix("-start")
     if is_collective(instruction):
         return _all(collective(module, instruction, inputs), inputs)
@@ -565,14 +552,16 @@ def _of_known_types(
         return _unread(instruction, inputs, f"xla.{opcode.replace('-', '_')}")
     if opcode in _SINGLE:
         return _SINGLE[opcode](instruction, inputs)
-    if opcode in ("copy", "copy-start") and _crosses(instruction, inputs):
-        return _all(Op("aten._to_copy", _specs(inputs[:1]), _specs(instruction.shapes[:1])), inputs)
+    if opcode in ("copy", "copy-start") and inputs and inputs[0].host != instruction.shape.host:
+        return _all(
+            Op("aten._to_copy", specs_of(inputs[:1]), specs_of(instruction.shapes[:1])), inputs
+        )
     if body is not None and is_padding(body):
         return None
     if body is not None and instruction.attribute("kind") == "kCustom":
         inner = libraries.nested_matmul(body, instruction)
-        if inner is not None:
-            return _nested(inner, instruction, inputs)
+        if inner is not None:  # its matrices come first, and what is fused is not counted
+            return LibraryCall(inner, (0, min(1, len(inputs) - 1)))
     return _all(fusion_op(module, instruction, tuple(inputs)), inputs)
 
 
@@ -580,7 +569,7 @@ def _unknown_type(
     instruction: Instruction, inputs: Sequence[Shape], body: Computation | None
 ) -> str | None:
     """An element type that we have no name for, of what an instruction reads, has or writes."""
-    inner = () if body is None else (shape for one in body.instructions for shape in one.shapes)
+    inner = () if body is None else (shape for fused in body.instructions for shape in fused.shapes)
     elements = (shape.element for shape in (*instruction.shapes, *inputs, *inner))
     return next((e for e in elements if e not in DTYPES and e not in NO_DATA), None)
 
@@ -590,31 +579,27 @@ def is_padding(body: Computation) -> bool:
 
     On a GPU, XLA takes a Triton kernel there, which needs no padding.
     """
-    return body.root.opcode == "pad" and all(one.opcode in FREE for one in body.instructions)
+    return body.root.opcode == "pad" and all(
+        instruction.opcode in FREE for instruction in body.instructions
+    )
 
 
-def _all(op: Op, inputs: Sequence[Shape]) -> PlannedCall:
+def _all(op: Op, inputs: Sequence[Shape]) -> LibraryCall:
     known = tuple(position for position, shape in enumerate(inputs) if shape.spec is not None)
-    return PlannedCall(op, known[: len(op.inputs)], len(op.outputs))
+    return LibraryCall(op, known[: len(op.inputs)])
 
 
-def _nested(op: Op, instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
-    """A matmul in Triton: its matrices are the first operands, and what is fused is not counted."""
-    reads = (0, min(1, len(inputs) - 1))
-    return PlannedCall(op, reads, 1)
-
-
-def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> PlannedCall:
+def _custom_call(instruction: Instruction, inputs: Sequence[Shape], padded: int) -> LibraryCall:
     target = instruction.target
-    made: libraries.LibraryCall | None = None
+    library_call: LibraryCall | None = None
     if target.startswith(libraries.MATMULS) and len(inputs) > 1:
-        made = libraries.matmul(instruction, inputs, padded)
+        library_call = libraries.matmul(instruction, inputs, padded)
     elif target in libraries.CONVOLUTIONS:
-        made = libraries.convolution(instruction, inputs)
+        library_call = libraries.convolution(instruction, inputs)
     elif target.startswith(libraries.ATTENTION) and all(len(s.dims) == 4 for s in inputs[:3]):
-        made = libraries.attention(instruction, inputs)
-    if made is not None:
-        return PlannedCall(made.op, made.reads, len(made.op.outputs))
+        library_call = libraries.attention(instruction, inputs)
+    if library_call is not None:
+        return library_call
     if "TopK" in target or "Sort" in target:
         return _sort(instruction, inputs)
     return _unread(instruction, inputs, f"xla.{_unread_name(instruction)}")
@@ -635,30 +620,21 @@ def _word(text: str) -> str:
     return re.sub(r"\W+", "_", text).strip("_") or "unnamed"
 
 
-def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> PlannedCall:
+def _unread(instruction: Instruction, inputs: Sequence[Shape], name: str) -> LibraryCall:
     """An op that has no formula, so that a prediction names it as unpredicted."""
-    return _all(Op(name, _specs(inputs), _specs(instruction.shapes)), inputs)
+    return _all(Op(name, specs_of(inputs), specs_of(instruction.shapes)), inputs)
 
 
-def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
-    found = re.search(r"\d+", instruction.attribute("dimensions"))
-    dim = int(found[0]) if found else len(inputs[0].dims) - 1
+def _sort(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
+    dimension = re.search(r"\d+", instruction.attribute("dimensions"))
+    dim = int(dimension[0]) if dimension else len(inputs[0].dims) - 1
     attrs: tuple[tuple[str, Scalar], ...] = (("dim", dim),)
-    op = Op("aten.sort", _specs(inputs[:1]), _specs(instruction.shapes[:2]), attrs)
-    return PlannedCall(op, (0,), len(op.outputs))
+    op = Op("aten.sort", specs_of(inputs[:1]), specs_of(instruction.shapes[:2]), attrs)
+    return LibraryCall(op, (0,))
 
 
-def _fourier(instruction: Instruction, inputs: Sequence[Shape]) -> PlannedCall:
-    return _all(libraries.fourier(instruction, inputs), inputs)
-
-
-_SINGLE = {"topk": _sort, "fft": _fourier}
+_SINGLE = {"topk": _sort, "fft": libraries.fourier}
 """Instructions that run as one op of a library."""
-
-
-def _crosses(instruction: Instruction, inputs: Sequence[Shape]) -> bool:
-    """Whether a copy goes from the GPU to the host, or back."""
-    return bool(inputs) and inputs[0].host != instruction.shape.host
 
 
 # Where an HLO instruction comes from: its phase, its module and its argument, from JAX's names.
@@ -697,20 +673,19 @@ def updates(body: Computation, gradients: Container[int]) -> bool:
     names the fusion after that.
 
     Args:
-        body: the computation of the fusion.
         gradients: the positions of its parameters that follow from gradients.
     """
     derived: set[str] = set()
-    for one in body.instructions:
-        if one.opcode == "parameter":
-            follows = int(one.inside) in gradients
+    for instruction in body.instructions:
+        if instruction.opcode == "parameter":
+            follows = int(instruction.inside) in gradients
         else:
-            phase = phase_of(one.op_name) if PATH in one.op_name else None
-            follows = phase is Phase.BACKWARD or not derived.isdisjoint(one.operands)
+            phase = phase_of(instruction.op_name) if PATH in instruction.op_name else None
+            follows = phase is Phase.BACKWARD or not derived.isdisjoint(instruction.operands)
             if follows and phase is Phase.OTHER:
                 return True
         if follows:
-            derived.add(one.name)
+            derived.add(instruction.name)
     return False
 
 
@@ -721,7 +696,7 @@ def module_of(op_name: str) -> str:
     scopes: list[str] = []
     for position, part in enumerate(parts[:-1]):
         inner = _unwrapped(part) if position else ""  # the first is the jitted function itself
-        scopes += [one for one in inner.split("/") if _is_scope(one)]
+        scopes += [name for name in inner.split("/") if _is_scope(name)]
     # A module of Flax that calls a method of its own is named twice, one after the other.
     return ".".join(scope for scope, _ in groupby(scopes))
 
@@ -738,10 +713,10 @@ def _split(path: str) -> list[str]:
 
 
 def _unwrapped(part: str) -> str:
-    while found := _WRAPPER.match(part):
+    while match := _WRAPPER.match(part):
         if part.startswith(("jit(", "pjit(")):
             return ""  # a function of jax.numpy, not a scope
-        part = found[1]
+        part = match[1]
     return part
 
 
@@ -753,5 +728,5 @@ def _is_scope(name: str) -> bool:
 def argument_of(op_name: str) -> str:
     """The dotted path of an argument: "state.params.blocks.0.qkv"."""
     name = re.match(r"\w+", op_name)
-    keys = [next(filter(None, found)) for found in _KEY.findall(op_name) if any(found)]
+    keys = [next(filter(None, groups)) for groups in _KEY.findall(op_name) if any(groups)]
     return ".".join([*([name[0]] if name else []), *keys])

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wavecast.errors import CaptureError, InvalidInput, MissingExtra
-from wavecast.frameworks.jax.compile_worker import ANSWER, HLO, JOB, MODULE
-from wavecast.frameworks.jax.releases import PLUGINS, takes_versions, version_of
+from wavecast.frameworks import children
+from wavecast.frameworks.jax.releases import PLUGINS, compile_module, takes_versions, version_of
 from wavecast.hardware.devices import Device
 
 OPTIONS: Mapping[str, int | bool] = {
@@ -36,6 +36,7 @@ tiles that nobody chose, so matmuls stay with cuBLAS. The code of kernels is not
 optimized; the scheduled HLO stays the same."""
 CUDA_FOLDER = "WAVECAST_CUDA"
 """The environment variable that names a CUDA installation to use instead of stand-ins."""
+_WORKER = "wavecast.frameworks.jax.driver"
 _MOST_PROCESSES = 4
 _LIMIT_S = 900.0
 
@@ -60,7 +61,6 @@ def compiled_for(
 
     Args:
         module: the lowered step (`releases.bytecode`).
-        gpus: the GPUs.
         devices: over how many GPUs the step is spread.
         done: called with the number of GPUs that are done.
 
@@ -73,11 +73,11 @@ def compiled_for(
 
     def compile_one(gpu: Device) -> CompiledModule:
         nonlocal finished
-        made = _compiled(module, gpu, devices)
+        compiled = _compiled(module, gpu, devices)
         finished += 1
         if done is not None:
             done(finished)
-        return made
+        return compiled
 
     processes = max(min(len(gpus), os.cpu_count() or 1, _MOST_PROCESSES), 1)
     with ThreadPoolExecutor(processes) as pool:
@@ -116,17 +116,16 @@ def _compiled(module: bytes, gpu: Device, devices: int) -> CompiledModule:
 
 def _run(folder: Path) -> subprocess.CompletedProcess[str]:
     cuda = os.environ.get(CUDA_FOLDER) or str(make_stand_ins(folder / "cuda"))
-    paths = [os.path.abspath(path) for path in sys.path if path]  # noqa: PTH100
+    own = children.environment().items()
     environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "XLA_"))},
+        **{name: value for name, value in own if not name.startswith(("JAX_", "XLA_"))},
         "JAX_PLATFORMS": "cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "XLA_FLAGS": f"--xla_gpu_cuda_data_dir={cuda}",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "PATH": os.pathsep.join([f"{cuda}/bin", os.environ.get("PATH", "")]),
-        "PYTHONPATH": os.pathsep.join(paths),
     }
-    command = [sys.executable, "-m", "wavecast.frameworks.jax.compile_worker", str(folder)]
+    command = children.command(_WORKER, folder)
     try:
         return subprocess.run(
             command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S, check=False
@@ -171,6 +170,7 @@ def target_config(gpu: Device) -> str:
             f"XLA's CUDA compiler is for NVIDIA GPUs from compute capability 7.0 on; {gpu.name} is "
             "not one of them, so a JAX step cannot be compiled for it; choose another GPU"
         )
+    usable = gpu.measured.get("memory_bytes")
     facts = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
@@ -185,7 +185,7 @@ def target_config(gpu: Device) -> str:
         "memory_bandwidth": int(gpu.memory_bytes_per_s),
         "l2_cache_size": gpu.l2_bytes,
         "clock_rate_ghz": None if gpu.boost_clock_hz is None else gpu.boost_clock_hz / 1e9,
-        "device_memory_size": _usable_bytes(gpu),
+        "device_memory_size": gpu.memory_bytes if usable is None else int(usable.value),
         "shared_memory_per_block_optin": gpu.shared_bytes_per_block_optin,
         "registers_per_core_limit": gpu.registers_per_sm,
         "registers_per_block_limit": gpu.registers_per_sm,
@@ -226,11 +226,6 @@ def in_old_form(config: str) -> str:
     """The config without the fields that releases before 0.10 do not know."""
     lines = config.splitlines()
     return "\n".join(line for line in lines if not any(name in line for name in _NEWER))
-
-
-def _usable_bytes(gpu: Device) -> int:
-    measured = gpu.measured.get("memory_bytes")
-    return int(measured.value) if measured is not None else gpu.memory_bytes
 
 
 # Stand-ins for CUDA's tools, made when a module is compiled where CUDA is not installed.
@@ -296,3 +291,24 @@ def make_stand_ins(folder: Path) -> Path:
             file.write(_TOOL.replace("@NAME@", name))
     (library / "libdevice.10.bc").write_bytes(zlib.decompress(base64.b85decode(_EMPTY_LIBRARY)))
     return folder
+
+
+# The process that compiles a lowered step with XLA, for one GPU.
+#
+# The folder has the module, the GPU's config and the options; the answer is written into it.
+
+
+MODULE, JOB, HLO, ANSWER = "module.mlirbc", "job.json", "scheduled.hlo", "answer.json"
+
+
+def main(folder: Path) -> None:
+    """Compile what a folder asks for."""
+    job = json.loads((folder / JOB).read_text(encoding="utf-8"))
+    module = (folder / MODULE).read_bytes()
+    text, sizes = compile_module(module, job["config"], job["devices"], job["options"])
+    (folder / HLO).write_text(text, encoding="utf-8")
+    (folder / ANSWER).write_text(json.dumps(sizes), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -10,9 +10,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape
+from wavecast.frameworks.jax.hlo import Computation, HloModule, Instruction, Shape, specs_of
 from wavecast.ops.fused import XLA_LOOP, XLA_REDUCTION, XLA_ROWS, XLA_SCATTER, XLA_TRANSPOSE
-from wavecast.traces.step import Op, Scalar, TensorSpec
+from wavecast.traces.step import Op, Scalar
 
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast bitcast-convert convert copy broadcast "
@@ -46,17 +46,20 @@ class _Sums:
 
 @dataclass(frozen=True)
 class _Access:
-    nbytes: int = 0
-    strided: int = 0
-    indirect: int = 0
-    atomic: int = 0
+    nbytes: int
+    strided: int
+    indirect: int
 
 
 def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...]) -> Op:
     """The op of a fusion, or of an instruction that runs as a kernel of its own."""
     body = module.called(fusion) or _alone(fusion, inputs)
-    heroes = [one for one in body.instructions if one.opcode in ("reduce", "reduce-window")]
-    longest = max(heroes, key=lambda one: _terms(one, body), default=None)
+
+    def terms(hero: Instruction) -> int:
+        return _reduced(hero, body).numel if hero.opcode == "reduce" else 0
+
+    heroes = [hero for hero in body.instructions if hero.opcode in ("reduce", "reduce-window")]
+    longest = max(heroes, key=terms, default=None)
     kind = fusion.attribute("kind")
     backend = fusion.backend.get("fusion_backend_config", {}).get("kind", "")
     name = _name(kind, str(backend), body, longest)
@@ -69,7 +72,9 @@ def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...])
         points = max(max(points, whole.numel) // reduction, 1)
         inner = _is_inner(longest, whole)
     shares = _demands(body)
-    reads = [_read(body, one, name, shares[one.name]) for one in body.parameters]
+    reads = [
+        _read(body, instruction, name, shares[instruction.name]) for instruction in body.parameters
+    ]
     sums = _summed(body, shares)
     work = max(points * reduction, 1)
     attrs: dict[str, Scalar] = {
@@ -88,11 +93,7 @@ def fusion_op(module: HloModule, fusion: Instruction, inputs: tuple[Shape, ...])
     }
     if reduction > 1:
         attrs["inner"] = inner
-    return Op(name, _specs(inputs), _specs(fusion.shapes), tuple(attrs.items()))
-
-
-def _specs(shapes: tuple[Shape, ...]) -> tuple[TensorSpec, ...]:
-    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
+    return Op(name, specs_of(inputs), specs_of(fusion.shapes), tuple(attrs.items()))
 
 
 def _alone(instruction: Instruction, inputs: tuple[Shape, ...]) -> Computation:
@@ -101,7 +102,7 @@ def _alone(instruction: Instruction, inputs: tuple[Shape, ...]) -> Computation:
         Instruction(operand, "parameter", (shape,), (), str(position), "")
         for position, (operand, shape) in enumerate(zip(instruction.operands, inputs, strict=False))
     ]
-    unique = {one.name: one for one in parameters}
+    unique = {parameter.name: parameter for parameter in parameters}
     root = Instruction(
         f"{instruction.name}.alone",
         instruction.opcode,
@@ -115,7 +116,7 @@ def _alone(instruction: Instruction, inputs: tuple[Shape, ...]) -> Computation:
 
 
 def _name(kind: str, backend: str, body: Computation, longest: Instruction | None) -> str:
-    opcodes = {one.opcode for one in body.instructions}
+    opcodes = {instruction.opcode for instruction in body.instructions}
     if "scatter" in opcodes or "select-and-scatter" in opcodes:
         return XLA_SCATTER
     is_sum = longest is not None and longest.opcode == "reduce"
@@ -142,21 +143,15 @@ def _turns(instruction: Instruction, body: Computation) -> bool:
     return source.shape.minor_to_major != instruction.shape.minor_to_major
 
 
-def _reduced(one: Instruction, body: Computation) -> Shape:
-    source = body.by_name.get(one.operands[0]) if one.operands else None
-    return one.shape if source is None else source.shape
+def _reduced(reduction: Instruction, body: Computation) -> Shape:
+    source = body.by_name.get(reduction.operands[0]) if reduction.operands else None
+    return reduction.shape if source is None else source.shape
 
 
-def _terms(one: Instruction, body: Computation) -> int:
-    return _reduced(one, body).numel if one.opcode == "reduce" else 0
-
-
-def _is_inner(one: Instruction, whole: Shape) -> bool:
+def _is_inner(reduction: Instruction, whole: Shape) -> bool:
     """Whether the terms of a sum are neighbours in memory."""
-    dims = {int(dim) for dim in one.attribute("dimensions").strip("{}").split(",") if dim}
-    order = whole.minor_to_major or tuple(reversed(range(len(whole.dims))))
-    longer = [dim for dim in order if whole.dims[dim] > 1]
-    return bool(longer) and longer[0] in dims
+    longer = [dim for dim in whole.order if whole.dims[dim] > 1]
+    return bool(longer) and longer[0] in reduction.numbers("dimensions")
 
 
 @dataclass(frozen=True)
@@ -173,7 +168,7 @@ def _written(body: Computation) -> Iterator[_Output]:
     root = body.root
     results = [body.by_name[name] for name in root.operands] if root.opcode == "tuple" else [root]
     for result in results:
-        source = _behind(result, body)
+        source = behind(result, body)
         if source.opcode == "dynamic-update-slice":
             update = body.by_name[source.operands[1]].shape
             yield _Output(update.nbytes, update.numel)
@@ -187,10 +182,11 @@ def _written(body: Computation) -> Iterator[_Output]:
                 yield _Output(shape.nbytes, shape.numel)
 
 
-def _behind(one: Instruction, body: Computation) -> Instruction:
-    while one.opcode in ("bitcast", "copy", "reshape") and one.operands:
-        one = body.by_name[one.operands[0]]
-    return one
+def behind(instruction: Instruction, body: Computation) -> Instruction:
+    """The instruction whose result another one only copies or sees in another shape."""
+    while instruction.opcode in ("bitcast", "copy", "reshape") and instruction.operands:
+        instruction = body.by_name[instruction.operands[0]]
+    return instruction
 
 
 def _demands(body: Computation) -> dict[str, float]:
@@ -199,27 +195,27 @@ def _demands(body: Computation) -> dict[str, float]:
     A slice needs only part of its operand, and an update in place does not read what it updates.
     """
     shares: dict[str, float] = {body.root.name: 1.0}
-    for one in reversed(body.instructions):
-        share = min(shares.get(one.name, 0.0), 1.0)
-        shares[one.name] = share
-        for position, operand in enumerate(one.operands):
+    for instruction in reversed(body.instructions):
+        share = min(shares.get(instruction.name, 0.0), 1.0)
+        shares[instruction.name] = share
+        for position, operand in enumerate(instruction.operands):
             if operand not in body.by_name:
                 continue
-            needed = _needed(one, position, body.by_name[operand].shape.numel, share)
-            if one.opcode in _SLICES and position == 0:
+            needed = _needed(instruction, position, body.by_name[operand].shape.numel, share)
+            if instruction.opcode in _SLICES and position == 0:
                 shares[operand] = shares.get(operand, 0.0) + needed
             else:
                 shares[operand] = max(shares.get(operand, 0.0), needed)
     return shares
 
 
-def _needed(one: Instruction, position: int, numel: int, share: float) -> float:
+def _needed(instruction: Instruction, position: int, numel: int, share: float) -> float:
     """The share of an operand that a share of an instruction's result needs."""
-    if one.opcode in _UPDATES and position == 0:
+    if instruction.opcode in _UPDATES and position == 0:
         return 0.0
-    if one.opcode in _SLICES and position == 0:
-        return share * one.shape.numel / max(numel, 1)
-    return 1.0 if one.opcode in _UPDATES else share
+    if instruction.opcode in _SLICES and position == 0:
+        return share * instruction.shape.numel / max(numel, 1)
+    return 1.0 if instruction.opcode in _UPDATES else share
 
 
 def _read(body: Computation, parameter: Instruction, name: str, share: float) -> _Access:
@@ -231,9 +227,9 @@ def _read(body: Computation, parameter: Instruction, name: str, share: float) ->
     return _Access(nbytes, nbytes if strided else 0, nbytes if looked_up else 0)
 
 
-def _uses(body: Computation, one: Instruction) -> Iterator[tuple[Instruction, int]]:
-    for user, position in body.users.get(one.name, ()):
-        if user.opcode in _TRANSPARENT and user.shape.numel == one.shape.numel:
+def _uses(body: Computation, instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
+    for user, position in body.users.get(instruction.name, ()):
+        if user.opcode in _TRANSPARENT and user.shape.numel == instruction.shape.numel:
             behind = list(_uses(body, user))
             yield from behind or [(user, position)]
         else:
@@ -242,47 +238,43 @@ def _uses(body: Computation, one: Instruction) -> Iterator[tuple[Instruction, in
 
 def _summed(body: Computation, shares: dict[str, float]) -> _Sums:
     sums = _Sums()
-    for one in body.instructions:
-        count = one.shape.numel * shares[one.name]
-        if one.opcode == "parameter":
-            wanted = [
+    for instruction in body.instructions:
+        count = instruction.shape.numel * shares[instruction.name]
+        if instruction.opcode == "parameter":
+            demands = [
                 user.shape.numel * shares[user.name]
-                for user, position in body.users.get(one.name, ())
+                for user, position in body.users.get(instruction.name, ())
                 if user.opcode not in _UPDATES
             ]
-            sums.loads += max(wanted, default=count)
+            sums.loads += max(demands, default=count)
             continue
-        if one.opcode in FREE:
+        if instruction.opcode in FREE:
             continue
-        sums.names.add(_SHORT_NAMES.get(one.opcode, one.opcode))
-        weight = _SPECIAL_OPERATIONS if one.opcode in _SPECIAL else 1
-        if one.opcode == "reduce":
-            count = _reduced(one, body).numel * shares[one.name]
-        elif one.opcode in ("reduce-window", "select-and-scatter"):
-            count *= _window(one)
-        elif one.opcode == "dot":
-            count *= 2 * _contracted(one, body)
-        elif one.opcode == "sort":
-            count *= _SORT_OPERATIONS * len(one.shapes) * _exchanges(one)
+        sums.names.add(_SHORT_NAMES.get(instruction.opcode, instruction.opcode))
+        weight = _SPECIAL_OPERATIONS if instruction.opcode in _SPECIAL else 1
+        if instruction.opcode == "reduce":
+            count = _reduced(instruction, body).numel * shares[instruction.name]
+        elif instruction.opcode in ("reduce-window", "select-and-scatter"):
+            count *= _window(instruction)
+        elif instruction.opcode == "dot":
+            left = body.by_name[instruction.operands[0]].shape
+            contracted = instruction.numbers("lhs_contracting_dims")
+            count *= 2 * math.prod(left.dims[dim] for dim in contracted)
+        elif instruction.opcode == "sort":
+            count *= _SORT_OPERATIONS * len(instruction.shapes) * _exchanges(instruction)
         sums.operations += weight * count
     return sums
 
 
-def _window(one: Instruction) -> int:
-    for part in one.attribute("window").strip("{}").split():
+def _window(instruction: Instruction) -> int:
+    for part in instruction.attribute("window").strip("{}").split():
         if part.startswith("size="):
             return math.prod(int(size) for size in part[len("size=") :].split("x"))
     return 1
 
 
-def _exchanges(one: Instruction) -> int:
+def _exchanges(sort: Instruction) -> int:
     """How often a sort may exchange each element: XLA's is bitonic (Batcher 1968)."""
-    dim = int(one.attribute("dimensions").strip("{}") or 0)
-    turns = math.ceil(math.log2(max(one.shape.dims[dim], 2)))
+    dim = int(sort.attribute("dimensions").strip("{}") or 0)
+    turns = math.ceil(math.log2(max(sort.shape.dims[dim], 2)))
     return turns * (turns + 1) // 2
-
-
-def _contracted(one: Instruction, body: Computation) -> int:
-    left = body.by_name[one.operands[0]].shape
-    dims = one.attribute("lhs_contracting_dims").strip("{}").split(",")
-    return math.prod(left.dims[int(dim)] for dim in dims if dim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -73,15 +73,28 @@ class Shape:
         dtype = DTYPES.get(self.element)
         if dtype is None:
             return None
-        order = self.minor_to_major
-        strides = None
-        if order and order != tuple(reversed(range(len(self.dims)))):
-            steps, step = [0] * len(self.dims), 1
-            for dim in order:
-                steps[dim] = step
-                step *= self.dims[dim]
-            strides = tuple(steps)
+        is_usual = self.order == tuple(reversed(range(len(self.dims))))
+        strides = None if is_usual else self.strides
         return TensorSpec(self.dims, dtype, strides, "cpu" if self.host else "cuda")
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions from the fastest to the slowest in memory."""
+        return self.minor_to_major or tuple(reversed(range(len(self.dims))))
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """How far apart the neighbours of each dimension lie."""
+        steps, step = [0] * len(self.dims), 1
+        for dim in self.order:
+            steps[dim] = step
+            step *= self.dims[dim]
+        return tuple(steps)
+
+
+def specs_of(shapes: Iterable[Shape]) -> tuple[TensorSpec, ...]:
+    """The tensors of shapes, without those that have none."""
+    return tuple(spec for shape in shapes if (spec := shape.spec) is not None)
 
 
 @dataclass(frozen=True)
@@ -103,15 +116,14 @@ class Instruction:
         """The shape of its (first) result."""
         return self.shapes[0] if self.shapes else Shape("token", ())
 
-    @property
-    def is_tuple(self) -> bool:
-        """Whether the result is a tuple."""
-        return len(self.shapes) != 1
-
     def attribute(self, name: str) -> str:
         """The text of an attribute: `kind=kLoop` gives "kLoop"; empty if it is absent."""
-        found = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
-        return found[1] if found else ""
+        match = re.search(rf"(?:^|[ ,]){name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
+        return match[1] if match else ""
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """The numbers of an attribute: `dimensions={0,2}` gives (0, 2); empty if it is absent."""
+        return tuple(int(n) for n in self.attribute(name).strip("{}").split(",") if n)
 
     def computation(self, name: str) -> str:
         """The computation that an attribute names: `calls`, `body`, `condition`, `to_apply`."""
@@ -120,8 +132,8 @@ class Instruction:
     @property
     def target(self) -> str:
         """The target of a custom call; empty for other instructions."""
-        found = re.search(r'custom_call_target="([^"]*)"', self.attributes)
-        return found[1] if found else ""
+        match = re.search(r'custom_call_target="([^"]*)"', self.attributes)
+        return match[1] if match else ""
 
     @cached_property
     def backend(self) -> Mapping[str, Any]:
@@ -131,22 +143,22 @@ class Instruction:
             return {}
         text = self.attributes[at + len("backend_config=") :]
         try:
-            found: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
+            config: dict[str, Any] = json.JSONDecoder().raw_decode(text)[0]
         except json.JSONDecodeError:
             return {}
-        return found
+        return config
 
     @property
     def op_name(self) -> str:
         """The path of the JAX operation that it comes from, as in "jit(step)/jvp(net)/add"."""
-        found = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
-        return found[1].replace("\\'", "'") if found else ""
+        match = re.search(r'op_name="((?:[^"\\]|\\.)*)"', self.attributes)
+        return match[1].replace("\\'", "'") if match else ""
 
     @property
     def frame(self) -> int | None:
         """The number of its stack frame in the module's tables."""
-        found = re.search(r"stack_frame_id=(\d+)", self.attributes)
-        return int(found[1]) if found else None
+        match = re.search(r"stack_frame_id=(\d+)", self.attributes)
+        return int(match[1]) if match else None
 
 
 @dataclass(frozen=True)
@@ -159,27 +171,32 @@ class Computation:
     @cached_property
     def by_name(self) -> Mapping[str, Instruction]:
         """The instructions by name."""
-        return {one.name: one for one in self.instructions}
+        return {instruction.name: instruction for instruction in self.instructions}
 
     @cached_property
     def root(self) -> Instruction:
         """The instruction whose result is the computation's."""
-        return next((one for one in self.instructions if one.is_root), self.instructions[-1])
+        return next(
+            (instruction for instruction in self.instructions if instruction.is_root),
+            self.instructions[-1],
+        )
 
     @cached_property
     def users(self) -> Mapping[str, tuple[tuple[Instruction, int], ...]]:
         """The instructions that read each one, with the operand's position."""
-        found: dict[str, list[tuple[Instruction, int]]] = {}
-        for one in self.instructions:
-            for position, operand in enumerate(one.operands):
-                found.setdefault(operand, []).append((one, position))
-        return {name: tuple(uses) for name, uses in found.items()}
+        users: dict[str, list[tuple[Instruction, int]]] = {}
+        for instruction in self.instructions:
+            for position, operand in enumerate(instruction.operands):
+                users.setdefault(operand, []).append((instruction, position))
+        return {name: tuple(uses) for name, uses in users.items()}
 
     @cached_property
     def parameters(self) -> tuple[Instruction, ...]:
         """Its parameters, in their order."""
-        found = [one for one in self.instructions if one.opcode == "parameter"]
-        return tuple(sorted(found, key=lambda one: int(one.inside)))
+        parameters = [
+            instruction for instruction in self.instructions if instruction.opcode == "parameter"
+        ]
+        return tuple(sorted(parameters, key=lambda instruction: int(instruction.inside)))
 
 
 @dataclass(frozen=True)
@@ -204,17 +221,17 @@ class HloModule:
         Loops count as often as they turn, branches by the larger one, and every kernel as if it
         moved a few megabytes more, since it takes microseconds to launch.
         """
-        found = 0
-        for one in computation.instructions:
-            body = self.called(one, "body") or self.called(one, "to_apply")
-            if one.opcode in ("while", "call") and body is not None:
-                turns = one.backend.get("known_trip_count", {}).get("n", 1)
-                found += int(turns) * self.traffic_bytes(body)
-            elif one.opcode not in FREE_OF_TRAFFIC:
-                read = (computation.by_name[name] for name in one.operands)
-                shapes = (shape for made in (one, *read) for shape in made.shapes)
-                found += LAUNCH_BYTES + sum(shape.nbytes for shape in shapes)
-        return found
+        traffic = 0
+        for instruction in computation.instructions:
+            body = self.called(instruction, "body") or self.called(instruction, "to_apply")
+            if instruction.opcode in ("while", "call") and body is not None:
+                turns = instruction.backend.get("known_trip_count", {}).get("n", 1)
+                traffic += int(turns) * self.traffic_bytes(body)
+            elif instruction.opcode not in FREE_OF_TRAFFIC:
+                read = (computation.by_name[name] for name in instruction.operands)
+                shapes = (shape for moved in (instruction, *read) for shape in moved.shapes)
+                traffic += LAUNCH_BYTES + sum(shape.nbytes for shape in shapes)
+        return traffic
 
     def origin(self, instruction: Instruction) -> Instruction:
         """The instruction that says where another comes from.
@@ -226,7 +243,7 @@ class HloModule:
             return instruction
         body = self.called(instruction)
         inner = () if body is None else reversed(body.instructions)
-        return next((one for one in inner if PATH in one.op_name), instruction)
+        return next((fused for fused in inner if PATH in fused.op_name), instruction)
 
     def line(self, instruction: Instruction) -> str:
         """The source line of an instruction; empty if unknown."""
@@ -251,8 +268,8 @@ def read_hlo(text: str) -> HloModule:
     entry: Computation | None = None
     name, is_entry, body = "", False, list[Instruction]()
     for line in lines[1:]:
-        if begun := _COMPUTATION.match(line):
-            is_entry, name, body = bool(begun[1]), begun[2], []
+        if begin := _COMPUTATION.match(line):
+            is_entry, name, body = bool(begin[1]), begin[2], []
         elif line.startswith("}") and name:
             computations[name] = Computation(name, tuple(body))
             entry = computations[name] if is_entry else entry
@@ -272,10 +289,10 @@ def read_hlo(text: str) -> HloModule:
 
 
 def _instruction(line: str) -> Instruction | None:
-    begun = _INSTRUCTION.match(line)
-    if begun is None:
+    begin = _INSTRUCTION.match(line)
+    if begin is None:
         return None
-    at = begun.end()
+    at = begin.end()
     end = _end_of_shape(line, at)
     shapes = tuple(_shapes(line[at:end]))
     opened = line.find("(", end)
@@ -286,7 +303,7 @@ def _instruction(line: str) -> Instruction | None:
     inside = line[opened + 1 : closed]
     operands = () if opcode in ("parameter", "constant") else tuple(_OPERAND.findall(inside))
     return Instruction(
-        begun[2], opcode, shapes, operands, inside, line[closed + 1 :], bool(begun[1])
+        begin[2], opcode, shapes, operands, inside, line[closed + 1 :], bool(begin[1])
     )
 
 
@@ -332,10 +349,10 @@ def _source_lines(lines: list[str]) -> Mapping[int, str]:
             break
         if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
             table = line
-        elif table == "FileNames" and (found := _FILE.match(line)):
-            files[found[1]] = found[2].rpartition("/")[2]
-        elif table == "FileLocations" and (found := _LOCATION.match(line)):
-            locations[found[1]] = f"{files.get(found[2], '')}:{found[3]}"
-        elif table == "StackFrames" and (found := _FRAME.match(line)):
-            frames[int(found[1])] = locations.get(found[2], "")
+        elif table == "FileNames" and (match := _FILE.match(line)):
+            files[match[1]] = match[2].rpartition("/")[2]
+        elif table == "FileLocations" and (match := _LOCATION.match(line)):
+            locations[match[1]] = f"{files.get(match[2], '')}:{match[3]}"
+        elif table == "StackFrames" and (match := _FRAME.match(line)):
+            frames[int(match[1])] = locations.get(match[2], "")
     return frames

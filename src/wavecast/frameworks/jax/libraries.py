@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from wavecast.frameworks.jax.hlo import DTYPES, Computation, Instruction, Shape
+from wavecast.frameworks.jax.hlo import DTYPES, Computation, Instruction, Shape, specs_of
 from wavecast.ops.matmul import XLA_UNALIGNED
 from wavecast.predictors.learned.autotuned import CHOSEN, MARK
 from wavecast.traces.step import Op, Scalar, TensorSpec
@@ -66,21 +66,22 @@ def matmul(instruction: Instruction, inputs: Sequence[Shape], padded: int = 0) -
 
 def nested_matmul(body: Computation, fusion: Instruction) -> Op | None:
     """The matmul that XLA writes in Triton; None if the fusion has none."""
-    dot = next((one for one in body.instructions if one.opcode == "dot"), None)
+    dot = next(
+        (instruction for instruction in body.instructions if instruction.opcode == "dot"), None
+    )
     if dot is None:
         return None
     left, right = (body.by_name[name].shape for name in dot.operands[:2])
     numbers = {
-        f"{side}_{kind}_dimensions": dot.attribute(f"{side}_{kind}_dims").strip("{}").split(",")
+        f"{side}_{kind}_dimensions": dot.numbers(f"{side}_{kind}_dims")
         for side in ("lhs", "rhs")
         for kind in ("batch", "contracting")
     }
-    numbers = {name: [dim for dim in dims if dim] for name, dims in numbers.items()}
     a = _matrix(left, numbers, "lhs", rows_first=True)
     b = _matrix(right, numbers, "rhs", rows_first=False)
     out = TensorSpec((*a.shape[:-1], b.shape[-1]), _dtype(fusion.shape))
-    found = re.search(r"operand_precision=\{([^}]*)\}", dot.attributes)
-    precision = {"operand_precision": found[1].upper().split(",") if found else []}
+    match = re.search(r"operand_precision=\{([^}]*)\}", dot.attributes)
+    precision = {"operand_precision": match[1].upper().split(",") if match else []}
     name = "aten.bmm" if len(a.shape) > 2 else "aten.mm"
     return Op(name, (a, b), (out,), (*_precision(left, precision), (CHOSEN, True)))
 
@@ -93,8 +94,7 @@ def _matrix(shape: Shape, numbers: Mapping[str, Any], side: str, *, rows_first: 
     k = math.prod(shape.dims[dim] for dim in contracted)
     other = math.prod(shape.dims[dim] for dim in free)
     count = math.prod(shape.dims[dim] for dim in batch)
-    order = shape.minor_to_major or tuple(reversed(range(len(shape.dims))))
-    fastest = next((dim for dim in order if shape.dims[dim] > 1), None)
+    fastest = next((dim for dim in shape.order if shape.dims[dim] > 1), None)
     k_is_fast = fastest in contracted
     sizes = (other, k) if rows_first else (k, other)
     by_rows = k_is_fast == rows_first
@@ -168,14 +168,9 @@ def _laid_out(shape: Shape, labels: str) -> TensorSpec:
     """A tensor with its dimensions as torch orders them: batch or outputs, channels, space."""
     outer, inner = ("b", "f") if "b" in labels else ("o", "i")
     space = sorted(label for label in labels if label.isdigit())
-    wanted = [labels.index(label) for label in (outer, inner, *space)]
-    order = shape.minor_to_major or tuple(reversed(range(len(shape.dims))))
-    steps, step = [0] * len(shape.dims), 1
-    for dim in order:
-        steps[dim] = step
-        step *= shape.dims[dim]
-    dims = tuple(shape.dims[dim] for dim in wanted)
-    strides = tuple(steps[dim] for dim in wanted)
+    order_in_torch = [labels.index(label) for label in (outer, inner, *space)]
+    dims = tuple(shape.dims[dim] for dim in order_in_torch)
+    strides = tuple(shape.strides[dim] for dim in order_in_torch)
     plain = tuple(math.prod(dims[at + 1 :]) for at in range(len(dims)))
     return TensorSpec(dims, _dtype(shape), None if strides == plain else strides)
 
@@ -207,10 +202,10 @@ def attention(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
     if "Backward" in instruction.target:
         count = min(len(inputs), 6)
         grad = _by_heads(inputs[4]) if len(inputs) > 4 else q
-        rest = tuple(spec for shape in inputs[3:count] if (spec := shape.spec) is not None)
+        rest = specs_of(inputs[3:count])
         op = Op(f"{name}_backward", (grad, q, k, v, *rest[:1]), (q, k, v), attrs)
         return LibraryCall(op, (4 if len(inputs) > 4 else 0, 0, 1, 2, 3)[: len(op.inputs)])
-    outputs = tuple(spec for shape in instruction.shapes if (spec := shape.spec) is not None)
+    outputs = specs_of(instruction.shapes)
     out = TensorSpec((*q.shape[:-1], v.shape[-1]), q.dtype)
     return LibraryCall(Op(name, (q, k, v), (out, *outputs[1:-1]), attrs), (0, 1, 2))
 
@@ -221,12 +216,10 @@ def _by_heads(shape: Shape) -> TensorSpec:
     return TensorSpec((batch, heads, length, width), _dtype(shape), strides)
 
 
-def fourier(instruction: Instruction, inputs: Sequence[Shape]) -> Op:
+def fourier(instruction: Instruction, inputs: Sequence[Shape]) -> LibraryCall:
     """A Fourier transform of cuFFT, over the last dimensions."""
     kind = {"RFFT": "r2c", "IRFFT": "c2r"}.get(instruction.attribute("fft_type"), "c2c")
-    length = [size for size in instruction.attribute("fft_length").strip("{}").split(",") if size]
-    first = len(instruction.shape.dims) - len(length)
-    dims = tuple(range(first, len(instruction.shape.dims)))
-    tensors = [shape.spec for shape in (inputs[0], instruction.shape)]
-    given, made = ((spec,) if spec is not None else () for spec in tensors)
-    return Op(f"aten._fft_{kind}", given, made, (("dim", dims),))
+    rank = len(instruction.shape.dims)
+    dims = tuple(range(rank - len(instruction.numbers("fft_length")), rank))
+    given, written = specs_of(inputs[:1]), specs_of([instruction.shape])
+    return LibraryCall(Op(f"aten._fft_{kind}", given, written, (("dim", dims),)), (0,))

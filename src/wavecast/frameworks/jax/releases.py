@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from importlib import metadata
 from typing import Any
 
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 
 OLDEST = "0.9.2"
@@ -34,11 +35,9 @@ def version_of(package: str) -> str | None:
 def expect_no_extension() -> None:
     """Keep the plugin from warning that its extension is missing: only kernels on a GPU need it."""
     for plugin in ("xla_cuda13", "xla_cuda12"):
-        logging.getLogger(f"jax_plugins.{plugin}").addFilter(_is_other_news)
-
-
-def _is_other_news(record: logging.LogRecord) -> bool:
-    return "cuda_plugin_extension is not found" not in record.getMessage()
+        logging.getLogger(f"jax_plugins.{plugin}").addFilter(
+            lambda record: "cuda_plugin_extension is not found" not in record.getMessage()
+        )
 
 
 def versions() -> str:
@@ -86,11 +85,9 @@ def _callbacks_lowered() -> Iterator[None]:
     def any_backend(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.backend or own(self, *arguments, **named)
 
-    mlir.ModuleContext.get_backend = any_backend
-    try:
+    with replacing() as replace:
+        replace(mlir.ModuleContext, get_backend=any_backend)
         yield
-    finally:
-        mlir.ModuleContext.get_backend = own
 
 
 @contextmanager
@@ -102,15 +99,12 @@ def _pallas_lowered(gpu: Device) -> Iterator[None]:
         yield
         return
     major, minor = gpu.compute_capability or (9, 0)
-    own = gpu_info.get_gpu_info
     known = gpu_info.GpuInfo(
         gpu_version=None, arch_name=f"{major}.{minor}", compute_capability=10 * major + minor
     )
-    gpu_info.get_gpu_info = lambda: known
-    try:
+    with replacing() as replace:
+        replace(gpu_info, get_gpu_info=lambda: known)
         yield
-    finally:
-        gpu_info.get_gpu_info = own
 
 
 @contextmanager
@@ -122,25 +116,20 @@ def _cudnn_as_on(gpu: Device) -> Iterator[None]:
         return
     have = gpu.compute_capability or (9, 0)
 
-    def at_least(wanted: str) -> bool:
-        return have >= _capability(wanted)
+    def at_least(capability: str) -> bool:
+        return have >= _capability(capability)
 
-    def equal(wanted: str) -> bool:
-        return have == _capability(wanted)
+    def equal(capability: str) -> bool:
+        return have == _capability(capability)
 
     answers = {
         "check_cudnn_version": lambda: _CUDNN,
         "check_compute_capability": at_least,
         "is_cuda_compute_capability_equal": equal,
     }
-    kept = {name: getattr(checks, name) for name in answers if hasattr(checks, name)}
-    try:
-        for name in kept:
-            setattr(checks, name, answers[name])
+    with replacing() as replace:
+        replace(checks, **{name: f for name, f in answers.items() if hasattr(checks, name)})
         yield
-    finally:
-        for name, function in kept.items():
-            setattr(checks, name, function)
 
 
 def _capability(text: str) -> tuple[int, ...]:
@@ -154,9 +143,7 @@ def compile_module(
 
     Args:
         module: what `bytecode` gave.
-        config: XLA's target config of the GPU.
         devices: over how many of them the step is spread.
-        options: further options of XLA.
     """
     from jax._src import compiler
     from jax._src.interpreters import mlir
@@ -174,13 +161,13 @@ def compile_module(
         given.executable_build_options.use_shardy_partitioner = True
     with mlir.make_ir_context():
         parsed = ir.Module.parse(module)
-        made = compiler.backend_compile_and_load(
+        compiled = compiler.backend_compile_and_load(
             chosen[0].client, parsed, xla_client.DeviceList(tuple(chosen)), given, []
         )
-    stats = made.get_compiled_memory_stats()
+    stats = compiled.get_compiled_memory_stats()
     names = ("argument", "output", "alias", "temp")
     sizes = {name: int(getattr(stats, f"{name}_size_in_bytes")) for name in names}
-    return made.hlo_modules()[0].to_string(), sizes
+    return compiled.hlo_modules()[0].to_string(), sizes
 
 
 def leaves(tree: Any) -> list[Any]:
@@ -219,13 +206,13 @@ def donated_leaves(jitted: Any, arguments: Sequence[Any], named: Mapping[str, An
     """The ids of the arguments' leaves whose memory a jitted function takes over."""
     import jax
 
-    told = jax.tree.leaves(jitted.trace(*arguments, **named).args_info)
+    infos = jax.tree.leaves(jitted.trace(*arguments, **named).args_info)
     given = jax.tree.leaves((tuple(arguments), dict(named)))
-    if len(told) != len(given):  # some arguments are static
+    if len(infos) != len(given):  # some arguments are static
         given = [leaf for leaf in given if is_array(leaf)]
-    if len(told) != len(given):
+    if len(infos) != len(given):
         return set()
-    return {id(leaf) for leaf, info in zip(given, told, strict=True) if info.donated}
+    return {id(leaf) for leaf, info in zip(given, infos, strict=True) if info.donated}
 
 
 def is_array(leaf: Any) -> bool:
@@ -240,8 +227,8 @@ def shapes_of(tree: Any) -> str:
     def shown(leaf: Any) -> str:
         return f"{leaf.dtype}{leaf.shape}" if is_array(leaf) else type(leaf).__name__
 
-    found, structure = jax.tree.flatten(tree)
-    return f"{[shown(leaf) for leaf in found]} {structure}"
+    leaves, structure = jax.tree.flatten(tree)
+    return f"{[shown(leaf) for leaf in leaves]} {structure}"
 
 
 def is_tracing(tree: Any) -> bool:
@@ -279,9 +266,9 @@ def zeros(shape: Any) -> Any:
 
     if jax.dtypes.issubdtype(shape.dtype, jax.dtypes.prng_key):
         return jax.numpy.broadcast_to(jax.random.key(0), shape.shape)
-    made = jax.numpy.zeros(shape.shape, shape.dtype)
-    wanted = getattr(shape, "sharding", None)
-    return made if wanted is None else jax.device_put(made, wanted)
+    array = jax.numpy.zeros(shape.shape, shape.dtype)
+    sharding = getattr(shape, "sharding", None)
+    return array if sharding is None else jax.device_put(array, sharding)
 
 
 def forget_compiled() -> None:

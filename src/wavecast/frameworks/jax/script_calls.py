@@ -14,11 +14,11 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.jax import releases
+from wavecast.frameworks.stages import Watched
 from wavecast.traces.graphs import XLA_CALL
 from wavecast.traces.step import Call, Op, Phase, Trace
 
@@ -64,41 +64,22 @@ class JittedCall:
 
 
 @dataclass
-class JittedCalls:
-    """The calls that a script made, in order.
-
-    Args:
-        line: says which line of the script is running.
-    """
+class JittedCalls(Watched):
+    """The calls that a script made, in order."""
 
     line: Callable[[], str]
-    calls: list[JittedCall] = field(default_factory=list)
+    boundaries: list[JittedCall] = field(default_factory=list)
+    """The calls; to who watches a script, they are the ends of its steps."""
     step: JittedCall | None = None
     """The call at which the step had repeated itself."""
-    running: bool = False
     cut_short: str = ""
-    modules: Any = field(default_factory=lambda: SimpleNamespace(first_trained=None))
     _of_results: dict[int, Any] = field(default_factory=dict)
     """What jitted functions returned, and what was made of it."""
 
     @property
-    def boundaries(self) -> list[JittedCall]:
-        """The calls, as who watches a script asks for them."""
-        return self.calls
-
-    @property
-    def recorder(self) -> list[JittedCall]:
-        """The same."""
-        return self.calls
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether it goes on after its step is known, which a script of JAX never does."""
-        return False
-
-    def why_endless(self) -> str:
-        """Why it may not come to an end: nothing is known of that."""
-        return ""
+    def calls(self) -> list[JittedCall]:
+        """All calls so far."""
+        return self.boundaries
 
     def cut(self, why: str) -> None:
         """Stop the script."""
@@ -118,7 +99,14 @@ class JittedCalls:
             return WatchedFunction(own(function, **options), self)
 
         def pmap(*_: Any, **__: Any) -> Any:
-            return self._refuse_pmap
+            return refuse_pmap
+
+        def refuse_pmap(*_: Any, **__: Any) -> Any:
+            raise CaptureError(
+                f"the script calls a function of jax.pmap at {self.line()}, and such steps are not "
+                "followed; write it with jax.jit and arrays that are spread over a mesh, and say "
+                "--ranks (docs: Predict a JAX step, Several devices)"
+            )
 
         jax.jit, jax.pmap = jit, pmap
         self.running = True
@@ -129,20 +117,13 @@ class JittedCalls:
             self.running = False
             jax.jit, jax.pmap = own, own_pmap
 
-    def _refuse_pmap(self, *_: Any, **__: Any) -> Any:
-        raise CaptureError(
-            f"the script calls a function of jax.pmap at {self.line()}, and such steps are not "
-            "followed; write it with jax.jit and arrays that are spread over a mesh, and say "
-            "--ranks (docs: Predict a JAX step, Several devices)"
-        )
-
     def _note_outside(self, name: str, arrays: Sequence[Any], results: Sequence[Any]) -> None:
         if self.calls and self.running:
             size = max((int(getattr(array, "size", 1)) for array in arrays), default=1)
             on_results = any(id(array) in self._of_results for array in arrays)
             self.calls[-1].outside.append(OutsideOp(name, size, on_results))
             if on_results:
-                self._of_results |= {id(one): one for one in results}
+                self._of_results |= {id(result): result for result in results}
 
     def note(self, call: JittedCall) -> None:
         """Note a call, and stop the script where its step has repeated itself."""
@@ -166,17 +147,17 @@ class JittedCalls:
         before, step = self._periods(call)
         if [(c.function, c.shapes) for c in before] != [(c.function, c.shapes) for c in step]:
             return False
-        made = {id(leaf) for one in before for leaf in one.returned}
+        returned = {id(leaf) for earlier in before for leaf in earlier.returned}
         return len(step) == 1 or any(
-            id(leaf) in made
-            for one in step[:-1]
-            for leaf in releases.leaves((one.arguments, one.named))
+            id(leaf) in returned
+            for earlier in step[:-1]
+            for leaf in releases.leaves((earlier.arguments, earlier.named))
         )
 
     def _periods(self, call: JittedCall) -> tuple[list[JittedCall], list[JittedCall]]:
         """The calls up to the last but one call like this, from the one before, and up to this."""
         key = call.function, call.shapes
-        ends = [at for at, one in enumerate(self.calls) if (one.function, one.shapes) == key]
+        ends = [at for at, other in enumerate(self.calls) if (other.function, other.shapes) == key]
         first, second, last = (at + 1 for at in ends[-3:])
         return self.calls[first:second], self.calls[second:last]
 
@@ -289,7 +270,7 @@ class JoinedCalls:
     """How many arrays each call is given."""
 
     def __post_init__(self) -> None:
-        made: set[int] = set()
+        returned: set[int] = set()
         places: dict[int, int] = {}
         for call in self.calls:
             rows = releases.named_leaves(call.function.jitted, *_inputs(call))
@@ -298,7 +279,7 @@ class JoinedCalls:
             taken = releases.donated_leaves(call.function.jitted, call.arguments, call.named)
             self.counts.append(len(arrays))
             for leaf in arrays:
-                if id(leaf) in made:
+                if id(leaf) in returned:
                     continue
                 if id(leaf) not in places:
                     places[id(leaf)] = len(self.given)
@@ -306,7 +287,7 @@ class JoinedCalls:
                     self.names.append(f"{names[id(leaf)]}#{len(self.names)}")
                     self.donated.append(False)
                 self.donated[places[id(leaf)]] |= id(leaf) in taken
-            made |= {id(leaf) for leaf in call.returned}
+            returned |= {id(leaf) for leaf in call.returned}
 
     def step(self) -> Any:
         """The function, jitted; it takes the arrays that are donated, and the others."""

@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, overload
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks import keras_models
+from wavecast.frameworks import target_files
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
-from wavecast.frameworks.keras_models import model_and_batch
+from wavecast.frameworks.replacements import replacing
+from wavecast.frameworks.target_files import model_and_batch
 from wavecast.hardware.devices import Device, device
-from wavecast.predictors.retargeting.family_traces import FamilyTraces
+from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.traces.step import Trace
 
 DEFAULT_GPU = "h100-sxm-80gb"
@@ -113,19 +114,16 @@ def trace_jax(
         raise InvalidInput("trace_jax takes only one of gpu and gpus; leave out the other")
     if isinstance(gpus, str) or (gpus is not None and not gpus):
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    wanted = [_device(one) for one in (gpus or [gpu or DEFAULT_GPU])]
+    named_gpus = gpus or [gpu or DEFAULT_GPU]
+    devices = [device(gpu) if isinstance(gpu, str) else gpu for gpu in named_gpus]
     jit = {
         "donate_argnums": donate_argnums,
         "static_argnums": static_argnums,
         "static_argnames": static_argnames,
     }
-    lowered = lowered_step(step, arguments, named, wanted[0], jit)
-    made = traces_for(lowered, wanted, samples=samples, unit=unit, done=progress)
-    return FamilyTraces(tuple(made)) if gpus is not None else made[0]
-
-
-def _device(gpu: Device | str) -> Device:
-    return device(gpu) if isinstance(gpu, str) else gpu
+    lowered = lowered_step(step, arguments, named, devices[0], jit)
+    traces = traces_for(lowered, devices, samples=samples, unit=unit, done=progress)
+    return FamilyTraces(tuple(traces)) if gpus is not None else traces[0]
 
 
 def captured_jax(
@@ -141,9 +139,6 @@ def captured_jax(
 
     Args:
         make_step: builds state and batch, and returns the jitted step and its arguments.
-        gpu: the GPU to compile for.
-        samples: how many units one step consumes.
-        unit: what `samples` counts.
         ranks: how many devices jax shall show, for code that makes a mesh.
         changes: what to change in the step, by the names of `frameworks.jax.changes`.
     """
@@ -151,9 +146,9 @@ def captured_jax(
     show_devices(ranks or 1)
     target = gpu or device(DEFAULT_GPU)
     with rematerialized(changes):
-        made = step_of(make_step())
-        step = with_donation(*made) if DONATION in changes else made.step
-        lowered = lowered_step(step, made.arguments, {}, target, {})
+        jax_step = step_of(make_step())
+        step = with_donation(*jax_step) if DONATION in changes else jax_step.step
+        lowered = lowered_step(step, jax_step.arguments, {}, target, {})
     return traces_for(lowered, [target], samples=samples, unit=unit)[0]
 
 
@@ -176,16 +171,18 @@ def show_devices(count: int) -> None:
                 ) from error
 
 
-def step_of(made: Any) -> JaxStep:
+def step_of(returned: Any) -> JaxStep:
     """The step and its arguments that a function returned: a pair, a Keras model, or our own."""
-    if hasattr(made, "step") and hasattr(made, "shapes"):
-        return JaxStep(made.step, tuple(made.shapes()))
-    if keras_models.is_step(made):
-        step, arguments = train_step(made)
+    if hasattr(returned, "step") and hasattr(returned, "shapes"):
+        return JaxStep(returned.step, tuple(returned.shapes()))
+    if target_files.is_keras_step(returned):
+        step, arguments = train_step(returned)
         return JaxStep(step, arguments)
-    if not isinstance(made, tuple | list) or len(made) < 2 or not callable(made[0]):
-        raise InvalidInput(f"the function returned {type(made).__name__}, not a JAX step; {_FORM}")
-    step, *rest = made
+    if not isinstance(returned, tuple | list) or len(returned) < 2 or not callable(returned[0]):
+        raise InvalidInput(
+            f"the function returned {type(returned).__name__}, not a JAX step; {_FORM}"
+        )
+    step, *rest = returned
     is_one = len(rest) == 1 and isinstance(rest[0], tuple | list)
     return JaxStep(step, tuple(rest[0] if is_one else rest))
 
@@ -199,11 +196,11 @@ _SMALL = 2
 """The batch with which a model is built; the step is traced at the user's own."""
 
 
-def train_step(made: Any) -> tuple[Any, tuple[Any, ...]]:
+def train_step(compiled: Any) -> tuple[Any, tuple[Any, ...]]:
     """The jitted train step of a model, and its arguments: its state, and the batch.
 
     Args:
-        made: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
+        compiled: the compiled model, or a tuple of it and its batch, `(model, (x, y))`.
     """
     import keras
 
@@ -212,7 +209,7 @@ def train_step(made: Any) -> tuple[Any, tuple[Any, ...]]:
             f"Keras runs on {keras.backend.backend()}; set KERAS_BACKEND=jax before keras is "
             "imported"
         )
-    model, batch = model_and_batch(made)
+    model, batch = model_and_batch(compiled)
     import jax
 
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), batch)
@@ -258,14 +255,14 @@ def with_donation(step: Any, arguments: Sequence[Any]) -> Any:
 
     if any(mark in step.lower(*arguments).as_text() for mark in _DONORS):
         raise InvalidInput("its arguments are donated already")
-    made = jax.eval_shape(step, *arguments)
-    left = Counter((one.shape, str(one.dtype)) for one in jax.tree.leaves(made))
+    results = jax.eval_shape(step, *arguments)
+    left = Counter((leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(results))
     donated = []
     for position, argument in enumerate(arguments):
-        leaves = [one for one in jax.tree.leaves(argument) if hasattr(one, "shape")]
-        wanted = Counter((one.shape, str(one.dtype)) for one in leaves)
-        if wanted and wanted <= left:
-            left -= wanted
+        leaves = [leaf for leaf in jax.tree.leaves(argument) if hasattr(leaf, "shape")]
+        shapes = Counter((leaf.shape, str(leaf.dtype)) for leaf in leaves)
+        if shapes and shapes <= left:
+            left -= shapes
             donated.append(position)
     if not donated:
         raise InvalidInput("no argument has the shapes of the step's results")
@@ -285,7 +282,6 @@ def rematerialized(names: Sequence[str]) -> Iterator[None]:
     import jax
 
     policy = None if REMAT in names else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-    kept = {name: getattr(jax, name) for name in ("grad", "value_and_grad")}
     taken = 0
 
     def again(gradient: Callable[..., Any]) -> Callable[..., Any]:
@@ -296,12 +292,8 @@ def rematerialized(names: Sequence[str]) -> Iterator[None]:
 
         return of
 
-    try:
-        for name, gradient in kept.items():
-            setattr(jax, name, again(gradient))
+    with replacing() as replace:
+        replace(jax, grad=again(jax.grad), value_and_grad=again(jax.value_and_grad))
         yield
-    finally:
-        for name, gradient in kept.items():
-            setattr(jax, name, gradient)
     if not taken:
         raise InvalidInput("the step takes no gradient by jax.grad or jax.value_and_grad")

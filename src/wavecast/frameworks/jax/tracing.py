@@ -10,11 +10,12 @@ from functools import wraps
 from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.footprint.workspaces import convolution
+from wavecast.footprint import convolution_workspaces
 from wavecast.frameworks.jax import releases
 from wavecast.frameworks.jax.assembly import Schedule, argument_of, scheduled
 from wavecast.frameworks.jax.driver import CompiledModule, check_installed, compiled_for
 from wavecast.frameworks.jax.hlo import read_hlo
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
 from wavecast.ops.registry import integer
 from wavecast.traces.editing import compacted
@@ -37,9 +38,6 @@ def lowered_step(
     """A step lowered for NVIDIA GPUs, by the user's own jax.
 
     Args:
-        step: a function, jitted or not.
-        arguments: its arguments: arrays, shapes, or trees of them.
-        named: its named arguments.
         gpu: the GPU that code which asks for one is told about.
         jit: options of `jax.jit` for a function that is not jitted yet.
     """
@@ -73,11 +71,11 @@ def traces_for(
 ) -> list[Trace]:
     """The trace of a lowered step for each GPU."""
     devices = releases.partitions(lowered)
-    made = compiled_for(releases.bytecode(lowered), gpus, devices, done)
+    modules = compiled_for(releases.bytecode(lowered), gpus, devices, done)
     framework = releases.versions()
     return [
         trace_of(module, gpu, framework=framework, samples=samples, unit=unit)
-        for module, gpu in zip(made, gpus, strict=True)
+        for module, gpu in zip(modules, gpus, strict=True)
     ]
 
 
@@ -95,7 +93,7 @@ def trace_of(
     if samples is not None and samples % devices == 0:
         samples //= devices
     memory = memory_of(schedule, compiled.sizes, gpu.sm_count)
-    tries = any(call.op.base in convolution.NAMES for call in schedule.calls)
+    tries = any(call.op.base in convolution_workspaces.NAMES for call in schedule.calls)
     trace = Trace(
         tuple(schedule.calls),
         memory.allocations,
@@ -124,15 +122,12 @@ _CALL = "__call__"
 def named_modules(arguments: Iterable[Any]) -> Iterator[None]:
     """Within it, calls of the NNX modules among the arguments are scopes."""
     classes = _classes(arguments)
-    kept = {one: vars(one)[_CALL] for one in classes if _CALL in vars(one)}
     stack: list[Any] = []
-    try:
-        for one, call in kept.items():
-            setattr(one, _CALL, _scoped(call, stack))
+    with replacing() as replace:
+        for module in classes:
+            if _CALL in vars(module):
+                replace(module, **{_CALL: _scoped(vars(module)[_CALL], stack)})
         yield
-    finally:
-        for one, call in kept.items():
-            setattr(one, _CALL, call)
 
 
 def _classes(arguments: Iterable[Any]) -> set[type]:
@@ -140,13 +135,13 @@ def _classes(arguments: Iterable[Any]) -> set[type]:
     nnx = sys.modules.get("flax.nnx")
     if nnx is None:
         return set()
-    found = {
+    kinds = {
         type(module)
         for argument in arguments
         if isinstance(argument, nnx.Module)
         for _, module in nnx.iter_modules(argument)
     }
-    return {base for one in found for base in one.__mro__ if issubclass(base, nnx.Module)}
+    return {base for kind in kinds for base in kind.__mro__ if issubclass(base, nnx.Module)}
 
 
 def _scoped(call: Callable[..., Any], stack: list[Any]) -> Callable[..., Any]:
@@ -180,8 +175,8 @@ def _name_in(holder: Any, module: Any) -> str:
             pairs = enumerate(value)
         else:
             continue
-        for key, one in pairs:
-            if one is module:
+        for key, held in pairs:
+            if held is module:
                 return f"{name}.{key}"
     return ""
 
@@ -210,18 +205,12 @@ class StepMemory:
 def memory_of(
     schedule: Schedule, sizes: Mapping[str, int], sm_count: int | None = None
 ) -> StepMemory:
-    """The values and allocations of a module, given XLA's own sizes of its buffers.
-
-    Args:
-        schedule: the schedule of the module.
-        sizes: the bytes of its buffers.
-        sm_count: the SMs of the GPU.
-    """
+    """The values and allocations of a module, given XLA's own sizes of its buffers."""
     arguments = {schedule.tensors[value].buffer: n for n, value in enumerate(schedule.arguments)}
     overwritten = _overwritten(schedule)
     results = {schedule.tensors[value].buffer for value in schedule.results}
     roles = _roles(schedule)
-    names = [argument_of(one.op_name) for one in schedule.module.entry.parameters]
+    names = [argument_of(parameter.op_name) for parameter in schedule.module.entry.parameters]
     allocations: list[Allocation] = []
     place: dict[int, int] = {}
     for number, buffer in enumerate(schedule.buffers):
@@ -249,14 +238,14 @@ def memory_of(
 
 def _overwritten(schedule: Schedule) -> dict[int, int]:
     """The buffers of results that take over the memory of an argument, and whose it is."""
-    found = {}
+    overwritten = {}
     for result, argument in schedule.module.aliases.items():
         if result < len(schedule.results) and argument < len(schedule.arguments):
             source = schedule.tensors[schedule.results[result]].buffer
             target = schedule.tensors[schedule.arguments[argument]].buffer
             if source is not None and target is not None and source != target:
-                found[source] = target
-    return found
+                overwritten[source] = target
+    return overwritten
 
 
 def _roles(schedule: Schedule) -> list[Role]:
@@ -267,7 +256,9 @@ def _roles(schedule: Schedule) -> list[Role]:
     """
     updated = set(schedule.module.aliases.values())
     readers: dict[int, set[Phase]] = {}
-    roots = _roots(schedule)
+    roots: list[int] = []
+    for number, tensor in enumerate(schedule.tensors):
+        roots.append(number if tensor.view_of is None else roots[tensor.view_of])
     copied: dict[int, int] = {}
     for call in schedule.calls:
         reads, writes = ([roots[value] for value in used] for used in (call.reads, call.writes))
@@ -294,46 +285,41 @@ def _is_copy(op: Op) -> bool:
     return alike and len(op.inputs) == 1 and op.attr("arithmetic") == 0
 
 
-def _roots(schedule: Schedule) -> list[int]:
-    roots: list[int] = []
-    for number, tensor in enumerate(schedule.tensors):
-        roots.append(number if tensor.view_of is None else roots[tensor.view_of])
-    return roots
-
-
 def _fitted(
     allocations: list[Allocation], sizes: Mapping[str, int], calls: int
 ) -> Iterator[Allocation]:
     """The allocations with scratch memory, so that the peak is the one that XLA says."""
-    wanted = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"]
+    peak = sizes["argument"] + sizes["output"] - sizes["alias"] + sizes["temp"]
     fullest = _peak(allocations, calls)
     share = 1.0
     temporary = [a for a in allocations if a.born is not None and a.freed is not None]
-    if fullest > wanted - LEAST_SCRATCH and temporary:
+    if fullest > peak - LEAST_SCRATCH and temporary:
         # XLA lets tensors share memory where the schedule alone does not show it.
         held = _peak(temporary, calls)
-        share = max(held - (fullest - wanted + LEAST_SCRATCH), 0) / max(held, 1)
-    for one in allocations:
-        is_temporary = one.born is not None and one.freed is not None
-        nbytes = max(int(one.nbytes * share), 1) if is_temporary and share < 1 else one.nbytes
-        yield Allocation(nbytes, one.born, one.freed, one.role, one.module)
-    yield Allocation(max(wanted - fullest, LEAST_SCRATCH), 0, None, Role.WORKSPACE)
+        share = max(held - (fullest - peak + LEAST_SCRATCH), 0) / max(held, 1)
+    for memory in allocations:
+        is_temporary = memory.born is not None and memory.freed is not None
+        nbytes = max(int(memory.nbytes * share), 1) if is_temporary and share < 1 else memory.nbytes
+        yield Allocation(nbytes, memory.born, memory.freed, memory.role, memory.module)
+    yield Allocation(max(peak - fullest, LEAST_SCRATCH), 0, None, Role.WORKSPACE)
 
 
 def _workspaces(schedule: Schedule, sm_count: int | None) -> Iterator[Allocation]:
     """The workspaces of convolutions: without a GPU no algorithm is chosen, so XLA has none."""
     for position, call in enumerate(schedule.calls):
-        if call.op.base in convolution.NAMES:
-            nbytes = convolution.Convolution.of(call.op, tensor=True).tuned_bytes(sm_count)
+        if call.op.base in convolution_workspaces.NAMES:
+            nbytes = convolution_workspaces.Convolution.of(call.op, tensor=True).tuned_bytes(
+                sm_count
+            )
             if nbytes:
                 yield Allocation(nbytes, position, position + 1, Role.WORKSPACE)
 
 
 def _peak(allocations: list[Allocation], calls: int) -> int:
     changes = [0] * (calls + 2)
-    for one in allocations:
-        changes[one.born or 0] += one.nbytes
-        changes[calls + 1 if one.freed is None else one.freed] -= one.nbytes
+    for memory in allocations:
+        changes[memory.born or 0] += memory.nbytes
+        changes[calls + 1 if memory.freed is None else memory.freed] -= memory.nbytes
     most = total = 0
     for change in changes:
         total += change

@@ -77,7 +77,6 @@ def read_events(path: str | PathLike[str], fields: dict[str, Any] | None = None)
     """The events of a .json or .json.gz file in order, of which only a few are in memory at once.
 
     Args:
-        path: a file that torch.profiler's `export_chrome_trace` wrote.
         fields: a dictionary to fill with the file's other fields (`deviceProperties`, ...). It is
             complete after the last event.
 
@@ -351,24 +350,24 @@ class Inherited(Generic[T]):
         while node is not None and node not in self._known:
             path.append(node)
             node = node.parent
-        found = None if node is None else self._known[node]
+        fact = None if node is None else self._known[node]
         for inner in reversed(path):
-            if found is None or not self._outermost:
+            if fact is None or not self._outermost:
                 own = self._own(inner)
-                found = found if own is None else own
-            self._known[inner] = found
-        return found
+                fact = fact if own is None else own
+            self._known[inner] = fact
+        return fact
 
 
 def enclosing(nodes: Iterable[Node]) -> set[Node]:
     """The nodes and all that enclose one of them."""
-    found: set[Node] = set()
+    outer: set[Node] = set()
     for start in nodes:
         node: Node | None = start
-        while node is not None and node not in found:
-            found.add(node)
+        while node is not None and node not in outer:
+            outer.add(node)
             node = node.parent
-    return found
+    return outer
 
 
 def nest(spans: Iterable[Span], most_enclosing: int = MOST_ENCLOSING) -> list[Node]:
@@ -429,7 +428,6 @@ def waits(calls: Iterable[Node], ran: Mapping[Node, Interval]) -> list[Interval]
     the copy is done), and in launches while the queue is full (they return when there is room).
 
     Args:
-        calls: the runtime calls.
         ran: when the GPU ran the kernels of each call that launched some.
     """
     calls = list(calls)
@@ -474,8 +472,6 @@ def shares_s(begins_us: Sequence[float], window: Interval, waits: list[Interval]
     ends with it, so the shares add up to the window without the waiting.
 
     Args:
-        begins_us: when the calls began, in order.
-        window: when the host worked on the step.
         waits: when the host waited: intervals in order that do not overlap.
     """
     bounds = [window[0], *(min(max(t, window[0]), window[1]) for t in begins_us[1:]), window[1]]
@@ -587,12 +583,7 @@ class Owners:
         self._ops = Inherited(lambda node: node if _is_op(node) else None)
 
     def of(self, launch: Node, kernel: str) -> Node:
-        """The op that a kernel belongs to; the launch itself if no known op encloses it.
-
-        Args:
-            launch: the runtime call that launched the kernel.
-            kernel: the name of the kernel.
-        """
+        """The op that a kernel belongs to; the launch itself if no known op encloses it."""
         facts = self._working, self._whole, self._recognised, self._ops
         chosen = next(filter(None, (fact.of(launch.parent) for fact in facts)), None)
         outermost = self._communications.of(launch.parent)
@@ -638,7 +629,6 @@ def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
     """The name of a launch that no op encloses, from the kernel's name.
 
     Args:
-        launch: the name of the runtime call.
         kernels: the names of the kernels that it launched. A CUDA graph launches many.
     """
     if len(kernels) != 1:

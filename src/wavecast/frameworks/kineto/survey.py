@@ -132,8 +132,8 @@ def survey_of(path: Path) -> Survey:
         _refuse_without_gpu(path, columns.host_events)
     begin, end = _floats(columns.gpu_begin), _floats(columns.gpu_end)
     recorded_us = _recorded(columns)
-    possible = columns.possible & (begin >= recorded_us[0]) & (begin <= recorded_us[1])
-    if not possible.any():
+    is_possible = columns.possible & (begin >= recorded_us[0]) & (begin <= recorded_us[1])
+    if not is_possible.any():
         raise InvalidInput(
             f"no GPU event in {path} has a possible time: each is negative, no number, longer than "
             "an hour, or more than an hour away from all other events; record it again"
@@ -141,7 +141,7 @@ def survey_of(path: Path) -> Survey:
     issued = _issue_times(columns, begin, recorded_us)
     marked = sorted(columns.steps.values(), key=lambda step: step.begin_us)
     steps = tuple(marked) or (ProfiledStep(None, *recorded_us),)
-    step_of = np.where(possible, _positions(steps, issued), -1)
+    step_of = np.where(is_possible, _positions(steps, issued), -1)
     busy = sorted(set(step_of[step_of >= 0].tolist()))
     if not busy:
         raise InvalidInput(
@@ -160,7 +160,7 @@ def survey_of(path: Path) -> Survey:
         end_us=end,
         is_kernel=np.frombuffer(columns.is_kernel, dtype=np.int8),
         device=np.frombuffer(columns.device, dtype=np.int64),
-        left_out=int((~possible).sum()),
+        left_out=int((~is_possible).sum()),
     )
 
 
@@ -188,12 +188,17 @@ class _Columns:
         category = category_of(event)
         begin = number(event.get("ts"))
         end = begin + max(number(event.get("dur")), 0.0)
-        possible = has_possible_time(event)
+        is_possible = has_possible_time(event)
         if category in GPU_CATEGORIES:
-            self.gpu_possible.append(possible)
-            self._add_gpu(arguments_of(event), category, begin, end)
+            self.gpu_possible.append(is_possible)
+            arguments = arguments_of(event)
+            self.gpu_begin.append(begin)
+            self.gpu_end.append(end)
+            self.correlation.append(correlation_of(arguments))
+            self.device.append(device_of(arguments))
+            self.is_kernel.append(category == "kernel")
             return
-        if not possible:
+        if not is_possible:
             return
         if category in RUNTIME_CATEGORIES:
             self.launch_correlation.append(correlation_of(arguments_of(event)))
@@ -202,23 +207,13 @@ class _Columns:
             return
         else:
             self.host_events += 1
-            self._add_step(name_of(event), begin, end)
+            if match := _STEP.fullmatch(name_of(event)):
+                which = int(match[1])
+                self.steps.setdefault(which, ProfiledStep(which, begin, end))
             if category == "user_annotation":  # it may be longer than the work it encloses
                 return
         self.host_begin.append(begin)
         self.host_end.append(end)
-
-    def _add_gpu(self, arguments: dict[str, Any], category: str, begin: float, end: float) -> None:
-        self.gpu_begin.append(begin)
-        self.gpu_end.append(end)
-        self.correlation.append(correlation_of(arguments))
-        self.device.append(device_of(arguments))
-        self.is_kernel.append(category == "kernel")
-
-    def _add_step(self, name: str, begin: float, end: float) -> None:
-        if match := _STEP.fullmatch(name):
-            which = int(match[1])
-            self.steps.setdefault(which, ProfiledStep(which, begin, end))
 
 
 def device_of(arguments: Mapping[str, Any]) -> int:
@@ -239,9 +234,9 @@ def _recorded(columns: _Columns) -> tuple[float, float]:
     One event with a broken clock (`ts` 0 among times since 1970) would make a step of decades. The
     stretch that has the most events is the recording.
     """
-    possible = columns.possible
-    begin = np.concatenate([_floats(columns.gpu_begin)[possible], _floats(columns.host_begin)])
-    end = np.concatenate([_floats(columns.gpu_end)[possible], _floats(columns.host_end)])
+    is_possible = columns.possible
+    begin = np.concatenate([_floats(columns.gpu_begin)[is_possible], _floats(columns.host_begin)])
+    end = np.concatenate([_floats(columns.gpu_end)[is_possible], _floats(columns.host_end)])
     if not len(begin):
         return math.inf, -math.inf
     order = np.argsort(begin, kind="stable")
@@ -256,15 +251,15 @@ def _issue_times(columns: _Columns, begin: Floats, recorded_us: tuple[float, flo
     """When the host launched each GPU event; when the event began, if its launch is missing."""
     launched = np.frombuffer(columns.launch_correlation, dtype=np.int64)
     times = _floats(columns.launch_us)
-    wanted = np.frombuffer(columns.correlation, dtype=np.int64)
+    correlations = np.frombuffer(columns.correlation, dtype=np.int64)
     order = np.argsort(launched, kind="stable")
     launched, times = launched[order], times[order]
     within = (times >= recorded_us[0]) & (times <= recorded_us[1])
     launched, times = launched[within], times[within]
     if not len(launched):
         return begin
-    at = np.minimum(np.searchsorted(launched, wanted), len(launched) - 1)
-    has_launch = (launched[at] == wanted) & (wanted >= 0)
+    at = np.minimum(np.searchsorted(launched, correlations), len(launched) - 1)
+    has_launch = (launched[at] == correlations) & (correlations >= 0)
     return np.where(has_launch, times[at], begin)
 
 

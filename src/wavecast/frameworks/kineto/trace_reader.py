@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from wavecast.errors import InvalidInput
-from wavecast.frameworks.kineto.calls import calls_of
+from wavecast.frameworks.kineto.calls import ProfileRecording, calls_of, record
 from wavecast.frameworks.kineto.events import RUNTIME_CATEGORIES, is_communication, text_of, waits
-from wavecast.frameworks.kineto.recorded_step import ProfileRecording, record
 from wavecast.frameworks.kineto.schema import has_torch
 from wavecast.frameworks.kineto.survey import Survey, choose, named, steady_s, survey_of
 from wavecast.traces.file import Interval
@@ -212,7 +211,8 @@ def notes_of(
     exchanged = [k.seconds for call in calls for k in call.kernels if is_communication(k.name)]
     if exchanged:
         yield f"{_counted(exchanged, 'communication kernel')} between GPUs"
-    recorded = any(_has_shapes(node.span.arguments) for node in recording.nodes)
+    shapes = {"Input Dims", "Input dims"}
+    recorded = any(shapes & node.span.arguments.keys() for node in recording.nodes)
     if recorded and not has_torch():
         yield from _without_torch(calls)
     elif not any(call.op.inputs for call in calls if not call.op.name.startswith("nccl.")):
@@ -226,10 +226,6 @@ def notes_of(
     if recording.orphans:
         unlaunched = [run.kernel.seconds for run in recording.orphans]
         yield f"{_counted(unlaunched, 'kernel')} whose launch is not in the file"
-
-
-def _has_shapes(recorded: Mapping[str, Any]) -> bool:
-    return "Input Dims" in recorded or "Input dims" in recorded
 
 
 def _without_torch(calls: Sequence[Call]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.keras_models import model_and_batch
+from wavecast.frameworks.target_files import model_and_batch
 
 
 def train_step(made: Any) -> Callable[[], Any]:

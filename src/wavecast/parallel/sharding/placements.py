@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.traces.step import TensorSpec
+from wavecast.traces.step import Op, TensorSpec
 
 Ranks = NDArray[np.uint16]
 Kind = Literal["features", "tokens", "context", "routed"]
@@ -78,8 +79,8 @@ def merged(left: ShardLayout, right: ShardLayout) -> ShardLayout | None:
         return None
     if left.kind != "features":  # shifted by a token, as labels are
         return left
-    one, other = left.ranks, right.ranks
-    known = np.where(one == UNKNOWN, other, one)
+    own, other = left.ranks, right.ranks
+    known = np.where(own == UNKNOWN, other, own)
     same = (known == other) | (other == UNKNOWN)
     return layout_of(known, left.kind) if same.all() else None
 
@@ -146,3 +147,141 @@ def _strides(
         contiguous.append(step)
         step *= length
     return None if strides == tuple(reversed(contiguous)) else strides
+
+
+# Ops that move elements without computing: what they do to an array of marks on a tensor.
+#
+# An array has one mark an element. It has size 1 along dimensions that all have the same marks, so
+# the heads of a (batch, sequence, heads, features) tensor are marked by a (1, 1, heads, 1) array.
+
+
+Marks = NDArray[Any]
+
+
+def compressed(marks: Marks) -> Marks:
+    """The marks with size 1 along dimensions that have equal ones."""
+    for dim, size in enumerate(marks.shape):
+        if size > 1:
+            first = marks.take([0], dim)
+            if (marks == first).all():
+                marks = first
+    return marks
+
+
+def reshaped(marks: Marks, before: Sequence[int], after: Sequence[int]) -> Marks:
+    """The marks after a view of another shape."""
+    wide, shape = [], []
+    for old, new in _groups(before, after):
+        varies = any(marks.shape[dim] > 1 for dim in old)
+        wide += [before[dim] if varies else 1 for dim in old]
+        shape += [after[dim] if varies else 1 for dim in new]
+    return compressed(np.broadcast_to(marks, wide).reshape(shape))
+
+
+def _groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[range, range]]:
+    """The runs of dimensions with as many elements before a view as after it."""
+    groups, i, j = [], 0, 0
+    while i < len(before) or j < len(after):
+        start, first = i, j
+        left, i = (before[i], i + 1) if i < len(before) else (1, i)
+        right, j = (after[j], j + 1) if j < len(after) else (1, j)
+        while left != right and (i < len(before) or j < len(after)):
+            if (left < right and i < len(before)) or j == len(after):
+                left, i = left * before[i], i + 1
+            else:
+                right, j = right * after[j], j + 1
+        groups.append((range(start, i), range(first, j)))
+    return groups
+
+
+def dim_of(op: Op, rank: int, name: str = "dim", default: int = 0) -> int:
+    """A dimension among an op's attributes, counted from the front."""
+    dim = op.attr(name, default)
+    return dim % rank if isinstance(dim, int) and rank else 0
+
+
+def _number(op: Op, name: str, default: int) -> int:
+    value = op.attr(name, default)
+    return value if isinstance(value, int) else default
+
+
+def _numbers(op: Op, name: str) -> tuple[int, ...]:
+    value = op.attr(name, ())
+    return tuple(int(number) for number in value) if isinstance(value, tuple) else ()
+
+
+def _view(op: Op, marks: Marks) -> list[Marks]:
+    return [reshaped(marks, op.inputs[0].shape, op.outputs[0].shape)]
+
+
+def _transposed(op: Op, marks: Marks) -> list[Marks]:
+    rank = marks.ndim
+    if op.base == "aten.permute":
+        return [marks.transpose([dim % rank for dim in _numbers(op, "dims")])]
+    if op.base in ("aten.t", "aten.numpy_T"):
+        return [marks.T]
+    return [np.swapaxes(marks, dim_of(op, rank, "dim0"), dim_of(op, rank, "dim1", 1))]
+
+
+def _sliced(op: Op, marks: Marks) -> list[Marks]:
+    dim = dim_of(op, marks.ndim)
+    if marks.shape[dim] == 1:
+        return [marks]
+    start, step = _number(op, "start", 0), _number(op, "step", 1)
+    size, length = op.inputs[0].shape[dim], op.outputs[0].shape[dim]
+    start = max(start + size if start < 0 else start, 0)
+    return [compressed(marks.take(start + step * np.arange(length), dim))]
+
+
+def _selected(op: Op, marks: Marks) -> list[Marks]:
+    dim = dim_of(op, marks.ndim)
+    index = _number(op, "index", 0) if marks.shape[dim] > 1 else 0
+    return [compressed(marks.take(index, dim))]
+
+
+def _unbound(op: Op, marks: Marks) -> list[Marks]:
+    dim = dim_of(op, marks.ndim)
+    wide = marks.shape[dim] > 1
+    return [compressed(marks.take(i if wide else 0, dim)) for i in range(len(op.outputs))]
+
+
+def _split(op: Op, marks: Marks) -> list[Marks]:
+    dim = dim_of(op, marks.ndim)
+    if marks.shape[dim] == 1:
+        return [marks] * len(op.outputs)
+    ends = np.cumsum([result.shape[dim] for result in op.outputs])[:-1]
+    return [compressed(piece) for piece in np.split(marks, ends, dim)]
+
+
+def _expanded(op: Op, marks: Marks) -> list[Marks]:
+    new = len(op.outputs[0].shape) - marks.ndim
+    return [marks.reshape((1,) * new + marks.shape)]
+
+
+def _repeated(op: Op, marks: Marks) -> list[Marks]:
+    marks = _expanded(op, marks)[0]
+    repeats = _numbers(op, "repeats")
+    times = [n if size > 1 else 1 for n, size in zip(repeats, marks.shape, strict=True)]
+    return [np.tile(marks, times)]
+
+
+def _flipped(op: Op, marks: Marks) -> list[Marks]:
+    return [np.flip(marks, tuple(dim % marks.ndim for dim in _numbers(op, "dims")))]
+
+
+MOVES: dict[str, Callable[[Op, Marks], list[Marks]]] = {
+    f"aten.{name}": move
+    for move, names in (
+        (_view, "view _unsafe_view reshape _reshape_alias unsqueeze squeeze flatten view_as"),
+        (_transposed, "t transpose permute numpy_T"),
+        (_sliced, "slice narrow"),
+        (_selected, "select"),
+        (_unbound, "unbind"),
+        (_split, "split split_with_sizes chunk split_with_sizes_copy"),
+        (_expanded, "expand"),
+        (_repeated, "repeat"),
+        (_flipped, "flip"),
+    )
+    for name in names.split()
+}
+"""The ops on one tensor that only move elements."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from wavecast.parallel.exchanges import COMPUTE, TRANSFERS, exchange, kernel, wait
+from wavecast.parallel.gradients import COMPUTE, TRANSFERS, exchange, kernel, wait
 from wavecast.parallel.sharding.placements import Placements, Shard, local
 from wavecast.parallel.sharding.propagation import Propagation
 from wavecast.parallel.sharding.state import Exchange
@@ -77,9 +77,9 @@ class _RankTrace:
 
     def made(self) -> Trace:
         for number, axis in enumerate(self.axes):
-            for index, made in enumerate(axis.placements.exchanges):
-                if made.is_copy and made.name != "rows" and not made.with_values:
-                    self._add_copy(number, index, made)
+            for index, transfer in enumerate(axis.placements.exchanges):
+                if transfer.is_copy and transfer.name != "rows" and not transfer.with_values:
+                    self._add_copy(number, index, transfer)
         calls = [self._call(position, call) for position, call in enumerate(self.trace)]
         allocations = self._allocations(calls)
         values = [
@@ -91,8 +91,8 @@ class _RankTrace:
         )
         edit = Edit(sharded)
         for number, axis in enumerate(self.axes):
-            for index, made in enumerate(axis.placements.exchanges):
-                edit.insert(made.position, self._exchange(edit, number, index, made))
+            for index, transfer in enumerate(axis.placements.exchanges):
+                edit.insert(transfer.position, self._exchange(edit, number, index, transfer))
         for axis in self.axes:
             if axis.around is not None:
                 self._surround(edit, calls, axis.around)
@@ -112,13 +112,13 @@ class _RankTrace:
                 for tensor in extra.tensors:
                     edit.allocate(tensor.nbytes, Role.INTERMEDIATE, position, position + 1)
 
-    def _add_copy(self, axis: int, index: int, made: Exchange) -> None:
+    def _add_copy(self, axis: int, index: int, transfer: Exchange) -> None:
         """A value, with memory, for what an exchange writes."""
-        spec = local(self._spec(made.value, made.spec, axis), made.target)
+        spec = local(self._spec(transfer.value, transfer.spec, axis), transfer.target)
         memory = len(self.trace.allocations) + len(self.added)
-        self.added.append(Allocation(spec.nbytes, made.position, None, Role.INTERMEDIATE))
+        self.added.append(Allocation(spec.nbytes, transfer.position, None, Role.INTERMEDIATE))
         self.copies[axis, index] = len(self.values)
-        old = self.trace.values[made.value]
+        old = self.trace.values[transfer.value]
         self.values.append(
             Value(TensorSpec(spec.shape, spec.dtype), memory, None, "", old.gradient_of)
         )
@@ -203,7 +203,7 @@ class _RankTrace:
                 continue
             if memory not in largest or value.spec.nbytes > self._whole(largest[memory]):
                 largest[memory] = number
-        made = []
+        allocations = []
         for number, allocation in enumerate(self.trace.allocations):
             if number in largest:
                 whole = self._whole(largest[number])
@@ -211,29 +211,29 @@ class _RankTrace:
                 if whole != part and whole:
                     nbytes = -(-allocation.nbytes * part // whole)
                     allocation = replace(allocation, nbytes=nbytes)
-            made.append(allocation)
-        self._share_unseen(made, set(largest))
-        made += self.added
-        return self._shortened(made)
+            allocations.append(allocation)
+        self._share_unseen(allocations, set(largest))
+        allocations += self.added
+        return self._shortened(allocations)
 
     def _whole(self, value: int) -> int:
         return self.trace.values[value].spec.nbytes
 
-    def _share_unseen(self, made: list[Allocation], seen: set[int]) -> None:
+    def _share_unseen(self, allocations: list[Allocation], seen: set[int]) -> None:
         """Memory that no call reads: gradients of the step before are as those of this one."""
         sizes: dict[tuple[int, str], list[int]] = {}
         for number in sorted(seen):
             old = self.trace.allocations[number]
             if old.role is Role.GRADIENT and old.born is not None:
-                sizes.setdefault((old.nbytes, ""), []).append(made[number].nbytes)
+                sizes.setdefault((old.nbytes, ""), []).append(allocations[number].nbytes)
         for number, allocation in enumerate(self.trace.allocations):
             if number in seen:
                 continue
             known = sizes.get((allocation.nbytes, ""))
             if allocation.role is Role.GRADIENT and allocation.born is None and known:
-                made[number] = replace(allocation, nbytes=known.pop(0))
+                allocations[number] = replace(allocation, nbytes=known.pop(0))
 
-    def _shortened(self, made: list[Allocation]) -> list[Allocation]:
+    def _shortened(self, allocations: list[Allocation]) -> list[Allocation]:
         for number, axis in enumerate(self.axes):
             for index, exchanged in enumerate(axis.placements.exchanges):
                 copy = self.copies.get((number, index))
@@ -242,35 +242,38 @@ class _RankTrace:
                 memory = self.values[copy].allocation
                 old = self.trace.values[exchanged.value].allocation
                 assert memory is not None
-                ends = None if old is None else made[old].freed
+                ends = None if old is None else allocations[old].freed
                 last = self.last_read.get(memory, exchanged.position)
                 if exchanged.name == "all_gather":
                     ends = last + 1
-                made[memory] = replace(made[memory], freed=ends)
-                if old is not None and made[old].role is Role.INTERMEDIATE:
+                allocations[memory] = replace(allocations[memory], freed=ends)
+                if old is not None and allocations[old].role is Role.INTERMEDIATE:
                     freed = max(self.last_read.get(old, 0) + 1, exchanged.position)
-                    before = made[old].freed
+                    before = allocations[old].freed
                     if before is None or before > freed:
-                        made[old] = replace(made[old], freed=freed)
-        return made
+                        allocations[old] = replace(allocations[old], freed=freed)
+        return allocations
 
-    def _exchange(self, edit: Edit, axis: int, index: int, made: Exchange) -> list[Call]:
-        phase, module = made.call.phase, made.call.module
+    def _exchange(self, edit: Edit, axis: int, index: int, transfer: Exchange) -> list[Call]:
+        phase, module = transfer.call.phase, transfer.call.module
         ranks = self.axes[axis].ranks
-        name = "all_reduce" if made.name == "rows" else made.name
+        name = "all_reduce" if transfer.name == "rows" else transfer.name
         reads: tuple[int, ...] = ()
         writes: tuple[int, ...] = ()
-        if made.with_values:
-            numel = sum(self.values[value].spec.numel for value in made.with_values)
-            source = target = TensorSpec((numel,), made.spec.dtype)
-        elif made.name == "rows":
-            source = target = self._rows(axis, made)
+        if transfer.with_values:
+            numel = sum(self.values[value].spec.numel for value in transfer.with_values)
+            source = target = TensorSpec((numel,), transfer.spec.dtype)
+        elif transfer.name == "rows":
+            source = target = self._rows(axis, transfer)
         else:
-            whole = self._spec(made.value, made.spec, axis)
-            source, target = local(whole, made.source), local(whole, made.target)
-            reads = (made.value,)
-            writes = (self.copies[axis, index],) if made.is_copy else reads
-            if made.is_copy:
+            whole = self._spec(transfer.value, transfer.spec, axis)
+            source, target = (
+                local(whole, transfer.source),
+                local(whole, transfer.target),
+            )
+            reads = (transfer.value,)
+            writes = (self.copies[axis, index],) if transfer.is_copy else reads
+            if transfer.is_copy:
                 target = self.values[writes[0]].spec
         call = exchange(name, source, target, ranks, TRANSFERS, phase, module)
         calls = [
@@ -283,15 +286,15 @@ class _RankTrace:
         received = edit.add_value(Value(target, None))
         calls[1] = replace(calls[1], writes=(received,))
         sort = kernel("aten.index.Tensor", target, target, phase, module)
-        counts = self._counts(made, ranks) if isinstance(made.target, Shard) else []
+        counts = self._counts(transfer, ranks) if isinstance(transfer.target, Shard) else []
         return [*counts, *calls, replace(sort, reads=(received,), writes=writes)]
 
-    def _counts(self, made: Exchange, ranks: RankAxis) -> list[Call]:
+    def _counts(self, transfer: Exchange, ranks: RankAxis) -> list[Call]:
         """How many tokens each expert gets, exchanged once: the host waits for it."""
-        phase, module = made.call.phase, made.call.module
+        phase, module = transfer.call.phase, transfer.call.module
         if phase is not Phase.FORWARD:
             return []
-        experts = made.call.op.inputs[1].shape[0]
+        experts = transfer.call.op.inputs[1].shape[0]
         counts = TensorSpec((experts,), "int64")
         host = TensorSpec((experts,), "int64", device="cpu")
         return [
@@ -301,14 +304,14 @@ class _RankTrace:
             Call(Op("aten._to_copy", (counts,), (host,)), phase, module, syncs=True),
         ]
 
-    def _rows(self, axis: int, made: Exchange) -> TensorSpec:
+    def _rows(self, axis: int, transfer: Exchange) -> TensorSpec:
         """The rows of a loss on this rank."""
-        whole = self.trace.values[made.value].spec
-        part = self._spec(made.value, whole, axis)
-        if made.spec.numel == 1:
-            return made.spec
-        count = made.spec.numel * part.numel // max(whole.numel, 1)
-        return TensorSpec((count,), made.spec.dtype)
+        whole = self.trace.values[transfer.value].spec
+        part = self._spec(transfer.value, whole, axis)
+        if transfer.spec.numel == 1:
+            return transfer.spec
+        count = transfer.spec.numel * part.numel // max(whole.numel, 1)
+        return TensorSpec((count,), transfer.spec.dtype)
 
 
 @lru_cache(maxsize=65536)  # repeated blocks have the same ops
@@ -327,11 +330,11 @@ def _attr(
     outputs: tuple[TensorSpec, ...],
 ) -> Scalar:
     """A size among the attributes, as one rank has it."""
-    made = outputs[0].shape if outputs else ()
-    if name in ("size", "input_sizes") and isinstance(value, tuple) and len(value) == len(made):
-        return made
-    if name == "num_weights" and made:
-        return made[0]
+    shape = outputs[0].shape if outputs else ()
+    if name in ("size", "input_sizes") and isinstance(value, tuple) and len(value) == len(shape):
+        return shape
+    if name == "num_weights" and shape:
+        return shape[0]
     if name == "groups" and isinstance(value, int) and value > 1:
         image = int("backward" in op.base)
         return value * inputs[image].shape[1] // op.inputs[image].shape[1]

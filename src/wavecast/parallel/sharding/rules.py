@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from wavecast import ops
 from wavecast.ops import Kind
-from wavecast.parallel.sharding.indexing import dim_of
+from wavecast.parallel.sharding.placements import dim_of
 from wavecast.traces.step import Op, TensorSpec
 
 # The rules of fused attention and of convolutions.
@@ -34,12 +34,12 @@ def convolution(op: Op) -> Dims | None:
     if not backward:
         bias = ((channels[1],),) if len(op.inputs) == 3 else ()
         return Dims((ins, weights, *bias), (outs,), whole, factors=(0, 1))
-    made = {x.shape: ins, weight.shape: weights}
+    by_shape = {x.shape: ins, weight.shape: weights}
     mask = op.attr("output_mask", (True, True, True))
-    kept = [which for which, wanted in zip((ins, weights, (channels[1],)), mask, strict=True)]  # type: ignore[arg-type]
-    listed = [labels for labels, wanted in zip(kept, mask, strict=True) if wanted]  # type: ignore[arg-type]
+    kept = [which for which, computed in zip((ins, weights, (channels[1],)), mask, strict=True)]  # type: ignore[arg-type]
+    listed = [labels for labels, computed in zip(kept, mask, strict=True) if computed]  # type: ignore[arg-type]
     if len(listed) != len(op.outputs):
-        listed = [made.get(t.shape, (channels[1],)) for t in op.outputs]
+        listed = [by_shape.get(t.shape, (channels[1],)) for t in op.outputs]
     return Dims((outs, ins, weights), tuple(listed), whole)
 
 
@@ -79,12 +79,12 @@ def attention(op: Op) -> Dims | None:
     whole = frozenset("dets")
     if not backward:
         inputs = (of("q"), of("k"), of("v"), *(other(t, op.outputs[0]) for t in op.inputs[3:]))
-        made = (of("o"), *(other(t, op.outputs[0]) for t in op.outputs[1:]))
-        return Dims(inputs, made, whole, repeats=repeats)
+        results = (of("o"), *(other(t, op.outputs[0]) for t in op.outputs[1:]))
+        return Dims(inputs, results, whole, repeats=repeats)
     out = op.inputs[0]
     inputs = (of("o"), of("q"), of("k"), of("v"), *(other(t, out) for t in op.inputs[4:]))
-    made = (of("q"), of("k"), of("v"), *(other(t, out) for t in op.outputs[3:]))
-    return Dims(inputs, made[: len(op.outputs)], whole, repeats=repeats)
+    results = (of("q"), of("k"), of("v"), *(other(t, out) for t in op.outputs[3:]))
+    return Dims(inputs, results[: len(op.outputs)], whole, repeats=repeats)
 
 
 # Labels of an op's dimensions: what is the same in its inputs and outputs.
@@ -126,14 +126,14 @@ def _labels(shape: tuple[int, ...], prefix: str = "d") -> Labels:
     return tuple(f"{prefix}{dim}" for dim in range(len(shape)))
 
 
-def _broadcast(tensor: TensorSpec, made: tuple[int, ...]) -> Labels | None:
+def _broadcast(tensor: TensorSpec, shape: tuple[int, ...]) -> Labels | None:
     """The labels of a tensor that is broadcast to a shape; None if it cannot be."""
-    offset = len(made) - len(tensor.shape)
+    offset = len(shape) - len(tensor.shape)
     if offset < 0:
         return None
     labels = []
     for dim, size in enumerate(tensor.shape):
-        if size == made[dim + offset]:
+        if size == shape[dim + offset]:
             labels.append(f"d{dim + offset}")
         elif size == 1:
             labels.append("")
@@ -144,11 +144,11 @@ def _broadcast(tensor: TensorSpec, made: tuple[int, ...]) -> Labels | None:
 
 def _pointwise(op: Op) -> Dims | None:
     shapes = [tensor.shape for tensor in (*op.inputs, *op.outputs)]
-    made = max(op.outputs, key=lambda t: (t.numel, len(t.shape))).shape
-    if not made:
-        made = max(shapes, key=len)
-    inputs = [_broadcast(tensor, made) for tensor in op.inputs]
-    outputs = [_broadcast(tensor, made) for tensor in op.outputs]
+    shape = max(op.outputs, key=lambda t: (t.numel, len(t.shape))).shape
+    if not shape:
+        shape = max(shapes, key=len)
+    inputs = [_broadcast(tensor, shape) for tensor in op.inputs]
+    outputs = [_broadcast(tensor, shape) for tensor in op.outputs]
     if None in inputs or None in outputs:
         return None
     linear = op.base.removesuffix("_") in _LINEAR
@@ -162,13 +162,13 @@ _LINEAR = frozenset(
 
 def _like(op: Op) -> Dims:
     """A new tensor, sized after another one: sharded as that where sizes are equal."""
-    source, made = op.inputs[0].shape, op.outputs[0].shape
-    offset = len(made) - len(source)
+    source, shape = op.inputs[0].shape, op.outputs[0].shape
+    offset = len(shape) - len(source)
     labels = tuple(
-        f"d{dim}" if dim - offset >= 0 and source[dim - offset] == size and source == made else ""
-        for dim, size in enumerate(made)
+        f"d{dim}" if dim - offset >= 0 and source[dim - offset] == size and source == shape else ""
+        for dim, size in enumerate(shape)
     )
-    inputs = (_labels(source) if source == made else ("",) * len(source),)
+    inputs = (_labels(source) if source == shape else ("",) * len(source),)
     return Dims((*inputs, *(("",) * len(t.shape) for t in op.inputs[1:])), (labels,))
 
 
@@ -178,12 +178,14 @@ def _matmul(op: Op) -> Dims:
     if op.base in ("aten.mv", "aten.dot"):
         vectors = (("m", "k"), ("k",)) if op.base == "aten.mv" else (("k",), ("k",))
         return Dims(vectors, (("m",) if op.base == "aten.mv" else (),), sums_all=True)
-    made = (*batch, "m", "n")
+    result = (*batch, "m", "n")
     bias: tuple[Labels, ...] = ()
     if len(op.inputs) == 3:
-        added, offset = op.inputs[0], len(made) - len(op.inputs[0].shape)
-        bias = (tuple(made[d + offset] if size > 1 else "" for d, size in enumerate(added.shape)),)
-    return Dims((*bias, left, right), (made,), factors=(len(bias), len(bias) + 1))
+        added, offset = op.inputs[0], len(result) - len(op.inputs[0].shape)
+        bias = (
+            tuple(result[d + offset] if size > 1 else "" for d, size in enumerate(added.shape)),
+        )
+    return Dims((*bias, left, right), (result,), factors=(len(bias), len(bias) + 1))
 
 
 def _grouped(op: Op) -> Dims:
@@ -235,14 +237,14 @@ def _batch_norm(op: Op) -> Dims:
 
 
 def _softmax(op: Op) -> Dims | None:
-    made = _pointwise(op)
-    if made is None:
+    dims = _pointwise(op)
+    if dims is None:
         return None
     label = f"d{dim_of(op, len(op.outputs[0].shape), default=-1)}"
     if "log_softmax" in op.base:
         forward = "backward" not in op.base
-        return Dims(made.inputs, made.outputs, vocabulary=label, reductions=2 * forward)
-    return Dims(made.inputs, made.outputs, frozenset({label}))
+        return Dims(dims.inputs, dims.outputs, vocabulary=label, reductions=2 * forward)
+    return Dims(dims.inputs, dims.outputs, frozenset({label}))
 
 
 def _nll_loss(op: Op) -> Dims:
@@ -273,12 +275,12 @@ _SUMS = ("aten.sum", "aten.mean", "aten.amax", "aten.amin", "aten.max", "aten.mi
 def _reduced(op: Op) -> Dims | None:
     if op.name in ("aten.max.other", "aten.min.other"):
         return _pointwise(op)
-    x, made = op.inputs[0].shape, op.outputs[0].shape
+    x, result = op.inputs[0].shape, op.outputs[0].shape
     dims = op.attr("dim")
     listed = dims if isinstance(dims, tuple) else (dims,) if isinstance(dims, int) else ()
     reduced = {int(dim) % len(x) for dim in listed if x} or set(range(len(x)))
     labels = _labels(x)
-    if len(made) == len(x):
+    if len(result) == len(x):
         kept = tuple("" if dim in reduced else label for dim, label in enumerate(labels))
     else:
         kept = tuple(label for dim, label in enumerate(labels) if dim not in reduced)
@@ -353,10 +355,10 @@ def _along(op: Op) -> Dims | None:
     dim = dim_of(op, len(x))
     labels = _labels(x)
     chosen = tuple("i" if d == dim else label for d, label in enumerate(labels))
-    one = "index_" in op.base
+    is_flat = "index_" in op.base
 
     def of(tensor: TensorSpec, as_input: bool) -> Labels:
-        if one and len(tensor.shape) == 1 and as_input and len(x) > 1:
+        if is_flat and len(tensor.shape) == 1 and as_input and len(x) > 1:
             return ("i",)
         if len(tensor.shape) != len(x):
             return ("",) * len(tensor.shape)
@@ -372,9 +374,9 @@ def _along(op: Op) -> Dims | None:
 
 def _padded(op: Op) -> Dims:
     """Padding, and the gradient of a slice: dimensions of equal size are the same."""
-    x, made = op.inputs[0].shape, op.outputs[0].shape
-    labels = _labels(made)
-    kept = tuple(label if n == m else "" for label, n, m in zip(labels, x, made, strict=True))
+    x, result = op.inputs[0].shape, op.outputs[0].shape
+    labels = _labels(result)
+    kept = tuple(label if n == m else "" for label, n, m in zip(labels, x, result, strict=True))
     whole = tuple(label or f"w{dim}" for dim, label in enumerate(kept))
     changed = frozenset(label for label in whole if label.startswith("w"))
     return Dims((whole,), (tuple(kept),), changed, linear=True, rows=True)

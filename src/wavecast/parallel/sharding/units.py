@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wavecast.errors import InvalidInput
-from wavecast.parallel.sharding.indexing import MOVES, Marks, compressed, dim_of
+from wavecast.parallel.sharding.placements import MOVES, Marks, compressed, dim_of
 from wavecast.parallel.sharding.rules import Dims, Labels, dims_of
 from wavecast.traces.step import CONTRADICTIONS, Call, Op, Phase, TensorSpec, Trace, contradiction
 
@@ -29,8 +29,8 @@ MOST_ELEMENTS = 1 << 25
 """The elements of a dimension that are followed; the largest vocabularies have some million."""
 
 
-class Classes:
-    """Numbered elements in classes that can be joined."""
+class UnionFind:
+    """A union-find: numbered elements in classes that can be joined."""
 
     def __init__(self) -> None:
         self._parents = np.arange(1024, dtype=np.int64)
@@ -104,7 +104,7 @@ class Units:
     def __init__(self, trace: Trace, length: int = 0) -> None:
         self._trace = trace
         self._length = length
-        self.classes = Classes()
+        self.classes = UnionFind()
         self.sources: dict[tuple[int, int], Source] = {}
         self._axes: dict[int, Axes] = {}
         self._weights: dict[int, int] = {}
@@ -149,8 +149,8 @@ class Units:
         inputs = [self._axes_of(v, t) for v, t in zip(call.reads, op.inputs, strict=True)]
         if not any(inputs):
             for value, spec in zip(call.writes, op.outputs, strict=True):
-                made = self._length and not op.inputs and spec.numel
-                self._axes[value] = self._begin(value, spec) if made else ()
+                is_source = self._length and not op.inputs and spec.numel
+                self._axes[value] = self._begin(value, spec) if is_source else ()
             return
         if op.base in ("aten.cat", "aten.stack"):
             outputs = [self._joined(op, inputs)]
@@ -181,7 +181,7 @@ class Units:
             for tensor, axes in zip(op.inputs, inputs, strict=True)
             if tensor.numel
         ]
-        made: list[Marks] = []
+        axes_kept: list[Marks] = []
         if any(axis.shape[dim] > 1 for _, axes in tensors for axis in axes):
             pieces = [_piece(tensor, axes, dim) for tensor, axes in tensors]
             wide = np.broadcast_shapes(*(p.take([0], dim).shape for p in pieces))
@@ -190,23 +190,23 @@ class Units:
         for _, axes in tensors:
             for axis in axes:
                 if axis.shape[dim] == 1:
-                    self._add(made, axis)
-        return tuple(made)
+                    self._add(axes_kept, axis)
+        return tuple(axes_kept)
 
-    def _add(self, made: list[Marks], axis: Marks) -> None:
+    def _add(self, axes: list[Marks], axis: Marks) -> None:
         """Add an axis, or join it with one along the same dimension."""
-        for index, other in enumerate(made):
+        for index, other in enumerate(axes):
             if any(n > 1 and m > 1 for n, m in zip(axis.shape, other.shape, strict=True)):
                 less, more = sorted((axis, other), key=lambda marks: marks.size)
                 first = next(dim for dim, size in enumerate(more.shape) if size > 1)
                 if less.shape[first] == 1:  # shared by all heads: it stays whole
-                    made[index] = more
+                    axes[index] = more
                     return
                 wide = np.broadcast_arrays(less, more)
                 self.classes.join(wide[0].ravel(), wide[1].ravel())
-                made[index] = less
+                axes[index] = less
                 return
-        made.append(axis)
+        axes.append(axis)
 
     def _note_roles(self, call: Call, dims: Dims, inputs: Sequence[Axes]) -> None:
         """Note what the dimensions of parameters are for."""
@@ -265,7 +265,7 @@ class Units:
         for labels, marks in labelled:
             self._add(aligned, _aligned(marks, labels, order))
         kept = [{label for label in labels if label} for labels in dims.outputs]
-        made: list[Axes] = []
+        results: list[Axes] = []
         for index, labels in enumerate(dims.outputs):
             own: list[Marks] = []
             for marks in aligned:
@@ -277,8 +277,8 @@ class Units:
                 few = self._fewer(marks, order, labels, op.outputs[index], dims)
                 if few.size > 1:
                     own.append(few)
-            made.append(tuple(own))
-        return made
+            results.append(tuple(own))
+        return results
 
     def _together(self, marks: Marks, dim: int) -> Marks:
         first = marks.take([0], dim)
@@ -312,7 +312,7 @@ class Units:
         return labels, axis
 
     def _fewer(
-        self, marks: Marks, order: Labels, labels: Labels, made: TensorSpec, dims: Dims
+        self, marks: Marks, order: Labels, labels: Labels, result: TensorSpec, dims: Dims
     ) -> Marks:
         for many, few, times in dims.repeats:
             if few in labels and many in order:
@@ -320,7 +320,7 @@ class Units:
                 if marks.shape[dim] > 1:
                     marks = marks.take(np.arange(0, marks.shape[dim], times), dim)
                 labels = tuple(many if label == few else label for label in labels)
-        shape = [1] * len(made.shape)
+        shape = [1] * len(result.shape)
         dims_kept = [order.index(label) for label in labels if label in order]
         for dim, label in enumerate(labels):
             if label in order:

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from wavecast.planning.schedule.jobs import HOUR_S, Aims, Fleet, Job, RunOption
-from wavecast.planning.schedule.seating import Chosen
+from wavecast.planning.schedule.jobs import HOUR_S, Aims, Chosen, Fleet, Job, RunOption
 from wavecast.runs.regression.least_squares import needing_scipy
 
 _MOST_DEADLINES = 12
@@ -74,18 +73,9 @@ def _relaxed(
     for column, (index, _) in enumerate(rows.options):
         if jobs[index].submit_s + rows.seconds[column] > longest_h * HOUR_S * (1 + 1e-9):
             rows.most[column] = 0.0
-    sparse = needing_scipy("planning", "scipy.sparse")
-    solved = needing_scipy("planning", "scipy.optimize").linprog(
-        rows.costs,
-        A_ub=sparse.coo_matrix((rows.values, (rows.row, rows.column)), (rows.count, rows.width)),
-        b_ub=rows.limits,
-        A_eq=sparse.coo_matrix(
-            (np.ones(rows.ways), (rows.job_of, np.arange(rows.ways))), (len(jobs), rows.width)
-        ),
-        b_eq=np.ones(len(jobs)),
-        bounds=[(0, most) for most in rows.most],
-        method="highs",
-    )
+    upper = rows.values, (rows.row, rows.column)
+    bounds = [(0, most) for most in rows.most]
+    solved = _solved(rows.costs, upper, rows.limits, rows.job_of, len(jobs), bounds=bounds)
     if solved.x is None:
         return Relaxation(0.0, tuple(job.fastest for job in jobs), is_possible=solved.status != 2)
     ends = list(accumulate((len(job.options) for job in jobs), initial=0))
@@ -96,13 +86,38 @@ def _relaxed(
     return Relaxation(float(solved.fun), chosen)
 
 
+def _solved(
+    costs: np.ndarray,
+    upper: tuple[Any, tuple[Any, Any]],
+    limits: Any,
+    job_of: np.ndarray,
+    jobs: int,
+    **options: Any,
+) -> Any:
+    """The least costs at which the shares of each job add up to one, within limits.
+
+    The entries above the limits are values with their rows and columns; the first columns are
+    shares, of the jobs `job_of`.
+    """
+    sparse = needing_scipy("planning", "scipy.sparse")
+    shares = np.ones(len(job_of)), (job_of, np.arange(len(job_of)))
+    return needing_scipy("planning", "scipy.optimize").linprog(
+        costs,
+        A_ub=sparse.coo_matrix(upper, (len(limits), len(costs))),
+        b_ub=limits,
+        A_eq=sparse.coo_matrix(shares, (jobs, len(costs))),
+        b_eq=np.ones(jobs),
+        **{"method": "highs"} | options,
+    )
+
+
 class _LinearProgram:
     """The program: a variable for each way to run a job, the makespan, and the delay of each."""
 
     def __init__(self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, robust: bool) -> None:
         self._fleet, self._jobs, self._aims = fleet, jobs, aims
-        self.options = [(index, one) for index, job in enumerate(jobs) for one in job.options]
-        self.seconds = np.array([one.planned_s(robust) for _, one in self.options])
+        self.options = [(index, option) for index, job in enumerate(jobs) for option in job.options]
+        self.seconds = np.array([option.planned_s(robust) for _, option in self.options])
         self.job_of = np.array([index for index, _ in self.options])
         self.ways = len(self.options)
         self.last = self.ways
@@ -125,12 +140,12 @@ class _LinearProgram:
         aims, jobs, pools = self._aims, self._jobs, self._fleet.by_name
         costs = np.zeros(self.width)
         most: list[float | None] = [None] * self.width
-        for column, (index, one) in enumerate(self.options):
+        for column, (index, option) in enumerate(self.options):
             job, seconds = jobs[index], self.seconds[column]
-            costs[column] = aims.cost * one.usd + aims.completion * seconds / len(jobs) / HOUR_S
+            costs[column] = aims.cost * option.usd + aims.completion * seconds / len(jobs) / HOUR_S
             end = job.submit_s + seconds
             too_late = job.deadline_s is not None and end > job.deadline_s + 1e-6
-            if (too_late and aims.deadlines_are_hard) or not pools[one.pool].opens(
+            if (too_late and aims.deadlines_are_hard) or not pools[option.pool].opens(
                 job.submit_s, seconds
             ):
                 most[column] = 0.0
@@ -165,9 +180,9 @@ class _LinearProgram:
         hard = dues[step - 1 :: step] if self._aims.deadlines_are_hard else []
         for pool in self._fleet.pools:
             inside = [
-                (column, one.gpus * float(self.seconds[column]) / max(1, pool.usable))
-                for column, (_, one) in enumerate(self.options)
-                if one.pool == pool.name
+                (column, option.gpus * float(self.seconds[column]) / max(1, pool.usable))
+                for column, (_, option) in enumerate(self.options)
+                if option.pool == pool.name
             ]
             if self._aims.makespan:
                 self._add([*inside, (self.last, -1.0)], -self._first_s)
@@ -209,12 +224,9 @@ def relax_over_time(
     """The value of the relaxed problem over time, and the jobs in the order of its solution.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
         aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
             of the bound, which is valid without them.
         until_s: when a good schedule ends. The last interval begins there.
-        robust: whether to plan with the high ends of ranges.
         most: how many intervals to make at the most; the bound is better with more.
 
     Returns:
@@ -243,9 +255,9 @@ class _Shares:
         self, fleet: Fleet, jobs: Sequence[Job], aims: Aims, cuts: np.ndarray, robust: bool
     ) -> None:
         self._fleet, self._jobs, self._cuts = fleet, jobs, cuts
-        options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
+        options = [(at, option) for at, job in enumerate(jobs) for option in job.options]
         self._options = options
-        seconds = np.array([one.planned_s(robust) for _, one in options])
+        seconds = np.array([option.planned_s(robust) for _, option in options])
         submitted = np.array([jobs[at].submit_s for at, _ in options])
         ends = np.append(cuts[1:], math.inf)
         # An option may run in an interval that ends after the job's submission.
@@ -255,36 +267,23 @@ class _Shares:
         self._seconds = seconds[way]
         self._begins = np.maximum(cuts[interval], submitted[way])
         hours = (self._begins + self._seconds / 2 - submitted[way]) / HOUR_S
-        usd = np.array([one.usd for _, one in options])[way]
+        usd = np.array([option.usd for _, option in options])[way]
         self.costs = aims.completion / len(jobs) * hours + aims.cost * usd
 
     def solve(self) -> tuple[float, np.ndarray] | None:
         """The value and the shares."""
-        sparse = needing_scipy("planning", "scipy.sparse")
-        upper, limits = self._limits(sparse)
-        count = len(self.costs)
-        whole = sparse.coo_matrix(
-            (np.ones(count), (self._job, np.arange(count))), (len(self._jobs), count)
-        )
-        solved = needing_scipy("planning", "scipy.optimize").linprog(
-            self.costs,
-            A_ub=upper,
-            b_ub=limits,
-            A_eq=whole,
-            b_eq=np.ones(len(self._jobs)),
-            method="highs",
-        )
+        solved = _solved(self.costs, *self._limits(), self._job, len(self._jobs))
         return None if solved.x is None else (float(solved.fun), solved.x)
 
-    def _limits(self, sparse: Any) -> tuple[Any, np.ndarray]:
+    def _limits(self) -> tuple[tuple[Any, tuple[Any, Any]], np.ndarray]:
         """Pools have so many GPUs in an interval, and a job so much time; the last has no end."""
         intervals = len(self._cuts)
         lengths = np.diff(self._cuts)
         finite = self._interval < intervals - 1
         columns = np.nonzero(finite)[0]
         pools = {pool.name: at for at, pool in enumerate(self._fleet.pools)}
-        pool = np.array([pools[one.pool] for _, one in self._options])[self._way][finite]
-        gpus = np.array([one.gpus for _, one in self._options])[self._way][finite]
+        pool = np.array([pools[option.pool] for _, option in self._options])[self._way][finite]
+        gpus = np.array([option.gpus for _, option in self._options])[self._way][finite]
         interval, seconds = self._interval[finite], self._seconds[finite]
         usable = np.array([max(1, each.usable) for each in self._fleet.pools])
         pool_rows = pool * (intervals - 1) + interval
@@ -292,12 +291,8 @@ class _Shares:
         first = len(pools) * (intervals - 1)
         rows = np.concatenate((pool_rows, first + job_rows))
         values = np.concatenate((gpus * seconds / usable[pool], seconds))
-        total = first + len(self._jobs) * (intervals - 1)
         limits = np.concatenate((np.tile(lengths, len(pools)), self._times(lengths)))
-        made = sparse.coo_matrix(
-            (values, (rows, np.concatenate((columns, columns)))), (total, len(self.costs))
-        )
-        return made, limits
+        return (values, (rows, np.concatenate((columns, columns)))), limits
 
     def _times(self, lengths: np.ndarray) -> np.ndarray:
         """How long each job may run in each interval: what is left of it after the submission."""
@@ -309,9 +304,9 @@ class _Shares:
         """The option of which each job has most."""
         used = np.bincount(self._way, shares, len(self._options))
         best: dict[int, tuple[float, RunOption]] = {}
-        for (at, one), share in zip(self._options, used, strict=True):
+        for (at, option), share in zip(self._options, used, strict=True):
             if at not in best or share > best[at][0]:
-                best[at] = float(share), one
+                best[at] = float(share), option
         return tuple(best[at][1] for at in range(len(self._jobs)))
 
     def busy_at(self, shares: np.ndarray) -> tuple[float, ...]:
@@ -345,19 +340,16 @@ def bound_by_starts(
     """What no schedule is below; 0 if the program is too large or was not solved.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
         aims: what is minimised, the mean completion among it. Makespan and tardiness are left out
             of the bound, which is valid without them.
         until_s: when a good schedule ends. What starts after it needs no room.
-        robust: whether to plan with the high ends of ranges.
         most_entries: about as many entries as the program may have. 3 million are solved in about
             20 seconds.
     """
     if not aims.completion or not jobs:
         return 0.0
-    options = [(at, one) for at, job in enumerate(jobs) for one in job.options]
-    seconds = np.array([one.planned_s(robust) for _, one in options])
+    options = [(at, option) for at, job in enumerate(jobs) for option in job.options]
+    seconds = np.array([option.planned_s(robust) for _, option in options])
     submitted = np.array([jobs[at].submit_s for at, _ in options])
     first_s = float(submitted.min())
     whole_s = max(until_s - first_s, 1.0)
@@ -370,19 +362,12 @@ def bound_by_starts(
     way, start = np.nonzero(np.arange(slots + 1)[None, :] >= earliest[:, None])
     starts_s = np.maximum(first_s + start * slot_s, submitted[way])
     hours = (starts_s + seconds[way] - submitted[way]) / HOUR_S
-    usd = np.array([one.usd for _, one in options])[way]
+    usd = np.array([option.usd for _, option in options])[way]
     costs = aims.completion / len(jobs) * hours + aims.cost * usd
-    sparse = needing_scipy("planning", "scipy.sparse")
     job = np.array([at for at, _ in options])[way]
-    columns = np.arange(len(way))
-    solved = needing_scipy("planning", "scipy.optimize").linprog(
-        costs,
-        A_ub=_used(sparse, fleet, options, way, start, np.floor(seconds / slot_s), slots),
-        b_ub=np.repeat([float(pool.usable) for pool in fleet.pools], slots),
-        A_eq=sparse.coo_matrix((np.ones(len(way)), (job, columns)), (len(jobs), len(way))),
-        b_eq=np.ones(len(jobs)),
-        method="highs-ipm",
-    )
+    upper = _used(fleet, options, way, start, np.floor(seconds / slot_s), slots)
+    limits = np.repeat([float(pool.usable) for pool in fleet.pools], slots)
+    solved = _solved(costs, upper, limits, job, len(jobs), method="highs-ipm")
     return 0.0 if solved.x is None else float(solved.fun)
 
 
@@ -396,20 +381,19 @@ def _slots(submitted: np.ndarray, lengths: np.ndarray, most_entries: int) -> int
 
 
 def _used(
-    sparse: Any,
     fleet: Fleet,
     options: Sequence[tuple[int, Any]],
     way: np.ndarray,
     start: np.ndarray,
     lengths: np.ndarray,
     slots: int,
-) -> Any:
+) -> tuple[Any, tuple[Any, Any]]:
     """The GPUs of each pool that a start uses at the end of each slot."""
     pools = {pool.name: at for at, pool in enumerate(fleet.pools)}
-    pool = np.array([pools[one.pool] for _, one in options])[way]
-    gpus = np.array([float(one.gpus) for _, one in options])[way]
+    pool = np.array([pools[option.pool] for _, option in options])[way]
+    gpus = np.array([float(option.gpus) for _, option in options])[way]
     counts = np.minimum(lengths[way].astype(int), slots - start)
     columns = np.repeat(np.arange(len(way)), counts)
     later = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     rows = (pool * slots + start)[columns] + later
-    return sparse.coo_matrix((gpus[columns], (rows, columns)), (len(pools) * slots, len(way)))
+    return gpus[columns], (rows, columns)

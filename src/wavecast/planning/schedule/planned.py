@@ -1,28 +1,33 @@
-"""A plan as it is handed to its reader: the schedule, the outlook of each job, and reasons."""
+"""A plan as it is handed to its reader: the schedule, outlooks, reasons, and what would help."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from wavecast.errors import InvalidInput
-from wavecast.planning.cost import Ranged
+from wavecast.errors import InvalidInput, prefixed
+from wavecast.hardware.clusters import Cluster, cluster, usual_cluster, with_device
+from wavecast.hardware.devices import device
+from wavecast.parallel.strategy import option_of
+from wavecast.planning.cost import Ranged, exactly
 from wavecast.planning.schedule.jobs import (
     HOUR_S,
     Aims,
     Fleet,
     Job,
     JobSchedule,
+    JobSpec,
     PlannedRun,
+    Pool,
     RunOption,
+    counted_gpus,
 )
-from wavecast.planning.schedule.planner import Effort, make_schedule
-from wavecast.planning.schedule.refusals import explain, no_room, with_room
-from wavecast.planning.schedule.seating import NoRoom, Seating
-from wavecast.planning.selection import SHARED_ERROR
+from wavecast.planning.schedule.planner import Effort, NoRoom, Seating, make_schedule
+from wavecast.planning.selection import SHARED_ERROR, Candidate
 from wavecast.results import Shown
 
 _CURVE_POINTS = (1.0, 1.25, 1.6, 2.0, 3.0)
@@ -85,7 +90,7 @@ class JobsPlan(Shown):
         """The use of each pool."""
         last, uses = self.schedule.makespan_s, []
         for pool in self.fleet.pools:
-            runs = [one.run for one in self.jobs if one.run.option.pool == pool.name]
+            runs = [job.run for job in self.jobs if job.run.option.pool == pool.name]
             used = sum((run.end_s - run.start_s) * run.option.gpus for run in runs)
             share = used / (last * pool.gpus) if last else 0.0
             uses.append(PoolUse(pool.name, pool.gpus, len(runs), share))
@@ -132,9 +137,9 @@ def cost_against_time(
         for factor in () if first.late else _CURVE_POINTS:
             due = first.makespan_s * factor * 1.001
             limited = [replace(job, deadline_s=min(due, job.deadline_s or due)) for job in jobs]
-            found = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
-            if not found.late:
-                points.append((due, found.usd))
+            cheapest = make_schedule(fleet, limited, Aims(cost=1), effort=effort)
+            if not cheapest.late:
+                points.append((due, cheapest.usd))
     return points
 
 
@@ -160,7 +165,7 @@ def reason(run: PlannedRun, robust: bool = False) -> str:
 def _against(run: PlannedRun, cheapest: RunOption, robust: bool) -> str:
     """Why not the cheapest."""
     saved = run.option.usd - cheapest.usd
-    price = f" ({_usd(saved)} cheaper)" if saved > 0 else ""
+    price = f" (${saved:.2f} cheaper)" if saved > 0 else ""
     end = run.job.submit_s + cheapest.planned_s(robust)
     if run.job.deadline_s is not None and end > run.job.deadline_s + 1e-6:
         return f"{cheapest.name}{price} would miss the deadline"
@@ -173,10 +178,6 @@ def _against(run: PlannedRun, cheapest: RunOption, robust: bool) -> str:
 def _waiting(run: PlannedRun) -> str:
     waited = run.start_s - run.job.submit_s
     return f"; waits {waited / HOUR_S:.1f} h for GPUs" if waited > 60 else ""
-
-
-def _usd(value: float) -> str:
-    return f"${value:.2f}"
 
 
 # When will a job start and end? The same plan, carried out with times drawn from their ranges.
@@ -256,3 +257,389 @@ def _outlook(runs: Sequence[PlannedRun], draws: int) -> Outlook:
     met = sum(run.late_s <= 1e-6 for run in runs) / draws
     known = None if runs[0].job.deadline_s is None and len(runs) == draws else met
     return Outlook(starts[low], starts[high], ends[low], ends[high], known)
+
+
+# Why a plan is impossible, and what would make it possible.
+
+
+def with_room(fleet: Fleet, jobs: Sequence[Job], robust: bool = False) -> tuple[Job, ...]:
+    """The jobs with the options that have room when nothing else runs.
+
+    Raises:
+        InvalidInput: a job can run nowhere; says why for each kind of GPU, and what would help.
+    """
+    return tuple(_with_room(fleet, job, robust) for job in jobs)
+
+
+def _with_room(fleet: Fleet, job: Job, robust: bool) -> Job:
+    if not job.options:
+        reasons = "; ".join(job.impossible) or "no pool has a GPU that it may run on"
+        raise InvalidInput(
+            f"job {job.name} can run nowhere: {reasons}. Allow other GPUs or counts, or add a "
+            "pool that it fits on"
+        )
+    kept = tuple(
+        option
+        for option in job.options
+        if fleet.by_name[option.pool].opens(job.submit_s, option.planned_s(robust))
+    )
+    if not kept:
+        longest = max(
+            (end - max(begin, job.submit_s) for pool in fleet.pools for begin, end in pool.windows),
+            default=0.0,
+        )
+        needed = min(job.options, key=lambda option: option.planned_s(robust))
+        high = " with the high ends of ranges" if robust else ""
+        raise InvalidInput(
+            f"job {job.name} takes {needed.planned_s(robust) / HOUR_S:.1f} h at least{high} (on "
+            f"{needed.name}), and no pool is available for longer than "
+            f"{max(0.0, longest) / HOUR_S:.1f} h at a time after that; make a window longer"
+        )
+    return job if len(kept) == len(job.options) else replace(job, options=kept)
+
+
+def no_room(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) -> str:
+    """Why there is no schedule at all, and what would make one."""
+    closing = ", ".join(pool.name for pool in fleet.pools if pool.windows)
+    changes = remedies(fleet, jobs, robust, effort)
+    helped = (
+        "; or ".join(changes) if changes else "no single change of the cluster was found to help"
+    )
+    return (
+        f"no plan was found in which all {len(jobs)} jobs run while {closing} can be had. What "
+        f"would help: {helped}"
+    )
+
+
+def explain(
+    fleet: Fleet, jobs: Sequence[Job], schedule: JobSchedule, effort: Effort
+) -> Iterator[str]:
+    """Why deadlines are missed, one sentence for each reason, and what would meet them.
+
+    Each change of the cluster that is named was planned with, and meets all deadlines that jobs
+    could meet if they were alone.
+    """
+    robust = schedule.is_robust
+    yield from _alone_late(jobs, robust)
+    hopeless = {job.name for job in jobs if _shortfall(job, robust) > 0}
+    crowded = [run for run in schedule.late if run.job.name not in hopeless]
+    if not crowded:
+        return
+    by = max(run.late_s for run in crowded)
+    names = ", ".join(run.job.name for run in crowded[:5])
+    more = f" and {len(crowded) - 5} more" if len(crowded) > 5 else ""
+    proven = "cannot all" if schedule.proves_impossible else "were not found to"
+    who = "the other jobs" if hopeless else "the jobs"
+    yield (
+        f"{who} {proven} meet their deadlines on these GPUs: the plan with the least delay has "
+        f"{names}{more} late, by {by / HOUR_S:.1f} h at most; deadlines that much later would be "
+        "met"
+    )
+    possible = [replace(job, deadline_s=None) if job.name in hopeless else job for job in jobs]
+    changes = remedies(fleet, possible, robust, effort)
+    if changes:
+        yield f"these deadlines would also be met with {'; or '.join(changes)}"
+    else:
+        yield "no single change of the cluster was found to meet these deadlines"
+
+
+def _shortfall(job: Job, robust: bool) -> float:
+    if job.deadline_s is None:
+        return 0.0
+    fastest = min(option.planned_s(robust) for option in job.options)
+    return max(0.0, job.submit_s + fastest - job.deadline_s)
+
+
+def _alone_late(jobs: Sequence[Job], robust: bool) -> Iterator[str]:
+    for job in jobs:
+        short = _shortfall(job, robust)
+        if short > 1e-6:
+            fastest = min(job.options, key=lambda option: option.planned_s(robust))
+            yield (
+                f"{job.name} cannot meet its deadline even alone: the fastest way, {fastest.name}, "
+                f"takes {fastest.planned_s(robust) / HOUR_S:.1f} h; a deadline "
+                f"{short / HOUR_S:.1f} h later would be met, or faster GPUs"
+            )
+
+
+# Changes of a cluster with which all jobs run in time: each is planned before it is named.
+#
+# Tried one at a time: GPUs that can be had at any hour, no limit of power, and more GPUs of a
+# pool, as few as were found to do.
+
+
+_MOST_TIMES = 8
+"""A pool is not enlarged beyond this many times its size and a machine."""
+_SHARE = 0.05
+"""The share of the time limit of the plan that each look takes at the most."""
+_LEAST_S, _MOST_S = 0.2, 2.0
+_WHOLE_S = 5.0
+"""All looks together take this long at the most, or as long as the plan did."""
+
+
+def remedies(fleet: Fleet, jobs: Sequence[Job], robust: bool, effort: Effort) -> list[str]:
+    """What would let all jobs run and meet their deadlines, each in a few words.
+
+    Args:
+        jobs: the jobs, none of which has a deadline that it cannot meet alone.
+        effort: how hard the plan was searched; this takes about as long again at the most.
+    """
+    trial = _Trial(jobs, robust, effort)
+    return [*_hours(fleet, trial), *_power(fleet, trial), *_more(fleet, trial)]
+
+
+class _Trial:
+    """Looks whether all jobs run in time on another cluster."""
+
+    def __init__(self, jobs: Sequence[Job], robust: bool, effort: Effort) -> None:
+        self._jobs, self._robust, self._effort = jobs, robust, effort
+        self._look_s = min(_MOST_S, max(_LEAST_S, effort.limit_s * _SHARE))
+        self._until = time.perf_counter() + max(_WHOLE_S, effort.limit_s)
+
+    def plan(self, fleet: Fleet) -> tuple[PlannedRun, ...]:
+        """The runs of a plan that is in time. Nothing if none was found, or time is up.
+
+        Simple rules are tried first, since they often do where there is room.
+        """
+        if time.perf_counter() > self._until:
+            return ()
+        runs = self._planned(fleet, 0.0)
+        return runs or self._planned(fleet, self._look_s) if self._effort.limit_s else runs
+
+    def _planned(self, fleet: Fleet, limit_s: float) -> tuple[PlannedRun, ...]:
+        aims, effort = Aims(tardiness=1.0), replace(self._effort, limit_s=limit_s)
+        try:
+            schedule = make_schedule(fleet, self._jobs, aims, robust=self._robust, effort=effort)
+        except NoRoom:
+            return ()
+        return () if schedule.late else schedule.runs
+
+    def uses(self, pool: Pool) -> bool:
+        """Whether a job may run there."""
+        return any(option.pool == pool.name for job in self._jobs for option in job.options)
+
+
+def _changed(fleet: Fleet, pool: Pool) -> Fleet:
+    """The fleet with another version of a pool."""
+    return replace(
+        fleet, pools=tuple(pool if old.name == pool.name else old for old in fleet.pools)
+    )
+
+
+def _hours(fleet: Fleet, trial: _Trial) -> Iterator[str]:
+    for pool in fleet.pools:
+        if pool.windows and trial.uses(pool):
+            runs = trial.plan(_changed(fleet, replace(pool, windows=())))
+            ends = [run.end_s for run in runs if run.option.pool == pool.name]
+            if runs:
+                until = max(ends, default=0.0) / HOUR_S
+                yield f"{pool.name} at all hours from 0 to {until:.1f} h"
+
+
+def _power(fleet: Fleet, trial: _Trial) -> Iterator[str]:
+    if fleet.power_limit_w is not None:
+        watts = max(pool.power_w or 0.0 for pool in fleet.pools)
+
+        def wider(limit_w: float) -> Fleet:
+            return replace(fleet, power_limit_w=limit_w)
+
+        yield from _raised(fleet.power_limit_w, watts, fleet.gpus, wider, trial, "the cluster")
+    for pool in fleet.pools:
+        if pool.power_limit_w is not None and trial.uses(pool):
+
+            def higher(limit_w: float, pool: Pool = pool) -> Fleet:
+                return _changed(fleet, replace(pool, power_limit_w=limit_w))
+
+            watts = pool.power_w or 0.0
+            yield from _raised(pool.power_limit_w, watts, pool.gpus, higher, trial, pool.name)
+
+
+def _raised(
+    now_w: float,
+    watts: float,
+    gpus: int,
+    limited: Callable[[float], Fleet],
+    trial: _Trial,
+    name: str,
+) -> Iterator[str]:
+    """A limit of power for a few GPUs more, which draw so many watts each."""
+    begin = int(now_w // watts) if watts else gpus
+    steps = _fewest(gpus - begin, lambda more: bool(trial.plan(limited((begin + more) * watts))))
+    if steps:
+        kw = math.ceil((begin + steps) * watts / 10) / 100
+        yield f"a power limit of {kw:.2f} kW for {name} ({now_w / 1e3:.2f} now)"
+
+
+def _more(fleet: Fleet, trial: _Trial) -> Iterator[str]:
+    for pool in fleet.pools:
+        step = pool.gpus_per_node if pool.gpus >= pool.gpus_per_node else 1
+        most = (_MOST_TIMES * pool.gpus + pool.gpus_per_node) // step
+
+        def helps(steps: int, pool: Pool = pool, step: int = step) -> bool:
+            return bool(trial.plan(_changed(fleet, replace(pool, gpus=pool.gpus + steps * step))))
+
+        if trial.uses(pool) and (added := step * _fewest(most, helps)):
+            yield f"{added} more GPUs of {pool.name}" if added > 1 else f"one more {pool.name}"
+
+
+def _fewest(most: int, helps: Callable[[int], bool]) -> int:
+    """The least number from 1 to most that helps, as larger ones do. 0 if none does."""
+    low, high = 0, max(0, min(1, most))
+    while high and not helps(high):
+        if high == most:
+            return 0
+        low, high = high, min(2 * high, most)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if helps(middle) else (middle, high)
+    return high
+
+
+# From a job as it is written to the ways to run it: measured hours, or our own predictions.
+
+
+Predict = Callable[[JobSpec, Mapping[str, Cluster | None]], Sequence[Candidate]]
+"""Predicts a job on GPUs in machines of a kind, None for the usual one, for each of its counts:
+from `find_candidates`."""
+_LONGEST_YEARS = 100
+"""A plan reaches no further: longer times do not fit into the whole numbers of the search."""
+_LONGEST_S = _LONGEST_YEARS * 365 * 24 * HOUR_S
+
+
+def make_jobs(specs: Sequence[JobSpec], fleet: Fleet, predict: Predict) -> tuple[Job, ...]:
+    """The jobs with the ways to run them; one for each run of a job that runs several times.
+
+    Raises:
+        InvalidInput: a job can run nowhere; says why, and what would help.
+    """
+    jobs: list[Job] = []
+    for spec in specs:
+        [first] = with_room(fleet, [make_job(spec, fleet, predict)])  # before more are traced
+        names = (
+            [spec.name] if spec.runs == 1 else [f"{spec.name}-{n + 1}" for n in range(spec.runs)]
+        )
+        jobs += [replace(first, name=name) for name in names]
+    return tuple(jobs)
+
+
+def make_job(spec: JobSpec, fleet: Fleet, predict: Predict) -> Job:
+    """A job with the ways to run it on a fleet.
+
+    Raises:
+        InvalidInput: it names a GPU that the fleet does not have.
+    """
+    pools = [pool for pool in fleet.pools if _allowed(spec, pool)]
+    known = {name for pool in fleet.pools for name in (pool.gpu, pool.name)}
+    for name in spec.gpus:
+        if name not in known:
+            raise InvalidInput(
+                f"job {spec.name} names {name}, which the cluster does not have; it has "
+                f"{', '.join(sorted(known))}"
+            )
+    refused: list[str] = []
+    if spec.target:
+        options = tuple(
+            option
+            for alike in _rounds(spec, pools)
+            for option in _predicted(
+                predict(spec, {gpu: _machines(spec, same[0]) for gpu, same in alike.items()}),
+                [pool for same in alike.values() for pool in same],
+                refused,
+            )
+        )
+    else:
+        options = tuple(_measured(spec, pools))
+    roomy = tuple(option for option in options if fleet.holds(option.pool, option.gpus))
+    small = [option.name for option in options if option not in roomy]
+    refused += [f"{name}: the pool has no room or power for so many GPUs" for name in small]
+    endless = [option for option in roomy if option.planned_s(robust=True) > _LONGEST_S]
+    refused += [f"{option.name}: takes more than {_LONGEST_YEARS} years" for option in endless]
+    roomy = tuple(option for option in roomy if option not in endless)
+    deadline = spec.deadline_s
+    if spec.due_in_s is not None:
+        deadline = spec.submit_s + spec.due_in_s
+    if max(spec.submit_s, deadline or 0.0) > _LONGEST_S:
+        raise InvalidInput(
+            f"job {spec.name} begins or is due after more than {_LONGEST_YEARS} years; times count "
+            "from now, and a number without a unit is in seconds"
+        )
+    return Job(
+        name=spec.name,
+        options=roomy,
+        kind=spec.name,
+        submit_s=spec.submit_s,
+        deadline_s=deadline,
+        priority=spec.priority,
+        impossible=tuple(refused),
+    )
+
+
+def _allowed(spec: JobSpec, pool: Pool) -> bool:
+    named = not spec.gpus or pool.gpu in spec.gpus or pool.name in spec.gpus
+    return named and (spec.spot or not pool.is_spot)
+
+
+def _rounds(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[dict[str, list[Pool]]]:
+    """Pools by GPU, so that a round has one kind of machine for each; nearly always it is one."""
+    kinds: dict[str, dict[tuple[str, int], list[Pool]]] = {}
+    for pool in pools:
+        kind = pool.links, pool.gpus_per_node if max(spec.counts) > 1 else 0
+        kinds.setdefault(pool.gpu, {}).setdefault(kind, []).append(pool)
+    for index in range(max(map(len, kinds.values()), default=0)):
+        yield {gpu: list(kind.values())[index] for gpu, kind in kinds.items() if index < len(kind)}
+
+
+def _machines(spec: JobSpec, pool: Pool) -> Cluster | None:
+    """The machines of a pool; None for the usual ones, and where their links are not known."""
+    if not pool.links and max(spec.counts) == 1:
+        return None
+    with prefixed(f"pool {pool.name}: "):
+        gpu = device(pool.gpu)
+        if pool.links:
+            machine = with_device(cluster(pool.links), gpu)
+        else:
+            try:
+                machine = usual_cluster(gpu)
+            except InvalidInput:
+                return None
+        if pool.gpus_per_node > machine.node.gpus:
+            raise InvalidInput(
+                f"gpus_per_node is {pool.gpus_per_node}, and a machine of {machine.id} has "
+                f"{machine.node.gpus}; name the machine with links (list them with "
+                '"wavecast clusters"), or write a file for it'
+            )
+        return machine.with_gpus_per_node(pool.gpus_per_node)
+
+
+def _predicted(
+    candidates: Sequence[Candidate], pools: Sequence[Pool], refused: list[str]
+) -> Iterator[RunOption]:
+    for option in candidates:
+        if option.cost is None:
+            refused.append(f"{option.name}: {option.reason}")
+            continue
+        for pool in pools:
+            if pool.gpu == option.device.id:
+                layout = "" if option.strategy is None else option_of(option.strategy)
+                yield _option(pool, option.gpus, option.cost.seconds, layout)
+
+
+def _measured(spec: JobSpec, pools: Sequence[Pool]) -> Iterator[RunOption]:
+    table: Mapping[str, float] = spec.hours or {}
+    if spec.samples_per_s is not None:
+        samples = (spec.plan and spec.plan.samples) or 0.0
+        table = {key: samples / speed / HOUR_S for key, speed in spec.samples_per_s.items()}
+    for key, hours in table.items():
+        count, name = counted_gpus(key)
+        for pool in pools:
+            if name in ("*", pool.gpu, pool.name):
+                yield _option(pool, count, exactly(hours * HOUR_S))
+
+
+def _option(pool: Pool, gpus: int, seconds: Ranged, layout: str = "") -> RunOption:
+    """A way to run a job on a pool. Whole machines are paid where more than one is used."""
+    paid = gpus
+    if gpus > pool.gpus_per_node:
+        paid = math.ceil(gpus / pool.gpus_per_node) * pool.gpus_per_node
+    usd = (pool.usd_per_hour or 0.0) * paid * seconds.value / HOUR_S
+    return RunOption(pool.name, gpus, seconds, usd, layout)

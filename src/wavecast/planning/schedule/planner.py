@@ -7,11 +7,13 @@ them among the pools, and each pool is searched by itself.
 
 from __future__ import annotations
 
+import bisect
 import math
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,13 +29,14 @@ from wavecast.planning.schedule.bounds import (
 from wavecast.planning.schedule.jobs import (
     HOUR_S,
     Aims,
+    Chosen,
     Fleet,
     Job,
     JobSchedule,
     PlannedRun,
+    Pool,
     RunOption,
 )
-from wavecast.planning.schedule.seating import Chosen, NoRoom, greedy, rank, seat
 
 MOST_WHOLE = 400
 """Up to this many jobs are searched as a whole."""
@@ -71,11 +74,7 @@ def make_schedule(
     """The best schedule that was found.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs; all their options have room when nothing else runs (`refusals.with_room`).
-        aims: what is minimised.
-        robust: whether to plan with the high ends of ranges.
-        effort: how hard to search.
 
     Raises:
         NoRoom: no schedule was found in which all jobs have room while GPUs can be had.
@@ -93,10 +92,10 @@ def make_schedule(
         limit_s = max(_LEAST_S, limit_s - (time.perf_counter() - began))
     unit_s = time_unit_s(max((run.end_s for run in runs), default=1.0))
     if effort.limit_s and len(jobs) <= effort.most_whole:
-        found = planner.search(jobs, runs, unit_s, limit_s)
-        impossible = found.is_impossible
-        bound = bound if impossible else max(bound, found.bound)
-        runs, method = planner.better(runs, found.chosen, "CP-SAT", method)
+        searched = planner.search(jobs, runs, unit_s, limit_s)
+        impossible = searched.is_impossible
+        bound = bound if impossible else max(bound, searched.bound)
+        runs, method = planner.better(runs, searched.chosen, "CP-SAT", method)
     elif effort.limit_s:
         runs, method = planner.by_pools(runs, unit_s, limit_s, method)
     if impossible:
@@ -116,9 +115,9 @@ def _least_late(planner: _SchedulePlanner, relaxation: Relaxation, began: float)
     unit_s, method, bound = time_unit_s(max(run.end_s for run in runs)), "greedy", 0.0
     if soft.effort.limit_s and len(soft.jobs) <= soft.effort.most_whole:
         left_s = max(_LEAST_S, soft.effort.limit_s - (time.perf_counter() - began))
-        found = soft.search(soft.jobs, runs, unit_s, left_s)
-        runs, method = soft.better(runs, found.chosen, "CP-SAT")
-        bound = found.bound
+        searched = soft.search(soft.jobs, runs, unit_s, left_s)
+        runs, method = soft.better(runs, searched.chosen, "CP-SAT")
+        bound = searched.bound
     took_s = time.perf_counter() - began
     return JobSchedule(aims, runs, bound, unit_s, method, planner.robust, took_s, True)
 
@@ -144,9 +143,9 @@ class _SchedulePlanner:
             # Only pools that close leave no room, so that their last hour is the horizon.
             last_s = max(end for pool in self.fleet.pools for _, end in pool.windows)
             soft = replace(self, aims=Aims(makespan=1.0, tardiness=1.0))
-            found = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
-            if found.chosen:
-                return seat(self.fleet, found.chosen, self.robust)
+            searched = soft.search(self.jobs, (), time_unit_s(last_s), self.effort.limit_s)
+            if searched.chosen:
+                return seat(self.fleet, searched.chosen, self.robust)
         raise NoRoom("not all jobs find room while GPUs can be had")
 
     def search(
@@ -171,7 +170,7 @@ class _SchedulePlanner:
         whole = {job.name: in_units(job, unit_s, self.robust) for job in jobs}
         places = {
             run.job.name: next(
-                i for i, one in enumerate(run.job.options) if one.name == run.option.name
+                i for i, option in enumerate(run.job.options) if option.name == run.option.name
             )
             for run in runs
         }
@@ -192,11 +191,11 @@ class _SchedulePlanner:
         if not chosen:
             return runs, before
         try:
-            found = seat(self.fleet, chosen, self.robust)
+            seated = seat(self.fleet, chosen, self.robust)
         except NoRoom:  # the search knows of no machines
             return runs, before
-        if rank(self.aims, found) <= rank(self.aims, runs):
-            return found, method
+        if rank(self.aims, seated) <= rank(self.aims, runs):
+            return seated, method
         return runs, before
 
     def over_time(self, runs: tuple[PlannedRun, ...]) -> tuple[tuple[PlannedRun, ...], float, str]:
@@ -206,10 +205,10 @@ class _SchedulePlanner:
         """
         end_s, best, method = max(run.end_s for run in runs), runs, "greedy"
         for most in COARSE:
-            found = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust, most)
-            if found is None:
+            ordered = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust, most)
+            if ordered is None:
                 break
-            best, method = self.better(best, found[1], "order of a program over time", method)
+            best, method = self.better(best, ordered[1], "order of a program over time", method)
         last = relax_over_time(self.fleet, self.jobs, self.aims, end_s, self.robust)
         bound = 0.0 if last is None else last[0]
         if len(self.jobs) <= self.effort.most_whole:
@@ -235,12 +234,12 @@ class _SchedulePlanner:
             fixed = {run.job.name: run for run in inside}
             jobs = [replace(run.job, options=(run.option,)) for run in inside]
             alone = [replace(run, job=job) for run, job in zip(inside, jobs, strict=True)]
-            found = self.search(jobs, alone, unit_s, share).chosen
-            for place, (job, option) in enumerate(found):
-                order.append((place / len(found), (fixed[job.name].job, option)))
-            if not found:
+            searched = self.search(jobs, alone, unit_s, share).chosen
+            for place, (job, option) in enumerate(searched):
+                order.append((place / len(searched), (fixed[job.name].job, option)))
+            if not searched:
                 order += [(math.inf, (run.job, run.option)) for run in inside]
-        chosen = [one for _, one in sorted(order, key=lambda each: each[0])]
+        chosen = [chosen_option for _, chosen_option in sorted(order, key=lambda each: each[0])]
         return self.better(runs, chosen, "CP-SAT by pools", before)
 
 
@@ -248,7 +247,7 @@ class _SchedulePlanner:
 #
 # Each option of a job is an optional interval; one of them is present. The intervals of a pool
 # share its GPUs (a cumulative constraint), and all share the limit of power. Machines are left
-# out, so that the bound holds for schedules with machines, too; `seating` puts jobs on machines
+# out, so that the bound holds for schedules with machines, too; `Seating` puts jobs on machines
 # afterwards.
 
 
@@ -270,11 +269,11 @@ class ExactSearch:
 
 def time_unit_s(last_s: float) -> float:
     """The time unit for jobs whose greedy schedule ends then: a second, a minute, ..."""
-    wanted = 2 * last_s / MOST_UNITS
+    least_s = 2 * last_s / MOST_UNITS
     for unit in (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0):
-        if wanted <= unit:
+        if least_s <= unit:
             return unit
-    return HOUR_S * math.ceil(wanted / HOUR_S)
+    return HOUR_S * math.ceil(least_s / HOUR_S)
 
 
 def in_units(job: Job, unit_s: float, robust: bool) -> Job:
@@ -284,7 +283,8 @@ def in_units(job: Job, unit_s: float, robust: bool) -> Job:
         return math.ceil(seconds / unit_s - 1e-9) * unit_s
 
     options = tuple(
-        replace(one, seconds=Ranged(max(unit_s, up(one.planned_s(robust))))) for one in job.options
+        replace(option, seconds=Ranged(max(unit_s, up(option.planned_s(robust)))))
+        for option in job.options
     )
     return replace(job, options=options, submit_s=up(job.submit_s))
 
@@ -303,14 +303,7 @@ def search(
     """The best options and order that were found within a time limit.
 
     Args:
-        fleet: the GPUs.
-        jobs: the jobs.
-        aims: what is minimised.
         warm: a schedule of the same jobs in the same units to begin with. Empty for none.
-        unit_s: the time unit.
-        robust: whether to plan with the high ends of ranges.
-        limit_s: the time limit.
-        workers: how many threads search. None for all cores.
     """
     with needing_extra("planning"):
         from ortools.sat.python import cp_model
@@ -339,7 +332,7 @@ class _Model:
     ) -> None:
         self.model, self._fleet, self._jobs, self._aims = cp_model.CpModel(), fleet, jobs, aims
         self._unit_s = unit_s
-        longest = sum(max(one.seconds.value for one in job.options) for job in jobs)
+        longest = sum(max(option.seconds.value for option in job.options) for job in jobs)
         submitted = max((job.submit_s for job in jobs), default=0.0)
         opened = max((end for pool in fleet.pools for _, end in pool.windows), default=0.0)
         self.horizon = math.ceil((longest + submitted + opened) / unit_s) + 1
@@ -361,10 +354,10 @@ class _Model:
         start = model.new_int_var(self._units(job.submit_s), self.horizon, "")
         present = [model.new_bool_var("") for _ in job.options]
         model.add_exactly_one(present)
-        lasts = [self._units(one.seconds.value) for one in job.options]
-        for literal, one, units in zip(present, job.options, lasts, strict=True):
+        lasts = [self._units(option.seconds.value) for option in job.options]
+        for literal, option, units in zip(present, job.options, lasts, strict=True):
             interval = model.new_optional_fixed_size_interval_var(start, units, literal, "")
-            self._inside[one.pool].append((interval, one.gpus))
+            self._inside[option.pool].append((interval, option.gpus))
             if job.deadline_s is not None and self._aims.deadlines_are_hard:
                 due = int(job.deadline_s / self._unit_s + 1e-9)
                 model.add(start + units <= due).only_enforce_if(literal)
@@ -405,8 +398,8 @@ class _Model:
         if aims.cost:
             for job, present in zip(self._jobs, self._present, strict=True):
                 terms += [
-                    aims.cost * one.usd * literal
-                    for one, literal in zip(job.options, present, strict=True)
+                    aims.cost * chosen_option.usd * literal
+                    for chosen_option, literal in zip(job.options, present, strict=True)
                 ]
         if aims.makespan:
             last = self.model.new_int_var(0, 2 * self.horizon, "")
@@ -430,16 +423,16 @@ class _Model:
             if (run := by_name.get(job.name)) is None:
                 continue
             self.model.add_hint(self.starts[index], self._units(run.start_s))
-            for one, literal in zip(job.options, self._present[index], strict=True):
-                self.model.add_hint(literal, _same(one, run.option))
+            for option, literal in zip(job.options, self._present[index], strict=True):
+                self.model.add_hint(literal, _same(option, run.option))
 
     def taken(self, solver: Any, index: int) -> int:
         """Which option a job has."""
         return next(i for i, literal in enumerate(self._present[index]) if solver.value(literal))
 
 
-def _same(one: RunOption, other: RunOption) -> bool:
-    return (one.pool, one.gpus) == (other.pool, other.gpus)
+def _same(option: RunOption, other: RunOption) -> bool:
+    return (option.pool, option.gpus) == (other.pool, other.gpus)
 
 
 # A schedule made better by small changes: another option for a job, or another place in the order.
@@ -464,11 +457,7 @@ def improve(
     """The best schedule that small changes found within a time limit.
 
     Args:
-        fleet: the GPUs.
         runs: the schedule to begin with.
-        aims: what is minimised.
-        limit_s: the time limit.
-        robust: whether to plan with the high ends of ranges.
         goal: a value that is good enough, such as a bound.
     """
     draw = random.Random(_SEED)
@@ -477,19 +466,19 @@ def improve(
         now = seat(fleet, order, robust)
     except NoRoom:  # machines may be shared out otherwise in this order
         return tuple(runs)
-    best = min(now, tuple(runs), key=lambda one: rank(aims, one))
+    best = min(now, tuple(runs), key=lambda schedule: rank(aims, schedule))
     if len(order) < 2:
         return best
     began = time.perf_counter()
     while (gone := (time.perf_counter() - began) / limit_s) < 1 and aims.value(best) > goal:
         changed = _changed(order, draw)
         try:
-            found = seat(fleet, changed, robust)
+            seated = seat(fleet, changed, robust)
         except NoRoom:
             continue
-        if _is_taken(rank(aims, found), rank(aims, now), _HOT * (_COLD / _HOT) ** gone, draw):
-            order, now = changed, found
-            best = min(best, now, key=lambda one: rank(aims, one))
+        if _is_taken(rank(aims, seated), rank(aims, now), _HOT * (_COLD / _HOT) ** gone, draw):
+            order, now = changed, seated
+            best = min(best, now, key=lambda schedule: rank(aims, schedule))
     return best
 
 
@@ -518,3 +507,291 @@ def _changed(order: Sequence[Chosen], draw: random.Random) -> list[Chosen]:
         at = min(len(left), max(0, at + round(draw.gauss(0, 1 + len(left) / 8))))
     left.insert(at, (job, option))
     return left
+
+
+# From an order of jobs to times and machines: each starts as early as there is room for it.
+#
+# This is the serial generation of schedules: jobs are placed one after the other, and a later one
+# may fill a gap before an earlier one. It keeps what the exact search leaves out: the machines. A
+# job that is not larger than a machine runs within one; a larger one has whole machines to itself.
+
+
+class NoRoom(ValueError):
+    """A job finds no room: its GPUs cannot be had for long enough any more."""
+
+
+class UseProfile:
+    """How much of something is in use over time, as steps."""
+
+    __slots__ = ("limit", "times", "used")
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self.times: list[float] = [0.0]
+        self.used: list[float] = [0.0]
+
+    def add(self, begin: float, end: float, amount: float) -> None:
+        """Use an amount between two times."""
+        first, last = self._cut(begin), self._cut(end)
+        for index in range(first, last):
+            self.used[index] += amount
+
+    def _cut(self, at: float) -> int:
+        index = bisect.bisect_left(self.times, at)
+        if index == len(self.times) or self.times[index] != at:
+            self.times.insert(index, at)
+            self.used.insert(index, self.used[index - 1])
+        return index
+
+    def earliest(self, after: float, seconds: float, amount: float) -> float:
+        """The first time after which an amount is free for so long; infinite if there is none."""
+        most = self.limit - amount + 1e-9
+        index = bisect.bisect_right(self.times, after) - 1
+        start = after
+        while True:
+            if self.used[index] > most:
+                index += 1
+                if index == len(self.times):
+                    return math.inf
+                start = self.times[index]
+            elif index + 1 == len(self.times) or self.times[index + 1] >= start + seconds:
+                return start
+            else:
+                index += 1
+
+    def is_free(self, begin: float, seconds: float, amount: float) -> bool:
+        """Whether an amount is free for so long from a time."""
+        return self.earliest(begin, seconds, amount) == begin
+
+
+@dataclass
+class _Seats:
+    """The machines of a pool, each with its use over time."""
+
+    pool: Pool
+    nodes: list[UseProfile]
+    whole: UseProfile
+
+    @classmethod
+    def of(cls, pool: Pool, until_s: float) -> _Seats:
+        nodes = [UseProfile(size) for size in pool.nodes]
+        whole = UseProfile(pool.usable)
+        for begin, end in pool.closed(until_s):
+            for node in nodes:
+                node.add(begin, end, node.limit)
+            whole.add(begin, end, whole.limit)
+        return cls(pool, nodes, whole)
+
+    def earliest(self, after: float, seconds: float, gpus: int) -> tuple[float, tuple[int, ...]]:
+        """The first time at which a job has room, and the machines."""
+        size = self.pool.gpus_per_node
+        start = self.whole.earliest(after, seconds, gpus)
+        if gpus <= size:
+            return self._within_one(start, seconds, gpus)
+        needed, free_nodes = math.ceil(gpus / size), []
+        while math.isfinite(start):
+            times = [
+                node.earliest(start, seconds, node.limit) if node.limit == size else math.inf
+                for node in self.nodes
+            ]
+            free_nodes = [index for index, time in enumerate(times) if time <= start]
+            if len(free_nodes) >= needed and self.whole.is_free(start, seconds, gpus):
+                return start, tuple(free_nodes[:needed])
+            later = sorted(time for time in times if time > start)
+            rank = max(0, needed - len(free_nodes) - 1)
+            start = later[rank] if rank < len(later) else math.inf
+            if math.isfinite(start):
+                start = self.whole.earliest(start, seconds, gpus)
+        return math.inf, ()
+
+    def _within_one(self, start: float, seconds: float, gpus: int) -> tuple[float, tuple[int, ...]]:
+        while math.isfinite(start):
+            best, where, room = math.inf, -1, math.inf
+            for index, node in enumerate(self.nodes):
+                if node.limit < gpus:
+                    continue
+                time = node.earliest(start, seconds, gpus)
+                left = node.limit - node.used[bisect.bisect_right(node.times, time) - 1] - gpus
+                if time < best or (time == best and left < room):
+                    best, where, room = time, index, left
+            if math.isinf(best) or self.whole.is_free(best, seconds, gpus):
+                return best, (where,)
+            start = self.whole.earliest(best, seconds, gpus)
+        return math.inf, ()
+
+    def take(self, begin: float, seconds: float, gpus: int, nodes: Sequence[int]) -> None:
+        self.whole.add(begin, begin + seconds, gpus)
+        for index in nodes:
+            node = self.nodes[index]
+            node.add(begin, begin + seconds, gpus if len(nodes) == 1 else node.limit)
+
+
+class Seating:
+    """The use of a fleet, into which jobs are placed one after the other."""
+
+    def __init__(self, fleet: Fleet, robust: bool = False) -> None:
+        self._fleet, self._robust = fleet, robust
+        limit = fleet.power_limit_w
+        self._power = None if limit is None else UseProfile(limit)
+        self._seats = {pool.name: _Seats.of(pool, math.inf) for pool in fleet.pools}
+
+    def look(self, job: Job, option: RunOption) -> tuple[float, tuple[int, ...]]:
+        """When a job could start, and on which machines; infinite if never."""
+        seconds, seats = option.planned_s(self._robust), self._seats[option.pool]
+        start, nodes = seats.earliest(job.submit_s, seconds, option.gpus)
+        watts = self._watts(option)
+        while self._power is not None and math.isfinite(start):
+            later = self._power.earliest(start, seconds, watts)
+            if later == start:
+                break
+            start, nodes = seats.earliest(later, seconds, option.gpus)
+        return start, nodes
+
+    def place(self, job: Job, option: RunOption) -> PlannedRun:
+        """Place a job as early as possible.
+
+        Raises:
+            NoRoom: there is never room for it.
+        """
+        start, nodes = self.look(job, option)
+        if math.isinf(start):
+            raise NoRoom(f"{job.name} never has room on {option.name}")
+        seconds = option.planned_s(self._robust)
+        self._seats[option.pool].take(start, seconds, option.gpus, nodes)
+        if self._power is not None:
+            self._power.add(start, start + seconds, self._watts(option))
+        return PlannedRun(job, option, start, start + seconds, nodes)
+
+    def _watts(self, option: RunOption) -> float:
+        return option.gpus * (self._fleet.by_name[option.pool].power_w or 0.0)
+
+
+def seat(fleet: Fleet, chosen: Iterable[Chosen], robust: bool = False) -> tuple[PlannedRun, ...]:
+    """The schedule in which jobs are placed in an order, each as early as there is room.
+
+    Raises:
+        NoRoom: a job finds none, since its GPUs are gone or taken until then.
+    """
+    seating = Seating(fleet, robust)
+    runs = [seating.place(job, option) for job, option in chosen]
+    return tuple(sorted(runs, key=lambda run: (run.start_s, run.job.name)))
+
+
+# Greedy schedules: a choice of options and an order, each of them a simple rule.
+
+
+_MOST_LOOKS = 400_000
+"""The rule that looks at every option is left out where it would look at more machines."""
+
+Key = Callable[[Chosen], tuple[float, ...]]
+
+
+def _due(job: Job) -> float:
+    return math.inf if job.deadline_s is None else job.deadline_s
+
+
+def orders(robust: bool) -> dict[str, Key]:
+    """The orders that are tried, by name."""
+    return {
+        "longest first": lambda chosen: (
+            -chosen[1].planned_s(robust),
+            -chosen[1].gpus,
+        ),
+        "most GPUs first": lambda chosen: (
+            -chosen[1].gpus,
+            -chosen[1].planned_s(robust),
+        ),
+        "earliest deadline first": lambda chosen: (
+            _due(chosen[0]),
+            chosen[0].submit_s,
+        ),
+        "shortest first": lambda chosen: (
+            chosen[1].planned_s(robust) * chosen[1].gpus / max(chosen[0].priority, 1e-9),
+        ),
+        "first submitted first": lambda chosen: (
+            chosen[0].submit_s,
+            -chosen[0].priority,
+        ),
+    }
+
+
+def greedy(
+    fleet: Fleet,
+    jobs: Sequence[Job],
+    aims: Aims,
+    relaxed: Sequence[RunOption],
+    robust: bool = False,
+) -> tuple[PlannedRun, ...]:
+    """The best of the greedy schedules: the fewest late jobs if deadlines are hard, then the value.
+
+    Args:
+        relaxed: the option of each job in the relaxed problem.
+
+    Returns:
+        Nothing if every rule leaves a job without room, before GPUs cannot be had any more.
+    """
+    tried = _tried(fleet, jobs, aims, relaxed, robust)
+    return min(tried, key=lambda runs: rank(aims, runs), default=())
+
+
+def rank(aims: Aims, runs: Sequence[PlannedRun]) -> tuple[float, float, float]:
+    """The order of schedules: better ones are less."""
+    late = sum(run.late_s > 1e-6 for run in runs) if aims.deadlines_are_hard else 0
+    ends = sum(run.completion_s for run in runs)
+    return late, round(aims.value(runs), 9), ends
+
+
+def _tried(
+    fleet: Fleet, jobs: Sequence[Job], aims: Aims, relaxed: Sequence[RunOption], robust: bool
+) -> Iterator[tuple[PlannedRun, ...]]:
+    keys = orders(robust)
+    rules = [list(zip(jobs, relaxed, strict=True))]
+    nodes = sum(len(pool.nodes) for pool in fleet.pools)
+    ways = sum(len(job.options) for job in jobs)
+    if len(jobs) * nodes <= _MOST_LOOKS:
+        rules += [
+            [(job, _in_time(job, robust)) for job in jobs],
+            [(job, job.fastest) for job in jobs],
+        ]
+    for rule in rules:
+        for key in keys.values():
+            with suppress(NoRoom):
+                yield seat(fleet, sorted(rule, key=key), robust)
+    if ways * nodes <= _MOST_LOOKS:
+        for key in keys.values():
+            with suppress(NoRoom):
+                yield _looking(fleet, sorted(rules[0], key=key), aims, robust)
+
+
+def _in_time(job: Job, robust: bool) -> RunOption:
+    """The cheapest option that could meet the deadline if the job were alone."""
+    kept = [
+        option for option in job.options if job.submit_s + option.planned_s(robust) <= _due(job)
+    ]
+    return min(
+        kept or [job.fastest],
+        key=lambda option: (option.usd, option.seconds.value),
+    )
+
+
+def _looking(
+    fleet: Fleet, order: Sequence[Chosen], aims: Aims, robust: bool
+) -> tuple[PlannedRun, ...]:
+    """Each job in turn gets the option that adds least to the value."""
+    seating, runs, last = Seating(fleet, robust), [], 0.0
+    for job, _ in order:
+
+        def added(option: RunOption, job: Job = job, last: float = last) -> tuple[float, ...]:
+            end = seating.look(job, option)[0] + option.planned_s(robust)
+            late = max(0.0, end - _due(job))
+            if math.isinf(end):
+                return math.inf, math.inf, math.inf
+            times = aims.makespan * max(0.0, end - last) + aims.completion * end / len(order)
+            times += aims.tardiness * job.priority * late
+            value = aims.cost * option.usd + times / HOUR_S
+            return (late > 1e-6 if aims.deadlines_are_hard else 0.0), value, end
+
+        run = seating.place(job, min(job.options, key=added))
+        last = max(last, run.end_s)
+        runs.append(run)
+    return tuple(sorted(runs, key=lambda run: (run.start_s, run.job.name)))

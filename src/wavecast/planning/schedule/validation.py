@@ -16,10 +16,7 @@ def faults(
     """What is wrong with a schedule, one sentence for each fault; empty if it can be carried out.
 
     Args:
-        fleet: the GPUs.
         jobs: the jobs that were to be planned.
-        runs: the schedule.
-        robust: whether runs last as long as the high ends of their ranges.
     """
     return [
         *_counted(jobs, runs),

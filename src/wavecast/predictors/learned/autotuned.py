@@ -15,12 +15,11 @@ import numpy as np
 from wavecast import ops
 from wavecast.files import shipped, shipped_toml
 from wavecast.ops import Kind, matmul
-from wavecast.ops.reading import reading
-from wavecast.ops.registry import integers, item_bytes
+from wavecast.ops.registry import integers, item_bytes, reading
+from wavecast.predictors.learned.columns import FORWARD, OF_WEIGHT
+from wavecast.predictors.learned.convolutions import has_depthwise_kernel
 from wavecast.predictors.learned.gpus import Floats
 from wavecast.predictors.learned.model import Forest
-from wavecast.predictors.learned.physics.columns import FORWARD, OF_WEIGHT
-from wavecast.predictors.learned.physics.convolutions import has_depthwise_kernel
 from wavecast.traces.step import Op
 
 MARK = "autotuned"
@@ -122,8 +121,8 @@ def choice_features(op: Op) -> Floats:
 
 @cache
 def _classes() -> dict[str, dict[str, float]]:
-    found: dict[str, dict[str, float]] = shipped_toml("models/xla.toml")["libraries"]
-    return found
+    classes: dict[str, dict[str, float]] = shipped_toml("models/xla.toml")["libraries"]
+    return classes
 
 
 def term_of(op: Op) -> float:

@@ -21,7 +21,7 @@ from wavecast.hardware.devices import Device
 from wavecast.hardware.devices import device as find_device
 from wavecast.ops import Unit
 from wavecast.predictors.attainable import Attainable, demand, limits
-from wavecast.predictors.base import Estimate, Familiarity, Predictor
+from wavecast.predictors.base import Estimate, Familiarity, Predictor, Spread
 from wavecast.predictors.learned.batch import UNMODELLED, Batch, batch_of, group_of
 from wavecast.predictors.learned.gpus import (
     CODES,
@@ -32,6 +32,7 @@ from wavecast.predictors.learned.gpus import (
     gpu_of,
 )
 from wavecast.predictors.learned.model import FOREST, Forest, OpModel
+from wavecast.traces.kept import Recent
 from wavecast.traces.step import Op, TensorSpec
 
 COMPUTING = dict.fromkeys(("product", "grouped", "convolution", "attention"), "compute") | {
@@ -42,14 +43,6 @@ COMPUTING = dict.fromkeys(("product", "grouped", "convolution", "attention"), "c
 UNSEEN = 1.5
 """The factor by which the range widens for an op whose name was not in the fit."""
 _MOST_BATCHES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The range of measured over predicted time of nine in ten ops, on GPUs left out of the fit."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +64,10 @@ class Learned(Predictor):
     ("Hopper.132") and fact ("bf16_tensor_flops")."""
     fitted_on: tuple[Device, ...] = field(default=(), repr=False)
     """The GPUs whose measured ops were in the fit."""
-    _batches: dict[tuple[Op, ...], tuple[Batch, tuple[bool, ...]]] = field(
-        default_factory=dict, repr=False
+    _batches: Recent[tuple[Batch, tuple[bool, ...]]] = field(
+        init=False, default_factory=lambda: Recent(_MOST_BATCHES), repr=False
     )
-    _gpus: dict[Device, GpuFacts] = field(default_factory=dict, repr=False)
+    _gpus: dict[Device, GpuFacts] = field(init=False, default_factory=dict, repr=False)
 
     @classmethod
     @cache
@@ -208,15 +201,12 @@ class Learned(Predictor):
 
     def _batch(self, given: tuple[Op, ...]) -> tuple[Batch, tuple[bool, ...]]:
         """The ops by columns, and whether a model answers for each."""
-        cached = self._batches.get(given)
-        if cached is None:
-            made = batch_of(given, self.models["stream"].families)
-            pairs = zip(made.main, given, strict=True)
-            modelled = tuple(main != UNMODELLED and not _crosses(op) for main, op in pairs)
-            if len(self._batches) >= _MOST_BATCHES:
-                self._batches.clear()
-            cached = self._batches[given] = made, modelled
-        return cached
+        if (kept := self._batches.get(given)) is not None:
+            return kept
+        batch = batch_of(given, self.models["stream"].families)
+        pairs = zip(batch.main, given, strict=True)
+        modelled = tuple(main != UNMODELLED and not _crosses(op) for main, op in pairs)
+        return self._batches.put(given, (batch, modelled))
 
 
 def _crosses(op: Op) -> bool:
@@ -231,7 +221,7 @@ def with_steps(learned: Learned, constants: Mapping[str, Mapping[str, float]]) -
         name: replace(model, steps=constants[COMPUTING[name]]) if name in COMPUTING else model
         for name, model in learned.models.items()
     }
-    return replace(learned, models=models, _batches={}, _gpus={})
+    return replace(learned, models=models)
 
 
 # The rates of a GPU as `wavecast calibrate` measured them on one card.

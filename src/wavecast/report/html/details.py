@@ -31,8 +31,7 @@ from wavecast.report.html.markup import (
 )
 from wavecast.report.tables import Column, from_rows
 from wavecast.report.units import duration, or_unknown, percent, quantity, three_digits
-from wavecast.steps.chrome_trace import host_name, stream_name
-from wavecast.steps.player import Timetable
+from wavecast.steps.player import Timetable, host_name, stream_name
 from wavecast.traces.arrays import Codes
 from wavecast.traces.step import Call
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from wavecast.footprint.kinds import KINDS
+from wavecast.footprint.memory import KINDS
 from wavecast.ops import Kind
 from wavecast.report.tables import Column
 from wavecast.report.units import one_line

@@ -9,37 +9,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.reading import kind_of
-from wavecast.runs.readers import (
-    caffe,
-    dllogger,
-    huggingface,
-    lightning,
-    mlflow,
-    suite_results,
-    tables,
-    tensorboard,
-)
+from wavecast.errors import InvalidInput, UnknownName, needing_extra
+from wavecast.reading import kind_of, open_file
+from wavecast.runs.readers import caffe, tables, tensorboard, trackers
 from wavecast.runs.readers.text import Doubts, read_head, warn
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import Run
 
+
+class LogReader(Protocol):
+    """A reader of one format: a module, or a `trackers.Reader`."""
+
+    @property
+    def recognises(self) -> Callable[[Path, bytes], bool]:
+        """Whether a file with these first bytes has the format."""
+
+    @property
+    def read(self) -> Callable[[Path, Given, Doubts], Iterator[Run]]:
+        """The runs of a file."""
+
+
 # In the order in which they are tried.
-FORMATS: dict[str, ModuleType] = {
+FORMATS: dict[str, LogReader] = {
     "tensorboard": tensorboard,
-    "mlflow": mlflow,
-    "huggingface": huggingface,
-    "dllogger": dllogger,
+    "mlflow": trackers.MLFLOW,
+    "huggingface": trackers.HUGGING_FACE,
+    "dllogger": trackers.DLLOGGER,
     "caffe": caffe,
-    "suite": suite_results,
+    "suite": trackers.SUITE,
     "table": tables,
-    "lightning": lightning,
+    "lightning": trackers.LIGHTNING,
 }
 _TABLES = (".csv", ".json", ".jsonl", ".ndjson")
 
@@ -153,7 +157,7 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from runs or (file for file in here if file.is_file())
 
 
-def _reader(file: Path, format: str | None) -> ModuleType:
+def _reader(file: Path, format: str | None) -> LogReader:
     name = format or _recognised(file)
     if name is None and file.suffix.lower() in _TABLES:
         name = "table"  # its error says which columns are missing
@@ -172,3 +176,48 @@ def _kinds() -> str:
         "Caffe logs, CSV or JSON tables of runs, TensorBoard events, trainer_state.json, "
         "Lightning's metrics.csv, MLflow runs, dllogger"
     )
+
+
+# Past runs from wherever the user keeps them: a log, a table, or a run store.
+
+
+OWN_STORE = "runs"
+"""The name of the user's own run store, as commands take it."""
+
+
+@contextmanager
+def opened_runs(source: str, model: str | None, phase: str) -> Iterator[Iterator[Run]]:
+    """The runs of a source, while the block lasts. A store is read run by run.
+
+    Args:
+        source: a log or table, the file or URL of a store, or `OWN_STORE`.
+        model: only runs of this model; None for all.
+        phase: "training" or "testing".
+
+    Raises:
+        InvalidInput: the source has no run of the model.
+    """
+    if source == OWN_STORE or "://" in source or _is_store(Path(source)):
+        with needing_extra("a run store"):
+            from wavecast.runs.store.store import RunStore
+        place = None if source == OWN_STORE else source
+        with RunStore(place, read_only=True, told=warn) as store:
+            if model is not None and not store.count(model=model):
+                raise InvalidInput(
+                    f"{store.name} has no run of {model}; wavecast runs list shows what it has"
+                )
+            yield store.runs(model=model, phase=phase)
+        return
+    runs = read_runs(source)
+    models = {run.model for run in runs}
+    if model is not None and model not in models:
+        raise InvalidInput(f"{source} has no run of {model}; it has {', '.join(sorted(models))}")
+    yield (run for run in runs if model in (None, run.model))
+
+
+def _is_store(path: Path) -> bool:
+    try:
+        with open_file(path) as file:
+            return file.read(15) == b"SQLite format 3"
+    except InvalidInput:
+        return False

@@ -26,7 +26,6 @@ def read_lines(path: Path, doubts: Doubts, strict: bool = False) -> Iterator[tup
     warning.
 
     Args:
-        path: the file.
         doubts: takes warnings about lines that are not UTF-8 or have no line end.
         strict: refuse a file that is not UTF-8. Otherwise its invalid characters are replaced.
     """

@@ -199,7 +199,6 @@ def runs_of(
     """One run for each training.
 
     Args:
-        timed: the trainings.
         facts: what the log says about the runs.
         given: what the user says about them.
         doubts: takes warnings about trainings that are left out.
@@ -291,7 +290,6 @@ def stable_part(
     Args:
         stretches: all stretches of one training, in order.
         warm_up: how many iterations to drop. None to detect the end of warm-up.
-        doubts: takes warnings about pauses.
 
     Raises:
         InvalidInput: the end of warm-up cannot be found, or nothing follows it.
@@ -437,7 +435,6 @@ def totals_of(span: LogSpan, training: Training, paused_s: float, doubts: Doubts
 
     Args:
         span: its first and last stamp.
-        training: its logged iterations.
         paused_s: the seconds of pauses in it.
         doubts: takes the warning if the times are unknown.
     """

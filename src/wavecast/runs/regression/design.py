@@ -133,7 +133,7 @@ def design(
         InvalidInput: The budget or the space is too small to determine the coefficients; the
             message says how much is needed.
     """
-    wanted = _criterion(criterion)
+    aim = _criterion(criterion)
     rows, costs = features(space), np.array([run.cost_s for run in space])
     needed = rows.shape[1] + 1
     most = len(space) * repeats if most_runs is None else most_runs
@@ -150,12 +150,12 @@ def design(
             f"{rows.shape[1]} coefficients need {needed} runs, which take {cheapest:.4g} GPU-s at "
             f"least; the budget is {budget_s:.4g} GPU-s and {most} runs"
         )
-    problem = _Problem(rows, costs, wanted, repeats, budget_s, needed, most)
+    problem = _Problem(rows, costs, aim, repeats, budget_s, needed, most)
     weights = problem.relax()
     counts = problem.round(weights)
     runs = tuple(run for run, n in zip(space, counts, strict=True) for _ in range(int(n)))
     return Design(
-        criterion=wanted,
+        criterion=aim,
         runs=runs,
         cost_s=float(counts @ costs),
         budget_s=budget_s,
@@ -172,9 +172,9 @@ def features(space: Sequence[Configuration]) -> Array:
     if (gpus == 1).all():
         rows = rows_of(FULL, batch, length)
     else:
-        one = np.ones_like(batch)
-        per_iteration = RING.columns(Settings(batch, gpus, one, one, one))
-        rows = np.column_stack([one, per_iteration * length[:, None]])
+        ones = np.ones_like(batch)
+        per_iteration = RING.columns(Settings(batch, gpus, ones, ones, ones))
+        rows = np.column_stack([ones, per_iteration * length[:, None]])
     rows = rows / np.array([run.seconds for run in space])[:, None]
     scaled: Array = rows / np.abs(rows).max(axis=0)
     return scaled

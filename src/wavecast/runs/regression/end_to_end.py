@@ -361,7 +361,6 @@ def judge(
 
     Args:
         runs: runs of one network on one machine.
-        splits: the thresholds.
         methods: the least-squares fits to compare.
         phase: "training" or "testing".
         time: the time to learn; by default that of whole runs if every run says it.
@@ -466,7 +465,6 @@ def tabulate(runs: Iterable[Run], phase: str, time: RunTime | str | None = None)
     """The runs of a phase as columns; the runs are read only once.
 
     Args:
-        runs: the runs.
         phase: "training" or "testing".
         time: the time to learn; by default that of whole runs if all runs say it, else that of
             the timed iterations.

@@ -8,6 +8,7 @@ million, and a fit of a million runs needs little more memory than their feature
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from wavecast.errors import InvalidInput, MissingExtra
+from wavecast.errors import InvalidInput, needing_extra
 
 Array = NDArray[np.float64]
 
@@ -218,14 +219,8 @@ def needing_scipy(what: str, module: str) -> Any:
     Raises:
         MissingExtra: scipy is not installed; the message says how to install it.
     """
-    import importlib
-
-    try:
+    with needing_extra(what):
         return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] != "scipy":
-            raise
-        raise MissingExtra(f"{what} needs scipy: pip install 'wavecast[regression]'") from error
 
 
 def _non_negative(rows: Array, target: Array) -> Array:

@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from wavecast.errors import InvalidInput
 from wavecast.runs.run import Run, check, identity
-from wavecast.runs.store import schema
+from wavecast.runs.store import database
 from wavecast.runs.store.store import RunStore, insert
 
 
@@ -48,7 +48,6 @@ class CampaignResults:
     """The results of one campaign in a run store.
 
     Args:
-        store: the store.
         name: the name of the campaign.
     """
 
@@ -58,7 +57,7 @@ class CampaignResults:
     def keep_file(self, text: str) -> None:
         """Keep the file of the campaign, so that it can be continued without it."""
         with self._store.writing() as connection:
-            table = schema.campaigns
+            table = database.campaigns
             connection.execute(table.delete().where(table.c.name == self.name))
             connection.execute(table.insert().values(name=self.name, file=text))
 
@@ -68,7 +67,7 @@ class CampaignResults:
         Raises:
             InvalidInput: the store has no campaign of this name.
         """
-        table = schema.campaigns
+        table = database.campaigns
         with self._store.reading() as connection:
             chosen = select(table.c.file).where(table.c.name == self.name)
             text = connection.execute(chosen).scalar_one_or_none()
@@ -82,7 +81,7 @@ class CampaignResults:
 
     def done(self) -> set[str]:
         """The ids of the tasks that have a result."""
-        table = schema.results
+        table = database.results
         with self._store.reading() as connection:
             chosen = select(table.c.task).where(table.c.campaign == self.name)
             return set(connection.execute(chosen).scalars())
@@ -103,17 +102,17 @@ class CampaignResults:
                 if self._insert(connection, result):
                     insert(connection, [(identity(run), run) for run in result.runs])
                     new += 1
-            for one in failed:
-                row = {"task": one.task, "node": one.node, "error": one.error[:1000]}
-                connection.execute(schema.failures.insert().values(campaign=self.name, **row))
+            for attempt in failed:
+                row = {"task": attempt.task, "node": attempt.node, "error": attempt.error[:1000]}
+                connection.execute(database.failures.insert().values(campaign=self.name, **row))
         return new
 
     def _insert(self, connection: Connection, result: TaskResult) -> bool:
         dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
         statement = (
-            dialect.insert(schema.results)
+            dialect.insert(database.results)
             .on_conflict_do_nothing(index_elements=["campaign", "task"])
-            .returning(schema.results.c.number)
+            .returning(database.results.c.number)
         )
         row = {
             "campaign": self.name,
@@ -129,7 +128,7 @@ class CampaignResults:
 
     def results(self) -> Iterator[TaskResult]:
         """The results, in the order in which they came."""
-        table = schema.results
+        table = database.results
         names = ("task", "kind", "question", "answer", "node", "seconds", "ended_s")
         chosen = select(*(table.c[name] for name in names)).where(table.c.campaign == self.name)
         with self._store.reading() as connection:
@@ -140,7 +139,7 @@ class CampaignResults:
 
     def failed(self) -> list[FailedAttempt]:
         """The failed attempts, the oldest first."""
-        table = schema.failures
+        table = database.failures
         chosen = select(table.c.task, table.c.node, table.c.error)
         with self._store.reading() as connection:
             rows = connection.execute(
@@ -151,6 +150,6 @@ class CampaignResults:
 
 def campaign_names(store: RunStore) -> tuple[str, ...]:
     """The names of the campaigns of a store."""
-    table = schema.campaigns
+    table = database.campaigns
     with store.reading() as connection:
         return tuple(connection.execute(select(table.c.name).order_by(table.c.name)).scalars())

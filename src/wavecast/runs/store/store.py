@@ -36,9 +36,8 @@ from wavecast.runs.readers import iterate_runs
 from wavecast.runs.readers.text import warn
 from wavecast.runs.readers.timing import Given
 from wavecast.runs.run import COLUMNS, TOTALS, Imported, Run, check, identity, record
-from wavecast.runs.store import schema
-from wavecast.runs.store.database import can_write, connect, reading, writing
-from wavecast.runs.store.schema import imports
+from wavecast.runs.store import database
+from wavecast.runs.store.database import can_write, connect, imports, reading, writing
 
 BATCH = 10_000
 """How many runs are written in one transaction, and fetched at once."""
@@ -102,14 +101,14 @@ class RunStore:
     def _opened(self, read_only: bool) -> int:
         """The version of the tables, after an upgrade if it is possible."""
         with reading(self._engine, self.name) as connection:
-            version = schema.checked_version(connection, self.name)
+            version = database.checked_version(connection, self.name)
         if read_only or (version and not can_write(self._engine)):
             if not version:
                 raise InvalidInput(
                     f"the run store {self.name} has no runs yet; wavecast runs add adds some"
                 )
             return version
-        return schema.migrate(self._engine, self.name, told=self._told)
+        return database.migrate(self._engine, self.name, told=self._told)
 
     def __enter__(self) -> Self:
         return self
@@ -153,7 +152,7 @@ class RunStore:
             phase: only "training" or "testing".
             last: only this many runs, those added last.
         """
-        table = schema.runs
+        table = database.runs
         chosen = _where(select(*map(self._column, COLUMNS)), model, gpu, phase)
         if last is not None:
             numbers = _where(select(table.c.number), model, gpu, phase)
@@ -187,7 +186,7 @@ class RunStore:
             raise InvalidInput(
                 f"{', '.join(sorted(other))}: not a number of a run; choose {choices}"
             )
-        table = schema.runs
+        table = database.runs
         chosen = _where(select(*map(self._column, columns)), model, gpu, phase)
         try:
             parts = [
@@ -222,7 +221,7 @@ class RunStore:
     def _column(self, name: str) -> Any:
         """A column of the runs; unknown in a store of an older version that cannot be upgraded."""
         missing = _SINCE.get(name, 1) > self._version
-        return null().label(name) if missing else schema.runs.c[name]
+        return null().label(name) if missing else database.runs.c[name]
 
     def _checked(self, run: Run) -> Run:
         """A stored run, checked: a damaged file can hold anything."""
@@ -259,7 +258,7 @@ def insert(connection: Connection, runs: Iterable[tuple[str, Run]]) -> int:
             _INSERT_ARRAYS, {name: [r[name] for r in rows] for name in rows[0]}
         )
     else:
-        statement = sqlite.insert(schema.runs).on_conflict_do_nothing(index_elements=["id"])
+        statement = sqlite.insert(database.runs).on_conflict_do_nothing(index_elements=["id"])
         done = connection.execution_options(preserve_rowcount=True).execute(statement, rows)
     if done.rowcount < len(rows):
         _fill_in(connection, rows)
@@ -271,7 +270,7 @@ def _fill_in(connection: Connection, rows: Sequence[dict[str, Any]]) -> None:
     timed = [row for row in rows if any(row[name] is not None for name in TOTALS)]
     if not timed:
         return
-    table = schema.runs
+    table = database.runs
     unknown = [table.c[name].is_(None) for name in TOTALS]
     statement = (
         update(table)
@@ -299,12 +298,12 @@ def _insert_arrays() -> TextClause:
         else "bigint"
         if isinstance(column.type, BigInteger)
         else "text"
-        for column in schema.runs.columns
+        for column in database.runs.columns
         if column.name != "number"
     }
     arrays = ", ".join(f"CAST(:{name} AS {kind}[])" for name, kind in kinds.items())
     return text(
-        f"INSERT INTO {schema.runs.name} ({', '.join(kinds)}) "
+        f"INSERT INTO {database.runs.name} ({', '.join(kinds)}) "
         f"SELECT * FROM unnest({arrays}) ON CONFLICT (id) DO NOTHING"
     )
 
@@ -320,10 +319,10 @@ def _identified(run: Run) -> tuple[str, Run]:
 def _where(
     chosen: Select[Any], model: str | None, gpu: str | None, phase: str | None
 ) -> Select[Any]:
-    chosen = chosen.select_from(schema.runs)
+    chosen = chosen.select_from(database.runs)
     for name, value in (("model", model), ("gpu", gpu), ("phase", phase)):
         if value is not None:
-            chosen = chosen.where(schema.runs.c[name] == value)
+            chosen = chosen.where(database.runs.c[name] == value)
     return chosen
 
 
@@ -358,11 +357,9 @@ def add_file(
     """Add the runs of a file that the store does not have yet.
 
     Args:
-        store: the store.
         file: a log or table of a known format.
         given: facts that the file does not say.
         format: the format of the file; recognised if not given.
-        told: takes each warning, with file and line.
         progress: takes the number of runs written so far and their total.
 
     Raises:

@@ -30,11 +30,11 @@ def dcgan(
     generator = DcganGenerator(image, width, noise).to(device)
     discriminator = Discriminator(image, width).to(device)
 
-    def discriminator_loss(real: Tensor, made: Tensor) -> Tensor:
-        return _cross_entropy(discriminator(real), 1.0) + _cross_entropy(discriminator(made), 0.0)
+    def discriminator_loss(real: Tensor, fake: Tensor) -> Tensor:
+        return _cross_entropy(discriminator(real), 1.0) + _cross_entropy(discriminator(fake), 0.0)
 
-    def generator_loss(made: Tensor) -> Tensor:
-        return _cross_entropy(discriminator(made), 1.0)
+    def generator_loss(fake: Tensor) -> Tensor:
+        return _cross_entropy(discriminator(fake), 1.0)
 
     def adam(model: nn.Module) -> torch.optim.Adam:
         return torch.optim.Adam(model.parameters(), lr=2e-4, betas=(0.5, 0.999))
@@ -44,8 +44,8 @@ def dcgan(
 
     def improve_both(real: Tensor) -> Tensor:
         with float32_products(precision), autocast(precision, real.device.type):
-            made = generator(torch.randn(len(real), noise, 1, 1, device=real.device))
-        return discriminate(real, made.detach()) + deceive(made)
+            fake = generator(torch.randn(len(real), noise, 1, 1, device=real.device))
+        return discriminate(real, fake.detach()) + deceive(fake)
 
     real = torch.rand(batch, 3, image, image, device=device) * 2 - 1
     both = nn.ModuleDict({"generator": generator, "discriminator": discriminator})
@@ -131,12 +131,12 @@ def wgan_gp(
     generator = WganGenerator(image, width, noise).to(device)
     critic = Critic(image, width).to(device)
 
-    def critic_loss(real: Tensor, made: Tensor) -> Tensor:
-        distance = critic(real).mean() - critic(made).mean()
-        return penalty * gradient_penalty(critic, real, made) - distance
+    def critic_loss(real: Tensor, fake: Tensor) -> Tensor:
+        distance = critic(real).mean() - critic(fake).mean()
+        return penalty * gradient_penalty(critic, real, fake) - distance
 
-    def generator_loss(made: Tensor) -> Tensor:
-        return -critic(made).mean()
+    def generator_loss(fake: Tensor) -> Tensor:
+        return -critic(fake).mean()
 
     def adam(model: nn.Module) -> torch.optim.Adam:
         return torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.0, 0.9))
@@ -146,14 +146,14 @@ def wgan_gp(
 
     def make() -> Tensor:
         with float32_products(precision), autocast(precision, torch.device(device).type):
-            made: Tensor = generator(torch.randn(batch, noise, device=device))
-        return made
+            fake: Tensor = generator(torch.randn(batch, noise, device=device))
+        return fake
 
     def improve_both(real: Tensor) -> Tensor:
         for images in real:
             with torch.no_grad():
-                made = make()
-            loss = criticize(images, made)
+                fake = make()
+            loss = criticize(images, fake)
         # The generator step needs no gradients of the critic's weights.
         critic.requires_grad_(False)
         deceive(make())
@@ -165,13 +165,13 @@ def wgan_gp(
     return TrainingStep(both, (real,), improve_both)
 
 
-def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, made: Tensor) -> Tensor:
+def gradient_penalty(critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
     """The gradient penalty: the squared distance of the gradient's norm from 1.
 
     The gradient is taken at random points between real and generated images.
     """
     share = torch.rand_like(real[:, :1, :1, :1])
-    between = torch.lerp(real, made.to(real.dtype), share).requires_grad_()
+    between = torch.lerp(real, fake.to(real.dtype), share).requires_grad_()
     judgement = critic(between).sum()
     # As in a backward pass, every op runs in the precision of its forward pass. Gradients of about
     # 1 need no loss scaling in float16.

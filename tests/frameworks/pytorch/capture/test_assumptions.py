@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from networks import Step, calls_of, forward, mlp, names, training
 from torch import nn
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture import capture
+from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 from wavecast.ops.costs import cost_of
 from wavecast.traces.step import Phase, Trace
 
@@ -257,3 +259,232 @@ def test_module_compile_inside_make_step_is_noted() -> None:
         return lambda: model(x).sum().backward()
 
     assert list(capture(make_step).notes) == [EAGER]
+
+
+# Masks of chosen classes: each class is assumed to be chosen as often as any other.
+
+
+TOKENS, CHOSEN, EXPERTS = 48, 2, 8
+EVEN = TOKENS * CHOSEN // EXPERTS
+
+
+def _one_hot(scores: Any) -> Any:
+    chosen = scores.topk(CHOSEN).indices
+    return torch.where(F.one_hot(chosen, EXPERTS).permute(2, 1, 0)[3])[1]
+
+
+def _compared(scores: Any) -> Any:
+    return torch.where(scores.topk(CHOSEN, dim=1)[1] == 3)[0]
+
+
+def _any(scores: Any) -> Any:
+    return (scores.topk(CHOSEN).indices == 3).any(-1).nonzero()
+
+
+def _scattered(scores: Any) -> Any:
+    chosen = torch.zeros_like(scores).scatter_(1, scores.topk(CHOSEN).indices, 1.0)
+    return (chosen[:, 3] > 0).nonzero()
+
+
+def _selected(scores: Any) -> Any:
+    return scores[:, 0][(F.one_hot(scores.topk(CHOSEN).indices, EXPERTS).sum(1) > 0)[:, 3]]
+
+
+@pytest.mark.parametrize("find", [_one_hot, _compared, _any, _scattered, _selected])
+def test_an_expert_gets_the_tokens_of_an_even_choice(find: Callable[[Any], Any]) -> None:
+    counts: list[int] = []
+
+    def run(scores: Any) -> Any:
+        counts.append(len(find(scores.detach())))
+        return scores
+
+    trace = forward(run, (TOKENS, EXPERTS))
+    assert counts[-1] == EVEN
+    assert len(trace.notes) == 1
+    assert f"an even choice, {EVEN} of " in trace.notes[0]
+
+
+def test_a_step_goes_through_all_experts() -> None:
+    experts: list[list[int]] = []
+
+    def run(scores: Any) -> Any:
+        chosen = F.one_hot(scores.detach().topk(CHOSEN).indices, EXPERTS)
+        experts.append([int(expert) for expert in (chosen.sum((0, 1)) > 0).nonzero()])
+        return scores
+
+    forward(run, (TOKENS, EXPERTS))
+    assert experts[-1] == list(range(EXPERTS))
+
+
+def test_the_largest_of_all_values_is_one_choice() -> None:
+    counts: list[int] = []
+
+    def run(scores: Any) -> Any:
+        counts.append(len(torch.where(scores.detach().argmax(1) == 2)[0]))
+        return scores
+
+    forward(run, (TOKENS, EXPERTS))
+    assert counts[-1] == TOKENS // EXPERTS
+
+
+def test_a_mask_of_no_choice_keeps_its_upper_bound() -> None:
+    counts: list[int] = []
+
+    def run(scores: Any) -> Any:
+        best = scores.detach().topk(CHOSEN)
+        counts.append(len((best.values > 0).nonzero()))
+        return scores
+
+    trace = forward(run, (TOKENS, EXPERTS))
+    assert counts[-1] == TOKENS * CHOSEN
+    assert "upper bound" in trace.notes[0]
+
+
+# Loops that end by a value that nobody knows run to their bound.
+
+
+ROUNDS = 6
+END = 5
+
+
+def _truth(value: bool) -> Any:
+    return torch.full((4,), value, device="cuda")
+
+
+def for_and_break(ended: Callable[[], Any]) -> None:
+    finished = _truth(False)
+    for _ in range(ROUNDS):
+        finished |= ended()
+        if finished.all():
+            break
+
+
+def while_not_all(ended: Callable[[], Any]) -> None:
+    finished, length = _truth(False), 0
+    while not finished.all() and length < ROUNDS:
+        finished, length = finished | ended(), length + 1
+
+
+def while_any(ended: Callable[[], Any]) -> None:
+    unfinished, length = _truth(True), 0
+    while length < ROUNDS and unfinished.any().item():
+        unfinished, length = unfinished & ~ended(), length + 1
+
+
+def one_of_two_ends(ended: Callable[[], Any]) -> None:
+    finished, length = _truth(False), 0
+    while True:
+        finished, length = finished.logical_or(ended()), length + 1
+        if bool(torch.all(finished)) or length >= ROUNDS:
+            break
+
+
+def two_ends(ended: Callable[[], Any]) -> None:
+    finished, length = _truth(False), 0
+    while True:
+        finished, length = finished | ended(), length + 1
+        if finished.all():
+            return
+        elif length >= ROUNDS:
+            break
+
+
+def goes_on_in_a_branch(ended: Callable[[], Any]) -> None:
+    finished = _truth(False)
+    for _ in range(ROUNDS):
+        finished = finished | ended()
+        if not finished.all():
+            continue
+        else:
+            break
+
+
+def length_in_the_mask(ended: Callable[[], Any]) -> None:
+    """As transformers does: that the length is reached is one of the reasons to be finished."""
+    unfinished, length, is_over = torch.ones(4, dtype=torch.long, device="cuda"), 0, False
+    while not is_over:
+        length += 1
+        unfinished = unfinished & ~(_truth(length >= ROUNDS) | ended())
+        is_over = unfinished.max() == 0
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        for_and_break,
+        while_not_all,
+        while_any,
+        one_of_two_ends,
+        two_ends,
+        goes_on_in_a_branch,
+        length_in_the_mask,
+    ],
+)
+def test_a_loop_runs_to_its_bound(loop: Callable[..., None]) -> None:
+    trace = forward(lambda x: loop(lambda: x.argmax(-1) == END), (4, 8))
+    assert len(calls_of(trace, "aten.argmax")) == ROUNDS
+    assert any("was assumed" in note for note in trace.notes)
+
+
+def test_a_note_says_that_a_loop_runs_to_its_bound() -> None:
+    trace = forward(lambda x: for_and_break(lambda: x.argmax(-1) == END), (4, 8))
+    assert trace.notes[0].endswith("False was assumed, so that a loop runs to its bound")
+
+
+def test_a_loop_without_a_bound_ends_as_before() -> None:
+    def wait(x: Any) -> None:
+        finished = _truth(False)
+        while not finished.all():
+            finished = x.argmax(-1) == END
+
+    trace = forward(wait, (4, 8))
+    assert len(calls_of(trace, "aten.argmax")) == 1
+    assert trace.notes[0].endswith("True was assumed")
+
+
+def test_a_condition_outside_of_a_loop_is_as_before() -> None:
+    seen = []
+
+    def check(x: Any) -> None:
+        for part in x.split(1):
+            if (part > 0).all():
+                seen.append(True)
+
+    forward(check, (2, 8))
+    assert all(seen)
+    assert seen
+
+
+@pytest.mark.parametrize(
+    ("function", "value"),
+    [
+        (lambda x, known: x & known(False), 0),
+        (lambda x, known: known(False).logical_and(x), 0),
+        (lambda x, known: x | known(True), 1),
+        (lambda x, known: x.logical_or_(known(True)), 1),
+        (lambda x, known: x.long() * known(False), 0),
+        (lambda x, known: x | known(False), None),
+        (lambda x, known: x & known(True), None),
+        (lambda x, known: x.float() * known(False), None),  # infinity times 0 is no number
+        (lambda x, known: x.long() | known(True).long(), None),
+    ],
+)
+def test_one_known_argument_may_decide_the_result(function: Any, value: int | None) -> None:
+    seen = []
+
+    def run(x: Any) -> None:
+        result = known_values(function(x > 0, _truth))
+        seen.append(None if result is None else result.tolist())
+
+    forward(run, (2, 4))
+    assert seen[-1] == (None if value is None else [[value] * 4] * 2)
+
+
+def test_a_decided_result_is_forgotten_when_it_is_written_to() -> None:
+    def run(x: Any) -> None:
+        decided = (x > 0) | _truth(True)
+        assert decided.all()
+        decided.copy_(x > 1)
+        assert known_values(decided) is None
+
+    forward(run, (2, 4))

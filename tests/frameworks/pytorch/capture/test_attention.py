@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lab.places import H200
 from wavecast.frameworks.pytorch.capture import capture
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.predictors.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -52,22 +54,24 @@ def test_the_choice_is_that_of_an_h200() -> None:
     assert wrong == []
 
 
-def _attend(dtype: Any, mask: bool = False, heads: tuple[int, int] = (4, 4), **options: Any) -> Any:
+def _attend(
+    dtype: Any,
+    mask: Callable[[], Any] = lambda: None,
+    heads: tuple[int, int] = (4, 4),
+    **options: Any,
+) -> Any:
     def make_step() -> Step:
         make = {"dtype": dtype, "device": "cuda", "requires_grad": True}
         query = torch.randn(2, heads[0], 16, 32, **make)
         key, value = (torch.randn(2, heads[1], 16, 32, **make) for _ in range(2))
-        given = torch.ones(16, 16, dtype=torch.bool, device="cuda") if mask else None
-
-        def step() -> None:
-            out = F.scaled_dot_product_attention(
-                query, key, value, given, enable_gqa=heads[0] != heads[1], **options
-            )
-            out.sum().backward()
-
-        return step
+        attend = partial(F.scaled_dot_product_attention, query, key, value, mask(), **options)
+        return lambda: attend().sum().backward()
 
     return make_step
+
+
+def _all_seen() -> Any:
+    return torch.ones(16, 16, dtype=torch.bool, device="cuda")
 
 
 def _backend(make_step: Any, capability: tuple[int, int]) -> str:
@@ -99,7 +103,7 @@ def test_each_generation_runs_the_kernels_it_has(
     assert _backend(_attend(torch.float32), capability) == float32
     assert _backend(_attend(torch.float16), capability) == float16
     assert _backend(_attend(torch.bfloat16), capability) == bfloat16
-    assert _backend(_attend(torch.float16, mask=True), capability) == masked
+    assert _backend(_attend(torch.float16, _all_seen), capability) == masked
 
 
 @pytest.mark.parametrize(
@@ -136,33 +140,23 @@ def test_flags_switch_backends_off() -> None:
 
 
 def test_no_kernel_takes_a_mask_that_is_expanded_along_the_keys() -> None:
-    def make_step(keys: bool) -> Step:
-        seen = torch.arange(16, device="cuda") >= 0
-        mask = seen[:, None].expand(16, 16) if keys else seen[None, :].expand(16, 16)
-        make = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
-        query, key, value = (torch.randn(2, 4, 16, 32, **make) for _ in range(3))
-        return lambda: F.scaled_dot_product_attention(query, key, value, mask).sum().backward()
+    def along(shape: tuple[int, int]) -> Any:
+        return lambda: (torch.arange(16, device="cuda") >= 0).view(shape).expand(16, 16)
 
-    assert _backend(lambda: make_step(keys=True), HOPPER) == MATH
-    assert _backend(lambda: make_step(keys=False), HOPPER) == CUDNN
+    assert _backend(_attend(torch.bfloat16, along((16, 1))), HOPPER) == MATH
+    assert _backend(_attend(torch.bfloat16, along((1, 16))), HOPPER) == CUDNN
 
 
 def test_grouped_heads_run_in_one_kernel_where_there_is_one() -> None:
-    assert _backend(_attend(torch.bfloat16, heads=(8, 2), is_causal=True), HOPPER) == CUDNN
-    assert _backend(_attend(torch.bfloat16, heads=(8, 2), is_causal=True), AMPERE) == FLASH
-    assert _backend(_attend(torch.float32, heads=(8, 2), is_causal=True), AMPERE) == MATH
+    grouped = partial(_attend, heads=(8, 2), is_causal=True, enable_gqa=True)
+    assert _backend(grouped(torch.bfloat16), HOPPER) == CUDNN
+    assert _backend(grouped(torch.bfloat16), AMPERE) == FLASH
+    assert _backend(grouped(torch.float32), AMPERE) == MATH
 
 
 def test_keys_of_one_head_are_expanded_without_a_kernel() -> None:
     """As in Falcon, which does not say `enable_gqa`; 37 matmuls were measured for 6 layers."""
-
-    def make_step() -> Step:
-        make = {"dtype": torch.bfloat16, "device": "cuda", "requires_grad": True}
-        query = torch.randn(2, 8, 16, 32, **make)
-        key, value = (torch.randn(2, 1, 16, 32, **make) for _ in range(2))
-        return lambda: F.scaled_dot_product_attention(query, key, value).sum().backward()
-
-    assert _backend(make_step, HOPPER) == MATH
+    assert _backend(_attend(torch.bfloat16, heads=(8, 1)), HOPPER) == MATH
 
 
 def test_causality_and_dropout_are_attributes() -> None:
@@ -224,12 +218,7 @@ def test_an_encoder_that_only_infers_takes_its_fast_path() -> None:
         layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
         model = nn.TransformerEncoder(layer, 2).cuda().eval()
         x = torch.randn(2, 16, 32, device="cuda")
-
-        def step() -> None:
-            with torch.inference_mode():
-                model(x)
-
-        return step
+        return lambda: torch.inference_mode()(model)(x)
 
     assert names(capture(make_step))["aten._transformer_encoder_layer_fwd"] == 2
 

@@ -16,6 +16,14 @@ from wavecast.frameworks.pytorch.capture import autocast, capture
 from wavecast.traces.step import Phase
 
 HALF = [torch.float16, torch.bfloat16]
+# CUDA casts these ops, too. `_cudnn_rnn` is cast with its layer. It is not known how torch 2.15
+# casts `linalg_matrix_sqrth`, so it is left alone. The rest are forms for named tensors.
+LEFT_OUT = set(
+    """
+    _cudnn_rnn linalg_matrix_sqrth softmax.Dimname log_softmax.Dimname norm.names_ScalarOpt_dim
+    cumsum.dimname cumprod.dimname sum.dim_DimnameList prod.dim_Dimname
+    """.split()
+)
 
 
 def _under(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,29 +34,13 @@ def _under(dtype: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     return cast
 
 
-def test_the_lists_name_every_op_that_torch_casts_on_cuda() -> None:
-    listed = {
-        *autocast.LOWER_PRECISION,
-        *autocast.FLOAT32,
-        *autocast.FLOAT32_DTYPE,
-        *autocast.FLOAT32_OVERLOAD,
-        *autocast.WIDEST,
-        *autocast.BANNED,
-        *autocast.LEFT_OUT,
-    }
-    assert autocast.registered("AutocastCUDA") - listed == set()
-
-
-def test_no_op_is_on_two_lists() -> None:
-    lists = (
-        *autocast.LOWER_PRECISION,
-        *autocast.FLOAT32,
-        *autocast.FLOAT32_DTYPE,
-        *autocast.FLOAT32_OVERLOAD,
-        *autocast.WIDEST,
-        *autocast.BANNED,
-    )
-    assert len(lists) == len(set(lists))
+def test_the_lists_name_every_op_that_torch_casts_on_cuda_once() -> None:
+    listed = [
+        *(*autocast.LOWER_PRECISION, *autocast.FLOAT32, *autocast.FLOAT32_DTYPE),
+        *(*autocast.FLOAT32_OVERLOAD, *autocast.WIDEST, *autocast.BANNED),
+    ]
+    assert len(listed) == len(set(listed))
+    assert autocast.registered("AutocastCUDA") - set(listed) <= LEFT_OUT
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)

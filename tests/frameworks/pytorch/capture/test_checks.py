@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Step, minimize, mlp, training
+from networks import Step, minimize, mlp, stepping, training
 from torch import nn
 
 from wavecast.errors import CaptureError
@@ -19,14 +19,7 @@ HERE = r"tests/frameworks/pytorch/capture/test_checks\.py:\d+"
 
 def _traced(body: Callable[[Any, Any, Any], Any], train: bool = True) -> Trace:
     """The trace of a step with a model, an optimizer and a batch."""
-
-    def make_step() -> Step:
-        model = mlp().cuda().train(train)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: body(model, optimizer, x)
-
-    return capture(make_step)
+    return capture(stepping(body, lambda: mlp().train(train)))
 
 
 def test_a_usual_step_has_no_notes() -> None:
@@ -51,20 +44,17 @@ def test_an_optimizer_without_gradients_is_an_error() -> None:
 
 
 def test_gradients_of_a_closure_count() -> None:
-    def make_step() -> Step:
-        model = mlp().cuda()
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1)
-        x = torch.randn(4, 8, device="cuda")
-
+    def run(model: Any, optimizer: Any, x: Any) -> None:
         def closure() -> Any:
             optimizer.zero_grad()
             loss = model(x).sum()
             loss.backward()
             return loss
 
-        return lambda: optimizer.step(closure)
+        optimizer.step(closure)
 
-    assert not [note for note in capture(make_step).notes if "backward pass" in note]
+    trace = capture(stepping(run, make_optimizer=lambda p: torch.optim.LBFGS(p, max_iter=1)))
+    assert not [note for note in trace.notes if "backward pass" in note]
 
 
 def test_gradients_from_elsewhere_are_noted() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Step, mlp, training
+from networks import Step, mlp, on_gpu, training
+from torch import nn
+from torch.distributed import init_process_group
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.pytorch.capture import capture
@@ -18,14 +21,6 @@ from wavecast.frameworks.pytorch.capture import capture
 @torch.library.custom_op("wavecast_test::no_fake", mutates_args=())  # type: ignore[untyped-decorator]
 def _no_fake(x: torch.Tensor) -> torch.Tensor:
     return x.clone()
-
-
-def _on_gpu(body: Callable[[Any], Any]) -> Callable[[], Step]:
-    def make_step() -> Step:
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: body(x)
-
-    return make_step
 
 
 def _raise(error: BaseException) -> Any:
@@ -57,15 +52,15 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "make_step wants arguments": (lambda batch: None, r"TypeError.*missing 1 required"),
     "the step raises": (
-        _on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
+        on_gpu(lambda x: _raise(RuntimeError("bad batch"))),
         rf"RuntimeError at {HERE}: bad batch",
     ),
     "the step raises without a message": (
-        _on_gpu(lambda x: _raise(KeyError())),
+        on_gpu(lambda x: _raise(KeyError())),
         rf"KeyError at {HERE}: KeyError",
     ),
     "shapes do not fit": (
-        _on_gpu(lambda x: x @ x),
+        on_gpu(lambda x: x @ x),
         rf"RuntimeError at {HERE}: .*same reduction dim",
     ),
     "no op on the GPU": (
@@ -78,35 +73,35 @@ FAILURES: dict[str, tuple[Any, str]] = {
     ),
     "a step that does nothing": (lambda: lambda: None, "ran no op on the GPU"),
     "a custom op without a fake implementation": (
-        _on_gpu(_no_fake),
+        on_gpu(lambda x: _no_fake(x)),
         r"no_fake.*\(at .*test_failures\.py:\d+\), so it cannot be traced without a GPU",
     ),
     "an operator of operators without a fake implementation": (
-        _on_gpu(lambda x: torch.ops.higher_order.cond(True, torch.sin, torch.cos, (x,))),
+        on_gpu(lambda x: torch.ops.higher_order.cond(True, torch.sin, torch.cos, (x,))),
         r"cond has no fake implementation \(at .*test_failures\.py:\d+\)",
     ),
     "a CUDA graph": (
-        _on_gpu(_graph),
+        on_gpu(_graph),
         rf"CUDA graph at {HERE}.* graphed=True",
     ),
     "an extension that wants the data": (
-        _on_gpu(_extension),
+        on_gpu(_extension),
         rf"RuntimeError at {HERE}",
     ),
     "an array of a GPU tensor": (
-        _on_gpu(lambda x: (x + 1).numpy()),
+        on_gpu(lambda x: (x + 1).numpy()),
         rf"TypeError at {HERE}: can't convert cuda:0",
     ),
     "a missing file": (
-        _on_gpu(lambda x: torch.load("no-such-file.pt")),
+        on_gpu(lambda x: torch.load("no-such-file.pt")),
         rf"FileNotFoundError at {HERE}",
     ),
     "a GPU that is not there": (
-        _on_gpu(lambda x: x.to("cuda:1") + 1),
+        on_gpu(lambda x: x.to("cuda:1") + 1),
         rf"cuda:1 at {HERE}; only steps that use one GPU",
     ),
     "the step ends the process": (
-        _on_gpu(lambda x: sys.exit(3)),
+        on_gpu(lambda x: sys.exit(3)),
         rf"the step called sys\.exit\(3\) at {HERE}; it should run one training step",
     ),
     "make_step reads a command line": (
@@ -114,11 +109,11 @@ FAILURES: dict[str, tuple[Any, str]] = {
         rf"the step called sys\.exit\(2\) at {HERE}",
     ),
     "backward twice": (
-        _on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
+        on_gpu(lambda x: [y.backward() for y in [x.requires_grad_().exp().sum()] * 2]),
         "backward through the graph a second time",
     ),
     "recursion without end": (
-        _on_gpu(lambda x: _forever(x)),
+        on_gpu(lambda x: _forever(x)),
         rf"RecursionError at {HERE}",
     ),
 }
@@ -139,7 +134,7 @@ def test_failures_are_one_clear_line(case: str) -> None:
 
 def test_the_user_can_stop_it() -> None:
     with pytest.raises(KeyboardInterrupt):
-        capture(_on_gpu(lambda x: _raise(KeyboardInterrupt())))
+        capture(on_gpu(lambda x: _raise(KeyboardInterrupt())))
     assert not torch.cuda.is_available()
 
 
@@ -160,3 +155,81 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
 def test_a_target_that_is_not_callable_is_named() -> None:
     with pytest.raises(InvalidInput, match=r"make_step is a Sequential.*function"):
         capture(mlp())
+
+
+# What cannot be traced is refused at once, with the line and with what to do instead.
+
+
+ONE_RANK = "trace the step of one rank instead: without a process group"
+TORCHRUN = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "1",
+}
+
+
+def _refused(make_step: Callable[[], Any], message: str) -> None:
+    with pytest.raises(CaptureError, match=message) as caught:
+        capture(make_step)
+    assert "\n" not in str(caught.value)
+    assert len(capture(training(mlp))) > 0  # the next step can be traced
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        lambda: torch.distributed.init_process_group("nccl"),
+        lambda: init_process_group("gloo"),
+        lambda: init_process_group("gloo", rank=0, world_size=2, init_method="tcp://127.0.0.1:1"),
+        lambda: fully_shard(mlp().cuda()),
+        lambda: torch.distributed.init_device_mesh("cuda", (2,)),
+    ],
+)
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_process_group_is_refused_and_does_not_wait_for_others(
+    start: Callable[[], Any], launched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value) if launched else monkeypatch.delenv(name, raising=False)
+    _refused(lambda: start(), rf"starts a process group at {HERE}.*{ONE_RANK}")
+    assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("wrapper", [nn.parallel.DistributedDataParallel, FullyShardedDataParallel])
+def test_a_model_of_several_processes_is_refused(wrapper: Any) -> None:
+    _refused(lambda: wrapper(mlp().cuda()), rf"model in {wrapper.__name__} at {HERE}.*{ONE_RANK}")
+
+
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_are_refused(layout: Any) -> None:
+    rows = [torch.randn(3, 8), torch.randn(5, 8)]
+    _refused(
+        lambda: torch.nested.nested_tensor(rows, layout=layout, device="cuda"),
+        rf"makes a nested tensor at {HERE}.*pad_sequence",
+    )
+
+
+def test_jagged_tensors_made_of_parts_are_refused() -> None:
+    make = torch.nested.nested_tensor_from_jagged  # taken before tracing begins
+    _refused(
+        lambda: make(torch.randn(8, 4).cuda(), torch.tensor([0, 3, 8]).cuda()),
+        rf"makes a nested tensor at {HERE}",
+    )
+
+
+def test_lazy_layers_are_refused() -> None:
+    _refused(lambda: nn.LazyLinear(4).cuda(), rf"makes a lazy layer at {HERE}.*number of its input")
+
+
+@pytest.mark.parametrize("layer", [nn.Embedding, nn.EmbeddingBag])
+def test_sparse_gradients_are_refused_where_the_table_is_used(layer: Any) -> None:
+    def make_step(frozen: bool = False) -> Step:
+        table = layer(100, 8, sparse=True).cuda().requires_grad_(not frozen)
+        head = nn.Linear(8, 2).cuda()
+        numbers = torch.randint(0, 100, (4, 6), device="cuda")
+        return lambda: head(table(numbers)).sum().backward()
+
+    _refused(make_step, rf"sparse=True at {HERE}.*use sparse=False")
+    assert len(capture(lambda: make_step(frozen=True))) > 0  # without a gradient, nothing is sparse

@@ -175,15 +175,15 @@ def test_outside_of_compiled_code_the_fused_kernel_is_an_assumption() -> None:
 
 
 def test_a_learned_bias_of_the_scores_gets_a_gradient() -> None:
-    made = []
+    biases = []
 
     def biased() -> Any:
         bias = torch.zeros(HEADS, device="cuda", requires_grad=True)
-        made.append(bias)
+        biases.append(bias)
         return lambda score, b, h, q, k: score + bias[h]
 
     _trace(score=biased)
-    assert made[0].grad.shape == (HEADS,)
+    assert biases[0].grad.shape == (HEADS,)
 
 
 def test_heads_may_share_keys() -> None:

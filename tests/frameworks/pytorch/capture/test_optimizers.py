@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from networks import Step, calls_of, minimize, mlp, names, training
+from networks import Step, calls_of, minimize, mlp, names, stepping, training
 from torch import nn
 
 from wavecast import ops
@@ -120,38 +120,29 @@ def test_every_optimizer_of_torch_has_a_test() -> None:
 
 
 def test_lbfgs_calls_its_closure() -> None:
-    def make_step() -> Step:
-        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=2)
-
+    def run(model: Any, optimizer: Any, x: Any) -> None:
         def closure() -> Any:
             optimizer.zero_grad()
             loss = model(x).sum()
             loss.backward()
             return loss
 
-        return lambda: optimizer.step(closure)
+        optimizer.step(closure)
 
-    trace = capture(make_step)
+    trace = capture(stepping(run, make_optimizer=lambda p: torch.optim.LBFGS(p, max_iter=2)))
     assert names(trace)["aten.addmm"] >= 2
     assert any(call.syncs for call in trace)
 
 
 @pytest.mark.parametrize("foreach", [None, False])
 def test_clipping_by_norm(foreach: bool | None) -> None:
-    def make_step() -> Step:
-        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def run(model: Any, optimizer: Any, x: Any) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+        optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad()
-            model(x).sum().backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
-            optimizer.step()
-
-        return step
-
-    trace = capture(make_step)
+    trace = capture(stepping(run))
     counts = names(trace)
     assert counts["aten._foreach_norm"] == (1 if foreach is None else 0)
     assert counts["aten.linalg_vector_norm"] == (1 if foreach is None else 1 + PARAMETERS)
@@ -159,49 +150,32 @@ def test_clipping_by_norm(foreach: bool | None) -> None:
 
 
 def test_clipping_by_value() -> None:
-    def make_step() -> Step:
-        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
+    def run(model: Any, _optimizer: Any, x: Any) -> None:
+        model(x).sum().backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
 
-        def step() -> None:
-            model(x).sum().backward()
-            nn.utils.clip_grad_value_(model.parameters(), 1.0)
-
-        return step
-
-    assert names(capture(make_step))["aten._foreach_clamp_min_"] == 1
+    assert names(capture(stepping(run)))["aten._foreach_clamp_min_"] == 1
 
 
 def test_accumulating_gradients_adds_to_them() -> None:
-    def make_step() -> Step:
-        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def run(model: Any, optimizer: Any, x: Any) -> None:
+        optimizer.zero_grad()
+        for _ in range(3):
+            (model(x).sum() / 3).backward()
+        optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad()
-            for _ in range(3):
-                (model(x).sum() / 3).backward()
-            optimizer.step()
-
-        return step
-
-    trace = capture(make_step)
+    trace = capture(stepping(run))
     assert names(trace, Phase.BACKWARD)["aten.add_"] == 2 * PARAMETERS
     assert names(trace, Phase.FORWARD)["aten.addmm"] == 6
 
 
 def test_zeroing_gradients_in_place_is_an_op_of_the_optimizer() -> None:
-    def make_step() -> Step:
-        model, x = mlp().cuda(), torch.randn(4, 8, device="cuda")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def run(model: Any, optimizer: Any, x: Any) -> None:
+        optimizer.zero_grad(set_to_none=False)
+        model(x).sum().backward()
+        optimizer.step()
 
-        def step() -> None:
-            optimizer.zero_grad(set_to_none=False)
-            model(x).sum().backward()
-            optimizer.step()
-
-        return step
-
-    assert names(capture(make_step), Phase.OPTIMIZER)["aten.zero_"] == PARAMETERS
+    assert names(capture(stepping(run)), Phase.OPTIMIZER)["aten.zero_"] == PARAMETERS
 
 
 def test_a_gan_has_two_models_and_two_optimizers() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from networks import Step, calls_of, minimize, mlp, names
+from networks import Step, calls_of, minimize, mlp, names, on_gpu
 from torch import nn
 
 from wavecast.errors import CaptureError
@@ -22,24 +22,14 @@ def _cuda() -> tuple[Any, Any]:
     return mlp().cuda(), torch.randn(4, 8).cuda()
 
 
-def _to_string() -> tuple[Any, Any]:
-    return mlp().to("cuda"), torch.randn(4, 8).to("cuda:0")
-
-
-def _to_keyword() -> tuple[Any, Any]:
-    return mlp().to(device="cuda"), torch.randn(4, 8).to(device=torch.device("cuda", 0))
-
-
 def _to_other() -> tuple[Any, Any]:
     model = mlp().cuda()
     return model, torch.randn(4, 8).to(next(model.parameters()))
 
 
 def _factory() -> tuple[Any, Any]:
-    model = nn.Sequential(
-        nn.Linear(8, 16, device="cuda"), nn.ReLU(), nn.Linear(16, 4, device="cuda")
-    )
-    return model, torch.randn(4, 8, device="cuda")
+    layers = nn.Linear(8, 16, device="cuda"), nn.ReLU(), nn.Linear(16, 4, device="cuda")
+    return nn.Sequential(*layers), torch.randn(4, 8, device="cuda")
 
 
 def _context() -> tuple[Any, Any]:
@@ -52,46 +42,33 @@ def _default_device() -> tuple[Any, Any]:
     return mlp(), torch.randn(4, 8)
 
 
-def _from_data() -> tuple[Any, Any]:
-    return mlp().cuda(), torch.tensor([[0.0] * 8] * 4, device="cuda")
-
-
-def _from_numpy() -> tuple[Any, Any]:
-    return mlp().cuda(), torch.from_numpy(np.zeros((4, 8), "float32")).cuda()
-
-
-def _as_tensor() -> tuple[Any, Any]:
-    return mlp().cuda(), torch.as_tensor(np.zeros((4, 8), "float32"), device="cuda")
-
-
-def _like() -> tuple[Any, Any]:
-    return mlp().cuda(), torch.zeros_like(torch.empty(4, 8, device="cuda"))
-
-
-def _legacy() -> tuple[Any, Any]:
-    return mlp().cuda(), torch.cuda.FloatTensor(4, 8).fill_(1.0)
-
-
 def _chosen_if_available() -> tuple[Any, Any]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return mlp().to(device), torch.randn(4, 8, device=device)
 
 
-WAYS = (
-    _cuda,
-    _to_string,
-    _to_keyword,
-    _to_other,
-    _factory,
-    _context,
-    _default_device,
-    _from_data,
-    _from_numpy,
-    _as_tensor,
-    _like,
-    _legacy,
-    _chosen_if_available,
-)
+def _zeros() -> Any:
+    return np.zeros((4, 8), "float32")
+
+
+WAYS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "cuda": _cuda,
+    "to a string": lambda: (mlp().to("cuda"), torch.randn(4, 8).to("cuda:0")),
+    "to a device": lambda: (
+        mlp().to(device="cuda"),
+        torch.randn(4, 8).to(device=torch.device("cuda", 0)),
+    ),
+    "to another tensor's": _to_other,
+    "factory": _factory,
+    "context": _context,
+    "default device": _default_device,
+    "from data": lambda: (mlp().cuda(), torch.tensor([[0.0] * 8] * 4, device="cuda")),
+    "from numpy": lambda: (mlp().cuda(), torch.from_numpy(_zeros()).cuda()),
+    "as tensor": lambda: (mlp().cuda(), torch.as_tensor(_zeros(), device="cuda")),
+    "like": lambda: (mlp().cuda(), torch.zeros_like(torch.empty(4, 8, device="cuda"))),
+    "legacy": lambda: (mlp().cuda(), torch.cuda.FloatTensor(4, 8).fill_(1.0)),
+    "chosen if available": _chosen_if_available,
+}
 
 
 def _step_of(build: Callable[[], tuple[Any, Any]]) -> Callable[[], Step]:
@@ -108,18 +85,18 @@ def _step_of(build: Callable[[], tuple[Any, Any]]) -> Callable[[], Step]:
     return make_step
 
 
-@pytest.mark.parametrize("build", WAYS, ids=lambda f: f.__name__.strip("_"))
-def test_every_way_to_the_gpu_gives_the_same_trace(build: Callable[[], Any]) -> None:
-    trace = capture(_step_of(build))
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_to_the_gpu_gives_the_same_trace(way: str) -> None:
+    trace = capture(_step_of(WAYS[way]))
     assert trace.calls == capture(_step_of(_cuda)).calls
     assert {t.device for c in trace for t in c.op.inputs} == {"cuda"}
 
 
-@pytest.mark.parametrize("made", [torch.ones, torch.zeros, torch.empty])
-def test_a_model_made_smaller_on_the_host_is_small_on_the_gpu(made: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("fill", [torch.ones, torch.zeros, torch.empty])
+def test_a_model_made_smaller_on_the_host_is_small_on_the_gpu(fill: Callable[..., Any]) -> None:
     def build() -> Step:
         net = nn.Linear(16, 16, bias=False)
-        net.scale = nn.Parameter(made(16))  # small, and its values are known
+        net.scale = nn.Parameter(fill(16))  # small, and its values are known
         net = net.to(torch.bfloat16).cuda()
         assert {p.dtype for p in net.parameters()} == {torch.bfloat16}
         source = torch.randn(4, 16, device="cuda", dtype=torch.bfloat16)
@@ -323,20 +300,8 @@ def test_reading_arrays_back_waits_and_assumes_values() -> None:
 
 
 def test_a_number_shown_is_read_back() -> None:
-    def make_step() -> Step:
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: f"loss {x.sum():.3f}"
-
-    assert [c.op.base for c in capture(make_step) if c.syncs] == ["aten._local_scalar_dense"]
-
-
-def test_an_array_of_a_gpu_tensor_is_refused_as_cuda_does() -> None:
-    def make_step() -> Step:
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: (x + 1).numpy()
-
-    with pytest.raises(CaptureError, match=r"TypeError at .*test_placement.*can't convert cuda:0"):
-        capture(make_step)
+    trace = capture(on_gpu(lambda x: f"loss {x.sum():.3f}"))
+    assert [c.op.base for c in trace if c.syncs] == ["aten._local_scalar_dense"]
 
 
 def test_known_values_are_used_not_assumed() -> None:
@@ -404,3 +369,48 @@ def test_products_of_mixed_dtypes_are_refused_as_a_gpu_does(product: Callable[..
 
     with pytest.raises(CaptureError, match="which a GPU refuses"):
         capture(make_step)
+
+
+# GPUs that are named by a number alone.
+
+
+NUMBERS: dict[str, Callable[[], Any]] = {
+    "a device": lambda: torch.randn(2, 8, device=torch.device(0)),
+    "a factory": lambda: torch.randn(2, 8, device=0),
+    "like another tensor": lambda: torch.zeros_like(torch.randn(2, 8), device=0),
+    "a tensor that is moved": lambda: torch.randn(2, 8).to(0),
+    "a tensor that is moved by keyword": lambda: torch.randn(2, 8).to(
+        device=0, dtype=torch.float32
+    ),
+    "a fake tensor that is moved": lambda: torch.randn(2, 8, device="cuda").to(0),
+    "from data": lambda: torch.tensor([[1.0] * 8] * 2, device=0),
+}
+
+
+@pytest.mark.parametrize("way", NUMBERS)
+def test_a_number_is_the_gpu(way: str) -> None:
+    def make_step() -> Step:
+        layer = torch.nn.Linear(8, 4).to(0)
+        inputs = NUMBERS[way]()
+        assert inputs.device == torch.device("cuda", 0)
+        return lambda: layer(inputs).sum().backward()
+
+    assert len(capture(make_step))
+
+
+def test_devices_are_still_devices() -> None:
+    def make_step() -> Step:
+        for device in (torch.device(0), torch.device("cuda:0"), torch.device("cuda", 0)):
+            assert isinstance(device, torch.device)
+            assert device == torch.randn(1, device="cuda").device
+        assert not isinstance("cuda", torch.device)
+        with torch.device(0):
+            layer = torch.nn.Linear(8, 4)
+        return lambda: layer(torch.randn(2, 8, device=0))
+
+    assert len(capture(make_step))
+
+
+def test_another_number_is_another_gpu() -> None:
+    with pytest.raises(CaptureError, match="cuda:1"):
+        capture(lambda: torch.nn.Linear(8, 4).to(1))

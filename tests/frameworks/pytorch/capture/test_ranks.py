@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import networks
 import numpy as np
 import pytest
 import torch
@@ -61,8 +62,8 @@ def traced(make_step: Callable[[], Step], **options: Any) -> Trace:
     return capture(make, ranks=RANKS, **options)
 
 
-def sizes(made: list[Exchange]) -> list[tuple[str, int, int]]:
-    return [(each.name, each.given, each.got) for each in made]
+def sizes(collectives: list[Exchange]) -> list[tuple[str, int, int]]:
+    return [(each.name, each.given, each.got) for each in collectives]
 
 
 def spread_sizes(name: str, shard: int = 0) -> list[tuple[str, int, int]]:
@@ -73,12 +74,7 @@ def spread_sizes(name: str, shard: int = 0) -> list[tuple[str, int, int]]:
 
 def on_gpu(run: Callable[[Any], Any], **options: Any) -> Trace:
     """The trace of a function of a tensor on the GPU, with a process group."""
-
-    def make_step() -> Step:
-        x = torch.zeros(64, device="cuda")
-        return lambda: run(x)
-
-    return traced(make_step, **options)
+    return traced(networks.on_gpu(run, 64), **options)
 
 
 def named(trace: Trace, name: str) -> list[Call]:
@@ -102,22 +98,22 @@ def test_ddp_reduces_the_buckets_that_torchs_reducer_builds(name: str) -> None:
 
 @every_model
 def test_fsdp_gathers_and_scatters_what_torch_does_on_real_tensors(name: str) -> None:
-    made = exchanges(capture(partial(fsdp_step, name), ranks=RANKS))
-    assert made == issued(partial(fsdp_step, name, "cpu"))
-    assert {each.name for each in made} == {"all_gather", "reduce_scatter"}
-    assert sizes(made) == spread_sizes(name, shard=3)
+    collectives = exchanges(capture(partial(fsdp_step, name), ranks=RANKS))
+    assert collectives == issued(partial(fsdp_step, name, "cpu"))
+    assert {each.name for each in collectives} == {"all_gather", "reduce_scatter"}
+    assert sizes(collectives) == spread_sizes(name, shard=3)
 
 
 def test_fsdp_gathers_in_the_dtype_of_its_policy() -> None:
-    made = exchanges(capture(partial(fsdp_step, "llama", mixed=True), ranks=RANKS))
-    assert made == issued(partial(fsdp_step, "llama", "cpu", mixed=True))
+    collectives = exchanges(capture(partial(fsdp_step, "llama", mixed=True), ranks=RANKS))
+    assert collectives == issued(partial(fsdp_step, "llama", "cpu", mixed=True))
 
 
 @every_model
 def test_tensor_parallel_layers_exchange_what_torch_does_on_real_tensors(name: str) -> None:
-    made = exchanges(capture(partial(tensor_step, name), ranks=RANKS))
-    assert made == issued(partial(tensor_step, name, "cpu"))
-    assert made
+    collectives = exchanges(capture(partial(tensor_step, name), ranks=RANKS))
+    assert collectives == issued(partial(tensor_step, name, "cpu"))
+    assert collectives
 
 
 def test_sharding_and_splitting_together_exchange_what_torch_does() -> None:
@@ -150,8 +146,8 @@ def test_batch_norm_is_synchronised() -> None:
         return lambda: (model.zero_grad(), model(x).sum().backward())
 
     # Means, deviations and a count of each rank forward; two sums for each channel backward.
-    made = sizes(exchanges(traced(make_step)))
-    assert made == [("all_gather", 17 * 4, 17 * 4 * RANKS), ("all_reduce", 16 * 4, 16 * 4)]
+    collectives = sizes(exchanges(traced(make_step)))
+    assert collectives == [("all_gather", 17 * 4, 17 * 4 * RANKS), ("all_reduce", 16 * 4, 16 * 4)]
 
 
 # Streams and waits.
@@ -244,8 +240,8 @@ COLLECTIVES: dict[str, tuple[Callable[[Any], Any], tuple[int, int]]] = {
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_each_collective_has_its_bytes(name: str) -> None:
     run, moved = COLLECTIVES[name]
-    [made] = exchanges(on_gpu(run))
-    assert (made.name, (made.given, made.got)) == (name, moved)
+    [collective] = exchanges(on_gpu(run))
+    assert (collective.name, (collective.given, collective.got)) == (name, moved)
 
 
 @pytest.mark.filterwarnings("ignore:Running all_reduce on global rank 0")
@@ -302,9 +298,13 @@ def test_tensors_and_objects_on_the_host_are_not_recorded() -> None:
 # DistributedDataParallel's options.
 
 
-def _wrapped(run: Callable[[Any, Any], Any], **options: Any) -> Trace:
+def _wrapped(
+    run: Callable[[Any, Any], Any] = lambda model, x: model(x).sum().backward(),
+    inner: Callable[[], Any] = mlp,
+    **options: Any,
+) -> Trace:
     def make_step() -> Step:
-        model = DistributedDataParallel(mlp().cuda(), device_ids=[0], **options)
+        model = DistributedDataParallel(inner().cuda(), device_ids=[0], **options)
         x = torch.randn(4, 8, device="cuda")
         return lambda: (model.zero_grad(), run(model, x))
 
@@ -327,8 +327,8 @@ def test_a_static_graph_may_leave_parameters_out_and_use_others_twice() -> None:
         x = torch.randn(4, 8, device="cuda", requires_grad=True)
         return lambda: (model.zero_grad(), model(x).sum().backward())
 
-    made = exchanges(traced(make_step))
-    assert sum(each.given for each in made) == 2 * (64 + 8) * 4
+    collectives = exchanges(traced(make_step))
+    assert sum(each.given for each in collectives) == 2 * (64 + 8) * 4
 
 
 def test_no_sync_reduces_only_after_the_last_micro_batch() -> None:
@@ -364,24 +364,8 @@ def test_unused_parameters_are_reduced_as_zeros_and_told_to_the_others() -> None
         def forward(self, x: Any) -> Any:
             return self.used(x)
 
-    def make_step() -> Step:
-        model = DistributedDataParallel(Half().cuda(), find_unused_parameters=True)
-        x = torch.randn(4, 8, device="cuda")
-        return lambda: (model.zero_grad(), model(x).sum().backward())
-
-    made = exchanges(traced(make_step))
-    assert sum(each.given for each in made) == 2 * (64 + 8) * 4 + 4 * 4
-
-
-def test_a_wrapped_model_is_still_the_model() -> None:
-    def make_step() -> Step:
-        model = DistributedDataParallel(mlp().cuda())
-        assert list(model.state_dict()) == [f"module.{n}" for n in mlp().state_dict()]
-        assert isinstance(model.module, nn.Sequential)
-        x = torch.randn(4, 8, device="cuda")
-        return minimize(lambda: model(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1))
-
-    assert len(traced(make_step)) > 0
+    collectives = exchanges(_wrapped(inner=Half, find_unused_parameters=True))
+    assert sum(each.given for each in collectives) == 2 * (64 + 8) * 4 + 4 * 4
 
 
 # Memory.
@@ -429,7 +413,9 @@ def test_the_step_sees_the_rank_that_was_asked_for() -> None:
         x = torch.zeros(8, device="cuda:5")
         return lambda: dist.all_reduce(x, group=mesh.get_group("data"))
 
-    [made] = [c for c in capture(make_step, ranks=16, rank=13) if c.op.name.startswith("nccl.")]
+    [collective] = [
+        c for c in capture(make_step, ranks=16, rank=13) if c.op.name.startswith("nccl.")
+    ]
     assert seen == {
         "rank": 13,
         "world": 16,
@@ -438,7 +424,7 @@ def test_the_step_sees_the_rank_that_was_asked_for() -> None:
         "gpus": 8,
         "coordinate": (1, 5),
     }
-    assert dict(made.op.attrs) == {"ranks": 2, "stride": 8}
+    assert dict(collective.op.attrs) == {"ranks": 2, "stride": 8}
 
 
 def test_everything_is_as_before_after_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -542,8 +528,8 @@ def test_a_trace_of_ranks_is_predicted_with_its_own_collectives() -> None:
         wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=4))
     step = wavecast.predict(trace, "h100-sxm-80gb", parallel=wavecast.Parallel(data=8))
     assert step.spread is not None
-    made = Counter(c.op for c in step.spread.groups[0].parts[0].last)
-    assert made == Counter(c.op for c in trace)
+    ops = Counter(c.op for c in step.spread.groups[0].parts[0].last)
+    assert ops == Counter(c.op for c in trace)
     assert step.stages[0].communication_s > 0
 
 

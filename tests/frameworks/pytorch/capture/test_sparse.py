@@ -43,8 +43,8 @@ def _traced(multiply: Any, layout: str, learned: bool = False) -> Trace:
 
 
 def _named(trace: Trace, name: str, phase: Phase | None = None) -> list[Any]:
-    found = [call for call in trace.calls if call.op.base == f"wavecast.{name}"]
-    return [call for call in found if phase in (None, call.phase)]
+    calls = [call for call in trace.calls if call.op.base == f"wavecast.{name}"]
+    return [call for call in calls if phase in (None, call.phase)]
 
 
 MULTIPLIED = {
@@ -122,15 +122,15 @@ def test_a_matrix_of_the_host_has_its_values() -> None:
 @pytest.mark.parametrize("layout", [COO, CSR, CSC])
 def test_the_ops_compute_what_torch_computes(layout: str) -> None:
     warnings.simplefilter("ignore")
-    made = torch.sparse_coo_tensor(_edges(), torch.rand(EDGES), (NODES, NODES)).coalesce()
+    real = torch.sparse_coo_tensor(_edges(), torch.rand(EDGES), (NODES, NODES)).coalesce()
     indices = {
-        COO: lambda: [made.indices()],
-        CSR: lambda: [made.to_sparse_csr().crow_indices(), made.to_sparse_csr().col_indices()],
-        CSC: lambda: [made.to_sparse_csc().ccol_indices(), made.to_sparse_csc().row_indices()],
+        COO: lambda: [real.indices()],
+        CSR: lambda: [real.to_sparse_csr().crow_indices(), real.to_sparse_csr().col_indices()],
+        CSC: lambda: [real.to_sparse_csc().ccol_indices(), real.to_sparse_csc().row_indices()],
     }[layout]()
-    values = made.to_sparse_csc().values() if layout == CSC else made.values()
+    values = real.to_sparse_csc().values() if layout == CSC else real.values()
     matrix = (indices, values, [NODES, NODES], layout)
-    whole, dense = made.to_dense(), torch.rand(NODES, 5)
+    whole, dense = real.to_dense(), torch.rand(NODES, 5)
     torch.testing.assert_close(OPS.sparse_mm(*matrix, dense), whole @ dense)
     torch.testing.assert_close(OPS.sparse_to_dense(*matrix), whole)
     torch.testing.assert_close(OPS.sparse_mask(*matrix, whole), values)
@@ -138,13 +138,13 @@ def test_the_ops_compute_what_torch_computes(layout: str) -> None:
     torch.testing.assert_close(OPS.sparse_sampled_mm(*matrix, dense, dense.t()), product)
     for is_log, torchs in ((False, torch.sparse.softmax), (True, torch.sparse.log_softmax)):
         out = OPS.sparse_softmax(*matrix, 1, is_log)
-        asked = made.clone().requires_grad_()
+        asked = real.clone().requires_grad_()
         expected = torchs(asked, 1)
         torch.testing.assert_close(
             OPS.sparse_to_dense(indices, out, [NODES, NODES], layout), expected.to_dense()
         )
-        gradient = torch.rand_like(made.values())
-        expected.backward(torch.sparse_coo_tensor(made.indices(), gradient, made.shape))
+        gradient = torch.rand_like(real.values())
+        expected.backward(torch.sparse_coo_tensor(real.indices(), gradient, real.shape))
         if layout != CSC:  # which has another order of values
             done = OPS.sparse_softmax_backward(
                 indices, out, [NODES, NODES], layout, gradient, 1, is_log

@@ -153,9 +153,9 @@ def test_gradients_set_to_zero_stay() -> None:
 def test_activations_are_freed_in_the_backward_pass() -> None:
     trace = capture(_linear_step())
     output = 64 * 128 * 4
-    made = [a for a in _of(trace, Role.INTERMEDIATE) if a.nbytes == output]
-    assert made
-    activation = made[0]
+    outputs = [a for a in _of(trace, Role.INTERMEDIATE) if a.nbytes == output]
+    assert outputs
+    activation = outputs[0]
     assert activation.born is not None
     assert activation.freed is not None
     assert trace.calls[activation.born].op.base == "aten.mm"
@@ -185,8 +185,8 @@ def test_views_share_the_memory_of_their_base() -> None:
         x = torch.randn(64, 64, device="cuda")
         return lambda: (x + 1).view(-1)[:10].add_(1)
 
-    made = [a for a in capture(make_step).allocations if a.born is not None]
-    assert [a.nbytes for a in made] == [64 * 64 * 4]
+    allocations = [a for a in capture(make_step).allocations if a.born is not None]
+    assert [a.nbytes for a in allocations] == [64 * 64 * 4]
 
 
 def test_progress_counts_the_ops() -> None:

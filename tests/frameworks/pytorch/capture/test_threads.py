@@ -84,8 +84,8 @@ def _backward_in_pool(model: Any, x: Any, on_host: Any) -> None:
 
 def _made_in_pool(model: Any, x: Any, on_host: Any) -> None:
     with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(torch.randn, 4, 8, device="cuda").result()
-    _loss(model, made).backward()
+        batch = pool.submit(torch.randn, 4, 8, device="cuda").result()
+    _loss(model, batch).backward()
 
 
 def _left_behind(model: Any, x: Any, on_host: Any) -> None:

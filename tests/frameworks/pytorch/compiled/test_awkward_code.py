@@ -19,8 +19,6 @@ from wavecast.targets.targets import resolve
 from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Phase, Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 Step = Callable[[], Any]
 WIDTH = 64
 
@@ -222,9 +220,9 @@ def test_a_convolution_of_a_transposed_sequence_is_compiled() -> None:
             x = torch.randn(2, 16, WIDTH, requires_grad=True)
         return lambda: model((2 * x).transpose(1, 2)).relu().square().mean().backward()
 
-    found = wavecast.trace(make_step)
-    assert not not_followed(found)
-    assert fused(found)
+    step = wavecast.trace(make_step)
+    assert not not_followed(step)
+    assert fused(step)
 
 
 def test_places_that_torch_itself_fills_are_followed() -> None:

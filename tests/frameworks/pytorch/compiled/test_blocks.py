@@ -23,8 +23,6 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.traces.graphs import eager_code, graphs_of
 from wavecast.traces.step import Phase, Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 BLOCKS = 3
 ATTENTION = "aten._scaled_dot_product_flash_attention"
 

@@ -10,8 +10,7 @@ import pytest
 import sympy
 
 from wavecast import ops
-from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of, list_kernel
-from wavecast.frameworks.pytorch.compiled.node_accesses import is_contiguous
+from wavecast.frameworks.pytorch.compiled.fused_ops import is_contiguous, kernels_of, list_kernel
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.predictor import Learned
@@ -222,10 +221,10 @@ def test_lists_are_divided_by_their_number_of_arguments() -> None:
         for i in range(30)
     ]
     node = SimpleNamespace(get_subkernel_nodes=lambda: nodes, is_template=lambda: False)
-    made = kernels_of(node, graph(**MATRIX), sm_count=132).ops
-    assert [op.attr("tensors") for op in made] == [25, 5]
-    assert made[0].name == "inductor.foreach"
-    assert made[0] == list_kernel(nodes[:25], graph(**MATRIX)).op
+    kernels = kernels_of(node, graph(**MATRIX), sm_count=132).ops
+    assert [op.attr("tensors") for op in kernels] == [25, 5]
+    assert kernels[0].name == "inductor.foreach"
+    assert kernels[0] == list_kernel(nodes[:25], graph(**MATRIX)).op
 
 
 @pytest.mark.parametrize("predictor", [Roofline(), Attainable.shipped(), Learned.shipped()])

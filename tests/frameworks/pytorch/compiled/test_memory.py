@@ -14,8 +14,6 @@ import wavecast
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 ROWS, WIDTH = 64, 256
 NARROW, WIDE = 4 * ROWS * WIDTH, 16 * ROWS * WIDTH
 

@@ -27,8 +27,6 @@ from wavecast.hardware.devices import device
 from wavecast.reading import read_bytes
 from wavecast.traces.step import Trace
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
-
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,8 +121,8 @@ def test_a_plan_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_several_writers_leave_a_whole_file(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: _written_and_read(tmp_path), range(64)))
-    assert all(plan in (None, made.graph_plan()) for plan in found)
+        read = list(pool.map(lambda _: _written_and_read(tmp_path), range(64)))
+    assert all(plan in (None, made.graph_plan()) for plan in read)
     assert stored_plan("key", tmp_path) == made.graph_plan()
     assert [path.name for path in tmp_path.iterdir()] == ["key.plan"]
 

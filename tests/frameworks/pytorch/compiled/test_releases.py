@@ -14,11 +14,9 @@ from torch import nn
 from torch._inductor.fx_passes import reinplace
 
 from wavecast import doctor
-from wavecast.frameworks.pytorch.compiled import releases
+from wavecast.frameworks.pytorch.compiled import tracing
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.traces.step import Trace
-
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 
 IGNORED = "torch.compile was ignored; the step was traced as eager PyTorch"
 TRIED = "torch 2.9 to 2.13 and 2.15"
@@ -47,13 +45,13 @@ def test_an_interface_that_is_gone_is_named_with_the_release(
 
 
 def test_a_module_that_is_gone_is_named_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert releases.missing() == []  # others are loaded, which need the module
+    assert tracing.missing() == []  # others are loaded, which need the module
     monkeypatch.setitem(sys.modules, "torch._inductor.debug", None)
-    assert releases.missing() == ["torch._inductor.debug.DebugContext"]
+    assert tracing.missing() == ["torch._inductor.debug.DebugContext"]
 
 
 def test_a_release_that_is_too_old_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_version", lambda: (2, 8))
+    monkeypatch.setattr(tracing, "_version", lambda: (2, 8))
     trace = capture(make_step)
     assert not is_compiled(trace)
     why = f"torch {torch.__version__} is too old for it; {TRIED} were tried"
@@ -61,22 +59,22 @@ def test_a_release_that_is_too_old_is_not_tried(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_newer_release_is_followed_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(releases, "_version", lambda: (2, 99))
+    monkeypatch.setattr(tracing, "_version", lambda: (2, 99))
     trace = capture(make_step)
     assert is_compiled(trace)
     assert any("newer than the releases with which" in n and TRIED in n for n in trace.notes)
 
 
 def test_the_installed_release_lacks_nothing_and_was_tried() -> None:
-    assert releases.missing() == []
-    assert releases.untried_note() == ()
+    assert tracing.missing() == []
+    assert tracing.untried_note() == ()
     tried = (doctor.OLDEST_TORCH, doctor.NEWEST_TORCH)
-    assert tried == (releases.OLDEST_TORCH, releases.NEWEST_TORCH)
+    assert tried == (tracing.OLDEST_TORCH, tracing.NEWEST_TORCH)
 
 
 def imported() -> Iterator[tuple[str, str]]:
     """Modules of torch's compiler and the names that are imported from them."""
-    for path in sorted(Path(releases.__file__).parent.glob("*.py")):
+    for path in sorted(Path(tracing.__file__).parent.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             module = getattr(node, "module", None) or ""
             if isinstance(node, ast.ImportFrom) and module.startswith("torch._"):
@@ -84,8 +82,10 @@ def imported() -> Iterator[tuple[str, str]]:
 
 
 def test_every_private_import_is_listed() -> None:
-    listed = [name.replace(":", ".") + "." for name in releases.REQUIRED]
-    found = list(imported())
-    assert len(found) > 20
-    unlisted = [f"{m}.{n}" for m, n in found if not any(x.startswith(f"{m}.{n}.") for x in listed)]
+    listed = [name.replace(":", ".") + "." for name in tracing.REQUIRED]
+    imports = list(imported())
+    assert len(imports) > 20
+    unlisted = [
+        f"{m}.{n}" for m, n in imports if not any(x.startswith(f"{m}.{n}.") for x in listed)
+    ]
     assert unlisted == []

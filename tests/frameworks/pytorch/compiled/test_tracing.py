@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from traceback import FrameSummary
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,15 @@ import pytest
 import torch
 import torch.nn.functional as functional
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._mode_utils import no_dispatch
 
 import wavecast
+from wavecast.frameworks.pytorch.compiled.target import Operand, is_faster_padded, target_of
 from wavecast.frameworks.pytorch.compiled.tracing import capture
 from wavecast.hardware.devices import device
 from wavecast.traces.graphs import eager_code
 from wavecast.traces.step import Phase, Trace
-
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script_method:DeprecationWarning")
 
 Step = Callable[[], Any]
 
@@ -443,3 +445,125 @@ def test_a_module_that_torch_itself_leaves_eager_is_named() -> None:
 
     notes = wavecast.trace(make_step).notes
     assert any("nothing was compiled" in note for note in notes)
+
+
+# Graph breaks as notes: the user's line and one sentence.
+
+
+_TORCH = torch.__file__
+
+
+def noted_breaks(breaks: list[tuple[str, list[Any]]]) -> list[str]:
+    from wavecast.frameworks.pytorch.compiled.compiling import breaks_as_notes  # slow to load
+
+    return breaks_as_notes(breaks)
+
+
+def test_a_note_names_the_innermost_line_of_the_user_and_the_reason() -> None:
+    reason = "Failed\n  Explanation: Dynamo does not trace `print` with argument types ['str'].\n"
+    frames = [FrameSummary("train.py", 41, "forward"), FrameSummary(_TORCH, 7, "call")]
+    expected = "torch.compile: graph break at train.py:41: Dynamo does not trace `print`"
+    assert noted_breaks([(reason, frames)]) == [expected]
+
+
+def test_equal_breaks_are_noted_once() -> None:
+    frames = [FrameSummary("train.py", 41, "forward")]
+    breaks = [("generic_jump TensorVariable()", frames)] * 2
+    assert noted_breaks(breaks) == [
+        "torch.compile: graph break at train.py:41: a branch depends on the values of a tensor"
+    ]
+
+
+def test_a_break_inside_a_library_is_noted_where_the_user_called_it() -> None:
+    reason = "aten._local_scalar_dense"
+    inside = [FrameSummary(_TORCH, 7, "call")]
+    notes = noted_breaks([(reason, [FrameSummary("a.py", 1, "f"), *inside]), (reason, inside)])
+    assert len(notes) == 1
+    assert "a.py:1: a value is read from the GPU" in notes[0]
+
+
+def test_a_line_of_a_library_is_named_without_the_folder_of_the_libraries() -> None:
+    frames = [FrameSummary(_TORCH, 7, "call")]
+    assert noted_breaks([("generic_jump TensorVariable()", frames)]) == [
+        "torch.compile: graph break at torch/__init__.py:7: a branch depends on the values of a "
+        "tensor"
+    ]
+
+
+def test_a_note_does_not_tell_the_folders_of_a_machine() -> None:
+    reason = "Explanation: the function `f` in file `/somewhere/mine/src/net.py` is not traced."
+    [note] = noted_breaks([(reason, [])])
+    assert "`f` in file `net.py`" in note
+
+
+# Which products are padded, compared with what torch 2.11 padded on an H200.
+
+
+BYTES = {"float32": 4, "tf32": 4, "bfloat16": 2}
+WIDTH = 768
+TARGET = target_of(device("h200-sxm"), (9, 0))
+
+
+def padded(precision: str, product: str, rows: int, words: int) -> bool:
+    """Whether a product of a model's last layer is padded: the forward one, or a gradient."""
+    size = BYTES[precision]
+    weights, scores = size * WIDTH * words, size * rows * words
+    is_cast = precision == "bfloat16"  # autocast makes the weights anew, so they can be planned
+    sizes, operands = {
+        "forward": ((rows, WIDTH, words), (Operand(weights, False, False),)),
+        "of input": (
+            (rows, words, WIDTH),
+            (Operand(scores, True, True), Operand(weights, is_cast, True)),
+        ),
+        "of weights": ((words, rows, WIDTH), (Operand(scores, False, False),)),
+    }[product]
+    return is_faster_padded(TARGET, precision, (1, *sizes), operands)
+
+
+@pytest.mark.parametrize(
+    ("precision", "rows", "words", "measured"),
+    [
+        ("bfloat16", 4096, 50_257, (True, True, True)),
+        ("bfloat16", 8192, 50_257, (True, True, True)),
+        ("bfloat16", 8192, 30_522, (True, True, False)),
+        ("tf32", 2048, 50_257, (True, True, False)),
+        ("tf32", 2048, 50_265, (True, True, False)),
+        ("tf32", 1024, 50_257, (False, True, False)),
+        ("tf32", 1024, 50_265, (False, True, False)),
+        ("float32", 1024, 30_522, (False, False, False)),
+        ("float32", 2048, 30_522, (False, False, False)),
+    ],
+)
+def test_products_with_a_vocabulary_are_padded_as_on_an_h200(
+    precision: str, rows: int, words: int, measured: tuple[bool, bool, bool]
+) -> None:
+    products = ("forward", "of input", "of weights")
+    assert tuple(padded(precision, p, rows, words) for p in products) == measured
+
+
+def test_a_small_product_does_not_pay_for_a_copy() -> None:
+    operand = Operand(2 * 64 * 65, is_planned=False, is_contiguous=True)
+    assert not is_faster_padded(TARGET, "bfloat16", (1, 64, 64, 65), (operand,))
+
+
+# Fake tensors as the compiler sees them.
+
+
+def test_views_stay_views_of_each_other_and_memory_keeps_its_size() -> None:
+    from wavecast.frameworks.pytorch.compiled.dynamo import share_memory
+
+    with FakeTensorMode():
+        base, other = torch.empty(4, 6), torch.empty(4, 6)
+        other.untyped_storage().resize_(0)  # as of a weight that is not gathered yet
+    copies = []
+    for value in (base, base.t()[1:], other):
+        with no_dispatch():
+            copy = torch.empty_strided(value.shape, value.stride(), device="meta")
+            share_memory(copy, value)
+        assert (copy.shape, copy.stride()) == (value.shape, value.stride())
+        copies.append(copy)
+    whole, view, gathered = (copy.untyped_storage() for copy in copies)
+    assert whole._cdata == view._cdata == base.untyped_storage()._cdata
+    assert copies[1].storage_offset() == 1
+    assert gathered.nbytes() == 96
+    assert other.untyped_storage().nbytes() == 0

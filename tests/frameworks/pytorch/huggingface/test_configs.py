@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_configs import BERT
 
-from wavecast.errors import InvalidInput, UnknownName
-from wavecast.frameworks.pytorch.huggingface.configs import config_of, presets
+from wavecast.errors import CaptureError, InvalidInput, UnknownName
+from wavecast.frameworks.pytorch.huggingface.configs import (
+    config_of,
+    naming_torchvision,
+    presets,
+    torchvision_fault,
+)
 from wavecast.frameworks.pytorch.huggingface.recipes import TASKS, longest_sequence, task_of
 
 TINY = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64}
@@ -85,8 +92,8 @@ def test_the_cache_comes_before_a_preset(cache: Path) -> None:
     ],
 )
 def test_presets_have_several_names(name: str, preset: str) -> None:
-    wanted = next(known for known in presets() if known.name == preset)
-    assert config_of(name).values == wanted.config
+    expected = next(known for known in presets() if known.name == preset)
+    assert config_of(name).values == expected.config
 
 
 def test_no_name_means_two_presets() -> None:
@@ -181,3 +188,26 @@ def test_a_large_vocabulary_and_many_experts_are_usual(tmp_path: Path) -> None:
 def test_a_config_has_the_name_that_was_written(tmp_path: Path) -> None:
     path = str(written(tmp_path / "config.json", BERT))
     assert config_of(path).name == path
+
+
+# A torchvision that cannot be imported is named, where transformers names only its own module.
+
+
+def broken(name: str, *_: Any) -> Any:
+    raise RuntimeError(f"operator {name}::nms does not exist\nmore")
+
+
+def test_a_broken_torchvision_is_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.1")
+    monkeypatch.setattr(importlib, "import_module", broken)
+    said = "torchvision 0.1 cannot be imported: RuntimeError: operator torchvision::nms does not"
+    with pytest.raises(CaptureError, match=said), naming_torchvision("hf:llama"):
+        raise ModuleNotFoundError("Could not import module 'LlamaConfig'")
+
+
+def test_other_faults_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "version", lambda _: "0.1")
+    monkeypatch.setattr(importlib, "import_module", lambda _: None)
+    assert torchvision_fault() is None
+    with pytest.raises(ModuleNotFoundError, match="LlamaConfig"), naming_torchvision("hf:llama"):
+        raise ModuleNotFoundError("Could not import module 'LlamaConfig'")

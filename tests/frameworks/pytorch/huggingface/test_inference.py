@@ -15,8 +15,7 @@ from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.inference import make_step
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.frameworks.pytorch.huggingface.recipes import INFERENCE, recipe_of
-from wavecast.targets.generation import generations
-from wavecast.targets.sources import target_source
+from wavecast.targets.sources import generations, target_source
 from wavecast.targets.targets import resolve
 from wavecast.traces.step import Op, Phase, Trace
 
@@ -34,11 +33,11 @@ def trace_of(config: str, task: str, batch: int, seq: int, **options: Any) -> Tr
 
 
 def test_decoding_reads_the_cache_and_counts_new_tokens_only(config: str) -> None:
-    prompts, one = (trace_of(config, task, 2, 16) for task in INFERENCE)
-    assert (prompts.samples, one.samples) == (32, 2)
-    for trace in (prompts, one):
+    prompts, token = (trace_of(config, task, 2, 16) for task in INFERENCE)
+    assert (prompts.samples, token.samples) == (32, 2)
+    for trace in (prompts, token):
         assert {call.phase for call in trace} <= {Phase.FORWARD, Phase.OTHER}
-    joined = [call.op.outputs[0].shape for call in one if call.op.name == "aten.cat"]
+    joined = [call.op.outputs[0].shape for call in token if call.op.name == "aten.cat"]
     assert any(shape[-2] == 17 for shape in joined if len(shape) == 4)
 
 
@@ -55,9 +54,9 @@ def _grows(op: Op) -> bool:
 
 def test_a_longer_cache_needs_more_memory(config: str) -> None:
     def peak(seq: int) -> int:
-        found = wavecast.predict(trace_of(config, "decode", 2, seq), "l4").memory
-        assert found is not None
-        return found.peak_bytes
+        memory = wavecast.predict(trace_of(config, "decode", 2, seq), "l4").memory
+        assert memory is not None
+        return memory.peak_bytes
 
     assert peak(60) > peak(4)
 
@@ -72,16 +71,16 @@ def test_what_serving_takes_is_said_beside_the_step(config: str) -> None:
     target = resolve(f"hf:{config}", 3, None, options)
     source = target_source(target)
     row = wavecast.predict(source.on(wavecast.device("l4")), "l4")
-    (told,) = generations(target, source, [row])
+    (generation,) = generations(target, source, [row])
     held = make_step(recipe_of(config, 3, None, options), "cpu").cache
-    assert told.cache_bytes == sum(x.nbytes for k in held.layers for x in (k.keys, k.values))
-    assert told.token_s == row.seconds
-    assert told.first_token_s is None
-    assert told.tokens_per_s == pytest.approx(3 / row.seconds)
+    assert generation.cache_bytes == sum(x.nbytes for k in held.layers for x in (k.keys, k.values))
+    assert generation.token_s == row.seconds
+    assert generation.first_token_s is None
+    assert generation.tokens_per_s == pytest.approx(3 / row.seconds)
     limits = wavecast.max_batch(lambda b: make_step(recipe_of(config, b, None, options)), "l4")
-    assert told.largest_batch == pytest.approx(limits.batch, rel=0.02)
+    assert generation.largest_batch == pytest.approx(limits.batch, rel=0.02)
     many = generations(target, source, [row] * 5)
-    assert {one.largest_batch for one in many} == {None}
+    assert {serving.largest_batch for serving in many} == {None}
 
 
 def test_a_full_window_is_as_long_with_every_token(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def of_config(folder: Path, **values: Any) -> str:
 def test_the_config_names_the_task(
     name: str, task: str, sequence: int | None, samples: int, unit: str
 ) -> None:
-    made = recipe(name, batch=2)
-    assert (made.task.name, made.sequence) == (task, sequence)
-    assert (made.samples, made.task.unit) == (samples, unit)
+    training = recipe(name, batch=2)
+    assert (training.task.name, training.sequence) == (task, sequence)
+    assert (training.samples, training.task.unit) == (samples, unit)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from made import mm, relu
 import wavecast
 from wavecast import OperationTracker
 from wavecast.errors import CaptureError, InvalidInput, UnknownName
-from wavecast.frameworks.pytorch.measurement import iteration, profiling
+from wavecast.frameworks.pytorch.measurement import (
+    iteration,
+    profiling,
+    sampling,
+)
 from wavecast.frameworks.pytorch.measurement.calibration import calibrate
 from wavecast.frameworks.pytorch.measurement.iteration import (
     RecordedIteration,
@@ -32,8 +37,7 @@ from wavecast.frameworks.pytorch.measurement.profiling import (
     IterationProfile,
 )
 from wavecast.frameworks.pytorch.recording import recorder as recording_modes
-from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.recording.recorder import MemoryMode, OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import MemoryMode, OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Phase, Role, Trace
@@ -178,7 +182,9 @@ def test_the_recording_with_the_median_kernel_time_is_kept(monkeypatch: pytest.M
 
     def median(recordings: int) -> float:
         given_ = iter(iterations)
-        monkeypatch.setattr(iteration, "_record", lambda recorder, step: next(given_))
+        monkeypatch.setattr(
+            iteration, "recording_iteration", lambda _: nullcontext(lambda: next(given_))
+        )
         return iteration._median_recording(lambda: None, recordings).profile.kernels[0][0].seconds
 
     assert [median(recordings) for recordings in (1, 2, 3, 4)] == [5, 1, 5, 4]
@@ -384,3 +390,43 @@ def test_the_origin_names_a_gpu_whose_name_says_too_little(
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert OperationTracker("h100-sxm-80gb")._gpu() == "h100-sxm-80gb"
     assert OperationTracker()._gpu() == name
+
+
+# Iterations that are timed one by one.
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    done: list[int] = []
+    monkeypatch.setattr(sampling, "mark", lambda _: float(len(done)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    clock = "wavecast.frameworks.pytorch.measurement.sampling.time.perf_counter"
+    monkeypatch.setattr(clock, lambda: float(len(done)))
+    return done
+
+
+def sampled(steps: list[int], limit_s: float, least: int, enough: int) -> int:
+    def is_enough(seconds: Sequence[float]) -> bool:
+        return len(seconds) >= enough
+
+    seconds = sampling._iterations(lambda: steps.append(1), is_enough, limit_s, least)
+    assert len(seconds) == len(steps)
+    return len(seconds)
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "least", "enough", "iterations"),
+    [
+        (25, 0, 0, 30),
+        (25, 0, 200, 200),
+        (25, 3000, 0, 3000),
+        (25, 0, 10**9, sampling.MOST),
+        (25, 3000, 10**9, 3000),
+        (4500, 3000, 0, 3000),
+    ],
+    ids=["time", "enough", "thousands", "never enough", "thousands, never enough", "no more"],
+)
+def test_it_runs_for_its_time_and_for_as_many_iterations_as_asked(
+    steps: list[int], limit_s: float, least: int, enough: int, iterations: int
+) -> None:
+    assert sampled(steps, limit_s, least, enough) == iterations

@@ -12,7 +12,7 @@ import torch
 from wavecast.campaigns.layer_times import collect, read_rows
 from wavecast.frameworks.pytorch.measurement import layers as timing
 from wavecast.frameworks.pytorch.measurement.layers import gpu_id, software, time_layer
-from wavecast.predictors.mlp.layers import (
+from wavecast.predictors.mlp import (
     Bmm,
     Conv2d,
     Layer,
@@ -46,8 +46,8 @@ def test_a_layer_has_a_time_each_way(layer: Layer) -> None:
 
 @pytest.mark.parametrize("layer", SMALL, ids=repr)
 def test_the_layer_that_runs_has_the_asked_shapes(layer: Layer) -> None:
-    made = timing._runnable(layer, {"device": "cpu", "dtype": torch.float32})
-    out = made.forward().shape
+    runnable = timing._runnable(layer, {"device": "cpu", "dtype": torch.float32})
+    out = runnable.forward().shape
     match layer:
         case Conv2d():
             side = layer.out_image
@@ -59,7 +59,7 @@ def test_the_layer_that_runs_has_the_asked_shapes(layer: Layer) -> None:
             assert out == (layer.batch, layer.left, layer.right)
         case Linear():
             assert out == (layer.batch, layer.out_features)
-    assert all(leaf.requires_grad for leaf in made.leaves)
+    assert all(leaf.requires_grad for leaf in runnable.leaves)
 
 
 class Counting:
@@ -82,31 +82,31 @@ class Counting:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, run: Any = None) -> Counting:
-    made = Counting(run)
-    monkeypatch.setattr(timing, "_runnable", lambda *_: made)
-    return made
+    counting = Counting(run)
+    monkeypatch.setattr(timing, "_runnable", lambda *_: counting)
+    return counting
 
 
 def test_three_runs_warm_up_and_three_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = counted(monkeypatch)
+    counting = counted(monkeypatch)
     time_layer(SMALL[0], "cpu")
-    assert made.runs >= 3 + 3
+    assert counting.runs >= 3 + 3
 
 
 def test_a_slow_layer_runs_three_times_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = counted(monkeypatch)
+    counting = counted(monkeypatch)
     monkeypatch.setattr(timing, "SLOW_S", 0.0)
     assert time_layer(SMALL[0], "cpu", repeats=10).status is LayerStatus.OK
-    assert made.runs == 3
+    assert counting.runs == 3
 
 
 def test_no_memory_is_a_status_after_a_second_try(monkeypatch: pytest.MonkeyPatch) -> None:
     def full() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    made = counted(monkeypatch, full)
+    counting = counted(monkeypatch, full)
     assert time_layer(SMALL[0], "cpu") == PassTimes(None, None, LayerStatus.OOM)
-    assert made.runs == 2
+    assert counting.runs == 2
 
 
 def test_a_layer_that_fails_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:

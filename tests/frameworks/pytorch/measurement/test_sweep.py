@@ -14,7 +14,7 @@ from made import mm
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.drawn import network_layers, newer_layers
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import Layer, ShapeDraw, TooLarge, through
 from wavecast.frameworks.pytorch.measurement import sweep as sweeping
 from wavecast.frameworks.pytorch.measurement.sweep import CHUNK, MIXED, SET_WEIGHTS, SETS, drawn
 from wavecast.traces.step import Call, Phase, Trace
@@ -95,10 +95,10 @@ def test_chunks_follow_until_the_time_is_up(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(sweeping, "recorded_chunk", fake)
     monkeypatch.setattr(time, "monotonic", lambda: float(next(clock)))
-    told: list[int] = []
-    traces = sweeping.sweep(15.0, told.append)
+    reported: list[int] = []
+    traces = sweeping.sweep(15.0, reported.append)
     assert len(traces) == len(chunks) == 15
-    assert told[:3] == [2, 4, 6]
+    assert reported[:3] == [2, 4, 6]
     assert newest in {precision for precision, _ in chunks}
     assert ("bf16" in {precision for precision, _ in chunks}) == (capability >= (8, 0))
     assert sum(searching for _, searching in chunks) == 2

@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from wavecast.frameworks.pytorch.scripts.program import Program
+from wavecast.frameworks.pytorch.scripts.runner import run
+from wavecast.frameworks.pytorch.scripts.watching import Watcher
+from wavecast.frameworks.script_results import RunOptions
+from wavecast.traces.script import ScriptRun
+
 MakeScript = Callable[..., Path]
 
 HEAD = """
@@ -32,3 +38,17 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeScript:
         return Path(name)
 
     return make
+
+
+@pytest.fixture
+def run_here() -> Callable[..., ScriptRun]:
+    """Runs a script or module in this process, where its parts can be replaced and looked at."""
+
+    def nothing(*_: object) -> None:
+        pass
+
+    def run_script(name: Path | str, *, is_module: bool = False) -> ScriptRun:
+        watcher = Watcher(str(name), None, nothing, nothing, nothing)
+        return run(Program(str(name), is_module=is_module), watcher, None, RunOptions())
+
+    return run_script

@@ -12,6 +12,7 @@ from shell import run as shell_run
 
 import wavecast
 from wavecast.parallel.ranks import own_strategy
+from wavecast.traces.step import Role
 
 MakeScript = Callable[..., Path]
 
@@ -121,7 +122,9 @@ while True:
     optimizer.step(closure)
 """
     run = wavecast.run_script(script(body))
-    assert [call.op.base for call in run.trace].count("aten.addmm") == 20
+    layers = [call for call in run.trace if call.op.base == "aten.addmm"]
+    assert (len(layers), {str(call.phase) for call in layers}) == (20, {"forward"})
+    assert any(a.role is Role.GRADIENT for a in run.trace.allocations)
     assert any("all of its 20 iterations" in note for note in run.trace.notes)
 
 

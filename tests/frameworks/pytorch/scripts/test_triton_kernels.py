@@ -11,8 +11,7 @@ import pytest
 
 import wavecast
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.frameworks.pytorch.scripts.runner import run as run_here
+from wavecast.traces.script import ScriptRun
 
 UPDATES = "\nwhile True:\n    update()\n"
 KERNEL = """
@@ -34,9 +33,9 @@ without_triton = pytest.mark.skipif(
 
 @without_triton
 def test_a_script_may_define_kernels_where_there_is_no_triton(
-    script: Callable[..., Path],
+    script: Callable[..., Path], run_here: Callable[..., ScriptRun]
 ) -> None:
-    run_here(Program(str(script(KERNEL + UPDATES))))
+    run_here(script(KERNEL + UPDATES))
     assert "triton" not in sys.modules
     from torch.utils import _triton
 

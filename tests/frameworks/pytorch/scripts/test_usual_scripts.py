@@ -12,8 +12,6 @@ import torch
 import wavecast
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.scripts import batches
-from wavecast.frameworks.pytorch.scripts.program import Program
-from wavecast.frameworks.pytorch.scripts.runner import run as run_here
 from wavecast.traces.graphs import eager_code
 
 MakeScript = Callable[..., Path]
@@ -226,26 +224,9 @@ try:
 except KeyError:
     sys.exit(1)
 """
-    with pytest.raises(CaptureError, match=r"sys.exit\(1\).*KeyError.*no such override"):
+    with pytest.raises(CaptureError, match=r"sys.exit\(1\).*KeyError.*no such override") as error:
         wavecast.run_script(script(body))
-
-
-def test_what_describes_the_machine_answers(script: MakeScript) -> None:
-    body = """
-import pickle
-a = torch.accelerator
-a.set_device_index(0)
-with a.device_index(0):
-    a.empty_cache()
-assert a.memory_allocated() == a.max_memory_reserved() == 0 and a.device_count() == 1
-torch.cuda.initial_seed()
-torch.cuda.memory._record_memory_history(max_entries=10)
-torch.cuda.memory._dump_snapshot("snapshot.pickle")
-model.share_memory()
-copy = pickle.loads(pickle.dumps(model))
-assert copy.weight.is_cuda and isinstance(copy.weight, nn.Parameter)
-"""
-    assert linears(wavecast.run_script(script(body + UPDATES))) == 1
+    assert error.value.script_code == 1
 
 
 def test_processes_that_share_a_model_of_the_gpu_run_here(script: MakeScript) -> None:
@@ -272,7 +253,9 @@ def test_kernels_that_are_built_at_run_time_are_refused_with_the_reason(script: 
 
 
 def test_slow_batches_are_not_loaded_for_ever(
-    script: MakeScript, monkeypatch: pytest.MonkeyPatch
+    script: MakeScript,
+    run_here: Callable[..., wavecast.ScriptRun],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batches, "LONGEST_LOADING_S", 0.0)
     body = """
@@ -293,7 +276,7 @@ while True:
         model(x.cuda()).sum().backward()
         optimizer.step()
 """
-    run = run_here(Program(str(script(body))))  # in this process
+    run = run_here(script(body))  # in this process
     assert run.trace.samples == 4
     assert any("slow batches" in text for text in run.left_out)
     assert run.loading is not None
@@ -394,12 +377,18 @@ if len(sys.argv) > 1:
 def test_what_scripts_do_beside_training_works(script: MakeScript) -> None:
     body = """
 import pickle
-copied = pickle.loads(pickle.dumps(model))
-assert copied.weight.shape == (8, 32)
-pickle.dumps(optimizer.state_dict())
+accelerator = torch.accelerator
+accelerator.set_device_index(0)
+with accelerator.device_index(0):
+    accelerator.empty_cache()
+assert accelerator.memory_allocated() == accelerator.max_memory_reserved() == 0
+assert accelerator.device_count() == 1
 model.share_memory()
+copied = pickle.loads(pickle.dumps(model))
+assert copied.weight.is_cuda and isinstance(copied.weight, nn.Parameter)
+pickle.dumps(optimizer.state_dict())
 torch.cuda.initial_seed()
-torch.cuda.memory._record_memory_history()
+torch.cuda.memory._record_memory_history(max_entries=10)
 torch.cuda.memory._dump_snapshot("snapshot.pickle")
 chance = torch.distributions.Bernoulli(torch.tensor([0.7]))
 torch.equal(chance.sample(), torch.ones(1))  # as a network of stochastic depth asks
@@ -457,7 +446,7 @@ main()
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_a_graph_network_with_a_sparse_matrix_is_answered(layout: str, script: MakeScript) -> None:
-    found = wavecast.run_script(
+    run = wavecast.run_script(
         script(
             f"""
 import torch
@@ -478,7 +467,7 @@ for _ in range(4):
 """
         )
     )
-    matmuls = [call.op for call in found.trace.calls if call.op.base == "wavecast.sparse_mm"]
+    matmuls = [call.op for call in run.trace.calls if call.op.base == "wavecast.sparse_mm"]
     assert [op.attr("layout") for op in matmuls] == [layout, {"coo": "coo", "csr": "csc"}[layout]]
 
 

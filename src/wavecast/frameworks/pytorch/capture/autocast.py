@@ -15,24 +15,20 @@ from typing import Any
 
 import torch
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels
+from wavecast.frameworks.pytorch.capture.kernels import aten_kernels
 from wavecast.frameworks.pytorch.capture.values.places import is_cuda
+from wavecast.frameworks.replacements import replacing
 
-
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
-
-
-LOWER_PRECISION = _words("""
+LOWER_PRECISION = """
     _convolution.deprecated _convolution conv1d conv2d conv3d conv_tbc conv_transpose1d
     conv_transpose2d.input conv_transpose3d.input convolution cudnn_convolution
     cudnn_convolution_transpose prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear
     addbmm baddbmm bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell
     lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell _scaled_dot_product_flash_attention
     scaled_dot_product_attention
-""")
+""".split()
 
-FLOAT32 = _words("""
+FLOAT32 = """
     acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
     pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm
     group_norm rms_norm frobenius_norm.dim nuclear_norm nuclear_norm.dim cosine_similarity
@@ -43,30 +39,25 @@ FLOAT32 = _words("""
     _upsample_nearest_exact2d upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d
     upsample_bilinear2d _upsample_bilinear2d_aa upsample_trilinear3d upsample_bicubic2d
     _upsample_bicubic2d_aa
-""")
+""".split()
 
 # These ops take an optional dtype. Float32 is passed unless the caller chose one.
-FLOAT32_DTYPE = _words("""
+FLOAT32_DTYPE = """
     prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm
     linalg_matrix_norm linalg_matrix_norm.str_ord sum sum.dim_IntList
-""")
+""".split()
 
 # These ops are redirected to an overload that takes a dtype.
 FLOAT32_OVERLOAD = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
 
-WIDEST = _words("""
+WIDEST = """
     addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-""")
-
-# CUDA casts these ops, too. `_cudnn_rnn` is cast in `rnn`. It is not known how torch 2.15 casts
-# `linalg_matrix_sqrth`, so it is left alone. The rest are forms of the above for named tensors.
-LEFT_OUT = """
-    _cudnn_rnn linalg_matrix_sqrth softmax.Dimname log_softmax.Dimname norm.names_ScalarOpt_dim
-    cumsum.dimname cumprod.dimname sum.dim_DimnameList prod.dim_Dimname
 """.split()
 
 BANNED = ["binary_cross_entropy"]
 
+Policy = Callable[[str, Any, "Casts"], Callable[..., Any]]
+"""Makes the kernel of an op, given its name, torch's own op and the casts of the region."""
 _AUTOCAST_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 
@@ -154,13 +145,13 @@ def cuda_autocast() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(aten_kernels("AutocastCPU", _kernels(casts)))
         stack.callback(switches.restore)
-        for name, value in (
-            ("set_autocast_enabled", switches.set),
-            ("is_autocast_enabled", switches.is_enabled),
-            ("clear_autocast_cache", clear_both),
-        ):
-            stack.callback(setattr, torch, name, getattr(torch, name))
-            setattr(torch, name, value)
+        replace = stack.enter_context(replacing())
+        replace(
+            torch,
+            set_autocast_enabled=switches.set,
+            is_autocast_enabled=switches.is_enabled,
+            clear_autocast_cache=clear_both,
+        )
         yield
 
 
@@ -175,12 +166,12 @@ def registered(key: str) -> frozenset[str]:
 
 
 def _kernels(casts: Casts) -> Iterator[tuple[str, Callable[..., Any]]]:
-    policies = {
-        **dict.fromkeys(LOWER_PRECISION, _to_lower),
-        **dict.fromkeys(FLOAT32, _to_float32),
+    policies: dict[str, Policy] = {
+        **dict.fromkeys(LOWER_PRECISION, _cast_to(lambda _: torch.get_autocast_dtype("cuda"))),
+        **dict.fromkeys(FLOAT32, _cast_to(lambda _: torch.float32)),
         **dict.fromkeys(FLOAT32_DTYPE, _with_dtype),
         **dict.fromkeys(FLOAT32_OVERLOAD, _to_overload),
-        **dict.fromkeys(WIDEST, _to_widest),
+        **dict.fromkeys(WIDEST, _cast_to(_widest)),
         **dict.fromkeys(BANNED, _refuse),
     }
     on_cuda = registered("AutocastCUDA")
@@ -206,27 +197,23 @@ def _guarded(run: Callable[..., Any], op: Any) -> Callable[..., Any]:
     return kernel
 
 
-def _cast_all(casts: Casts, args: Any, kwargs: Any, dtype: Any) -> tuple[Any, Any]:
-    return (
-        tuple(casts.cast(a, dtype) for a in args),
-        {name: casts.cast(value, dtype) for name, value in kwargs.items()},
-    )
+def _cast_to(dtype_of: Callable[[Any], Any]) -> Policy:
+    """The policy that casts all arguments to one dtype, which may depend on them."""
+
+    def policy(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            dtype = dtype_of((args, tuple(kwargs.values())))
+            named = {name: casts.cast(value, dtype) for name, value in kwargs.items()}
+            return op(*(casts.cast(value, dtype) for value in args), **named)
+
+        return _guarded(run, op)
+
+    return policy
 
 
-def _to_lower(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _cast_all(casts, args, kwargs, torch.get_autocast_dtype("cuda"))
-        return op(*args, **kwargs)
-
-    return _guarded(run, op)
-
-
-def _to_float32(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = _cast_all(casts, args, kwargs, torch.float32)
-        return op(*args, **kwargs)
-
-    return _guarded(run, op)
+def _widest(arguments: Any) -> Any:
+    wide = any(tensor.dtype is torch.float32 for tensor in _floats(arguments))
+    return torch.float32 if wide else torch.get_autocast_dtype("cuda")
 
 
 def _with_dtype(_name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
@@ -249,18 +236,6 @@ def _to_overload(name: str, op: Any, _casts: Casts) -> Callable[..., Any]:
             return op(*args, **kwargs)
         widened = _overload(f"norm.{FLOAT32_OVERLOAD[name]}")
         return widened(*args, **kwargs, dtype=torch.float32)
-
-    return _guarded(run, op)
-
-
-def _to_widest(_name: str, op: Any, casts: Casts) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        dtype = torch.get_autocast_dtype("cuda")
-        for tensor in _floats((args, tuple(kwargs.values()))):
-            if tensor.dtype is torch.float32:
-                dtype = torch.float32
-        args, kwargs = _cast_all(casts, args, kwargs, dtype)
-        return op(*args, **kwargs)
 
     return _guarded(run, op)
 

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
+from wavecast.frameworks.replacements import replacing
 
 _NAME = "bitsandbytes"
 _FUNCTIONS = "bitsandbytes.functional"
@@ -50,10 +51,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, then: Callable[[], None]) -> None:
         self._then = then
-        self._before = {
-            (torch.cuda, "is_available"): torch.cuda.is_available,
-            (torch, "compile"): torch.compile,
-        }
+        self._before = (
+            (torch.cuda, {"is_available": torch.cuda.is_available}),
+            (torch, {"compile": torch.compile}),
+        )
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """The spec of bitsandbytes, whose loader imports it in this way. None for others."""
@@ -66,9 +67,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             with ExitStack() as stack:
-                for (owner, name), value in self._before.items():
-                    stack.callback(setattr, owner, name, getattr(owner, name))
-                    setattr(owner, name, value)
+                replace = stack.enter_context(replacing())
+                for owner, attributes in self._before:
+                    replace(owner, **attributes)
                 stack.enter_context(_disable_current_modes())
                 stack.callback(_LOG.setLevel, _LOG.level)
                 _LOG.setLevel(logging.ERROR)  # it warns that its kernels for the CPU are missing
@@ -98,9 +99,7 @@ class _Patches:
         if functions is not None:
             self._stack.callback(_forget_fakes, functions, dict(functions.name2qmap))
             functions.name2qmap.clear()  # code books that were made on the host before
-            for name, value in self._paging().items():
-                self._stack.callback(setattr, functions, name, getattr(functions, name))
-                setattr(functions, name, value)
+            self._stack.enter_context(replacing())(functions, **self._paging())
 
     def undo(self) -> None:
         """Put everything back."""

@@ -8,9 +8,10 @@ torch's dispatcher are replaced by ones that choose as on CUDA.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -19,15 +20,19 @@ import torch
 from torch.nn.modules.adaptive import _ASMoutput
 from torch.optim import optimizer as optimizer_hooks
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels
+from wavecast.frameworks.pytorch.capture.fake_ops import (
+    CUDNN_MODES,
+    RecurrentLayer,
+    gru_cell,
+    lstm_cell,
+)
 from wavecast.frameworks.pytorch.capture.pretended.threads import only_when_traced
-from wavecast.frameworks.pytorch.capture.rnn import CUDNN_MODES, RecurrentLayer, gru_cell, lstm_cell
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
 from wavecast.frameworks.pytorch.capture.values.host_values import known_values
 from wavecast.frameworks.pytorch.capture.values.places import suggested
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
-from wavecast.predictors.retargeting.attention_kernels import (
+from wavecast.predictors.attention_kernels import (
     CUDNN,
     EFFICIENT,
     FLASH,
@@ -42,6 +47,39 @@ _aten = torch.ops.aten
 # (aten/native/Normalization.cpp).
 _CUDNN_BATCH_NORM_LARGEST = {True: 880_801, False: 65_535}
 _CUDNN_BATCH_NORM_EPSILON = 1e-5
+
+
+Kernel = Callable[..., Any]
+
+_active: dict[tuple[str, str], list[Kernel]] = {}
+"""The replacements of the traces under way, the innermost last, by op and dispatch key."""
+
+
+@contextmanager
+def aten_kernels(key: str, kernels: Iterable[tuple[str, Kernel]]) -> Iterator[None]:
+    """Replace the kernels of these aten ops for a dispatch key, inside the block."""
+    library = torch.library.Library("aten", "IMPL")
+    with ExitStack() as stack:
+        stack.callback(library._destroy)
+        for name, kernel in kernels:
+            replacements = _active.setdefault((name, key), [])
+            if not replacements:
+                _register(library, name, key, kernel)
+            replacements.append(kernel)
+            stack.callback(replacements.pop)
+        yield
+
+
+def _register(library: Any, name: str, key: str, kernel: Kernel) -> None:
+    replacements = _active[name, key]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacements[-1](*args, **kwargs)
+
+    is_fallthrough = kernel is torch.library.fallthrough_kernel
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
+        library.impl(name, kernel if is_fallthrough else call, key)
 
 
 @contextmanager
@@ -64,12 +102,16 @@ def _implementations(
     yield "batch_norm", batch_norm
     yield "group_norm", group_norm
     yield "rms_norm", rms_norm
-    yield "scaled_dot_product_attention", AttentionCall(capability)
-    yield "softmax.int", Softmax(_aten._softmax)
-    yield "log_softmax.int", Softmax(_aten._log_softmax)
+    yield "scaled_dot_product_attention", partial(attention, capability)
+    yield "softmax.int", partial(softmax, _aten._softmax)
+    yield "log_softmax.int", partial(softmax, _aten._log_softmax)
     yield "lstm_cell", lstm_cell
     yield "gru_cell", gru_cell
-    yield from sequence_kernels(assumptions)
+    yield "ctc_loss.IntList", partial(ctc_loss, assumptions)
+    yield "ctc_loss.Tensor", partial(ctc_loss, assumptions)
+    yield "pad_sequence", pad_sequence
+    yield "_pad_packed_sequence", pad_packed_sequence
+    yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
     for name in CUDNN_MODES:
         layer = RecurrentLayer(name, recorder)
         yield f"{name}.input", layer.run_padded
@@ -107,29 +149,15 @@ def batch_norm(
         and source.dim() >= 3
         and source.shape[0] <= _CUDNN_BATCH_NORM_LARGEST[training]
         and eps >= _CUDNN_BATCH_NORM_EPSILON
-        and _cudnn_normalizes(source.dtype, weight.dtype)
+        and torch.bfloat16 not in (source.dtype, weight.dtype)
+        and (source.dtype is not torch.float16 or weight.dtype is torch.float32)
     )
+    settings = (weight, bias, running_mean, running_var, training, momentum, eps)
     if use_cudnn:
-        return _aten.cudnn_batch_norm(
-            source.contiguous(memory_format=suggested(source)),
-            weight,
-            bias,
-            running_mean,
-            running_var,
-            training,
-            momentum,
-            eps,
-        )[0]
+        ordered = source.contiguous(memory_format=suggested(source))
+        return _aten.cudnn_batch_norm(ordered, *settings)[0]
     torch.empty(0, dtype=torch.uint8, device=source.device)  # torch makes it for cuDNN's reserve
-    return _aten.native_batch_norm(
-        source, weight, bias, running_mean, running_var, training, momentum, eps
-    )[0]
-
-
-def _cudnn_normalizes(dtype: Any, weight_dtype: Any) -> bool:
-    if torch.bfloat16 in (dtype, weight_dtype):
-        return False
-    return dtype is not torch.float16 or weight_dtype is torch.float32
+    return _aten.native_batch_norm(source, *settings)[0]
 
 
 def group_norm(
@@ -141,18 +169,9 @@ def group_norm(
     cudnn_enabled: bool = True,
 ) -> Any:
     """Group norm. CUDA's kernel needs contiguous input; the CPU's takes channels_last, too."""
-    batch, channels = source.shape[:2]
-    spatial = math.prod(source.shape[2:])
-    return _aten.native_group_norm(
-        source.contiguous(),
-        None if weight is None else weight.contiguous(),
-        None if bias is None else bias.contiguous(),
-        batch,
-        channels,
-        spatial,
-        num_groups,
-        eps,
-    )[0]
+    weight, bias = (t if t is None else t.contiguous() for t in (weight, bias))
+    sizes = (*source.shape[:2], math.prod(source.shape[2:]), num_groups)
+    return _aten.native_group_norm(source.contiguous(), weight, bias, *sizes, eps)[0]
 
 
 def rms_norm(source: Any, shape: list[int], weight: Any = None, eps: float | None = None) -> Any:
@@ -185,17 +204,14 @@ class _FusedRmsNorm(torch.autograd.Function):
         return d_source, None, d_weight, None
 
 
-@dataclass(frozen=True)
-class Softmax:
-    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp)."""
+def softmax(kernel: Any, source: Any, dim: int, dtype: Any = None) -> Any:
+    """`softmax` or `log_softmax` (aten/native/SoftMax.cpp) by a kernel.
 
-    kernel: Any
-
-    def __call__(self, source: Any, dim: int, dtype: Any = None) -> Any:
-        """Call the kernel. CUDA's can cast float16 to float32; other types are cast before."""
-        if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
-            return self.kernel(source, dim, True)
-        return self.kernel(source if dtype is None else source.to(dtype), dim, False)
+    CUDA's can cast float16 to float32; other types are cast before.
+    """
+    if source.is_cuda and source.dtype is torch.float16 and dtype is torch.float32:
+        return kernel(source, dim, True)
+    return kernel(source if dtype is None else source.to(dtype), dim, False)
 
 
 # Attention while a step is traced: the call of the kernel that a GPU would run.
@@ -205,47 +221,39 @@ _MASK_ALIGNMENT = 8
 """The efficient kernel reads rows of a mask from multiples of this many elements."""
 
 
-@dataclass(frozen=True)
-class AttentionCall:
-    """`scaled_dot_product_attention` on a GPU of one compute capability."""
-
-    capability: tuple[int, int]
-
-    def __call__(
-        self,
-        query: Any,
-        key: Any,
-        value: Any,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Any:
-        """Call the chosen kernel, as in `aten/native/transformers/attention.cpp`."""
-        facts = _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-        backend = choose(facts, self.capability, _enabled())
-        if backend == FLASH:
-            return _run_flash(query, key, value, dropout_p, is_causal, scale)
-        if backend == MATH:
-            options = {"scale": scale, "enable_gqa": enable_gqa}
-            return _aten._scaled_dot_product_attention_math(
-                query, key, value, attn_mask, dropout_p, is_causal, None, **options
-            )[0]
-        mask = _additive_mask(query, attn_mask)
-        needs_logsumexp = torch.is_grad_enabled() and any(
-            t.requires_grad for t in (query, key, value)
-        )
-        if backend == EFFICIENT:
-            if mask is not None:
-                mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
-            return _aten._scaled_dot_product_efficient_attention(
-                query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
-            )[0]
-        return _aten._scaled_dot_product_cudnn_attention(
-            query, key, value, mask, needs_logsumexp, dropout_p, is_causal, False, scale=scale
+def attention(
+    capability: tuple[int, int],
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`scaled_dot_product_attention` by the chosen kernel (native/transformers/attention.cpp)."""
+    facts = _facts(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    backend = choose(facts, capability, _enabled())
+    if backend == FLASH:
+        return _run_flash(query, key, value, dropout_p, is_causal, scale)
+    if backend == MATH:
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return _aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, None, **options
         )[0]
+    mask = _additive_mask(query, attn_mask)
+    needs_logsumexp = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    if backend == EFFICIENT:
+        if mask is not None:
+            mask = _aligned(mask).expand(*query.shape[:3], key.shape[2])
+        return _aten._scaled_dot_product_efficient_attention(
+            query, key, value, mask, needs_logsumexp, dropout_p, is_causal, scale=scale
+        )[0]
+    return _aten._scaled_dot_product_cudnn_attention(
+        query, key, value, mask, needs_logsumexp, dropout_p, is_causal, False, scale=scale
+    )[0]
 
 
 def _enabled() -> frozenset[str]:
@@ -314,58 +322,42 @@ def _additive_mask(query: Any, mask: Any) -> Any:
 # CTC loss and packed sequences, whose lengths the host must know.
 
 
-def sequence_kernels(assumptions: Assumptions) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The implementations, with the names of the operators."""
-    yield "ctc_loss.IntList", CtcLoss(assumptions)
-    yield "ctc_loss.Tensor", CtcLoss(assumptions)
-    yield "pad_sequence", pad_sequence
-    yield "_pad_packed_sequence", pad_packed_sequence
-    yield "_pack_padded_sequence_backward", pack_padded_sequence_backward
-
-
-@dataclass(frozen=True)
-class CtcLoss:
+def ctc_loss(
+    assumptions: Assumptions,
+    log_probs: Any,
+    targets: Any,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> Any:
     """`ctc_loss` with torch's own kernel (aten/native/LossCTC.cpp).
 
-    Torch chooses cuDNN's kernel by values: for int32 targets on the host, if all inputs are as long
-    as the longest. That is not modelled, and a note says so.
+    Torch copies lengths to the host and targets to the GPU. It chooses cuDNN's kernel by values:
+    for int32 targets on the host, if all inputs are as long as the longest. That is not modelled,
+    and a note says so.
     """
-
-    assumptions: Assumptions
-
-    def __call__(
-        self,
-        log_probs: Any,
-        targets: Any,
-        input_lengths: Any,
-        target_lengths: Any,
-        blank: int = 0,
-        reduction: int = 1,
-        zero_infinity: bool = False,
-    ) -> Any:
-        """Call it as torch does, which copies lengths to the host and targets to the GPU."""
-        if targets.dtype is torch.int32 and blank == 0:
-            self.assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
-        if isinstance(input_lengths, torch.Tensor):
-            longest = targets.shape[-1]
-            input_lengths = self._to_list(input_lengths, log_probs.shape[0], "CTC inputs")
-            target_lengths = self._to_list(target_lengths, longest, "CTC targets")
-        targets = targets.to(log_probs.device)
-        targets.to(torch.int32)  # torch makes this copy to ask whether MIOpen can run it
-        targets = targets.to(torch.int64)
-        loss = _aten._ctc_loss(
-            log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
-        )[0]
-        if zero_infinity:
-            zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
-            loss = torch.where(loss == math.inf, zero, loss)
-        if reduction == 1:
-            lengths = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device)
-            return (loss / lengths.clamp_min(1)).mean()
-        return loss.sum() if reduction == 2 else loss
-
-    def _to_list(self, lengths: Any, bound: int, what: str) -> list[int]:
-        return self.assumptions.lengths(lengths.to("cpu", torch.int64), bound, what)
+    if targets.dtype is torch.int32 and blank == 0:
+        assumptions.note("CTC loss was assumed to run torch's own kernel, not cuDNN's")
+    if isinstance(input_lengths, torch.Tensor):
+        longest = log_probs.shape[0], targets.shape[-1]
+        on_host = input_lengths.to("cpu", torch.int64)
+        input_lengths = assumptions.lengths(on_host, longest[0], "CTC inputs")
+        on_host = target_lengths.to("cpu", torch.int64)
+        target_lengths = assumptions.lengths(on_host, longest[1], "CTC targets")
+    targets = targets.to(log_probs.device)
+    targets.to(torch.int32)  # torch makes this copy to ask whether MIOpen can run it
+    targets = targets.to(torch.int64)
+    lengths = (input_lengths, target_lengths)
+    loss = _aten._ctc_loss(log_probs, targets, *lengths, blank, zero_infinity)[0]
+    if zero_infinity:
+        zero = torch.zeros((), dtype=loss.dtype, device=loss.device)
+        loss = torch.where(loss == math.inf, zero, loss)
+    if reduction == 1:
+        divisors = torch.tensor(target_lengths, dtype=loss.dtype).to(loss.device)
+        return (loss / divisors.clamp_min(1)).mean()
+    return loss.sum() if reduction == 2 else loss
 
 
 def pad_sequence(
@@ -482,10 +474,8 @@ def all_iterations(assumptions: Assumptions) -> Iterator[None]:
         if isinstance(optimizer, torch.optim.LBFGS):
             optimizer.param_groups[0].update(given.pop())
 
-    with ExitStack() as stack:
-        for handle in (
-            optimizer_hooks.register_optimizer_step_pre_hook(enter),
-            optimizer_hooks.register_optimizer_step_post_hook(leave),
-        ):
-            stack.callback(handle.remove)
+    with (
+        optimizer_hooks.register_optimizer_step_pre_hook(enter),
+        optimizer_hooks.register_optimizer_step_post_hook(leave),
+    ):
         yield

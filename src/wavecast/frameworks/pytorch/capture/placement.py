@@ -142,7 +142,7 @@ class Placement(TorchDispatchMode):
         self.host = HostValues(mode)
         self.here = _ThreadActivity()
         self._threads = threads
-        self._cache = ResultCache(PLACE)
+        self._cache = ResultCache()
         self._promotions = 0
         self.collectives: dict[Any, Callable[..., Any]] = {}
         """The functions that answer collectives, if the step runs on one rank of many."""
@@ -184,7 +184,7 @@ class Placement(TorchDispatchMode):
             if out is not NotImplemented:
                 return out
         key = self._cache.key((func, self.here.moving), args, kwargs)
-        entry = self._cache.get(key) if key is not None else None
+        entry = self._cache.entries.get(key)
         if entry is not None:
             out, is_recorded = self._cache.make(entry, args, kwargs), entry.is_recorded
         else:
@@ -204,7 +204,9 @@ class Placement(TorchDispatchMode):
         """The result of an op, how to make it again, and whether the op is to be recorded."""
         promoted = self._promotions
         tensors = [*tensors_in(args), *tensors_in(tuple(kwargs.values()))]
-        place, kwargs = self._placed(func, tensors, _unpinned(kwargs))
+        # Pinning needs a GPU; the result gets a mark (`pin`).
+        unpinned = {"pin_memory": False} if is_made_by_python(kwargs) else {}
+        place, kwargs = self._placed(func, tensors, kwargs | unpinned)
         is_of_host = place != ON_GPU and not any(on_gpu(tensor) for tensor in tensors)
         # An op of C++ code may later prove to run on the GPU.
         is_recorded = not is_of_host or place is None
@@ -348,11 +350,6 @@ class Placement(TorchDispatchMode):
         self._promotions += 1
 
 
-def _unpinned(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments without pinning, which needs a GPU; the result gets a mark (`pin`)."""
-    return {**kwargs, "pin_memory": False} if is_made_by_python(kwargs) else dict(kwargs)
-
-
 def _is_read(func: Any, tensor: Any) -> bool:
     """Whether code may read the known values of a result on the GPU.
 
@@ -409,7 +406,6 @@ def _has_values(tensor: Any) -> bool:
 # that, which is cheap.
 
 
-_CPU = torch.device("cpu")
 _COMPARABLE = (
     bool,
     int,
@@ -441,15 +437,10 @@ class Entry:
 
 
 class ResultCache:
-    """The results of ops seen before.
+    """The results of ops seen before."""
 
-    Args:
-        place: the name of the attribute that has the place of a tensor.
-    """
-
-    def __init__(self, place: str) -> None:
-        self._place = place
-        self._entries: dict[Any, Entry] = {}
+    def __init__(self) -> None:
+        self.entries: dict[Any, Entry] = {}
         self._prototype: dict[str, Any] | None = None
         """The attributes that torch gives to a new FakeTensor."""
 
@@ -468,28 +459,24 @@ class ResultCache:
                 return None
         return tuple(parts)
 
-    def get(self, key: Any) -> Entry | None:
-        """The entry for a key. None if there is none yet."""
-        return self._entries.get(key)
-
     def learn(self, key: Any, args: Any, kwargs: Any, out: Any, place: str | None) -> Entry | None:
         """Remember how to make a result from its arguments. None if it cannot be made again."""
-        inputs = list(_flatten((args, tuple(kwargs.values()))))
+        inputs = list(tensors_in((args, tuple(kwargs.values()))))
         try:
             entry = Entry(_recipe(out, _Inputs(inputs), set()), place)
         except _UnrepeatableError:
             return None
-        self._entries[key] = entry
-        for fake in _flatten((out,)):
+        self.entries[key] = entry
+        for fake in tensors_in((out,)):
             if self._prototype is None and not any(fake is tensor for tensor in inputs):
-                self._prototype = {k: v for k, v in fake.__dict__.items() if k != self._place}
+                self._prototype = {k: v for k, v in fake.__dict__.items() if k != PLACE}
         return entry
 
     def make(self, entry: Entry, args: Any, kwargs: Any) -> Any:
         """The result of an op seen before, for new arguments."""
         inputs = None
         if not isinstance(entry.recipe, tuple) or entry.recipe[0] != _FRESH:
-            inputs = list(_flatten((args, tuple(kwargs.values()))))
+            inputs = list(tensors_in((args, tuple(kwargs.values()))))
         with no_dispatch():
             return self._build(entry.recipe, inputs, entry.place)
 
@@ -508,7 +495,8 @@ class ResultCache:
             _, index, shape, stride, offset, dtype = recipe
             base = inputs[index]
             # A view is an inference tensor only if the tensor that it shows is one.
-            with nullcontext() if _may_view(base) else torch.inference_mode(False):
+            is_plain = torch.is_inference_mode_enabled() and not base.is_inference()
+            with torch.inference_mode(False) if is_plain else nullcontext():
                 elem = torch.empty(0, dtype=dtype, device="meta")
                 elem.set_(base.untyped_storage(), base.storage_offset() + offset, shape, stride)
                 return self._fake(elem, place)
@@ -516,12 +504,12 @@ class ResultCache:
 
     def _fake(self, elem: Any, place: str | None) -> Any:
         fake = torch.Tensor._make_subclass(
-            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=_CPU
+            FakeTensor, elem, False, dispatch_device=True, device_for_backend_keys=CPU
         )
         torch._C._set_throw_on_mutable_data_ptr(fake)
         fake.__dict__.update(self._prototype)
         if place is not None:
-            fake.__dict__[self._place] = place
+            fake.__dict__[PLACE] = place
         return fake
 
     def _describe(self, value: Any, parts: list[Any], values_matter: bool) -> bool:
@@ -532,15 +520,8 @@ class ResultCache:
                     return False
                 if item.dtype.is_complex:
                     return False
-                parts.append(
-                    (
-                        item.shape,
-                        item.stride(),
-                        item.dtype,
-                        item.storage_offset(),
-                        attributes.get(self._place),
-                    )
-                )
+                layout = item.shape, item.stride(), item.dtype, item.storage_offset()
+                parts.append((*layout, attributes.get(PLACE)))
             elif isinstance(item, torch.Tensor):
                 return False
             elif isinstance(item, list | tuple):
@@ -560,21 +541,8 @@ def _depends_on_shapes(func: Any) -> bool:
     return func.namespace in _BY_SHAPE or _NORMS.search(str(func)) is not None
 
 
-def _may_view(base: Any) -> bool:
-    """Whether a view made now is of the right kind: in inference mode, of an inference tensor."""
-    return not torch.is_inference_mode_enabled() or bool(base.is_inference())
-
-
 class _UnrepeatableError(Exception):
     """A result that cannot be made again from shapes, strides and dtypes."""
-
-
-def _flatten(value: Any) -> Any:
-    for item in value:
-        if isinstance(item, torch.Tensor):
-            yield item
-        elif isinstance(item, list | tuple):
-            yield from _flatten(item)
 
 
 class _Inputs:

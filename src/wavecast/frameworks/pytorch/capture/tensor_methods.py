@@ -11,7 +11,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,15 +20,20 @@ from torch.utils._device import _device_constructors
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
+from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.placement import Placement
 from wavecast.frameworks.pytorch.capture.pretended.threads import in_traced_thread
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.values.host_values import known_values
+from wavecast.frameworks.pytorch.capture.values.host_values import (
+    LARGEST_CONSTANT,
+    HostValues,
+    known_values,
+)
 from wavecast.frameworks.pytorch.capture.values.places import (
     CPU,
     GPU,
     META,
+    ON_HOST,
     is_gpu,
     is_meta,
     is_pinned,
@@ -39,6 +44,10 @@ from wavecast.frameworks.pytorch.capture.values.places import (
     put,
     suggested,
 )
+from wavecast.frameworks.pytorch.capture.values.sparse_tensors import SparseMatrix
+from wavecast.frameworks.pytorch.recording.structure import local_part
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 
 _aten = torch.ops.aten
 _NOT_AN_ADDRESS = 1 << 62
@@ -50,18 +59,11 @@ def gpu_tensors(placement: Placement, outside: OutsideTensors) -> Iterator[None]
     mover = _Mover(placement)
     with ExitStack() as stack:
         stack.callback(outside.undo)
-        for owner, methods in (
-            (FakeTensor, _of_fake_tensors(placement, mover, outside)),
-            (torch.Tensor, _of_real_tensors(placement, mover, outside)),
-            (torch.nn.Module, {"_apply": _applying(outside)}),
-            (torch.nn.Parameter, {"__new__": staticmethod(_new_parameter(outside))}),
-        ):
-            for name, value in methods.items():
-                if name in owner.__dict__:
-                    stack.callback(setattr, owner, name, owner.__dict__[name])
-                else:
-                    stack.callback(delattr, owner, name)
-                setattr(owner, name, value)
+        replace = stack.enter_context(replacing())
+        replace(FakeTensor, **_of_fake_tensors(placement, mover, outside))
+        replace(torch.Tensor, **_of_real_tensors(placement, mover, outside))
+        replace(torch.nn.Module, _apply=_applying(outside))
+        replace(torch.nn.Parameter, __new__=staticmethod(_new_parameter(outside)))
         yield
 
 
@@ -285,8 +287,8 @@ def _reduced(tensor: Any, _protocol: Any) -> Any:
 def _made_again(
     is_parameter: bool, shape: Any, strides: Any, dtype: Any, device: Any, grad: bool
 ) -> Any:
-    made = torch.empty_strided(shape, strides, dtype=dtype, device=device)
-    return torch.nn.Parameter(made, grad) if is_parameter else made.requires_grad_(grad)
+    tensor = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+    return torch.nn.Parameter(tensor, grad) if is_parameter else tensor.requires_grad_(grad)
 
 
 def _deep_copy(tensor: Any, memo: dict[int, Any]) -> Any:
@@ -394,17 +396,12 @@ _LIKE = (
 @contextmanager
 def numbered_devices() -> Iterator[None]:
     """Let numbers mean CUDA devices."""
-    with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-        constructors = (f.__name__ for f in _device_constructors())
-        for name in (*(n for n in constructors if hasattr(torch, n)), *_LIKE):
-            replace(torch, name, _taking_numbers(getattr(torch, name)))
-        replace(torch, "device", NumberedDevice)
-        replace(torch._C._nn, "_parse_to", _parsing(torch._C._nn._parse_to))
+    constructors = (f.__name__ for f in _device_constructors())
+    makers = (*(n for n in constructors if hasattr(torch, n)), *_LIKE)
+    with replacing() as replace:
+        replace(torch, **{name: _taking_numbers(getattr(torch, name)) for name in makers})
+        replace(torch, device=NumberedDevice)
+        replace(torch._C._nn, _parse_to=_taking_numbers(torch._C._nn._parse_to, True))
         yield
 
 
@@ -429,29 +426,20 @@ def _numbered(index: int) -> Any:
     return _REAL("cuda", index)
 
 
-def _taking_numbers(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes tensors, with `device` as a number, too."""
+def _taking_numbers(
+    function: Callable[..., Any], first_is_device: bool = False
+) -> Callable[..., Any]:
+    """A function with `device` as a number, too; so its first argument, if that is a device."""
 
-    @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        if _is_number(kwargs.get("device")):
-            kwargs["device"] = _numbered(kwargs["device"])
-        return make(*args, **kwargs)
-
-    return made
-
-
-def _parsing(parse: Callable[..., Any]) -> Callable[..., Any]:
-    """The parser of the arguments of `to`."""
-
-    def parse_to(*args: Any, **kwargs: Any) -> Any:
-        if args and _is_number(args[0]):
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if first_is_device and args and _is_number(args[0]):
             args = (_numbered(args[0]), *args[1:])
         if _is_number(kwargs.get("device")):
             kwargs["device"] = _numbered(kwargs["device"])
-        return parse(*args, **kwargs)
+        return function(*args, **kwargs)
 
-    return parse_to
+    return call
 
 
 # Subclasses of tensors and parameters, such as bitsandbytes' `Params4bit`, made of fake tensors.
@@ -464,14 +452,13 @@ def _parsing(parse: Callable[..., Any]) -> Callable[..., Any]:
 def fake_subclasses() -> Iterator[None]:
     """Let `torch.Tensor._make_subclass` take fake tensors."""
     make_real = torch.Tensor._make_subclass
-    own = vars(torch.Tensor).get("_make_subclass")
 
     def make_subclass(cls: Any, data: Any, require_grad: bool = False, **options: Any) -> Any:
         if not isinstance(data, FakeTensor) or issubclass(cls, FakeTensor):
             return make_real(cls, data, require_grad, **options)
-        made = data.detach()
-        made.__class__ = _fake_class(cls)
-        return made.requires_grad_(require_grad)
+        tensor = data.detach()
+        tensor.__class__ = _fake_class(cls)
+        return tensor.requires_grad_(require_grad)
 
     new = FakeTensor.__new__
 
@@ -482,19 +469,109 @@ def fake_subclasses() -> Iterator[None]:
         grad = kwargs.get("requires_grad", args[0] if args else True)
         return torch.nn.Parameter(first, grad)
 
-    torch.Tensor._make_subclass = staticmethod(make_subclass)
-    FakeTensor.__new__ = new_tensor
-    try:
+    with replacing() as replace:
+        replace(torch.Tensor, _make_subclass=staticmethod(make_subclass))
+        replace(FakeTensor, __new__=new_tensor)
         yield
-    finally:
-        FakeTensor.__new__ = new
-        if own is None:
-            del torch.Tensor._make_subclass
-        else:
-            torch.Tensor._make_subclass = own
 
 
 @cache
 def _fake_class(cls: Any) -> Any:
     """The class of fake tensors that are instances of `cls`. Libraries check its name, too."""
     return type(cls)(cls.__name__, (cls, FakeTensor), {"__module__": cls.__module__})
+
+
+# Fake tensors in place of plain ones, when they are moved to the GPU.
+#
+# A model or an optimizer that was built outside `make_step` holds plain tensors. When it is moved
+# to the GPU, they are replaced by fake ones; a tensor used in several places gets the same fake
+# everywhere. When tracing ends, the plain ones are put back.
+
+
+class OutsideTensors:
+    """The fake tensors of one trace that replace real ones, and how to put those back."""
+
+    def __init__(self, host: HostValues) -> None:
+        self._host = host
+        # The real tensor is kept, too, because its id is unique only while it lives.
+        self._fakes: dict[int, tuple[Any, Any]] = {}
+        self._undo: list[Callable[[], None]] = []
+
+    def tensor(self, real: Any) -> Any:
+        """The fake tensor that replaces a plain one. A fake tensor is returned as it is."""
+        if isinstance(real, FakeTensor):
+            return real
+        if id(real) not in self._fakes:
+            self._fakes[id(real)] = (real, self.fake_for(real))
+        return self._fakes[id(real)][1]
+
+    def copy_of(self, real: Any) -> Any:
+        """A fake tensor with the present values of a plain one.
+
+        A tensor with a gradient is replaced, because its gradient must arrive at one object.
+        """
+        return self.tensor(real) if real.requires_grad else self.fake_for(real)
+
+    def fake_for(self, real: Any) -> Any:
+        """A new fake tensor on the host. It keeps whole numbers and truth values, if it is small.
+
+        Parameters and real numbers need no values on the GPU, because code seldom branches on them.
+        """
+        if isinstance(real, FakeTensor):
+            return real
+        values = None
+        if not isinstance(real, torch.nn.Parameter) and 0 < real.numel() <= LARGEST_CONSTANT:
+            values = known_values(real)
+        if values is None:
+            fake = self._host.fake(real, keep=False)
+        else:
+            with no_dispatch():
+                # A copy, so that the step does not write to the user's tensor.
+                values = values.detach().clone()
+            fake = self._host.fake(values, keep=True)
+        put(fake, ON_HOST)
+        return fake
+
+    def module(self, module: Any) -> None:
+        """Replace a module's own parameters and buffers."""
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if isinstance(tensor, SparseMatrix):
+                    continue  # made of fake tensors when it is moved
+                if tensor is not None and not isinstance(local_part(tensor), FakeTensor):
+                    self._put(tensors, name, self.tensor(tensor))
+
+    def optimizer(self, optimizer: Any) -> None:
+        """Replace the parameters of an optimizer, and move its state to the fake ones."""
+        for group in optimizer.param_groups:
+            for index, parameter in enumerate(group["params"]):
+                if isinstance(local_part(parameter), FakeTensor):
+                    continue
+                if id(parameter) not in self._fakes:
+                    raise CaptureError(
+                        f"the optimizer used at {user_line()} holds parameters of a model that was "
+                        "never moved to the GPU; build both inside make_step"
+                    )
+                self._put(group["params"], index, self.tensor(parameter))
+                if parameter in optimizer.state:
+                    self._move_state(optimizer.state, parameter)
+
+    def undo(self) -> None:
+        """Put the real tensors back."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _put(self, container: Any, key: Any, value: Any) -> None:
+        self._undo.append(partial(container.__setitem__, key, container[key]))
+        container[key] = value
+
+    def _move_state(self, state: Any, parameter: Any) -> None:
+        """Give the fake parameter the optimizer state of the real one. Scalars stay as they are."""
+        fake = self.tensor(parameter)
+        state[fake] = {
+            name: self.tensor(value).cuda()
+            if isinstance(value, torch.Tensor) and value.dim()
+            else value
+            for name, value in state[parameter].items()
+        }
+        self._undo.append(lambda: state.pop(fake, None))

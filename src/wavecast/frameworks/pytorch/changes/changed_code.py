@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, cycle, islice
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _pytree as pytree
@@ -18,95 +16,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import BatchSampler, DataLoader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
-from wavecast.frameworks.pytorch.changes.attention import FusedAttention
-from wavecast.frameworks.pytorch.changes.placeholders import (
-    CASTS,
-    VIEWS,
-    LearningMode,
-    SeenUses,
-    placeholder,
-    returns_tensors,
+from wavecast.frameworks.pytorch.changes.learned_uses import (
+    ChunkedLoss,
+    FusedAttention,
 )
 from wavecast.frameworks.pytorch.compiled import dynamo
-
-# The loss of a language model, computed in chunks of tokens so that not all logits exist at once.
-#
-# As for attention, the first run of a step shows which output layers feed only a cross-entropy;
-# later runs compute both together, a chunk of tokens at a time, and again in the backward pass.
-
-
-CHUNKS = 8
-"""The number of chunks, as in torchtune."""
-_LEAST_CLASSES = 8192
-"""Output layers with fewer classes are no language models'."""
-
-
-@dataclass(frozen=True)
-class _Logits:
-    """Logits, and what they are computed from."""
-
-    key: Any
-    hidden: Any
-    weight: Any
-    bias: Any
-
-
-class ChunkedLoss(SeenUses):
-    """What is known of the loss of one step: which output layers feed only the loss."""
-
-    def mode(self) -> LearningMode:
-        """The mode that looks for the loss in one run."""
-        return _ChunkingMode(self)
-
-
-class _ChunkingMode(LearningMode):
-    def may_begin(self, name: str, given: list[Any]) -> bool:
-        """Whether a function is the output layer of a language model."""
-        return name == "linear" and len(given) >= 2 and given[1].shape[0] >= _LEAST_CLASSES
-
-    def begun(self, func: Any, args: Any, kwargs: Any, given: list[Any]) -> Any:
-        """The logits, or what stands for them."""
-        hidden, weight, *bias = given
-        key = tuple(hidden.shape), tuple(weight.shape), torch.is_grad_enabled()
-        if self.begin(key):
-            out = placeholder(hidden, (*hidden.shape[:-1], weight.shape[0]))
-        else:
-            out = func(*args, **kwargs)
-        self.followed[out] = _Logits(key, hidden, weight, bias[0] if bias else None)
-        return out
-
-    def use(self, func: Any, name: str, tensor: Any, args: Any, kwargs: Any) -> Any:
-        """The result of a function that is given logits."""
-        logits = self.followed[tensor]
-        is_replaced = self.is_replaced(logits.key)
-        if name == "cross_entropy" and tensor is (args[0] if args else kwargs.get("input")):
-            self.end(logits.key)
-            target = args[1] if len(args) > 1 else kwargs["target"]
-            return _loss(logits, target) if is_replaced else func(*args, **kwargs)
-        if name in CASTS or name in VIEWS or name == "contiguous":
-            out = tensor if is_replaced and name not in VIEWS else func(*args, **kwargs)
-            self.followed[out] = logits
-            return out
-        out = func(*args, **kwargs)
-        if returns_tensors(out):
-            self.spoil(logits.key)
-        return out
-
-
-def _loss(logits: _Logits, target: Any) -> Any:
-    """The mean of the losses of all tokens, summed over chunks."""
-    wanted = target.flatten()
-    hidden = logits.hidden.flatten(0, -2)[: wanted.numel()]
-
-    def part(rows: Any, classes: Any) -> Any:
-        found = F.linear(rows, logits.weight, logits.bias)
-        return F.cross_entropy(found, classes, reduction="sum")
-
-    pairs = zip(hidden.chunk(CHUNKS), wanted.chunk(CHUNKS), strict=True)
-    sums = [checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
-    return torch.stack(sums).sum() / wanted.numel()
-
+from wavecast.frameworks.replacements import replacing
 
 # Changes of data loaders: larger batches, and batches of a few samples that are repeated.
 
@@ -120,8 +35,8 @@ def twice_the_batch() -> Iterator[None]:
         has_own = named.get("batch_sampler") is None and batch_size is not None
         original(self, dataset, 2 * batch_size if has_own else batch_size, *args, **named)
 
-    with ExitStack() as stack:
-        replacing(stack)(DataLoader, __init__=build)
+    with replacing() as replace:
+        replace(DataLoader, __init__=build)
         yield
 
 
@@ -143,29 +58,25 @@ def few_samples() -> Iterator[None]:
         if not self.auto_collation or len(index) <= _LOADED:
             return fetch(self, index)
         first, many = index[:_LOADED], getattr(self.dataset, "__getitems__", None)
-        samples = many(first) if many else [self.dataset[each] for each in first]
+        samples = many(first) if many else [self.dataset[position] for position in first]
         return self.collate_fn(list(islice(cycle(samples), len(index))))
 
     def drawn(self: Any) -> Iterator[Any]:
         if count(self) > _LEAST_BATCHES:
             yield from draw(self)
             return
-        indices = cycle(list(chain.from_iterable(draw(_kept(self)))))
+        whole = BatchSampler(self.sampler, self.batch_size, drop_last=False)
+        indices = cycle(list(chain.from_iterable(draw(whole))))
         for _ in range(_LEAST_BATCHES):
             yield list(islice(indices, self.batch_size))
 
     def counted(self: Any) -> int:
         return max(int(count(self)), _LEAST_BATCHES)
 
-    with ExitStack() as stack:
-        replacing(stack)(_MapDatasetFetcher, fetch=fetched)
-        replacing(stack)(BatchSampler, __iter__=drawn, __len__=counted)
+    with replacing() as replace:
+        replace(_MapDatasetFetcher, fetch=fetched)
+        replace(BatchSampler, __iter__=drawn, __len__=counted)
         yield
-
-
-def _kept(sampler: BatchSampler) -> BatchSampler:
-    """The sampler with its last batch, however small it is."""
-    return BatchSampler(sampler.sampler, sampler.batch_size, drop_last=False)
 
 
 # Changes of the optimizer: its form, and how it clears gradients.
@@ -177,8 +88,7 @@ _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adag
 @contextmanager
 def optimizers_with(**form: bool) -> Iterator[None]:
     """Build optimizers in another form: `fused=True` or `foreach=True`."""
-    with ExitStack() as stack:
-        replace = replacing(stack)
+    with replacing() as replace:
         for kind in _FUSED:
             if "__init__" in vars(kind):
                 replace(kind, __init__=_built(kind.__init__, form))
@@ -196,8 +106,7 @@ def _built(original: Callable[..., None], form: dict[str, bool]) -> Callable[...
 @contextmanager
 def zeroed_by_none() -> Iterator[None]:
     """Clear gradients by freeing them, not by writing zeros."""
-    with ExitStack() as stack:
-        replace = replacing(stack)
+    with replacing() as replace:
         for kind in (torch.optim.Optimizer, torch.nn.Module):
             replace(kind, zero_grad=_freeing(kind.zero_grad))
         yield
@@ -229,11 +138,9 @@ class Autocasting:
         """
         if self._dtype is torch.float16 and self._scaler is None:
             self._scaler = torch.amp.GradScaler("cuda")
-        with ExitStack() as stack:
-            hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)
-            stack.callback(hook.remove)
-            replacing(stack)(torch.autograd, backward=self._scaled(torch.autograd.backward))
-            stack.enter_context(torch.autocast("cuda", self._dtype))
+        hook = optimizer_hooks.register_optimizer_step_pre_hook(self._before_update)
+        with hook, replacing() as replace, torch.autocast("cuda", self._dtype):
+            replace(torch.autograd, backward=self._scaled(torch.autograd.backward))
             yield
 
     def _scaled(self, backward: Callable[..., None]) -> Callable[..., None]:
@@ -277,7 +184,7 @@ def channels_last() -> Iterator[None]:
     converted: set[int] = set()
 
     def call(original: Call, module: Any, args: Any, kwargs: Any) -> Any:
-        if not any(isinstance(each, nn.Conv2d) for each in module.modules()):
+        if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
             return original(module, *args, **kwargs)
         if id(module) not in converted:
             converted.add(id(module))
@@ -338,7 +245,7 @@ def checkpointed(every: int) -> Iterator[None]:
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(nn.Module, __call__=call)
         stack.enter_context(_outermost_calls(look))
         yield
@@ -346,7 +253,7 @@ def checkpointed(every: int) -> Iterator[None]:
 
 def _repeated(root: Any) -> list[Any]:
     """The outermost blocks of one class that a list of a model has, at least two of them."""
-    found: list[Any] = []
+    blocks: list[Any] = []
     waiting = [root]
     while waiting:
         module = waiting.pop(0)
@@ -355,10 +262,10 @@ def _repeated(root: Any) -> list[Any]:
         inner = any(True for child in children for _ in child.children())
         is_list = isinstance(module, nn.ModuleList | nn.Sequential)
         if is_list and inner and len(children) > 1 and len(alike) == 1:
-            found += children
+            blocks += children
             continue
         waiting += children
-    return found
+    return blocks
 
 
 @contextmanager
@@ -378,7 +285,7 @@ def _outermost_calls(call: Callable[[Call, Any, Any, Any], Any]) -> Iterator[Non
             depth -= 1
 
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(nn.Module, __call__=called)
         yield
 
@@ -447,6 +354,6 @@ def changed(
 @contextmanager
 def _all(active: Iterable[Active]) -> Iterator[None]:
     with ExitStack() as stack:
-        for each in active:
-            stack.enter_context(each())
+        for change in active:
+            stack.enter_context(change())
         yield

@@ -20,7 +20,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.errors import WavecastError
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
 from wavecast.frameworks.pytorch.capture.values.places import (
     CPU,
     ON_GPU,
@@ -30,10 +29,10 @@ from wavecast.frameworks.pytorch.capture.values.places import (
     put,
 )
 from wavecast.frameworks.pytorch.compiled import dynamo, inductor, shortcuts
-from wavecast.frameworks.pytorch.compiled.fake_devices import CompilerDevices
-from wavecast.frameworks.pytorch.compiled.graph_plan import plan_of
-from wavecast.frameworks.pytorch.compiled.node_accesses import BufferView, PlannedOp
-from wavecast.frameworks.pytorch.compiled.plan_keys import has_symbols, key_of, sizes_of
+from wavecast.frameworks.pytorch.compiled.dynamo import CompilerDevices
+from wavecast.frameworks.pytorch.compiled.fused_ops import BufferView, PlannedOp
+from wavecast.frameworks.pytorch.compiled.graph_plan import Planner
+from wavecast.frameworks.pytorch.compiled.inductor import has_symbols, key_of, sizes_of
 from wavecast.frameworks.pytorch.compiled.plans import (
     GraphPlan,
     PlannedBuffer,
@@ -42,10 +41,9 @@ from wavecast.frameworks.pytorch.compiled.plans import (
     store_plan,
     stored_plan,
 )
-from wavecast.frameworks.pytorch.compiled.releases import untried_note
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget
-from wavecast.frameworks.pytorch.recording.recorded import EmittedKernel
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.compiled.tracing import untried_note
+from wavecast.frameworks.pytorch.recording.recorder import EmittedKernel, OpRecorder
 from wavecast.frameworks.pytorch.recording.signature import on_host, with_switches
 from wavecast.frameworks.pytorch.recording.user_lines import (
     failing_line,
@@ -54,15 +52,10 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     source_line,
     user_line,
 )
+from wavecast.frameworks.replacements import replacing
 from wavecast.frameworks.stages import stage
 from wavecast.traces.graphs import CALL, GRAPH_LAUNCH, GUARDS, LEFT_EAGER, NOT_FOLLOWED
 from wavecast.traces.step import Phase, TensorSpec
-
-SHORTCUTS = (
-    *(*shortcuts.STRUCTURES, *shortcuts.SIZES),
-    *(*shortcuts.FAKE_TENSORS, *shortcuts.GRAPHS, *shortcuts.FUSION),
-)
-"""What makes the work on a graph quicker, with equal results."""
 
 _OPTIMIZERS = "/torch/optim/"
 """The folder of torch's optimizers: a graph whose code is all from there is an update."""
@@ -86,10 +79,8 @@ _NOTHING = (
 class StepCompiler:
     """Compiles what a traced step asks torch to compile, for one GPU.
 
-    Args:
-        target: the GPU.
-        everything: whether to compile the modules that the step calls, too, if it compiles none;
-            or the mode of torch.compile in which to do so.
+    With `everything`, the modules that the step calls are compiled, too, if it compiles none: in
+    the default mode of torch.compile, or in the mode that `everything` names.
     """
 
     def __init__(self, target: CompileTarget, everything: bool | str = False) -> None:
@@ -119,7 +110,8 @@ class StepCompiler:
             )
             stack.callback(self._undo)
             stack.callback(self._take_notes, session)
-            replacing(stack)(torch, compile=self._noticing(torch.compile))
+            replace = stack.enter_context(replacing())
+            replace(torch, compile=self._noticing(torch.compile))
             yield
 
     def _noticing(self, original: Any) -> Any:
@@ -253,7 +245,7 @@ class _Session:
             self.notes.setdefault(_AUTOTUNED)
         compile_inner = partial(self._compile_inner, root, roots)
         try:
-            with shortcuts.taken(SHORTCUTS):
+            with shortcuts.taken(tuple(shortcuts.SHORTCUTS)):
                 compiled = inductor.inductor(gm, inputs, compile_inner, **options)
         except WavecastError:
             raise
@@ -334,7 +326,7 @@ class _Session:
         if plan is None:
             graph = inductor.lowered(gm, inputs, *options)
             with inductor.handling(graph):
-                plan = plan_of(graph, self._target.sm_count, is_inference, roots)
+                plan = Planner(graph, self._target.sm_count, roots).plan(is_inference)
             if key is not None:
                 store_plan(key, plan)
         return plan
@@ -363,8 +355,7 @@ _MEANING = {
 def breaks_as_notes(breaks: Iterable[tuple[str, list[Any]]]) -> list[str]:
     """One note for each line of the user's code at which a graph ends, and the reason.
 
-    Args:
-        breaks: the compiler's reasons, each with the frames of the user's code.
+    The compiler's reasons come with the frames of the user's code.
     """
     notes: dict[str, None] = {}
     explained = set()
@@ -447,8 +438,14 @@ class GraphRun:
         tensors = dict(zip(self.plan.inputs, args, strict=True))
         self._recorder.meet(arg for arg in args if isinstance(arg, torch.Tensor))
         args.clear()  # the caller keeps no saved tensor alive
-        tensors |= self._own_constants()
-        root = self._present_root()
+        for name, spec in self.plan.constants.items():
+            if name not in self._constants:
+                self._constants[name] = self._empty(spec)
+        tensors |= self._constants
+        # Torch compiles once what layers that are alike run.
+        root = self._recorder.structure.place()[1]
+        if _NUMBER.sub("#", root) != _NUMBER.sub("#", self._root):
+            root = self._root
         with self._recorder.graph():
             self._recorder.mark(CALL, inputs=len(self.plan.inputs))
             if self._is_replayed:
@@ -457,29 +454,23 @@ class GraphRun:
                 self._run(step, tensors, root)
         return [self._result(result, tensors) for result in self.plan.results]
 
-    def _present_root(self) -> str:
-        """The module that runs the graph: torch compiles once what layers that are alike run."""
-        present = self._recorder.structure.place()[1]
-        alike = _NUMBER.sub("#", present) == _NUMBER.sub("#", self._root)
-        return present if alike else self._root
-
     def _run(self, step: PlanStep, tensors: dict[str, Any], root: str) -> None:
-        made, replaced, early = [], {}, {}
+        allocated, replaced, early = [], {}, {}
         for buffer in step.buffers:
             if buffer.name in tensors:  # the kernel of another step has written it
                 early[buffer.name] = tensors[buffer.name]
             source = tensors.get(buffer.source) if buffer.source else None
             tensors[buffer.name] = self._allocate(buffer, source)
             if source is None and buffer.spec.device == "cuda":
-                made.append(tensors[buffer.name])
+                allocated.append(tensors[buffer.name])
             elif not buffer.is_shared:
                 replaced[buffer.name] = str(buffer.source)
         for planned in step.ops:
             if not on_host(planned.op):
                 run = self._kernel(planned, step, tensors, root)
                 renewed = [tensors[w.buffer] for w in planned.writes if w.buffer in replaced]
-                self._recorder.emit(run, made, renewed)
-        for tensor in made:  # no kernel may run where memory is only set aside
+                self._recorder.emit(run, allocated, renewed)
+        for tensor in allocated:  # no kernel may run where memory is only set aside
             self._recorder.follow(tensor)
         for name, tensor in early.items():
             self._recorder.adopt(tensor, tensors[name])
@@ -502,13 +493,13 @@ class GraphRun:
         self, operands: Sequence[BufferView], specs: Sequence[TensorSpec], tensors: dict[str, Any]
     ) -> list[tuple[Any, int]]:
         """The tensor of each operand, and where in its storage the operand begins."""
-        found = []
+        places = []
         for operand, spec in zip(operands, specs, strict=True):
             name = self._name(operand.buffer, tensors)
             if name not in tensors:  # scratch memory of a kernel, or allocated by a later step
                 tensors[name] = self._empty(spec)
-            found.append((tensors[name], tensors[name].storage_offset() + operand.offset))
-        return found
+            places.append((tensors[name], tensors[name].storage_offset() + operand.offset))
+        return places
 
     def _name(self, name: str, tensors: dict[str, Any]) -> str:
         while name not in tensors and name in self.plan.aliases:
@@ -552,20 +543,9 @@ class GraphRun:
             return tensor
         return self._view(tensor, result.shape, result.strides, result.offset, tensor.dtype)
 
-    def _own_constants(self) -> dict[str, Any]:
-        for name, spec in self.plan.constants.items():
-            if name not in self._constants:
-                self._constants[name] = self._empty(spec)
-        return dict(self._constants)
-
 
 class SizedRun:
-    """A graph that torch compiled once for several sizes: for each it has kernels of its own.
-
-    Args:
-        run_for: makes the graph for the sizes of its inputs.
-        runs: those that are made, by the sizes.
-    """
+    """A graph that torch compiled once for several sizes: for each it has kernels of its own."""
 
     def __init__(
         self,

@@ -25,22 +25,24 @@ from torch._dynamo import guards as dynamo_guards
 from torch._dynamo import utils as dynamo_utils
 from torch._dynamo.types import ConvertFrameReturn
 from torch._guards import TracingContext
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
+from wavecast.frameworks.pytorch.capture.values.host_values import is_made_by_python
 from wavecast.frameworks.pytorch.capture.values.places import (
+    CPU,
     GPU,
     ON_GPU,
     ON_HOST,
     place_of,
     put,
     put_on_gpu,
+    tensors_in,
 )
-from wavecast.frameworks.pytorch.compiled.fake_devices import in_backend
+from wavecast.frameworks.replacements import replacing
 
 _HOOKS = (
     *((module_hooks, f"_global_{name}") for name in ("forward_pre_hooks", "forward_hooks")),
@@ -121,7 +123,7 @@ def frames_compiled(
                 raise
 
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         replace(wrapper, __call__=call)
         replace(dynamo_utils, run_node=_making_on_cpu(dynamo_utils.run_node))
         for module in (dynamo_utils, dynamo_guards):
@@ -208,7 +210,7 @@ class _LastingResult:
 def without_traces() -> Iterator[None]:
     """Run the block without the modes and hooks of the trace, as the compiler must."""
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         stack.enter_context(_disable_current_modes())
         flags = [name for name in _FLAGS if hasattr(_python_dispatch, name)]
         replace(_python_dispatch, **dict.fromkeys(flags, False))
@@ -231,8 +233,8 @@ def _of_plain_methods(initialize: Callable[[Any], None]) -> Callable[[Any], None
     """The start of a compiled module, which keeps the method of the module that it calls later."""
 
     def call(module: Any) -> None:
-        with ExitStack() as stack:
-            _put_back_methods(replacing(stack))
+        with replacing() as replace:
+            _put_back_methods(replace)
             initialize(module)
 
     return call
@@ -305,18 +307,18 @@ def is_compiled(module: Any) -> bool:
 
 def modules_of(gm: Any, frame: Any) -> dict[str, Any]:
     """The modules whose code is in a graph and that the frame has in variables, by their names."""
-    found: dict[str, Any] = {}
+    modules: dict[str, Any] = {}
     for node in gm.graph.nodes:
         stack = node.meta.get("nn_module_stack")
         match = _VARIABLE.match(str(next(iter(stack.values()))[0])) if stack else None
-        if match is None or match[0] in found:
+        if match is None or match[0] in modules:
             continue
         value = frame.f_locals.get(match[1])
         for name in filter(None, match[2].split(".")):
             value = getattr(value, name, None)
         if isinstance(value, torch.nn.Module):
-            found[match[0]] = value
-    return found
+            modules[match[0]] = value
+    return modules
 
 
 _VARIABLE = re.compile(r"L\['(\w+)'\]((?:\.(?:__self__|_orig_mod))*)")
@@ -346,10 +348,10 @@ def _making_on_cpu(run_node: Callable[..., Any]) -> Callable[..., Any]:
         if node.target not in MAKERS or "device" not in kwargs:
             return run_node(tracer, node, args, kwargs, module)
         options = {name: value for name, value in kwargs.items() if name != "device"}
-        made = run_node(tracer, node, args, options, module)
-        if isinstance(made, FakeTensor):
-            put(made, ON_GPU if torch.device(kwargs["device"]).type == "cuda" else ON_HOST)
-        return made
+        result = run_node(tracer, node, args, options, module)
+        if isinstance(result, FakeTensor):
+            put(result, ON_GPU if torch.device(kwargs["device"]).type == "cuda" else ON_HOST)
+        return result
 
     return run
 
@@ -436,7 +438,9 @@ def _stay(gm: Any, node: Any) -> None:
     source, *rest = node.args
     rest, kwargs = _without_gpu(rest), _without_gpu_by_name(node.kwargs)
     is_cast = any(isinstance(value, torch.dtype) for value in (*rest, *kwargs.values()))
-    if node.target == "to" and (is_cast or "memory_format" in kwargs or _is_like(rest)):
+    # Another tensor as first argument gives its type.
+    is_like = bool(rest) and isinstance(rest[0], torch.fx.Node)
+    if node.target == "to" and (is_cast or "memory_format" in kwargs or is_like):
         node.args, node.kwargs = (source, *rest), kwargs
         return
     node.replace_all_uses_with(source)
@@ -462,6 +466,147 @@ def _is_gpu(value: Any) -> bool:
     return isinstance(value, torch.device) and value.type == "cuda"
 
 
-def _is_like(rest: list[Any]) -> bool:
-    """Whether the first argument is another tensor, whose type is taken."""
-    return bool(rest) and isinstance(rest[0], torch.fx.Node)
+# Fake tensors as the compiler sees them: on the GPU, although torch's C++ code sees the CPU.
+#
+# Dynamo and AOTAutograd run the model on fake tensors of their own. Torch's CPU build has no
+# autograd for fake tensors of a GPU, so they are fake tensors of the CPU. Python code, such as
+# decompositions and the user's `x.device`, must see the GPU. Torch's own fake-tensor code must see
+# the CPU.
+
+
+REAL_DEVICES = "_wavecast_real_devices"
+"""The mark of a fake-tensor mode whose tensors have their true devices, as Inductor needs them."""
+
+# Torch's own, taken when this module is imported: nothing is replaced yet.
+_plain_device = FakeTensor.device.fget
+_plain_new = FakeTensor.__new__
+_METHODS = ("to", "cuda", "cpu", "numpy", "__array__", "tolist")
+_plain_methods = {
+    kind: {method: getattr(kind, method) for method in _METHODS}
+    for kind in (FakeTensor, torch.Tensor)
+}
+_MOVE = torch.ops.prims.device_put.default
+_plain_dispatch = FakeTensorMode.dispatch
+_plain_from_tensor = FakeTensorMode.from_tensor
+
+
+class CompilerDevices:
+    """What the compiler's code sees of the devices of fake tensors."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let Python code see the GPU, inside the block."""
+        with replacing() as replace:
+            replace(FakeTensorMode, dispatch=self._dispatching(), from_tensor=self._converting())
+            # The methods that a trace replaces are no code for the compiler.
+            for owner, methods in _plain_methods.items():
+                own = {name: m for name, m in methods.items() if getattr(owner, name) is not m}
+                replace(owner, **own)
+            replace(
+                FakeTensor,
+                __new__=staticmethod(self._making()),
+                device=property(self._device),
+                is_cuda=property(lambda tensor: self._device(tensor).type == "cuda"),
+                is_cpu=property(lambda tensor: self._device(tensor).type == "cpu"),
+            )
+            yield
+
+    def _device(self, tensor: Any) -> Any:
+        if self._depth or hasattr(tensor.fake_mode, REAL_DEVICES):
+            return _plain_device(tensor)
+        return CPU if place_of(tensor) == ON_HOST else GPU
+
+    def _dispatching(self) -> Callable[..., Any]:
+        def dispatch(
+            mode: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+        ) -> Any:
+            kwargs = kwargs or {}
+            if hasattr(mode, REAL_DEVICES):
+                return _plain_dispatch(mode, func, types, args, kwargs)
+            place = None if self._depth else _place_of_result(args, kwargs)
+            if func is _MOVE:
+                place = ON_GPU if torch.device(args[1]).type == "cuda" else ON_HOST
+                args = (args[0], CPU, *args[2:])
+            if isinstance(kwargs.get("device"), torch.device) and kwargs["device"].type == "cuda":
+                kwargs = {**kwargs, "device": CPU}
+            self._depth += 1
+            try:
+                out = _plain_dispatch(mode, func, types, args, kwargs)
+            finally:
+                self._depth -= 1
+            if place is not None:
+                for tensor in tensors_in(out):
+                    if isinstance(tensor, FakeTensor):
+                        put(tensor, place)
+            return out
+
+        return dispatch
+
+    def _making(self) -> Callable[..., Any]:
+        def new(cls: Any, mode: Any, elements: Any, device: Any, *args: Any, **options: Any) -> Any:
+            if hasattr(mode, REAL_DEVICES) or self._depth:
+                return _plain_new(cls, mode, elements, device, *args, **options)
+            # Python code copies a tensor, and gives it the device that it sees.
+            tensor = _plain_new(cls, mode, elements, CPU, *args, **options)
+            put(tensor, ON_GPU if torch.device(device).type == "cuda" else ON_HOST)
+            return tensor
+
+        return new
+
+    def _converting(self) -> Callable[..., Any]:
+        def from_tensor(mode: Any, tensor: Any, **options: Any) -> Any:
+            if hasattr(mode, REAL_DEVICES):
+                return _plain_from_tensor(mode, tensor, **options)
+            self._depth += 1
+            try:
+                fake = _plain_from_tensor(mode, tensor, **options)
+            finally:
+                self._depth -= 1
+            if isinstance(fake, FakeTensor):
+                put(fake, place_of(tensor))
+            return fake
+
+        return from_tensor
+
+
+def share_memory(elements: Any, value: Any) -> None:
+    """Let a tensor have the memory of another one, whose views are then views of it. Passes that
+    renew the values of views would otherwise renew all that follows."""
+    storage, offset = value.untyped_storage(), value.storage_offset()
+    if value._has_symbolic_sizes_strides or type(storage.nbytes()) is not int:
+        return
+    needed = elements.untyped_storage().nbytes() + offset * elements.element_size()
+    if storage.nbytes() >= needed:  # what is gathered from shards may have none yet
+        elements.set_(storage, offset, elements.shape, elements.stride())
+
+
+_in_backend = False
+"""Whether the compiler works on a graph, and not on the user's code."""
+
+
+@contextmanager
+def in_backend() -> Iterator[None]:
+    """Run the block as work on a graph. C++ code makes tensors there, on the CPU that it sees."""
+    global _in_backend
+    before, _in_backend = _in_backend, True
+    try:
+        yield
+    finally:
+        _in_backend = before
+
+
+def _place_of_result(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    device = kwargs.get("device")
+    if isinstance(device, torch.device) and device.type == "cuda":
+        return ON_GPU
+    places = {
+        place_of(tensor)
+        for tensor in (*tensors_in(args), *tensors_in(tuple(kwargs.values())))
+        if isinstance(tensor, FakeTensor)
+    }
+    if not places:
+        return ON_HOST if is_made_by_python(kwargs) and not _in_backend else None
+    return ON_HOST if places == {ON_HOST} else ON_GPU

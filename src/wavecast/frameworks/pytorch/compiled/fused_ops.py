@@ -7,23 +7,14 @@ same code describes the nodes of a real compilation on a GPU and those of a capt
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from wavecast.frameworks.pytorch.compiled.node_accesses import (
-    Access,
-    BufferView,
-    PlannedOp,
-    accesses_of,
-    by_buffer,
-    extent,
-    is_contiguous,
-    operand_of,
-    spec_of,
-)
 from wavecast.ops.fused import FUSED, TEMPLATE
 from wavecast.ops.registry import integer
-from wavecast.traces.step import Op, Scalar, TensorSpec
+from wavecast.traces.step import DTYPE_BYTES, Op, Scalar, TensorSpec
 
 POINTWISE, REDUCTION, PERSISTENT, FOREACH = FUSED
 
@@ -69,17 +60,11 @@ class NodeKernels(NamedTuple):
 
 
 def kernels_of(node: Any, graph: Any, sm_count: int) -> NodeKernels:
-    """The kernels that Inductor generates for a node.
-
-    Args:
-        node: a node of `graph.scheduler.nodes` that is no library call.
-        graph: Inductor's graph (`GraphLowering`).
-        sm_count: the SMs of the GPU that it is compiled for.
-    """
-    if _is_template(node):
-        return NodeKernels((_template(node, graph),))
+    """The kernels that Inductor generates for a node."""
+    if node.is_template():
+        return NodeKernels((_template_kernel(node, graph),))
     if hasattr(node, "get_subkernel_nodes"):
-        return NodeKernels(tuple(_lists(node, graph)))
+        return NodeKernels(tuple(_list_kernels(node, graph)))
     if hasattr(node, "node1") and hasattr(node, "node2") and not hasattr(node, "group_size"):
         return _in_two_orders(node, graph, sm_count)
     points, reduction = node.group[1]
@@ -102,11 +87,7 @@ def list_kernel(nodes: Sequence[Any], graph: Any) -> PlannedOp:
     return _op(FOREACH, attrs, accesses, operations, members)
 
 
-def _is_template(node: Any) -> bool:
-    return bool(node.is_template())
-
-
-def _lists(node: Any, graph: Any) -> Iterable[PlannedOp]:
+def _list_kernels(node: Any, graph: Any) -> Iterable[PlannedOp]:
     """A kernel over a list, or several if it has too many arguments for one."""
     part: list[Any] = []
     count = 0
@@ -210,15 +191,15 @@ def _operations(nodes: Sequence[Any], hint: Hint) -> _Operations:
 
 def _divisions(body: Any) -> int:
     """How many divisions the indices of a loop body need; equal ones are computed once."""
-    found = set()
+    divisions = set()
     for expression in getattr(body, "indexing_exprs", {}).values():
         parts = [expression]
         while parts:
             part = parts.pop()
             if type(part).__name__ in _DIVISIONS:
-                found.add(part)
+                divisions.add(part)
             parts += getattr(part, "args", ())
-    return len(found)
+    return len(divisions)
 
 
 def fused_names(nodes: Iterable[Any]) -> str:
@@ -243,15 +224,13 @@ def _kind(nodes: Sequence[Any], work: int, length: int, hint: Hint) -> str:
         return POINTWISE
     direction = _hint_of_kernel(nodes, work, hint)
     if direction not in (_INNER, _OUTER_TINY) and length & (length - 1):
-        most = 0 if _is_symbolic(nodes) else _OTHER_MOST
+        # A length may not be known when the kernel is compiled.
+        lengths = (size for node in nodes for size in node.get_ranges()[1])
+        is_symbolic = any(getattr(size, "free_symbols", ()) for size in lengths)
+        most = 0 if is_symbolic else _OTHER_MOST
     else:
         most = _INNER_MOST if direction == _INNER else _OTHER_MOST
     return PERSISTENT if length <= most else REDUCTION
-
-
-def _is_symbolic(nodes: Sequence[Any]) -> bool:
-    """Whether a length is not known when the kernel is compiled."""
-    return any(getattr(s, "free_symbols", ()) for node in nodes for s in node.get_ranges()[1])
 
 
 def _hint_of_kernel(nodes: Sequence[Any], work: int, hint: Hint) -> str:
@@ -290,8 +269,9 @@ def _in_two_orders(node: Any, graph: Any, sm_count: int) -> NodeKernels:
     rows, width = (hint(n) for n in node.node1.group[1])
     by_columns = [n for n in node.node2.get_nodes() if n.is_reduction()]
     after = [n for n in node.node2.get_nodes() if not n.is_reduction()]
-    part = _power_of_two(rows // (sm_count * _SPLITS_PER_SM))
-    part = min(max(part, _FEWEST_ROWS), _MOST_ROWS)
+    rows_per_split = rows // (sm_count * _SPLITS_PER_SM)
+    power_of_two = 1 << max(rows_per_split.bit_length() - 1, 0)
+    part = min(max(power_of_two, _FEWEST_ROWS), _MOST_ROWS)
     parts = -(-rows // part)
     members = [*node.node1.get_nodes(), *by_columns]
     op, read, written = _kernel(members, rows, width, graph, PERSISTENT)
@@ -329,15 +309,10 @@ def _sum_of_parts(
         yield PlannedOp(cast, (wide,), (result,))
 
 
-def _power_of_two(number: int) -> int:
-    """The largest power of two that is not above a number; 1 for none."""
-    return 1 << max(number.bit_length() - 1, 0)
-
-
 # Templates, which Inductor's search may choose instead of a library.
 
 
-def _template(node: Any, graph: Any) -> PlannedOp:
+def _template_kernel(node: Any, graph: Any) -> PlannedOp:
     hint = hint_of(graph)
     template = node.get_template_node()
     members = node.get_nodes()
@@ -351,9 +326,7 @@ def _template(node: Any, graph: Any) -> PlannedOp:
     more = {name: use.spec for name, use in reads.items() if name not in known}
     written = {name: use.spec for name, use in writes.items()}
     written = written or {template.get_name(): spec_of(template, hint)}
-    points = 1
-    for size in template.get_size():
-        points *= hint(size)
+    points = math.prod(hint(size) for size in template.get_size())
     attrs: Attributes = (
         ("points", points),
         ("reduction", inputs[0].shape[-1] if inputs and inputs[0].shape else 1),
@@ -391,3 +364,247 @@ def hint_of(graph: Any) -> Hint:
             return int(ask(size))
 
     return number
+
+
+# The buffers that the kernel of a scheduled node reads and writes, and how it reaches them.
+
+
+_INDIRECT = re.compile(r"indirect|tmp")
+_ATOMIC = "atomic_add"
+WARP = 32
+"""Threads that run together."""
+FEW_PLACES = 1024
+"""Up to this many addresses, atomic additions of the whole GPU wait for each other."""
+_REPEATING = "ModularIndexing"
+
+
+class Access(NamedTuple):
+    """How a kernel reads or writes one buffer."""
+
+    name: str
+    spec: TensorSpec
+    elements: int
+    """Elements that are touched, each once."""
+    written: bool
+    strided: bool
+    """Whether neighbours in the loop are not neighbours in memory."""
+    indirect: bool
+    """Whether the indices are read from another buffer, as in a lookup."""
+    atomic: bool
+    collides: bool = False
+    """Whether neighbouring threads add to the same address, one after the other."""
+    stage: int = 0
+    """How many reductions must be complete before: a looped kernel reads again in each stage."""
+
+
+class BufferView(NamedTuple):
+    """A tensor that a kernel or a library call reads or writes."""
+
+    buffer: str
+    """The name of its buffer. Scratch memory of a kernel has a name that no buffer has."""
+    offset: int = 0
+    """Where it begins in the buffer, in elements."""
+
+
+class PlannedOp(NamedTuple):
+    """A kernel or a library call, and the tensors behind its inputs and outputs."""
+
+    op: Op
+    reads: tuple[BufferView, ...]
+    writes: tuple[BufferView, ...]
+
+
+class BufferUse(NamedTuple):
+    """All accesses of a kernel to a buffer."""
+
+    spec: TensorSpec
+    nbytes: int
+    strided_bytes: int
+    again_bytes: int
+    """Bytes that a looped kernel reads again after a reduction."""
+    indirect: bool
+    atomic_bytes: int
+    """Bytes that are added with atomic operations; several additions may go to one address."""
+    colliding_bytes: int
+
+
+def accesses_of(nodes: Sequence[Any], graph: Any, hint: Hint) -> list[Access]:
+    """The accesses of nodes that become one kernel; what stays within the kernel is left out."""
+    inside = kept_inside(nodes)
+    stages = _stages(nodes)
+    accesses = []
+    for node in nodes:
+        reads_and_writes = ((node.read_writes.reads, False), (node.read_writes.writes, True))
+        for deps, written in reads_and_writes:
+            for dep in deps:
+                if dep.name in inside or not hasattr(dep, "size"):
+                    continue
+                # What a call changed in place has the name of the call from then on.
+                name = graph.scheduler.mutation_real_name.get(dep.name, dep.name)
+                buffer = graph.try_get_buffer(name)
+                spec = None if buffer is None else spec_of(buffer, hint)
+                if spec is not None and spec.dtype in DTYPE_BYTES:
+                    access = _access(dep, spec, written, node, hint)
+                    accesses.append(access._replace(stage=stages[node.get_name()]))
+    return accesses
+
+
+def extent(node: Any, hint: Hint) -> int:
+    """How often a node's body runs: its points times the length of its reduction."""
+    return math.prod(hint(size) for ranges in node.get_ranges() for size in ranges)
+
+
+def _access(dep: Any, spec: TensorSpec, written: bool, node: Any, hint: Hint) -> Access:
+    free = {name_of(symbol) for symbol in dep.index.free_symbols}
+    indirect = any(_INDIRECT.search(symbol) for symbol in free)
+    reduces, elements = node.is_reduction(), 1
+    for variable, size in zip(dep.var_names, dep.size, strict=True):
+        if name_of(variable) in free:
+            elements *= hint(size)
+    if indirect:  # indices that are read depend on all loops
+        points = math.prod(hint(size) for size in node.get_ranges()[0])
+        elements = points if reduces and written else extent(node, hint)
+    strided = not indirect and not is_contiguous(dep, any_variable=reduces)
+    atomic = getattr(dep, "mode", None) == _ATOMIC
+    collides = atomic and indirect and not _moves_with_last(dep)
+    return Access(dep.name, spec, elements, written, strided, indirect, atomic, collides)
+
+
+def _moves_with_last(dep: Any) -> bool:
+    """Whether neighbours in the fastest loop have adjacent addresses, whatever the other loops."""
+    terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
+    steps = [_step(term) for term in terms]
+    return any(factor == 1 and not _INDIRECT.search(variable) for variable, factor in steps)
+
+
+def by_buffer(
+    accesses: Iterable[Access],
+) -> tuple[dict[str, BufferUse], dict[str, BufferUse]]:
+    """The buffers that are read and those that are written, each with all its accesses.
+
+    A buffer that a kernel writes and then reads has its values in registers: only the write counts.
+    """
+    reads: dict[str, list[Access]] = {}
+    writes: dict[str, list[Access]] = {}
+    for access in accesses:
+        if access.written:
+            writes.setdefault(access.name, []).append(access)
+        elif access.name not in writes:
+            reads.setdefault(access.name, []).append(access)
+    return (
+        {name: _use(group) for name, group in reads.items()},
+        {name: _use(group) for name, group in writes.items()},
+    )
+
+
+def _use(group: Sequence[Access]) -> BufferUse:
+    spec = group[0].spec
+    item = DTYPE_BYTES[spec.dtype]
+    most = spec.touched_bytes // item
+    elements = min(sum(access.elements for access in group), most)
+    strided = min(sum(access.elements for access in group if access.strided), most)
+    stages = {access.stage for access in group}
+    whole = max(access.elements for access in group)
+    # Atomic additions wait for others where the whole GPU adds to a few addresses.
+    adds = sum(access.elements for access in group if access.collides)
+    is_crowded = adds >= WARP * most and most <= FEW_PLACES
+    return BufferUse(
+        spec=spec,
+        nbytes=item * elements,
+        strided_bytes=item * strided,
+        again_bytes=item * min(whole, most) * (len(stages) - 1),
+        indirect=any(access.indirect for access in group),
+        atomic_bytes=item * sum(access.elements for access in group if access.atomic),
+        colliding_bytes=item * adds if is_crowded else 0,
+    )
+
+
+def spec_of(buffer: Any, hint: Hint) -> TensorSpec:
+    """The shape, type, strides and place of a buffer of Inductor."""
+    shape = tuple(hint(size) for size in buffer.get_size())
+    dtype = str(buffer.get_dtype()).removeprefix("torch.")
+    try:
+        strides = tuple(hint(stride) for stride in buffer.get_stride())
+    except (AttributeError, NotImplementedError):
+        strides = None
+    # A view that Inductor made of a buffer may have other dimensions than its strides say.
+    if strides == _contiguous(shape) or (strides is not None and len(strides) != len(shape)):
+        strides = None
+    place = buffer.get_device()
+    on_host = place is not None and place.type == "cpu"
+    return TensorSpec(shape, dtype, strides, "cpu" if on_host else "cuda")
+
+
+def operand_of(buffer: Any, hint: Hint) -> BufferView:
+    """The tensor that a buffer of Inductor is, or that is a view of one."""
+    offset = getattr(getattr(buffer, "layout", None), "offset", 0)
+    return BufferView(str(buffer.get_name()), hint(offset))
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
+
+
+def is_contiguous(dep: Any, any_variable: bool = False) -> bool:
+    """Whether neighbours in the fastest loop (or in any loop) are neighbours in memory.
+
+    True also for what does not depend on that loop, as a broadcast row.
+    """
+    terms = dep.index.args if getattr(dep.index, "is_Add", False) else (dep.index,)
+    steps = [_step(term) for term in terms]
+    variables = [name_of(variable) for variable in dep.var_names]
+    if not variables:
+        return True
+    if any_variable and any(factor == 1 for variable, factor in steps if variable in variables):
+        return True
+    of_last = [factor for variable, factor in steps if variable == variables[-1]]
+    return not of_last or 1 in of_last
+
+
+def _step(term: Any) -> tuple[str, int]:
+    """The variable of a term of an index and its factor; 0 for a variable that changes slowly."""
+    factor = 1
+    if getattr(term, "is_Mul", False):
+        numbers = [a for a in term.args if getattr(a, "is_Integer", False)]
+        others = [a for a in term.args if not getattr(a, "is_Integer", False)]
+        if len(others) != 1:
+            return "", 0
+        factor, term = int(numbers[0]) if numbers else 1, others[0]
+    if getattr(term, "is_Symbol", False):
+        return name_of(term), factor
+    if type(term).__name__ == _REPEATING and term.args[1] == 1:
+        return name_of(term.args[0]), factor
+    return "", 0
+
+
+def name_of(term: Any) -> str:
+    """The text of a term of an index, which for most is the name of a variable."""
+    return str(term.name if getattr(term, "is_Symbol", False) else term)
+
+
+def kept_inside(nodes: Sequence[Any]) -> set[str]:
+    """The names of buffers that only these nodes use, and which therefore never reach memory."""
+    members = {node.get_name() for node in nodes}
+    inside = set()
+    for node in nodes:
+        for output in node.get_outputs():
+            users = {str(user.node.get_name()) for user in output.users}
+            if users <= members and not output.get_aliases() and not output.get_mutations():
+                inside.add(output.get_name())
+    return inside
+
+
+def _stages(nodes: Sequence[Any]) -> dict[str, int]:
+    """For each node, how many reductions of this kernel its values depend on, one after another."""
+    of_buffers: dict[str, int] = {}
+    stages: dict[str, int] = {}
+    for node in nodes:
+        stage = max((of_buffers.get(dep.name, 0) for dep in node.read_writes.reads), default=0)
+        stages[node.get_name()] = stage
+        for output in node.get_outputs():
+            of_buffers[output.get_name()] = stage + bool(node.is_reduction())
+    return stages

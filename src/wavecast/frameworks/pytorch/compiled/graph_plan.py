@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,11 +19,12 @@ from torch._inductor.codegen import wrapper as wrappers
 from torch._inductor.codegen.common import Kernel
 from torch._inductor.virtualized import V
 
-from wavecast.frameworks.pytorch.compiled.fused_ops import hint_of, kernels_of
-from wavecast.frameworks.pytorch.compiled.node_accesses import (
+from wavecast.frameworks.pytorch.compiled.fused_ops import (
     BufferView,
     PlannedOp,
+    hint_of,
     kept_inside,
+    kernels_of,
     operand_of,
     spec_of,
 )
@@ -38,26 +38,15 @@ from wavecast.frameworks.pytorch.recording.signature import attribute_of, signat
 from wavecast.frameworks.pytorch.recording.user_lines import source_line
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
+_NO_CALLS = ("MultiOutput", "DynamicScalar", "AssertScalar")
+"""Inductor's nodes that stand among library calls and call none."""
 
-def plan_of(
-    graph: Any,
-    sm_count: int,
-    is_inference: bool = False,
-    roots: Mapping[str, str] = MappingProxyType({}),
-) -> GraphPlan:
-    """The plan of a graph that Inductor has scheduled (`GraphLowering`). It is made only once.
 
-    Args:
-        graph: the graph.
-        sm_count: the SMs of the GPU.
-        is_inference: whether it has no backward pass.
-        roots: the paths of modules, by the names that Dynamo has for them.
+class Planner:
+    """Reads the plan of a graph that Inductor has scheduled (`GraphLowering`), once.
+
+    `roots` are the paths of modules, by the names that Dynamo has for them.
     """
-    return _Planner(graph, sm_count, roots).plan(is_inference)
-
-
-class _Planner:
-    """Reads the plan from Inductor's graph and scheduler."""
 
     def __init__(self, graph: Any, sm_count: int, roots: Mapping[str, str]) -> None:
         self._graph = graph
@@ -69,6 +58,7 @@ class _Planner:
         self._made: set[str] = set()
 
     def plan(self, is_inference: bool) -> GraphPlan:
+        """The plan; `is_inference` says that there is no backward pass."""
         nodes = self._graph.scheduler.nodes
         ops = [self._ops(node) for node in nodes]
         buffers = buffers_of(self._graph, is_inference)
@@ -94,12 +84,14 @@ class _Planner:
         if node.get_name() in self._replaced or (device is not None and device.type == "cpu"):
             return ()  # another kernel does its work, or the host
         if node.is_extern():
-            return tuple(self._library_ops(list(node.get_nodes())))
+            calls = (member.node for member in node.get_nodes())
+            kernels = [call for call in calls if type(call).__name__ not in _NO_CALLS]
+            return tuple(library_op(kernel, self._hint) for kernel in kernels)
         if type(node).__name__ == "NopKernelSchedulerNode":
             return ()
-        kernels = kernels_of(node, self._graph, self._sm_count)
-        self._replaced.update(kernels.replaced)
-        return kernels.planned
+        generated = kernels_of(node, self._graph, self._sm_count)
+        self._replaced.update(generated.replaced)
+        return generated.planned
 
     def _step(self, node: Any, ops: tuple[PlannedOp, ...], plan: NodeBuffers) -> PlanStep:
         members = list(node.get_nodes())
@@ -107,13 +99,6 @@ class _Planner:
         module, line, source = module_and_lines(origins, self._roots)
         buffers = tuple(self._buffers(members, plan))
         return PlanStep(buffers, ops, plan.freed, module, line, source)
-
-    def _library_ops(self, members: list[Any]) -> Iterator[PlannedOp]:
-        for member in members:
-            kernel = member.node
-            if type(kernel).__name__ in ("MultiOutput", "DynamicScalar", "AssertScalar"):
-                continue
-            yield library_op(kernel, self._hint)
 
     def _buffers(self, members: list[Any], plan: NodeBuffers) -> Iterator[PlannedBuffer]:
         """What gets memory at a node: what is allocated for it, and what its call allocates."""
@@ -283,12 +268,7 @@ _PATH = (
 
 
 def library_op(kernel: Any, hint: Hint) -> PlannedOp:
-    """The op of a library call.
-
-    Args:
-        kernel: a node of Inductor's representation that is no generated kernel.
-        hint: gives the number behind a size.
-    """
+    """The op of a library call."""
     func = _overload(kernel)
     results = list(_results(kernel))
     outputs = tuple(spec_of(buffer, hint) for buffer in results)

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,12 +39,12 @@ from torch.utils import _pytree
 from torch.utils._mode_utils import no_dispatch
 
 from wavecast.frameworks.pytorch.capture.fake_ops import in_layout
-from wavecast.frameworks.pytorch.capture.pretended.replacements import aten_kernels, replacing
+from wavecast.frameworks.pytorch.capture.kernels import aten_kernels
 from wavecast.frameworks.pytorch.capture.values.places import CPU, GPU, ON_HOST, place_of, suggested
-from wavecast.frameworks.pytorch.compiled.fake_devices import REAL_DEVICES, share_memory
-from wavecast.frameworks.pytorch.compiled.plan_keys import has_symbols
+from wavecast.frameworks.pytorch.compiled.dynamo import REAL_DEVICES, share_memory
 from wavecast.frameworks.pytorch.compiled.plans import PlannedResult
 from wavecast.frameworks.pytorch.compiled.target import CompileTarget, Operand, is_faster_padded
+from wavecast.frameworks.replacements import replacing
 
 _aten = torch.ops.aten
 
@@ -69,7 +73,7 @@ def compiler_on(
     )
     capability = 10 * target.capability[0] + target.capability[1]
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         answers = {
             "get_device_properties": staticmethod(lambda device=None: properties),
             "current_device": staticmethod(lambda: 0),
@@ -138,8 +142,8 @@ def _on_cpu(init: Callable[..., Any], *_device: Any, **_named: Any) -> Any:
     """Torch's constructor of patterns, on the CPU. Older releases ask for no device."""
     if inspect.signature(init).parameters:
         return init(CPU)
-    with ExitStack() as stack:
-        replacing(stack)(torch.cuda, is_available=lambda: False)
+    with replacing() as replace:
+        replace(torch.cuda, is_available=lambda: False)
         return init()
 
 
@@ -283,9 +287,9 @@ class RealDevices(FakeTensorMode):
             options = {"memory_format": torch.contiguous_format}
             copy = super().dispatch(_aten.empty_like.default, types, args[source:][:1], options)
             args = (*args[:source], copy, *args[source + 1 :])
-        with ExitStack() as stack:
+        with replacing() as replace:
             # With a CUDA build, torch 2.9 asks the driver in order to choose a library.
-            replacing(stack)(torch._C, **dict.fromkeys(_CHOOSE_LIBRARY, lambda *_, **__: None))
+            replace(torch._C, **dict.fromkeys(_CHOOSE_LIBRARY, lambda *_, **__: None))
             return super().dispatch(func, types, args, kwargs or {})
 
 
@@ -370,20 +374,20 @@ def _took_sizes(gm: Any, given: Sequence[Any]) -> bool:
 
 def _put_on_devices(gm: Any, mode: RealDevices) -> None:
     """Replace the values in a graph by fake tensors on their true devices."""
-    made: dict[int, tuple[Any, Any]] = {}
+    on_device: dict[int, tuple[Any, Any]] = {}
 
     def convert(value: Any) -> Any:
         if not isinstance(value, FakeTensor):
             return value
-        if id(value) not in made:
+        if id(value) not in on_device:
             device = CPU if place_of(value) == ON_HOST else GPU
             with no_dispatch():
                 elements = torch.empty_strided(
                     value.shape, value.stride(), dtype=value.dtype, device="meta"
                 )
                 share_memory(elements, value)
-                made[id(value)] = (value, FakeTensor(mode, elements, device))
-        return made[id(value)][1]
+                on_device[id(value)] = (value, FakeTensor(mode, elements, device))
+        return on_device[id(value)][1]
 
     for node in gm.graph.nodes:
         if "val" in node.meta:
@@ -391,3 +395,125 @@ def _put_on_devices(gm: Any, mode: RealDevices) -> None:
         if isinstance(node.kwargs.get("device"), torch.device):
             # C++ code, which sees the CPU, may have made the tensor.
             node.kwargs = {**node.kwargs, "device": node.meta["val"].device}
+
+
+# What identifies a graph of the compiler: all that its lowering depends on, as one digest.
+
+
+_PLAIN = (bool, int, float, complex, str, type(None))
+_NAMED = (torch.dtype, torch.device, torch.layout, torch.memory_format, torch._ops.OperatorBase)
+_UNREAD = frozenset(
+    "tensor_meta from_node source_fn_stack fwd_source_fn_stack seq_nr desc output_stack_traces "
+    "mutation_region_id".split()
+)
+"""What a node says of itself that its lowering does not depend on: it repeats the value, or says
+where in the making of the graph the node came from."""
+_STACKS = ("nn_module_stack", "fwd_nn_module_stack")
+_MOST_ELEMENTS = 64
+"""Constants of up to this many elements may become part of a kernel."""
+
+
+class _Unkeyed(Exception):
+    """A graph holds something of which we do not know what its lowering makes of it."""
+
+
+def key_of(gm: Any, inputs: Sequence[Any], *about: Any) -> str | None:
+    """The key of a graph with its inputs; None if it has none.
+
+    `about` is what else its lowering depends on: the GPU and options, as plain data.
+    """
+    digest = hashlib.sha256(_environment().encode())
+    try:
+        for line in (_switches(), _text(about), _text(inputs), *_lines(gm)):
+            digest.update(line.encode(errors="surrogatepass"))
+            digest.update(b"\n")
+    except _Unkeyed:
+        return None
+    return digest.hexdigest()
+
+
+@functools.cache
+def _environment() -> str:
+    """The programs that decide: torch with sympy, and our reading of what they say."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+    return f"{torch.__version__} {version('sympy')} {sys.version_info[:2]} {code}"
+
+
+def _switches() -> str:
+    """The state of the process that Inductor reads."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    state = (
+        matmul.fp32_precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+        cudnn.enabled,
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
+    return f"{state} {sorted(inductor_config.get_config_copy().items())}"
+
+
+def _lines(gm: Any) -> Iterator[str]:
+    """The nodes of a graph, one after the other, with what each says of itself."""
+    for node in gm.graph.nodes:
+        yield f"{node.name} {node.op} {_text(node.target)} {_text(node.args)} {_text(node.kwargs)}"
+        if node.op == "get_attr":
+            yield from _attribute(functools.reduce(getattr, node.target.split("."), gm))
+        for name, value in node.meta.items():
+            if name in _STACKS:
+                yield f"{name} {[str(path) for path, _kind in (value or {}).values()]}"
+            elif name not in _UNREAD:
+                yield f"{name} {_text(value)}"
+
+
+def _attribute(value: Any) -> Iterator[str]:
+    if isinstance(value, torch.fx.GraphModule):
+        yield from _lines(value)
+    elif type(value) is torch.Tensor and value.numel() <= _MOST_ELEMENTS:
+        yield f"{_tensor(value)} {value.tolist()}"
+    else:
+        raise _Unkeyed
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, FakeTensor):
+        return f"{_tensor(value)} {place_of(value)}"
+    if isinstance(value, torch.fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, _NAMED):
+        return str(value)
+    if isinstance(value, tuple | list):
+        return f"({','.join(map(_text, value))})"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{_text(k)}:{_text(v)}' for k, v in value.items())}}}"
+    if isinstance(value, slice):
+        return f"slice{_text((value.start, value.stop, value.step))}"
+    if type(value).__name__ == "builtin_function_or_method":
+        return f"{value.__module__}.{value.__qualname__}"
+    raise _Unkeyed
+
+
+def _tensor(value: Any) -> str:
+    if has_symbols([value]):
+        raise _Unkeyed  # sizes that are not known when the code is compiled
+    return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.storage_offset()}"
+
+
+def sizes_of(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """The sizes that inputs of a graph have, or are. A symbol counts as the size that it has."""
+    return tuple(_pytree.tree_map_only(torch.SymInt, lambda n: n.node.hint, _sizes(inputs)))
+
+
+def has_symbols(inputs: Sequence[Any]) -> bool:
+    """Whether sizes are symbols, as in code that torch compiles once for several sizes."""
+    return any(isinstance(size, torch.SymInt) for size in _pytree.tree_leaves(_sizes(inputs)))
+
+
+def _sizes(inputs: Sequence[Any]) -> tuple[Any, ...]:
+    return tuple(
+        (tuple(x.shape), x.stride(), x.storage_offset()) if isinstance(x, torch.Tensor) else x
+        for x in inputs
+    )

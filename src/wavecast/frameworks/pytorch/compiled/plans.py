@@ -20,7 +20,7 @@ from typing import Any, Union
 
 from wavecast.errors import InvalidInput
 from wavecast.files import cache_folder, replacing
-from wavecast.frameworks.pytorch.compiled.node_accesses import PlannedOp
+from wavecast.frameworks.pytorch.compiled.fused_ops import PlannedOp
 from wavecast.reading import MissingFile, parse_json, read_bytes
 from wavecast.traces.step import TensorSpec
 
@@ -80,6 +80,10 @@ class GraphPlan:
 
 
 # Plans of compiled graphs, kept between traces: lowering a graph takes half of a trace's time.
+#
+# A graph has a key, a digest of all that its lowering depends on (`inductor.key_of`), and the plan
+# is stored under it. What torch calls is a run of the plan (`compiling.GraphRun`); a graph with
+# symbols for sizes has a plan and a run for each of its sizes (`compiling.SizedRun`).
 #
 # Each plan is a file of its own in the user's cache folder, named by the key of its graph; those
 # of scripts, whose processes may write nothing there, are in a folder for each script. A file is
@@ -265,9 +269,11 @@ def _typed(kind: Any, value: Any) -> Any:
         return {_typed(inner[0], key): _typed(inner[1], item) for key, item in value}
     if origin is tuple:
         kinds = [inner[0]] * len(value) if inner[-1] is Ellipsis else inner
-        return tuple(_typed(one, item) for one, item in zip(kinds, value, strict=True))
+        return tuple(
+            _typed(inner_kind, item) for inner_kind, item in zip(kinds, value, strict=True)
+        )
     kinds = _fields(kind)
-    return kind(*(_typed(one, item) for one, item in zip(kinds, value, strict=True)))
+    return kind(*(_typed(item_kind, item) for item_kind, item in zip(kinds, value, strict=True)))
 
 
 def _scalar(value: Any) -> Any:

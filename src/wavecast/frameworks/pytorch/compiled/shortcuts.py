@@ -16,7 +16,7 @@ import pkgutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -38,7 +38,7 @@ from torch.utils import _config_module, _pytree
 from torch.utils._ordered_set import OrderedSet
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
+from wavecast.frameworks.replacements import replacing
 
 Function = Callable[..., Any]
 
@@ -58,7 +58,7 @@ class Shortcut:
     """Other functions of torch whose text it relies on, as "torch.fx.graph:Graph.lint", and the
     digests of these."""
 
-    def made(self) -> StandIn | None:
+    def stand_in(self) -> StandIn | None:
         """The function for the installed torch; None if torch has another text or other helpers."""
         try:
             owner = pkgutil.resolve_name(self.owner)
@@ -89,24 +89,32 @@ def digest_of(function: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+SHORTCUTS: list[Shortcut] = []
+"""All shortcuts of this module."""
+
+
 def in_place_of(
     owner: str, name: str, digest: str, *relies: tuple[str, str]
 ) -> Callable[[Callable[[Any], Any]], Shortcut]:
-    """A decorator that makes a shortcut of the function that makes it."""
-    return lambda make: Shortcut(owner, name, digest, make, relies)
+    """A decorator that adds a shortcut to the table, given the function that makes it."""
+
+    def register(make: Callable[[Any], Any]) -> Shortcut:
+        SHORTCUTS.append(Shortcut(owner, name, digest, make, relies))
+        return SHORTCUTS[-1]
+
+    return register
 
 
 @cache
 def allowed(shortcuts: tuple[Shortcut, ...]) -> tuple[StandIn, ...]:
     """The shortcuts that the installed torch allows."""
-    return tuple(made for shortcut in shortcuts if (made := shortcut.made()) is not None)
+    return tuple(filter(None, (shortcut.stand_in() for shortcut in shortcuts)))
 
 
 @contextmanager
 def taken(shortcuts: tuple[Shortcut, ...]) -> Iterator[None]:
     """Take these shortcuts where the installed torch allows it, inside the block."""
-    with ExitStack() as stack:
-        replace = replacing(stack)
+    with replacing() as replace:
         for shortcut in allowed(shortcuts):
             for place in _places(shortcut):
                 replace(place, **{shortcut.name: shortcut.function})
@@ -225,9 +233,6 @@ def _has_plain_sizes(kept: Any) -> bool:
     return all(type(number) is int for number in numbers)
 
 
-FAKE_TENSORS = (describe, make_again)
-
-
 # Shortcuts for the scheduler's fusion: pairs of nodes that cannot be one kernel, and loops.
 #
 # A tensor that all layers add to, or a mask that all of them read, makes pairs of all of its
@@ -271,7 +276,9 @@ def _are_apart(scheduler: Any, node1: Any, node2: Any) -> bool:
         return _is_between(scheduler, node1, node2)
     if node1.is_reduction() and node2.is_reduction():
         return False  # sums over different dimensions may be fused from afar
-    return _judges_distance() and bool(scheduler.are_long_distant_nodes(node1, node2))
+    # By default, torch leaves nodes apart that are far apart and only read the same.
+    is_default = V.choices.can_fuse_horizontal is InductorChoices.can_fuse_horizontal
+    return is_default and bool(scheduler.are_long_distant_nodes(node1, node2))
 
 
 def _may_be_inverted(node: Any) -> bool:
@@ -282,18 +289,13 @@ def _may_be_inverted(node: Any) -> bool:
     return len(accesses.reads) <= 1 and len(accesses.writes) <= 1
 
 
-def _judges_distance() -> bool:
-    """Whether nodes far apart that only read the same are left apart, as torch does by default."""
-    return V.choices.can_fuse_horizontal is InductorChoices.can_fuse_horizontal
-
-
 def _is_between(scheduler: Any, node1: Any, node2: Any) -> bool:
     """Whether another node that reads what the first writes must run before the second."""
     names, renamed = node1.get_operation_names()._dict.keys(), scheduler.mutation_renames
-    made = {renamed.get(dep.name, dep.name) for dep in node1.read_writes.writes}
-    made.update(node1.get_buffer_names())
+    written = {renamed.get(dep.name, dep.name) for dep in node1.read_writes.writes}
+    written.update(node1.get_buffer_names())
     for dep in node2.unmet_dependencies:
-        if dep.name in made or renamed.get(dep.name, dep.name) in made:
+        if dep.name in written or renamed.get(dep.name, dep.name) in written:
             continue
         op = scheduler.name_to_buf[dep.name].defining_op_name()
         between = scheduler.name_to_fused_node[op]
@@ -344,9 +346,6 @@ def remember_loops(original: Any) -> Any:
 def _state_of(body: Any) -> tuple[Any, ...]:
     """What torch may change of a kernel's body."""
     return body.sizes, tuple(body.indexing_exprs.items()), body.root_block
-
-
-FUSION = (screen_pairs, seek_cycles, remember_loops)
 
 
 # Shortcuts for what all of torch's compiler is built from: nested structures, sets, switches.
@@ -441,7 +440,7 @@ def _mapped(func: Any, node: Any, is_leaf: Any) -> Any:
 @in_place_of(_SETS, "__or__", "3416defbd389")
 def unite(original: Any) -> Any:
     """The elements of both sets."""
-    kind, make = _set_and_maker()
+    kind, make = OrderedSet, OrderedSet._from_dict
 
     def either(self: Any, other: Any) -> Any:
         if type(self) is kind and type(other) is kind:
@@ -454,7 +453,7 @@ def unite(original: Any) -> Any:
 @in_place_of(_SETS, "__and__", "2d85979cfacb")
 def intersect(original: Any) -> Any:
     """The elements that are in both sets, in the order of the smaller one."""
-    kind, make = _set_and_maker()
+    kind, make = OrderedSet, OrderedSet._from_dict
 
     def both(self: Any, other: Any) -> Any:
         if type(self) is not kind or type(other) is not kind:
@@ -465,12 +464,6 @@ def intersect(original: Any) -> Any:
         return make({element: None for element in smaller if element in larger})
 
     return both
-
-
-def _set_and_maker() -> tuple[Any, Any]:
-    from torch.utils._ordered_set import OrderedSet
-
-    return OrderedSet, OrderedSet._from_dict
 
 
 @in_place_of("torch.utils._config_module:ConfigModule", "__getattr__", "00f80ea149ec")
@@ -498,9 +491,6 @@ def read_switch(original: Any) -> Any:
         return original(self, name)
 
     return switch
-
-
-STRUCTURES = (flatten, iterate, transform, unite, intersect, read_switch)
 
 
 # Shortcuts for the passes over a graph: what they look for, and what they do again.
@@ -678,12 +668,12 @@ def _is_only_elsewhere(node: Any, value: Any, storages: Counter[int]) -> bool:
     if not fx_utils._is_fake_tensor_same(value, before, storages, check_storage=False):
         return False
     storage = fx_utils.get_storage(before)
-    views, found = [node], {node}
+    views, known = [node], {node}
     for view in views:  # which grows meanwhile
-        new = [n for n in view.users if n not in found and fx_utils.get_node_storage(n) == storage]
+        new = [n for n in view.users if n not in known and fx_utils.get_node_storage(n) == storage]
         views.extend(new)
-        found.update(new)
-    return len(found) == storages[storage]
+        known.update(new)
+    return len(known) == storages[storage]
 
 
 @in_place_of("torch._inductor.utils", "gather_origins", "0bc69e87e146")
@@ -714,8 +704,8 @@ def reorder_without_code(original: Any) -> Any:
     Torch makes it at once, again after the next pass, and again for a copy."""
 
     def reorder(gm: Any) -> Any:
-        with ExitStack() as stack:
-            replacing(stack)(torch.fx, GraphModule=_get_graph_module_cls())
+        with replacing() as replace:
+            replace(torch.fx, GraphModule=_get_graph_module_cls())
             return original(gm)
 
     return reorder
@@ -731,13 +721,6 @@ def leave_out_joint_text(_original: Any) -> Any:
 def leave_out_texts(_original: Any) -> Any:
     """The texts of the forward and the backward graph, which nobody reads."""
     return lambda *_, **__: (None, None)
-
-
-GRAPHS = (
-    *(match_pattern, report_nothing, check_types),
-    *(update_values, collect_origins, reorder_without_code),
-    *(leave_out_joint_text, leave_out_texts),
-)
 
 
 # Shortcuts for questions about sizes and strides, which are mostly plain numbers.
@@ -889,9 +872,3 @@ def substitute(original: Any) -> Any:
         return sympy.sympify(expression).xreplace(replacements)
 
     return substituted
-
-
-SIZES = (
-    *(compare, check_order, check_contiguous, simplify),
-    *(expand, simplify_in_ranges, estimate, check_one, check_none, substitute),
-)

@@ -47,11 +47,8 @@ def is_faster_padded(
 ) -> bool:
     """Whether a matmul is estimated to be faster when padded.
 
-    Args:
-        target: the GPU.
-        precision: how it is computed: "float32", "tf32", "float16" or "bfloat16".
-        sizes: its sizes, that of a batch included.
-        padded: its operands that have to be padded.
+    The `sizes` are those of the matmul, that of a batch included; `padded` are its operands that
+    have to be padded.
     """
     if precision not in TENSOR_CORES:
         return False
@@ -65,9 +62,6 @@ def is_faster_padded(
 def _copy_s(target: CompileTarget, operand: Operand) -> float:
     factor = 1.0 if operand.is_contiguous else _TRANSPOSING
     return _COPY_S + factor * 2 * operand.nbytes / target.memory_bytes_per_s
-
-
-# The GPU that a step is compiled for, with the facts that the compiler asks for.
 
 
 _USUAL: dict[Family, str] = {

@@ -2,15 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
+# Random sizes of layers, and how a layer runs forward and backward.
+
+
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
+LARGEST = 2**28
+"""The most elements of a tensor."""
+
+
+@dataclass(frozen=True)
+class ShapeDraw:
+    """The random source of a layer's sizes, its precision and its layout."""
+
+    random: random.Random
+    precision: str
+    layout: str
+    device: str = "cuda"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the layer's tensors."""
+        return DTYPES[self.precision]
+
+    def usual(self, low: float, high: float) -> int:
+        """A random size between two limits, uniform in the logarithm and mostly a round number."""
+        size = low * (high / low) ** self.random.random()
+        step = self.random.choice((1, 8, 8, 16, 32, 64))
+        return max(int(size / step + 0.5) * step, 1, int(low))
+
+    def tensor(self, *shape: int, grad: bool = True) -> Tensor:
+        """A random tensor in the drawn dtype and layout."""
+        if not 0 < torch.Size(shape).numel() <= LARGEST:
+            raise TooLarge
+        tensor = torch.randn(shape, device=self.device, dtype=self.dtype)
+        if self.layout == "nhwc" and len(shape) == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        return tensor.requires_grad_(grad)
+
+
+class TooLarge(Exception):
+    """The drawn sizes make a layer that is too large; draw others."""
+
+
+Layer = Callable[[], Any]
+"""Runs the layer once, forward and backward."""
+
+
+def through(forward: Callable[[], Any], *leaves: Tensor) -> Layer:
+    """Runs the forward pass, then the backward pass from a random gradient of the output."""
+    grads: list[Tensor] = []
+
+    def run() -> None:
+        out = forward()
+        out = out[0] if isinstance(out, tuple) else out
+        if not grads:
+            grads.append(torch.randn_like(out) if out.dim() else torch.ones_like(out))
+        out.backward(grads[0])
+        for leaf in leaves:
+            leaf.grad = None
+
+    return run
+
 
 MOST_FLOP = {"fp32": 1.5e11, "tf32": 6e11, "bf16": 1e12, "fp16": 1e12}
 """The most floating-point operations of a layer's forward pass, by precision."""
@@ -61,12 +128,12 @@ def _filters(draw: ShapeDraw, form: str, side: int) -> tuple[Filters, int]:
         case "stem":
             channels, filters = pick.choice((1, 3, 3, 3, 4)), pick.choice((16, 24, 32, 48, 64, 96))
             kernel, stride = pick.choice(((3, 2), (3, 1), (7, 2), (11, 4), (5, 1)))
-            made = Filters(channels, filters, kernel, stride, first=True)
-            return made, pick.choice((128, 160, 224, 299, 384))
+            stem = Filters(channels, filters, kernel, stride, first=True)
+            return stem, pick.choice((128, 160, 224, 299, 384))
         case "patch":
             kernel, channels = pick.choice((2, 4, 8, 14, 16)), pick.choice((3, 3, 64, 128, 256))
-            made = Filters(channels, filters, kernel, kernel, first=channels == 3)
-            return made, kernel * pick.choice((7, 14, 16, 28))
+            patch = Filters(channels, filters, kernel, kernel, first=channels == 3)
+            return patch, kernel * pick.choice((7, 14, 16, 28))
         case "up":
             kernel, stride = pick.choice(((4, 2), (2, 2), (3, 2)))
             return replace(plain, kernel=kernel, stride=stride, up=True), side
@@ -101,40 +168,6 @@ def convolution(draw: ShapeDraw) -> Layer:
         plain = (F.conv1d, F.conv2d, F.conv3d)[it.dims - 1]
         run = partial(plain, image, weight, bias, it.stride, padding, it.dilation, it.groups)
     return through(run, *leaves)
-
-
-_WIDTHS = (16, 24, 32, 48, 64, 64, 80, 96, 128, 128, 160, 192, 256, 256, 320, 384, 512, 512, 672,
-           768, 960, 1024, 1024, 1152, 1536, 2048)  # fmt: skip
-"""The channels of common networks."""
-
-
-def network_convolution(draw: ShapeDraw) -> Layer:
-    """A convolution as networks have it: common widths, the finer the image the fewer; no bias."""
-    pick = draw.random
-    side = pick.choice((224, 112, 112, 56, 56, 28, 28, 14, 14, 7, 7, 128, 64, 32, 16, 8))
-    batch = pick.choice((8, 16, 16, 32, 32, 64, 64, 128))
-    channels = pick.choice([width for width in _WIDTHS if width * side <= 15_000])
-    filters = max(round(channels * pick.choice((0.25, 0.5, 1, 1, 1, 1, 2, 4)) / 8) * 8, 8)
-    stride, groups, first = pick.choices((1, 2), (80, 20))[0], 1, False
-    kernel = pick.choices((3, 5, 7), (80, 12, 8))[0]
-    match pick.choices(("plain", "point", "depthwise", "stem", "grouped"), (42, 26, 20, 6, 6))[0]:
-        case "point":
-            kernel = 1
-        case "depthwise":
-            filters = groups = channels
-        case "stem":
-            channels, filters, first = 3, pick.choice((16, 24, 32, 64, 64, 96)), True
-            side = pick.choice((224, 256, 192))
-            kernel, stride = pick.choice(((3, 2), (3, 1), (7, 2), (11, 4)))
-        case "grouped":
-            filters, groups = channels, max(channels // pick.choice((8, 16, 32)), 1)
-    _need(2.0 * batch * (side / stride) ** 2 * filters * channels / groups * kernel**2, draw)
-    image = draw.tensor(batch, channels, side, side, grad=not first)
-    weight = draw.tensor(filters, channels // groups, kernel, kernel)
-    if not batch * filters * (side // stride) ** 2 <= LARGEST:
-        raise TooLarge
-    run = partial(F.conv2d, image, weight, None, stride, kernel // 2, 1, groups)
-    return through(run, image, weight)
 
 
 def linear(draw: ShapeDraw) -> Layer:

@@ -15,7 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from wavecast.frameworks.pytorch.drawn.drawing import LARGEST, Layer, ShapeDraw, TooLarge, through
+from wavecast.frameworks.pytorch.drawn.network_layers import (
+    LARGEST,
+    Layer,
+    ShapeDraw,
+    TooLarge,
+    through,
+)
 
 # What people write out by hand: a norm, rotary positions, Newton and Schulz's iteration.
 

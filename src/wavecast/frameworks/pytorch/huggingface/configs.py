@@ -6,16 +6,19 @@ Nothing is downloaded, and no code of a model repository is run.
 from __future__ import annotations
 
 import difflib
+import importlib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from wavecast.errors import InvalidInput, UnknownName
+from wavecast.errors import CaptureError, InvalidInput, UnknownName
 from wavecast.files import shipped
 from wavecast.reading import kind_of, parse_json, read_bytes, read_text
 
@@ -208,3 +211,38 @@ def preset_of(name: str) -> Preset | None:
     """The preset that a name means, without regard to case. None if there is none."""
     by_name = {known.lower(): preset for preset in presets() for known in preset.names}
     return by_name.get(name.strip().lower())
+
+
+# Why transformers cannot be imported, where it is known: a torchvision that does not fit torch.
+
+
+REMEDY = "pip uninstall torchvision, or install the one for your build of torch"
+
+
+def torchvision_fault() -> str | None:
+    """What is wrong with the installed torchvision; None if nothing is, or there is none."""
+    try:
+        version = metadata.version("torchvision")
+    except metadata.PackageNotFoundError:
+        return None
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # it may fail in any way
+        said = f"{version} cannot be imported: {type(error).__name__}: {error}"
+        return said.splitlines()[0]
+    return None
+
+
+@contextmanager
+def naming_torchvision(what: str) -> Iterator[None]:
+    """A context in which a failed import names torchvision, if that is what fails.
+
+    transformers says "Could not import module 'LlamaConfig'" then, and no more.
+    """
+    try:
+        yield
+    except (ImportError, RuntimeError) as error:
+        fault = torchvision_fault()
+        if fault is None:
+            raise
+        raise CaptureError(f"{what} needs torchvision {fault}; {REMEDY}") from error

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from wavecast.errors import InvalidInput, MissingExtra, UnknownName
-from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig
-from wavecast.frameworks.pytorch.huggingface.importing import naming_torchvision
+from wavecast.frameworks.pytorch.huggingface.configs import ModelConfig, naming_torchvision
 from wavecast.frameworks.pytorch.huggingface.recipes import Task
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -20,11 +19,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @contextmanager
 def needing(what: str) -> Iterator[None]:
-    """A context in which a missing library of Hugging Face raises MissingExtra.
-
-    Args:
-        what: what needs it, for the message.
-    """
+    """A context in which a missing library of Hugging Face raises MissingExtra."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -83,13 +78,9 @@ def settings_of(config: ModelConfig) -> Any:
     if config.model_type not in known:
         raise UnknownName(_unknown_type(config, known, transformers.__version__))
     with naming_torchvision(f"hf:{config.name}"):
-        return transformers.CONFIG_MAPPING[config.model_type].from_dict(_plain(config))
-
-
-def _plain(config: ModelConfig) -> dict[str, Any]:
-    """The values of a config, without the fields that name foreign code or a dtype of weights."""
-    leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")
-    return {name: value for name, value in config.values.items() if name not in leave}
+        leave = ("auto_map", "quantization_config", "dtype", "torch_dtype")  # foreign code, dtypes
+        values = {name: value for name, value in config.values.items() if name not in leave}
+        return transformers.CONFIG_MAPPING[config.model_type].from_dict(values)
 
 
 def _unknown_type(config: ModelConfig, known: list[str], version: str) -> str:
@@ -153,11 +144,6 @@ def in_4_bits(model: Any, compute_dtype: torch.dtype, what: str) -> None:
     The last layer and the embeddings stay as they are. It is what transformers does for
     `BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
     bnb_4bit_use_double_quant=True)`.
-
-    Args:
-        model: the model, which is changed.
-        compute_dtype: the precision of matmuls.
-        what: what needs bitsandbytes, for the message if it is missing.
     """
     with needing(what):
         import bitsandbytes
@@ -186,10 +172,6 @@ def in_8_bits(model: Any, what: str) -> None:
 
     It is what transformers does for `BitsAndBytesConfig(load_in_8bit=True)`. Weights and inputs are
     multiplied in 8 bits (LLM.int8()).
-
-    Args:
-        model: the model, which is changed.
-        what: what needs bitsandbytes, for the message if it is missing.
     """
     with needing(what):
         import bitsandbytes
@@ -228,7 +210,7 @@ def _replace_linear(model: nn.Module, linear: MakeLinear, what: str) -> None:
     ]
     for path, layer in layers:
         weight = layer.weight.data.T if isinstance(layer, Conv1D) else layer.weight.data
-        made = linear(weight, layer.bias)
+        quantized = linear(weight, layer.bias)
         if layer.bias is not None:
-            made.bias = nn.Parameter(layer.bias.data, requires_grad=False)
-        model.set_submodule(path, made)
+            quantized.bias = nn.Parameter(layer.bias.data, requires_grad=False)
+        model.set_submodule(path, quantized)

@@ -122,7 +122,7 @@ class ModelOptions:
         Raises:
             InvalidInput: there is no such option, or its value is of another type.
         """
-        known = {each.name: str(each.type) for each in fields(cls)}
+        known = {option.name: str(option.type) for option in fields(cls)}
         kinds = {"bool": bool, "int | None": int, "str | None": str}
         named: dict[str, Any] = {name.replace("-", "_"): value for name, value in given.items()}
         for name, value in named.items():

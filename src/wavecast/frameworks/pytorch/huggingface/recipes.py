@@ -58,10 +58,8 @@ def recipe_of(
 
     Args:
         name: a preset, a name in the local cache, or a path; see `configs.config_of`.
-        batch: how many samples. None for the task's default.
         precision: "bf16" and "fp16" mean autocast. None for the precision of the weights, and for
             bf16 with `options.qlora`: QLoRA stores in 4 bits and computes in bf16.
-        options: how the model is trained.
     """
     check(options)
     config = config_of(name)
@@ -162,25 +160,25 @@ _TEXT_TO_TEXT = tuple(
 """The types whose ForConditionalGeneration reads text alone. Others take images, too."""
 
 
-def task_of(config: ModelConfig, wanted: str | None) -> Task:
+def task_of(config: ModelConfig, name: str | None) -> Task:
     """The task of a model: the one that is wanted, else the one that its config names.
 
     Raises:
         UnknownName: there is no such task.
         InvalidInput: the config names none, or the task is not for this library.
     """
-    if wanted is not None and wanted not in TASKS:
-        raise UnknownName(f"unknown task {wanted!r}; known: {', '.join(TASKS)}")
+    if name is not None and name not in TASKS:
+        raise UnknownName(f"unknown task {name!r}; known: {', '.join(TASKS)}")
     denoising = TASKS["denoising"]
     if config.diffusion_class is not None:
-        return _diffusion_task(config, wanted)
-    if wanted is not None:
-        if TASKS[wanted] is denoising:
+        return _diffusion_task(config, name)
+    if name is not None:
+        if TASKS[name] is denoising:
             raise InvalidInput(
                 f"hf:{config.name} is a {config.model_type} model of transformers; the task "
                 "denoising is for U-Nets of diffusers"
             )
-        return TASKS[wanted]
+        return TASKS[name]
     named = config.values.get("architectures")
     listed = named if isinstance(named, list) else []
     architectures = [name for name in listed if isinstance(name, str)]
@@ -194,7 +192,7 @@ def task_of(config: ModelConfig, wanted: str | None) -> Task:
     )
 
 
-def _diffusion_task(config: ModelConfig, wanted: str | None) -> Task:
+def _diffusion_task(config: ModelConfig, name: str | None) -> Task:
     denoising = TASKS["denoising"]
     if config.diffusion_class != denoising.auto_class:
         raise InvalidInput(
@@ -202,7 +200,7 @@ def _diffusion_task(config: ModelConfig, wanted: str | None) -> Task:
             f"{denoising.auto_class} can be built from its config. Write the step yourself: "
             "FILE.py:FUNCTION"
         )
-    if wanted not in (None, denoising.name):
+    if name not in (None, denoising.name):
         raise InvalidInput(f"hf:{config.name} is a U-Net, which is trained for denoising alone")
     return denoising
 
@@ -232,17 +230,17 @@ def longest_sequence(config: ModelConfig) -> int | None:
     return None
 
 
-def sequence_of(config: ModelConfig, task: Task, wanted: int | None) -> int | None:
+def sequence_of(config: ModelConfig, task: Task, length: int | None) -> int | None:
     """The number of tokens in a sequence. None for tasks that have none.
 
     Raises:
         InvalidInput: the model has no sequence of tokens, or takes no sequence as long.
     """
     if task.sequence is None:
-        if wanted is not None:
+        if length is not None:
             raise InvalidInput(f"--seq is for tasks with tokens; hf:{config.name} is {task.name}")
         return None
     longest = longest_sequence(config)
-    if wanted is not None and longest is not None and wanted > longest:
-        raise InvalidInput(f"hf:{config.name} takes at most {longest} tokens, not {wanted} (--seq)")
-    return wanted or min(task.sequence, longest or task.sequence)
+    if length is not None and longest is not None and length > longest:
+        raise InvalidInput(f"hf:{config.name} takes at most {longest} tokens, not {length} (--seq)")
+    return length or min(task.sequence, longest or task.sequence)

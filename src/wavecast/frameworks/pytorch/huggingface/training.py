@@ -165,15 +165,7 @@ _FRAMES_PER_POSITION = 2
 
 
 def inputs_of(task: str, config: Any, batch: int, sequence: int | None, device: str) -> Batch:
-    """A batch for a model.
-
-    Args:
-        task: the name of the task.
-        config: the config of the model, an object of transformers or diffusers.
-        batch: how many samples.
-        sequence: how many tokens each has, if any.
-        device: where the tensors are made.
-    """
+    """A batch for a model."""
     return _MAKERS[task](config, batch, sequence or 0, device)
 
 
@@ -292,12 +284,7 @@ def in_precision(inputs: Batch, dtype: Any) -> Batch:
 
 
 def tensor_plan_of(name: str, task: str | None = None) -> dict[str, str] | None:
-    """The plan of a model and its head, for `Parallel(tensor_plan=...)`; None if it has none.
-
-    Args:
-        name: a preset, a name in the local cache, or a path; see `configs.config_of`.
-        task: what the model is trained for; by default what its config says.
-    """
+    """The plan of a model and its head, for `Parallel(tensor_plan=...)`; None if it has none."""
     config = config_of(name)
     if config.diffusion_class is not None:
         return None

@@ -77,10 +77,7 @@ def fit(
     """Train an MLP on standardised features, with Adam and the mean absolute percentage error.
 
     Args:
-        features: one row for each measured layer.
-        milliseconds: the measured time of each layer.
         recipe: how to train. None for the published recipe.
-        device: where to train: "cpu" or "cuda".
         graph: on a GPU, replay each step as a CUDA graph, which is many times faster.
     """
     recipe = recipe or Recipe()
@@ -148,8 +145,8 @@ def _train(
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        wanted = target[chosen]
-        loss = ((model(inputs[chosen])[:, 0] - wanted).abs() / wanted).mean()
+        expected = target[chosen]
+        loss = ((model(inputs[chosen])[:, 0] - expected).abs() / expected).mean()
         loss.backward()
         optimizer.step()
         total.add_(loss.detach())

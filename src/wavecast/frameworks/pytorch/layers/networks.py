@@ -18,7 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from wavecast.errors import CaptureError, InvalidInput
-from wavecast.runs.regression.layers.complexities import LayerCategory, Network, NetworkLayer, Shape
+from wavecast.runs.regression.complexities import LayerCategory, Network, NetworkLayer, Shape
 
 _NO_WORK = (nn.Flatten, nn.Unflatten, nn.Identity)
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

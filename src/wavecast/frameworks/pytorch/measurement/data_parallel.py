@@ -84,9 +84,6 @@ def sample_spread(
     """Run a step on several GPUs by torchrun, and return its times.
 
     Args:
-        model: a model of the suite.
-        batch: the batch of each GPU.
-        precision: one of `suite.PRECISIONS`.
         machines: where it runs. The same call must run on each of several machines.
         device: "cuda", or "cpu" for ranks that share this CPU.
         limit_s: run for this many seconds.
@@ -121,8 +118,8 @@ def sample_spread(
 
 
 def _torchrun(machines: Machines) -> list[str]:
-    each = machines.gpus // machines.nodes
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(each)]
+    ranks = machines.gpus // machines.nodes
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
     if machines.nodes == 1:
         return [*command, "--standalone"]
     host, _, port = machines.rendezvous.rpartition(":")
@@ -141,13 +138,15 @@ def _why(printed: str) -> str:
 
 def _run_rank(task: _Task) -> None:
     """Run the step as one rank; rank 0 writes its times."""
+    from torch.distributed._composable import replicate
+
     cuda = task.device == "cuda"
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if cuda else "gloo")
     step = suite.benchmark(task.model).make_step(task.batch, task.precision, device=task.device)
     for part in step.model.values() if isinstance(step.model, nn.ModuleDict) else [step.model]:
-        _replicated(part)
+        replicate(part)  # in place: the step calls the module itself, so it cannot be wrapped
     marks, until = [mark(cuda)], time.perf_counter() + task.limit_s
     going = torch.ones(1, device=task.device)
     while going.item():
@@ -170,15 +169,6 @@ def _run_rank(task: _Task) -> None:
         Path(task.out).write_text(json.dumps(asdict(sample)), encoding="utf-8")
     dist.barrier()  # gloo aborts a rank whose peer has closed its connections before it did
     dist.destroy_process_group()
-
-
-def _replicated(part: nn.Module) -> None:
-    """Let DistributedDataParallel reduce the gradients of a module, in place."""
-    # The step calls the module itself, so it cannot be wrapped: this is torch's own way to do it
-    # by hooks.
-    from torch.distributed._composable import replicate
-
-    replicate(part)
 
 
 if __name__ == "__main__":

@@ -39,17 +39,17 @@ from wavecast.frameworks.pytorch.measurement import profiling
 from wavecast.frameworks.pytorch.measurement.layers import timer_on
 from wavecast.frameworks.pytorch.measurement.profiling import GpuActivity, IterationProfile
 from wavecast.frameworks.pytorch.measurement.whole_runs import processor_s
-from wavecast.frameworks.pytorch.recording.recorded import Recording
 from wavecast.frameworks.pytorch.recording.recorder import (
     MemoryMode,
     OpRecorder,
+    Recording,
     RecordingMode,
     held_bytes,
 )
 from wavecast.frameworks.pytorch.recording.signature import tensors_of
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.ops import Kind
-from wavecast.predictors.published import published_setup
+from wavecast.predictors.habitat import published_setup
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 
 _BUSY_ITERATIONS = 3
@@ -223,12 +223,13 @@ def recording_iteration(recorder: OpRecorder) -> Iterator[Callable[[], RecordedI
 
     Yields a function that returns the recorded iteration. Call it after the block.
     """
+
+    def recorded() -> RecordedIteration:
+        profile = finished_profile()
+        return RecordedIteration(recorder.recording(profile.kernels, profile.host_s), profile)
+
     with profiling.profiling_ops() as finished_profile, recorder.step():
-        yield lambda: _recorded(recorder, finished_profile())
-
-
-def _recorded(recorder: OpRecorder, profile: IterationProfile) -> RecordedIteration:
-    return RecordedIteration(recorder.recording(profile.kernels, profile.host_s), profile)
+        yield recorded
 
 
 def trace_of(
@@ -248,7 +249,11 @@ def trace_of(
             f"{len(strays)} kernels ({share:.0%} of the GPU's time) were launched outside "
             "PyTorch's ops (by compiled code, CUDA graphs or extensions)",
         )
-    calls = (*recorded.recording.calls, *map(_stray, strays))
+    stray_calls = (
+        Call(Op(f"kernel.{kernel.name}", (), ()), Phase.OTHER, kernels=(kernel,))
+        for kernel in strays
+    )
+    calls = (*recorded.recording.calls, *stray_calls)
     if not any(call.kernels for call in calls):
         raise CaptureError(
             "the step ran nothing on the GPU; move the model and its inputs there (model.cuda(), "
@@ -321,8 +326,8 @@ def with_memory(trace: Trace, seen: Recording) -> Trace:
     """
     if [call.op.name for call in seen.calls] == [c.op.name for c in trace][: len(seen.calls)]:
         calls = tuple(
-            replace(call, reads=one.reads, writes=one.writes)
-            for call, one in zip(trace, seen.calls, strict=False)
+            replace(call, reads=counted.reads, writes=counted.writes)
+            for call, counted in zip(trace, seen.calls, strict=False)
         )
         calls = (*calls, *trace.calls[len(calls) :])
         return replace(trace, calls=calls, allocations=seen.allocations, values=seen.values)
@@ -338,16 +343,16 @@ def _median_recording(step: Callable[[], Any], recordings: int) -> RecordedItera
     with RecordingMode(recorder):
         with recorder.structure.watch():
             step()  # to learn the names of the modules
-        iterations = [_record(recorder, step) for _ in range(recordings)]
+        iterations = []
+        for _ in range(recordings):
+            with recording_iteration(recorder) as recorded:
+                step()
+            iterations.append(recorded())
     recorder.structure.forget()
-    iterations.sort(key=lambda one: sum(kernel.seconds for kernel in one.profile.all_kernels))
+    iterations.sort(
+        key=lambda iteration: sum(kernel.seconds for kernel in iteration.profile.all_kernels)
+    )
     return iterations[(len(iterations) - 1) // 2]
-
-
-def _record(recorder: OpRecorder, step: Callable[[], Any]) -> RecordedIteration:
-    with recording_iteration(recorder) as recorded:
-        step()
-    return recorded()
 
 
 def _ran_the_same(recorded: RecordedIteration, activity: GpuActivity) -> bool:
@@ -359,10 +364,6 @@ def _ran_the_same(recorded: RecordedIteration, activity: GpuActivity) -> bool:
 
 def _framework() -> str:
     return f"torch {torch.__version__.split('+')[0]}"
-
-
-def _stray(kernel: Kernel) -> Call:
-    return Call(Op(f"kernel.{kernel.name}", (), ()), Phase.OTHER, kernels=(kernel,))
 
 
 def _with_host(calls: tuple[Call, ...], host_s: float | None) -> tuple[Call, ...]:
@@ -404,7 +405,8 @@ class RerunMode(RecordingMode):
         # A collective waits for other processes, which do not run it again.
         if "c10d" not in func.namespace and tensors_of((args, tuple(kwargs.values()))):
             run = repeatable(func, args, kwargs)
-            with _same_random_numbers():
+            gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+            with torch.random.fork_rng(devices=gpus):  # the step draws the same numbers
                 self.alone_s[len(self.recorder)] = self.timed(run)
         return func(*args, **kwargs)
 
@@ -424,14 +426,6 @@ def repeatable(func: Any, args: tuple[Any, ...], kwargs: Any) -> Callable[[], An
 
 def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
-
-
-@contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    """Give back the state of the random numbers, so that the step draws the same ones."""
-    gpus = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=gpus):
-        yield
 
 
 def timer(warm_up: int, repeats: int, device: str = "cuda") -> Timer:
@@ -477,7 +471,9 @@ def with_times_alone(trace: Trace, alone: tuple[Call, ...]) -> Trace:
     if [call.op.name for call in alone] != [c.op.name for c in trace.calls][: len(alone)]:
         note = "iterations differ in their ops, so the times are not those of each op alone"
         return replace(trace, notes=(*trace.notes, note))
-    timed = tuple(_as_alone(c, one) for c, one in zip(trace.calls, alone, strict=False))
+    timed = tuple(
+        _as_alone(c, timed_call) for c, timed_call in zip(trace.calls, alone, strict=False)
+    )
     return replace(trace, calls=(*timed, *trace.calls[len(alone) :]))
 
 
@@ -514,7 +510,6 @@ def measure_memory(make_step: Callable[[], Callable[[], Any]], warm_up: int = 2)
     """Run a step on this machine's GPU and measure its memory.
 
     Args:
-        make_step: builds model, optimizer and inputs, and returns the function that runs one step.
         warm_up: how many steps to run first. The first one creates the optimizer's state.
     """
     if not torch.cuda.is_available():
@@ -546,7 +541,7 @@ def traced_memory(step: Callable[[], Any]) -> Trace:
     major, minor = torch.cuda.get_device_capability()
     return Trace(
         **vars(seen),
-        framework=f"torch {torch.__version__.split('+')[0]}",
+        framework=_framework(),
         capability=(major, minor),
         measurement=Measurement(torch.cuda.get_device_name()),
     )

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from wavecast.frameworks.pytorch.recording.switches import true_float32
 from wavecast.hardware.devices import device as device_named
-from wavecast.predictors.mlp.layers import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
+from wavecast.predictors.mlp import Bmm, Conv2d, Layer, LayerStatus, Linear, Lstm, PassTimes
 
 SLOW_S = 0.01
 """Layers whose two passes take longer than this are measured only once: they vary little."""
@@ -39,9 +38,7 @@ def time_layer(
     host issues the passes; otherwise a small layer's time would be the host's.
 
     Args:
-        layer: the layer to measure.
         device: "cuda", or "cpu" for a trial.
-        dtype: the data type of weights and inputs.
         warmup: the fewest passes to run first, which are not counted. A layer slower than
             `SLOW_S` gets two.
         repeats: how many passes to time. A layer slower than `SLOW_S` gets one.
@@ -50,7 +47,10 @@ def time_layer(
     Returns:
         The times; without times and with the status "oom" or "failed" if the layer cannot run.
     """
-    with _true_float32(benchmark):
+    cudnn = torch.backends.cudnn.flags(
+        enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
+    )
+    with true_float32(), cudnn:
         for retry in (True, False):
             try:
                 return _measured(layer, torch.device(device), dtype, warmup, repeats)
@@ -175,10 +175,10 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             left.requires_grad_(), right.requires_grad_()
             return _Runnable(lambda: torch.bmm(left, right), (left, right))
         case Linear():
-            made = nn.Linear(layer.in_features, layer.out_features, layer.bias, **place)
+            module = nn.Linear(layer.in_features, layer.out_features, layer.bias, **place)
             shape: tuple[int, ...] = (layer.batch, layer.in_features)
         case Conv2d():
-            made = nn.Conv2d(
+            module = nn.Conv2d(
                 layer.in_channels,
                 layer.out_channels,
                 layer.kernel,
@@ -189,7 +189,7 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             )
             shape = (layer.batch, layer.in_channels, layer.image, layer.image)
         case Lstm():
-            made = nn.LSTM(
+            module = nn.LSTM(
                 layer.inputs,
                 layer.hidden,
                 layer.layers,
@@ -199,20 +199,10 @@ def _runnable(layer: Layer, place: dict[str, Any]) -> _Runnable:
             )
             shape = (layer.sequence, layer.batch, layer.inputs)
     data = torch.randn(shape, **place).requires_grad_()
-    leaves = (data, *made.parameters())
+    leaves = (data, *module.parameters())
     if isinstance(layer, Lstm):
-        return _Runnable(lambda: made(data)[0], leaves)
-    return _Runnable(lambda: made(data), leaves)
-
-
-@contextmanager
-def _true_float32(benchmark: bool) -> Iterator[None]:
-    """Turn TF32 off, both in matmuls (torch's default) and in cuDNN (not the default)."""
-    cudnn = torch.backends.cudnn.flags(
-        enabled=True, benchmark=benchmark, deterministic=False, allow_tf32=False
-    )
-    with true_float32(), cudnn:
-        yield
+        return _Runnable(lambda: module(data)[0], leaves)
+    return _Runnable(lambda: module(data), leaves)
 
 
 def _synchronize(device: str) -> None:

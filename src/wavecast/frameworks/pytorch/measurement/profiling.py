@@ -86,7 +86,7 @@ def has_profiled_gpu() -> bool:
     """Whether this process has profiled the GPU before.
 
     Once CUPTI is loaded, every later launch takes longer. On the hosts of our H200, steps that
-    wait for the host became a quarter slower (docs/adr/0018). CUPTI cannot be unloaded: with
+    wait for the host became a quarter slower (lab/notes). CUPTI cannot be unloaded: with
     TEARDOWN_CUPTI the next profile is empty.
     """
     return bool(_gpu_profiles)

@@ -20,6 +20,7 @@ from wavecast.frameworks.pytorch.measurement.iteration import (
     software,
     trace_of,
 )
+from wavecast.frameworks.pytorch.measurement.whole_runs import between_s, mark
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder, RecordingMode
 from wavecast.frameworks.pytorch.recording.structure import Structure
 from wavecast.hardware.devices import Device, device
@@ -63,14 +64,10 @@ def sample(
     """Time a step's iterations from the first on, then record one of them.
 
     Args:
-        make_step: builds the step.
         enough: says whether the sample may end, given the seconds of the iterations so far.
         limit_s: run for this many seconds; for longer if that is not `enough` yet, but for no
             more than `MOST` iterations.
         least: run at least this many iterations, however long they take.
-        record: whether to record one iteration.
-        samples: how many samples (or other `unit`) one iteration consumes.
-        unit: what `samples` counts.
 
     Raises:
         OutOfMemory: the step does not fit into the GPU's memory.
@@ -108,25 +105,19 @@ def _iterations(
     step: Callable[[], Any], enough: Callable[[Sequence[float]], bool], limit_s: float, least: int
 ) -> tuple[float, ...]:
     """The seconds of each iteration, from the first on."""
-    events = [_now()]
+    marks = [mark(True)]
     until = time.perf_counter() + limit_s
     most = max(MOST, least)
     while True:
         for _ in range(_BETWEEN_CHECKS):
             step()
-            events.append(_now())
+            marks.append(mark(True))
         torch.cuda.synchronize()
-        late = time.perf_counter() > until and len(events) > least
-        if late or len(events) > most:
-            seconds = tuple(a.elapsed_time(b) * 1e-3 for a, b in pairwise(events))
-            if enough(seconds) or len(events) > most:
+        late = time.perf_counter() > until and len(marks) > least
+        if late or len(marks) > most:
+            seconds = tuple(between_s(begin, end) for begin, end in pairwise(marks))
+            if enough(seconds) or len(marks) > most:
                 return seconds
-
-
-def _now() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 # Habitat's interface for recording an iteration (Yu et al., ATC 2021, listing 1).

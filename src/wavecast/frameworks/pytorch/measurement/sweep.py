@@ -17,8 +17,12 @@ from itertools import count
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.drawn.drawing import Layer, ShapeDraw, TooLarge
-from wavecast.frameworks.pytorch.drawn.network_layers import LAYER_WEIGHTS
+from wavecast.frameworks.pytorch.drawn.network_layers import (
+    LAYER_WEIGHTS,
+    Layer,
+    ShapeDraw,
+    TooLarge,
+)
 from wavecast.frameworks.pytorch.drawn.newer_layers import NEWER, ODD, SOUNDS
 from wavecast.frameworks.pytorch.measurement.iteration import (
     recording_iteration,
@@ -62,7 +66,6 @@ def sweep(seconds: float, report: Callable[[int], object] | None = None) -> list
     """Recorded chunks of layers, each a trace, as many as begin within some seconds.
 
     Args:
-        seconds: how long to measure.
         report: called with the number of ops after each chunk.
 
     Raises:
@@ -97,9 +100,6 @@ def recorded_chunk(
     """The measured trace of layers that run one after another.
 
     Args:
-        kinds: which layers to draw.
-        pick: draws them and their sizes.
-        precision: "fp32", "tf32", "fp16" or "bf16".
         searching: whether cuDNN searches for the fastest algorithms.
         channels_last: the share of images in channels-last.
     """
@@ -122,8 +122,9 @@ def drawn(
 ) -> Iterator[Layer]:
     """The layers of a chunk, each of which has run once."""
     makers, weights = zip(*kinds, strict=True)
-    made = 0
-    while made < CHUNK and not _is_full(device):
+    count = 0
+    most = torch.cuda.mem_get_info()[1] * _FULL if device == "cuda" else 0.0
+    while count < CHUNK and (device != "cuda" or torch.cuda.memory_allocated() <= most):
         make = pick.choices(makers, weights)[0]
         layout = "nhwc" if pick.random() < channels_last else "nchw"
         try:
@@ -132,17 +133,10 @@ def drawn(
         except TooLarge:
             continue
         except (RuntimeError, ValueError):  # it does not accept these sizes, or memory is short
-            made += 1
+            count += 1
             continue
-        made += 1
+        count += 1
         yield layer
-
-
-def _is_full(device: str) -> bool:
-    if device != "cuda":
-        return False
-    _, total = torch.cuda.mem_get_info()
-    return bool(torch.cuda.memory_allocated() > _FULL * total)
 
 
 def record(layers: Sequence[Layer]) -> Trace:

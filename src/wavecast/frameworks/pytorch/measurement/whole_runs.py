@@ -41,7 +41,6 @@ def time_run(
     """Build a step, run it, and read the time at each of these numbers of iterations.
 
     Args:
-        make_step: builds the step.
         lengths: numbers of iterations, ascending; the run ends with the last.
         device: "cuda", or "cpu" to try it out.
         graph: whether each iteration is one CUDA graph, so that the GPU does not wait for the host.
@@ -213,9 +212,6 @@ def processor_s(processes: Path = _PROCESSES) -> float:
 
     Descendants that have ended count once their parent has waited for them. Those that still run
     are read from /proc, so they count on Linux only.
-
-    Args:
-        processes: the folder that describes the running processes.
     """
     ended = os.times()
     return time.process_time() + ended.children_user + ended.children_system + _running_s(processes)

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from types import MappingProxyType
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from types import FrameType, MappingProxyType
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wavecast.frameworks.pytorch.recording.recorded import (
-    EmittedKernel,
-    LiveMemory,
-    LiveValue,
-    OpEntry,
-    Recording,
-    ValueTable,
-    called_by_autograd,
-)
 from wavecast.frameworks.pytorch.recording.signature import (
     bind,
     is_composite,
@@ -33,6 +25,7 @@ from wavecast.frameworks.pytorch.recording.signature import (
 )
 from wavecast.frameworks.pytorch.recording.structure import HeldTensor, Structure, key_of
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named, known_line
+from wavecast.frameworks.replacements import replacing
 from wavecast.traces.step import (
     Allocation,
     Call,
@@ -44,6 +37,201 @@ from wavecast.traces.step import (
     TensorSpec,
     Value,
 )
+
+# The calls and the memory of a step while it is being recorded.
+
+
+_OURS = "wavecast.frameworks.pytorch"
+
+
+@dataclass(slots=True)
+class OpEntry:
+    """A recorded call. One that seems to run on the host may later turn out to run on the GPU."""
+
+    op: Op
+    phase: Phase
+    module: str
+    stream: int
+    syncs: bool
+    host: bool
+    reads: tuple[int, ...] = ()
+    """The positions of the entries that wrote its inputs, if it runs on the host."""
+    line: str = ""
+    """The line of source that a compiled kernel comes from, or that waits for the GPU."""
+    inputs: tuple[int, ...] = ()
+    """The numbers of the values that it reads."""
+    outputs: tuple[int, ...] = ()
+    """The numbers of the values that it writes."""
+    graph: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EmittedKernel:
+    """A kernel of compiled code that runs."""
+
+    op: Op
+    module: str
+    line: str
+    """The line of source that it comes from."""
+    phase: Phase | None
+    """The phase of the step. None for the present one."""
+    reads: list[tuple[Any, int]]
+    """The tensor behind each input, and where in its storage the input begins."""
+    writes: list[tuple[Any, int]]
+
+
+@dataclass(slots=True)
+class LiveMemory:
+    """A piece of GPU memory. Its times are positions of entries; -1 is before the step."""
+
+    nbytes: int
+    born: int
+    freed: int | None = None
+    role: Role = Role.INTERMEDIATE
+    module: str = ""
+
+
+@dataclass
+class Recording:
+    """The recorded calls and memory of one step."""
+
+    calls: tuple[Call, ...]
+    allocations: tuple[Allocation, ...]
+    values: tuple[Value, ...] = ()
+
+
+def called_by_autograd() -> bool:
+    """Whether the present op was called by C++ code of a backward pass, not by Python code."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS):
+        frame = frame.f_back
+    # On a GPU, backward passes run in a separate thread without Python frames.
+    return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+# The tensors of a step while it is being recorded: a number for each, and what is known of it.
+
+
+@dataclass(slots=True)
+class LiveValue:
+    """A tensor that the recorded step reads or writes."""
+
+    spec: TensorSpec
+    memory: LiveMemory | None
+    """The GPU memory behind it. None for a tensor of the host."""
+    view_of: int | None = None
+    parameter: str = ""
+    gradient_of: str = ""
+
+
+@dataclass(slots=True)
+class _Storage:
+    """The tensors of one storage, and what forgets them when it is freed.
+
+    The device is no part of the key: a tensor that seemed to be on the host may turn out to be on
+    the GPU.
+    """
+
+    numbers: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    reference: Any = None
+
+
+class ValueTable:
+    """Numbers of tensors: equal for tensors that see the same memory in the same way.
+
+    So a detached tensor, or one that autograd has saved and unpacked, keeps its number, and a view
+    of another shape, offset or type gets its own. `live` has the GPU memory of each storage.
+    """
+
+    def __init__(self, live: Mapping[int, tuple[LiveMemory, Any]]) -> None:
+        self._live = live
+        self.rows: list[LiveValue] = []
+        self._storages: dict[int, _Storage] = {}
+
+    def clear(self) -> None:
+        """Forget all numbers, because a new step begins."""
+        self.rows.clear()
+        self._storages.clear()
+
+    def numbers(
+        self, tensors: Sequence[Any], specs: Sequence[TensorSpec], sources: Sequence[int] = ()
+    ) -> tuple[int, ...]:
+        """The numbers of tensors that a call reads or writes.
+
+        A new value is a view of the first of the `sources`, which the call reads, that lies in the
+        same storage.
+        """
+        pairs = zip(tensors, specs, strict=True)
+        return tuple(self._number(tensor, spec, sources) for tensor, spec in pairs)
+
+    def _number(
+        self, tensor: Any, spec: TensorSpec, sources: Sequence[int], offset: int | None = None
+    ) -> int:
+        key, known = self._storage(tensor)
+        begin = tensor.storage_offset() if offset is None else offset
+        place = (begin, spec.shape, spec.dtype, spec.strides)
+        number = known.numbers.get(place)
+        if number is None:
+            number = known.numbers[place] = len(self.rows)
+            memory = self._live.get(key)
+            here = known.numbers.values()
+            base = next((source for source in sources if source in here), None)
+            self.rows.append(LiveValue(spec, memory and memory[0], base))
+        return number
+
+    def part(self, tensor: Any, whole: TensorSpec, offset: int, spec: TensorSpec) -> int:
+        """The number of what a compiled kernel sees of a tensor, which may be a view of it.
+
+        `whole` is the spec of the tensor; the view begins at `offset` of its storage.
+        """
+        base = self._number(tensor, whole, ())
+        return self._number(tensor, spec, (base,), offset)
+
+    def _storage(self, tensor: Any) -> tuple[int, _Storage]:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        known = self._storages.get(key)
+        if known is None:
+            known = self._storages[key] = _Storage()
+            known.reference = weakref.ref(storage, self._forgetting(key))
+        return key, known
+
+    def _forgetting(self, key: int) -> Any:
+        storages = self._storages
+
+        def forget(reference: Any) -> None:
+            # Another storage may have the address already.
+            if key in storages and storages[key].reference is reference:
+                del storages[key]
+
+        return forget
+
+    def of_storage(self, key: int) -> list[LiveValue]:
+        """The values that lie in a storage."""
+        known = self._storages.get(key)
+        return [] if known is None else [self.rows[n] for n in known.numbers.values()]
+
+    def renew(self, key: int) -> None:
+        """Give new numbers to the tensors of a storage, whose memory was freed or reallocated."""
+        if key in self._storages:
+            self._storages[key].numbers.clear()
+
+    def adopt(self, written: Any, tensor: Any) -> None:
+        """Let the values of one tensor be those of another one."""
+        known = self._storages.pop(written.untyped_storage()._cdata, None)
+        if known is not None:
+            key, storage = self._storage(tensor)
+            storage.numbers |= known.numbers
+            for number in known.numbers.values():
+                self.rows[number].memory = self._live[key][0] if key in self._live else None
+
+    def find(self, tensor: Any, spec: TensorSpec) -> LiveValue | None:
+        """The value of a tensor, if a call has read or written it."""
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        place = (tensor.storage_offset(), spec.shape, spec.dtype, spec.strides)
+        number = None if known is None else known.numbers.get(place)
+        return None if number is None else self.rows[number]
+
 
 _aten = torch.ops.aten
 _CASTS = {_aten._to_copy.default: (0, None), _aten.copy_.default: (1, 0)}
@@ -83,7 +271,7 @@ class OpRecorder:
         self._casts: list[tuple[LiveMemory, LiveMemory]] = []
         """Memory that holds another memory's values in a narrower type: the source and the copy."""
         self._live: dict[int, tuple[LiveMemory, weakref.ref[Any]]] = {}
-        self._values = ValueTable()
+        self._values = ValueTable(self._live)
         self._ops = SeenOps()
 
     def __len__(self) -> int:
@@ -108,7 +296,7 @@ class OpRecorder:
         returned = tensors_of(out) or []
         for tensor in returned:
             if tensor.device.type == "cuda":
-                self._remember(tensor)
+                self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
             self.on_op(func, args, returned)
         if not self._records():
@@ -132,16 +320,12 @@ class OpRecorder:
         """Follow the memory of tensors that an op will read. Some were made before recording."""
         for tensor in tensors:
             if tensor.device.type == "cuda" and key_of(tensor) not in self._live:
-                self._remember(tensor)
+                self.follow(tensor)
                 self._live[key_of(tensor)][0].born = -1
-
-    def follow(self, tensor: Any) -> None:
-        """Follow the memory of a GPU tensor that was made just now, and not by a recorded op."""
-        self._remember(tensor)
 
     def adopt(self, written: Any, tensor: Any) -> None:
         """Give a tensor the values that calls wrote to another one, which had no memory."""
-        self._values.adopt(written, tensor, self._live)
+        self._values.adopt(written, tensor)
 
     def take_inside(self, nbytes: int) -> None:
         """Record the workspace of the op that will be recorded next."""
@@ -186,7 +370,7 @@ class OpRecorder:
     ) -> None:
         """Record an op on the GPU that does not come through torch's dispatcher."""
         for tensor in outputs:
-            self._remember(tensor)
+            self.follow(tensor)
         if self._recording:
             op = with_switches(self._ops.op(name, inputs, outputs, attrs))
             self._append(op, inputs, outputs)
@@ -194,24 +378,21 @@ class OpRecorder:
     @contextmanager
     def graph(self) -> Iterator[None]:
         """Record the calls inside the block as those of one compiled graph."""
-        self._here.graph, self._graphs = self._graphs, self._graphs + 1
-        try:
+        number, self._graphs = self._graphs, self._graphs + 1
+        with replacing() as replace:
+            replace(self._here, graph=number)
             yield
-        finally:
-            self._here.graph = None
 
-    def emit(self, run: EmittedKernel, made: list[Any], renewed: Sequence[Any] = ()) -> None:
+    def emit(self, run: EmittedKernel, allocated: list[Any], renewed: Sequence[Any] = ()) -> None:
         """Record a kernel of compiled code.
 
-        Args:
-            run: the kernel.
-            made: the tensors that are allocated for it.
-            renewed: those that take the memory of others, which are not needed any more.
+        The tensors in `allocated` are made for it; those in `renewed` take the memory of others,
+        which are not needed any more.
         """
-        for tensor in made:
-            self._remember(tensor)
+        for tensor in allocated:
+            self.follow(tensor)
         if self.on_op is not None and not self._here.silent:
-            self.on_op(None, (), made)
+            self.on_op(None, (), allocated)
         if self._records():
             self._append(self._ops.known(run.op))
             entry = self._entries[-1]
@@ -225,18 +406,16 @@ class OpRecorder:
         self, tensors: Sequence[tuple[Any, int]], specs: Sequence[TensorSpec]
     ) -> tuple[int, ...]:
         return tuple(
-            self._values.part(tensor, self._ops.spec(tensor), offset, spec, self._live)
+            self._values.part(tensor, self._ops.spec(tensor), offset, spec)
             for (tensor, offset), spec in zip(tensors, specs, strict=True)
         )
 
     @contextmanager
     def silence(self) -> Iterator[None]:
         """Record no ops inside the block: it makes tensors that a real step makes only once."""
-        silent, self._here.silent = self._here.silent, True
-        try:
+        with replacing() as replace:
+            replace(self._here, silent=True)
             yield
-        finally:
-            self._here.silent = silent
 
     def _records(self) -> bool:
         return self._recording and not self._here.silent
@@ -247,7 +426,7 @@ class OpRecorder:
         C++ code below autograd makes tensors on the device of its input, which for fake tensors is
         the host. A later op that uses the tensor with GPU tensors shows where it really is.
         """
-        self._remember(tensor)
+        self.follow(tensor)
         self._promote(self._writers_of([tensor]))
         for value in self._values.of_storage(key_of(tensor)):
             value.memory = self._live[key_of(tensor)][0]
@@ -264,10 +443,8 @@ class OpRecorder:
         self._memories = [memory for memory, _ in self._live.values()]
         for memory in self._memories:
             memory.born = -1
-        with ExitStack() as stack:
-            stack.enter_context(self.structure.watch())
-            self._recording = True
-            stack.callback(setattr, self, "_recording", False)
+        with self.structure.watch(), replacing() as replace:
+            replace(self, _recording=True)
             yield
             self.assign_roles()
 
@@ -325,8 +502,8 @@ class OpRecorder:
         if host:
             entry.reads = self._writers_of(inputs)
         if inputs or outputs:  # those of a compiled kernel follow
-            entry.inputs = self._values.numbers(inputs, op.inputs, self._live)
-            entry.outputs = self._values.numbers(outputs, op.outputs, self._live, entry.inputs)
+            entry.inputs = self._values.numbers(inputs, op.inputs)
+            entry.outputs = self._values.numbers(outputs, op.outputs, entry.inputs)
         self._entries.append(entry)
         if self.on_call is not None:
             self.on_call(len(self._entries))
@@ -353,7 +530,8 @@ class OpRecorder:
                 entry.syncs = waits(entry.op)
                 self._promote(entry.reads)
 
-    def _remember(self, tensor: Any) -> None:
+    def follow(self, tensor: Any) -> None:
+        """Follow the memory of a GPU tensor from now on."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self._live:
@@ -468,73 +646,52 @@ def assemble(
     kernels: Mapping[int, tuple[Kernel, ...]],
     host_s: Mapping[int, float],
 ) -> Recording:
-    """The recorded step, without ops that run on the host only.
-
-    Args:
-        entries: all recorded ops.
-        memories: the GPU memory that was followed.
-        values: the tensors that the entries name by number.
-        kernels: the measured kernels of each op, keyed by its position in the recording.
-        host_s: the host's measured time for each op, keyed in the same way.
-    """
-    kept = [i for i, entry in enumerate(entries) if not entry.host]
+    """The recorded step, without ops that run on the host only."""
     # position[i] is the number of kept calls before entry i.
     position = [0] * (len(entries) + 1)
+    # The values in order of first use, with their specs there.
+    specs: dict[int, TensorSpec] = {}
     for index, entry in enumerate(entries):
         position[index + 1] = position[index] + (not entry.host)
-    specs = _specs_in_order(entries[i] for i in kept)
+        if not entry.host:
+            values_used = zip(entry.inputs, entry.op.inputs, strict=True)
+            values_made = zip(entry.outputs, entry.op.outputs, strict=True)
+            for old, spec in (*values_used, *values_made):
+                specs.setdefault(old, spec)
     number = {old: new for new, old in enumerate(specs)}
-    calls = tuple(_call(entries[i], number, kernels.get(i, ()), host_s.get(i)) for i in kept)
-    allocations = tuple(
-        Allocation(
-            nbytes=memory.nbytes,
-            born=None if memory.born < 0 else position[memory.born],
-            freed=None if memory.freed is None else position[memory.freed],
-            role=memory.role,
-            module=memory.module,
-        )
-        for memory in memories
-    )
     allocation_of = {id(memory): i for i, memory in enumerate(memories)}
     return Recording(
-        calls,
-        allocations,
-        tuple(
+        calls=tuple(
+            Call(
+                op=entry.op,
+                phase=entry.phase,
+                module=entry.module,
+                stream=entry.stream,
+                syncs=entry.syncs,
+                kernels=kernels.get(index, ()),
+                host_s=host_s.get(index),
+                line=entry.line,
+                reads=tuple(number[value] for value in entry.inputs),
+                writes=tuple(number[value] for value in entry.outputs),
+                graph=entry.graph,
+            )
+            for index, entry in enumerate(entries)
+            if not entry.host
+        ),
+        allocations=tuple(
+            Allocation(
+                nbytes=memory.nbytes,
+                born=None if memory.born < 0 else position[memory.born],
+                freed=None if memory.freed is None else position[memory.freed],
+                role=memory.role,
+                module=memory.module,
+            )
+            for memory in memories
+        ),
+        values=tuple(
             _value(values[old], spec, number, allocation_of.get(id(values[old].memory)))
             for old, spec in specs.items()
         ),
-    )
-
-
-def _specs_in_order(entries: Iterable[OpEntry]) -> dict[int, TensorSpec]:
-    """The values of the entries in order of first use, with their specs there."""
-    specs: dict[int, TensorSpec] = {}
-    for entry in entries:
-        for value, spec in zip(entry.inputs, entry.op.inputs, strict=True):
-            specs.setdefault(value, spec)
-        for value, spec in zip(entry.outputs, entry.op.outputs, strict=True):
-            specs.setdefault(value, spec)
-    return specs
-
-
-def _call(
-    entry: OpEntry,
-    number: Mapping[int, int],
-    kernels: tuple[Kernel, ...],
-    host_s: float | None,
-) -> Call:
-    return Call(
-        op=entry.op,
-        phase=entry.phase,
-        module=entry.module,
-        stream=entry.stream,
-        syncs=entry.syncs,
-        kernels=kernels,
-        host_s=host_s,
-        line=entry.line,
-        reads=tuple(number[value] for value in entry.inputs),
-        writes=tuple(number[value] for value in entry.outputs),
-        graph=entry.graph,
     )
 
 

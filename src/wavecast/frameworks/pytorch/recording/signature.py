@@ -105,14 +105,11 @@ def bind(
             attribute = attribute_of(value)
             if attribute is not None:
                 attrs.append((name, attribute))
-    if signature.name in _BETWEEN and "pin_memory" not in dict(attrs) and _is_pinned(inputs[-1]):
-        attrs.append(("pin_memory", True))
+    if signature.name in _BETWEEN and "pin_memory" not in dict(attrs):
+        source = inputs[-1]  # maybe in memory of the host that the GPU can reach itself
+        if source.device.type == "cpu" and source.is_pinned():
+            attrs.append(("pin_memory", True))
     return inputs, written, attrs
-
-
-def _is_pinned(tensor: Any) -> bool:
-    """Whether a tensor is in memory of the host that the GPU can reach itself."""
-    return tensor.device.type == "cpu" and bool(tensor.is_pinned())
 
 
 def on_host(op: Op) -> bool:

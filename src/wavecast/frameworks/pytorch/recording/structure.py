@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
+from wavecast.frameworks.replacements import replacing
 from wavecast.traces.step import Phase, Role
 
 
@@ -77,16 +78,14 @@ class Structure:
             finally:
                 self._here.zeroing = False
 
-        with ExitStack() as stack:
-            for handle in (
-                module_hooks.register_module_forward_pre_hook(self._enter_module),
-                module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
-                optimizer_hooks.register_optimizer_step_pre_hook(self._enter_optimizer),
-                optimizer_hooks.register_optimizer_step_post_hook(self._leave_optimizer),
-            ):
-                stack.callback(handle.remove)
-            torch.optim.Optimizer.zero_grad = counted_zero_grad
-            stack.callback(setattr, torch.optim.Optimizer, "zero_grad", zero_grad)
+        with (
+            module_hooks.register_module_forward_pre_hook(self._enter_module),
+            module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
+            optimizer_hooks.register_optimizer_step_pre_hook(self._enter_optimizer),
+            optimizer_hooks.register_optimizer_step_post_hook(self._leave_optimizer),
+            replacing() as replace,
+        ):
+            replace(torch.optim.Optimizer, zero_grad=counted_zero_grad)
             yield
 
     def forget(self) -> None:
@@ -121,11 +120,9 @@ class Structure:
     @contextmanager
     def in_backward(self) -> Iterator[None]:
         """Count the ops inside the block to the backward pass, though no node of it runs."""
-        before, self._here.in_backward = self._here.in_backward, True
-        try:
+        with replacing() as replace:
+            replace(self._here, in_backward=True)
             yield
-        finally:
-            self._here.in_backward = before
 
     def held(self) -> Iterator[HeldTensor]:
         """The tensors of the modules and optimizers seen so far."""

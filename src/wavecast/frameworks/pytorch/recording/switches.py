@@ -107,15 +107,22 @@ def _readers_and_writers() -> Iterator[tuple[Callable[[], Any], Callable[[Any], 
     for owner, name in _ATTRIBUTES:
         yield _attribute_switch(owner, name)
     yield _deterministic, _set_deterministic
-    yield _anomaly, lambda state: torch.autograd.set_detect_anomaly(*state)
+    yield (
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda state: torch.autograd.set_detect_anomaly(*state),
+    )
     yield torch.get_num_threads, torch.set_num_threads
-    yield _flushes_denormals, torch.set_flush_denormal
+    # Torch cannot say whether this thread's processor rounds the smallest numbers to zero.
+    yield lambda: sys.float_info.min / 2 == 0.0, torch.set_flush_denormal
     yield torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled
     yield torch.multiprocessing.get_sharing_strategy, torch.multiprocessing.set_sharing_strategy
     future = torch.__future__
     for name in ("overwrite_module_params_on_conversion", "swap_module_params_on_conversion"):
         yield getattr(future, f"get_{name}"), getattr(future, f"set_{name}")
-    yield lambda: copy.copy(_tensor_str.PRINT_OPTS), _set_print_options
+    yield (
+        lambda: copy.copy(_tensor_str.PRINT_OPTS),
+        lambda options: vars(_tensor_str.PRINT_OPTS).update(vars(options)),
+    )
     yield _autocast_nesting, _set_autocast_nesting
     for device in _AUTOCAST_DEVICES:
         yield _autocast_switch(torch.is_autocast_enabled, torch.set_autocast_enabled, device)
@@ -123,7 +130,10 @@ def _readers_and_writers() -> Iterator[tuple[Callable[[], Any], Callable[[Any], 
 
 
 def _random_states() -> Iterator[tuple[Callable[[], Any], Callable[[Any], Any]]]:
-    yield lambda: tuple(torch.get_rng_state().tolist()), _set_torch_random_state
+    yield (
+        lambda: tuple(torch.get_rng_state().tolist()),
+        lambda state: torch.set_rng_state(torch.tensor(state, dtype=torch.uint8)),
+    )
     yield random.getstate, random.setstate
     numpy = sys.modules.get("numpy")
     if numpy is not None:  # it need not be imported for a state that no code can have used
@@ -175,19 +185,6 @@ def _set_deterministic(state: tuple[bool, bool, bool, Any]) -> None:
         inductor.deterministic = state[3]
 
 
-def _anomaly() -> tuple[bool, bool]:
-    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-
-
-def _flushes_denormals() -> bool:
-    """Whether this thread's processor rounds the smallest numbers to zero. Torch cannot say."""
-    return sys.float_info.min / 2 == 0.0
-
-
-def _set_print_options(options: Any) -> None:
-    vars(_tensor_str.PRINT_OPTS).update(vars(options))
-
-
 def _autocast_nesting() -> int:
     torch.autocast_increment_nesting()
     return int(torch.autocast_decrement_nesting())
@@ -198,10 +195,6 @@ def _set_autocast_nesting(depth: int) -> None:
     while _autocast_nesting() > depth:
         torch.autocast_decrement_nesting()
     torch.clear_autocast_cache()
-
-
-def _set_torch_random_state(state: tuple[int, ...]) -> None:
-    torch.set_rng_state(torch.tensor(state, dtype=torch.uint8))
 
 
 def _precisions() -> tuple[list[Any], list[str]]:

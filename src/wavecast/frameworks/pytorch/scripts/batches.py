@@ -252,8 +252,8 @@ def time_loader(loader: DataLoader[Any]) -> LoaderTime | None:
     indices = list(islice(iter(loader._index_sampler), _INDICES))
     if not indices:
         return None
-    begun = [_begin(loader, number, count, indices) for number in range(count)]
-    answers = [answer for pid, pipe in begun if (answer := _answer(pid, pipe)) is not None]
+    workers = [_begin(loader, number, count, indices) for number in range(count)]
+    answers = [answer for pid, pipe in workers if (answer := _answer(pid, pipe)) is not None]
     loaded = sum(answer["batches"] for answer in answers)
     if len(answers) < count or not loaded:
         return None

@@ -11,7 +11,7 @@ import importlib
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.replacements import replacing
 
 _TEXT = "a checkpoint that was saved while tracing: "
 _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())
@@ -31,26 +32,18 @@ _PATTERN = re.compile(rf"{_TEXT}(\d+)\n".encode())
 def checkpoints_kept(recorder: OpRecorder) -> Iterator[None]:
     """Let `torch.save`, `torch.load` and safetensors work inside the block, at no cost."""
     kept = _Checkpoints(recorder)
-    with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-        replace(torch.UntypedStorage, "data_ptr", _address(torch.UntypedStorage.data_ptr))
-        replace(torch, "save", kept.save)
-        replace(torch, "load", kept.load(torch.load))
-        replace(torch.serialization, "save", kept.save)
-        replace(torch.serialization, "load", torch.load)
+    with replacing() as replace:
+        replace(torch.UntypedStorage, data_ptr=_address(torch.UntypedStorage.data_ptr))
+        replace(torch, save=kept.save, load=kept.load(torch.load))
+        replace(torch.serialization, save=kept.save, load=torch.load)
         if safetensors := _safetensors():
             for name in {"_flatten", "_flatten_as_ptr"} & set(vars(safetensors)):
-                replace(safetensors, name, lambda tensors, *_, **__: tensors)
-            replace(safetensors, "serialize_file", kept.save_file)
-            replace(safetensors, "serialize", kept.as_bytes)
-            replace(safetensors, "load_file", kept.load(load_on_host(safetensors.load_file)))
+                replace(safetensors, **{name: lambda tensors, *_, **__: tensors})
+            replace(safetensors, serialize_file=kept.save_file, serialize=kept.as_bytes)
+            replace(safetensors, load_file=kept.load(load_on_host(safetensors.load_file)))
             for module in (safetensors, sys.modules["safetensors"]):
-                replace(module, "safe_open", partial(OpenedFile, safetensors.safe_open))
-            replace(safetensors, "load", kept.load(safetensors.load))
+                replace(module, safe_open=partial(OpenedFile, safetensors.safe_open))
+            replace(safetensors, load=kept.load(safetensors.load))
         yield
 
 
@@ -153,15 +146,7 @@ def load_on_host(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class OpenedFile:
-    """`safetensors.safe_open`, whose tensors are read on the host and then moved.
-
-    Args:
-        open_file: the function of safetensors.
-        filename: the file.
-        framework: the framework of the tensors.
-        device: where they are wanted.
-        options: what else safetensors takes.
-    """
+    """`safetensors.safe_open`, whose tensors are read on the host and then moved."""
 
     def __init__(
         self,
@@ -323,13 +308,13 @@ class ModuleCalls:
 
     def _made_again(self, leaves: list[Any], spec: Any) -> Any:
         with self._recorder.silence():
-            made = [
+            values = [
                 torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype, device="cuda")
                 if isinstance(leaf, _Blank)
                 else leaf
                 for leaf in leaves
             ]
-        return pytree.tree_unflatten(made, spec)
+        return pytree.tree_unflatten(values, spec)
 
 
 def _signature(module: Any, args: Any, kwargs: Any) -> Any:
@@ -350,12 +335,12 @@ def _signature(module: Any, args: Any, kwargs: Any) -> Any:
 def _blanks_of(result: Any) -> tuple[list[Any], Any] | None:
     """How to make a result again; None if a tensor in it is on the host, where values count."""
     leaves, spec = pytree.tree_flatten(result)
-    made: list[Any] = []
+    blanks: list[Any] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            made.append(leaf)
+            blanks.append(leaf)
         elif leaf.device.type == "cuda":
-            made.append(_Blank(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype))
+            blanks.append(_Blank(tuple(leaf.shape), tuple(leaf.stride()), leaf.dtype))
         else:
             return None
-    return made, spec
+    return blanks, spec

@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 from wavecast.errors import CaptureError, InvalidInput
 from wavecast.frameworks.jax.driver import check_installed
@@ -32,6 +31,7 @@ from wavecast.frameworks.pytorch.scripts.overlay import Overlay
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
+from wavecast.frameworks.script_results import RunOptions
 from wavecast.frameworks.stages import stage
 from wavecast.hardware.devices import Device, device
 from wavecast.traces.script import ScriptRun
@@ -51,31 +51,15 @@ MOST_JOINED = 64
 
 
 def run_jax(
-    program: Program,
-    *,
-    gpu: Device | None = None,
-    samples: int | None = None,
-    ranks: int | None = None,
-    watcher: Watcher | None = None,
-    **others: Any,
+    program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions
 ) -> ScriptRun:
-    """Run a script of JAX, and return the jitted step that repeats, compiled for a GPU.
-
-    Args:
-        program: the script and its arguments.
-        gpu: the GPU to compile for; an H100 if None.
-        samples: how many samples a step takes. None for the length of what is new in each call.
-        ranks: how many devices jax shall show.
-        watcher: looks at the script while it runs, and may cut it short.
-        others: options of scripts of torch; those that would change the answer are refused.
-    """
+    """Run a script of JAX, and return the jitted step that repeats, compiled for a GPU."""
     program.check(None)
-    _refuse(program, others)
+    _refuse(program, options)
     check_installed()
-    show_devices(ranks or 1)
+    show_devices(options.ranks or 1)
     calls = JittedCalls(user_line)
-    watching = nullcontext() if watcher is None else watcher.watching(calls)
-    with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch, watching:
+    with tempfile.TemporaryDirectory(prefix="wavecast-") as scratch, watcher.watching(calls):
         with programs_forgotten(), failures_explained("the script"), ExitStack() as stack:
             stack.enter_context(calls.watched())
             stack.enter_context(redirected(Overlay(Path(scratch))))
@@ -85,7 +69,7 @@ def run_jax(
         target = gpu or device(DEFAULT_GPU)
         names = _names(calls)
         with stage(f"compiling {names} for {target.name}"):
-            trace = _trace(calls, target, samples)
+            trace = _trace(calls, target, options.samples)
     return ScriptRun(
         script=program.shown,
         trace=trace,
@@ -175,9 +159,10 @@ def _advice(calls: JittedCalls) -> str:
     )
 
 
-def _refuse(program: Program, options: Mapping[str, Any]) -> None:
+def _refuse(program: Program, options: RunOptions) -> None:
     """Refuse what only scripts of torch can be asked."""
-    names = [f"--{name}" for name in ("steps", "until", "assume", "changes") if options.get(name)]
+    only = ("steps", "until", "assume", "changes")
+    names = [f"--{name}" for name in only if getattr(options, name)]
     if names:
         raise InvalidInput(
             f"{program.shown} trains with JAX, whose scripts are run until a jitted function "

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.pretended.checks import StepWatch, check
+from wavecast.frameworks.pytorch.capture.tracing import StepWatch, check
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
-from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
+from wavecast.frameworks.pytorch.recording.recorder import OpRecorder, Recording
 from wavecast.frameworks.pytorch.recording.structure import key_of, local_part
 from wavecast.frameworks.pytorch.recording.user_lines import (
     failing_line,
@@ -32,20 +31,18 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     user_line,
 )
 from wavecast.frameworks.pytorch.scripts.batches import Batches
-from wavecast.frameworks.pytorch.scripts.boundaries import (
-    Boundary,
-    EnoughSteps,
-    LineOfCode,
-    OptimizerSteps,
-    line_watched,
-)
 from wavecast.frameworks.pytorch.scripts.checkpoints import ModuleCalls
 from wavecast.frameworks.pytorch.scripts.periods import (
     LONGEST_PATTERN,
     SPREAD_OVER,
+    Boundary,
     Candidates,
+    EnoughSteps,
+    LineOfCode,
+    OptimizerSteps,
     Period,
     held_bytes,
+    line_watched,
     outline,
     pattern_length,
     periods_of,
@@ -54,6 +51,7 @@ from wavecast.frameworks.pytorch.scripts.periods import (
 )
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.watching import PatienceClock
+from wavecast.frameworks.stages import Watched
 from wavecast.traces.script import OwnTime, ScriptLength
 from wavecast.traces.step import Op, Phase
 
@@ -78,7 +76,7 @@ def _reason_of(ended: SystemExit) -> str:
     return f", after {type(error).__name__} at {failing_line(error)}: {message}"
 
 
-class Loop:
+class Loop(Watched):
     """The training loop of a script while it runs."""
 
     def __init__(self, recorder: OpRecorder, assumptions: Assumptions, steps: int | None) -> None:
@@ -94,8 +92,6 @@ class Loop:
         self.training: ScriptLength | None = None
         """How long the script trains, as far as the code around its loop says so."""
         self.stopped = False
-        self.running = False
-        """Whether the script's own code is running."""
         self.known: int | None = None
         """How many steps ran until two were equal. More may run, to look for rare work."""
         self._ops_known, self._length_known = 0, 1
@@ -153,6 +149,16 @@ class Loop:
     def why_endless(self) -> str:
         """Why the script may not come to an end; empty if nothing is known of that."""
         return self.assumptions.given.why_endless()
+
+    @property
+    def ops_recorded(self) -> int:
+        """How many ops were recorded."""
+        return len(self.recorder)
+
+    @property
+    def first_trained(self) -> int | None:
+        """The ops before its first forward pass with gradients; None before that."""
+        return self.modules.first_trained
 
     @property
     def looks_ahead(self) -> bool:
@@ -299,14 +305,11 @@ class Loop:
                 return False
             self.known, self._ops_known = len(self.boundaries), len(self.recorder)
             self._length_known = self.length() or 1
-        is_done = self._until or self._steps is not None or not self._is_equal()
+        last = self.early(self.periods())[-2:]
+        are_equal = len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
+        is_done = self._until or self._steps is not None or not are_equal
         ops = len(self.recorder) - self._ops_known
         return is_done or len(self.boundaries) >= _MOST_AHEAD or ops >= _MOST_OPS_AHEAD
-
-    def _is_equal(self) -> bool:
-        """Whether the last steps until the loop was known were equal."""
-        last = self.early(self.periods())[-2:]
-        return len(last) == 2 and self.ops(last[0]) == self.ops(last[1])
 
     def periods(self) -> list[Period]:
         """The steps that ran. Those after the loop was known are cut as those before."""
@@ -358,8 +361,8 @@ def length_at(frame: FrameType | None) -> ScriptLength | None:
     The innermost frame counts that has such a name: a number of steps, or else of epochs.
     """
     while frame is not None:
-        if not is_ours(frame.f_code.co_filename) and (found := _in(frame)) is not None:
-            return found
+        if not is_ours(frame.f_code.co_filename) and (length := _in(frame)) is not None:
+            return length
         frame = frame.f_back
     return None
 
@@ -444,7 +447,7 @@ class OwnWork:
         """The time between two positions of the recording; None if it is too short to tell."""
         stretches: defaultdict[int, float] = defaultdict(float)
         lines: defaultdict[str, float] = defaultdict(float)
-        within = [one for one in self._spent_s.items() if begin <= one[0][0] < end]
+        within = [spent for spent in self._spent_s.items() if begin <= spent[0][0] < end]
         for (position, _), seconds in within:
             stretches[position] += seconds
         for (position, line), seconds in within:
@@ -472,7 +475,6 @@ class BackwardPasses:
     """Notices each backward pass.
 
     Args:
-        recorder: the recording, for their positions.
         notify: called before each.
         finds_leaves: whether to find the tensors that get gradients.
     """
@@ -523,24 +525,23 @@ def _leaves(tensors: Any) -> set[int]:
     """The memory of the leaves of a graph: the tensors that a backward pass gives gradients."""
     roots = tensors if isinstance(tensors, list | tuple) else (tensors,)
     waiting = [root.grad_fn for root in roots if isinstance(root, torch.Tensor)]
-    seen, found = set(waiting), set()
+    seen, leaves = set(waiting), set()
     while waiting:
         node = waiting.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            found.add(key_of(local_part(variable)))
+            leaves.add(key_of(local_part(variable)))
         for following, _ in () if node is None else node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
                 waiting.append(following)
-    return found
+    return leaves
 
 
 class WeightUpdates:
     """Notices ops that write to weights after a backward pass.
 
     Args:
-        recorder: the recording.
         notify: called with the line of each such op.
         weights: the memory of the weights; empty while nobody wants to know.
     """

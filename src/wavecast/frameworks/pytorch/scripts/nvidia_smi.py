@@ -23,6 +23,7 @@ from torch.utils import _triton
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import is_ours, is_users, user_line
 from wavecast.frameworks.pytorch.scripts.redirection import after_import
+from wavecast.frameworks.replacements import replacing
 
 _DRIVER_VERSION = "570.124.06"
 _UNKNOWN = "[N/A]"
@@ -35,13 +36,7 @@ _UNITS = {"memory": "MiB", "utilization": "%", "power": "W"}
 
 @contextmanager
 def nvidia_smi_on_path(facts: Mapping[str, str], count: int, folder: Path) -> Iterator[None]:
-    """Put the program into a new folder, and the folder on the PATH of the block.
-
-    Args:
-        facts: what is known of the GPU (`facts_of`).
-        count: how many such GPUs the machine has.
-        folder: where nothing is yet.
-    """
+    """Put the program into a new folder, and the folder on the PATH of the block."""
     folder.mkdir()
     program = folder / "nvidia-smi"
     text = _PROGRAM.format(sys.executable, [str(path) for path in sys.path], facts, count)
@@ -66,13 +61,7 @@ main(sys.argv[1:], {2!r}, {3})
 
 
 def facts_of(properties: Any, watts: float | None, cuda: str) -> dict[str, str]:
-    """What is known of a GPU, by the names of nvidia-smi's queries, without units.
-
-    Args:
-        properties: what `torch.cuda.get_device_properties` says.
-        watts: its power limit.
-        cuda: the version of CUDA.
-    """
+    """What is known of a GPU, by the names of nvidia-smi's queries, without units."""
     total = str(properties.total_memory >> 20)
     return {
         "name": properties.name,
@@ -209,21 +198,21 @@ _VERSION = "3.4.0"
 def kernels_refused() -> Iterator[None]:
     """Let the block import Triton, and refuse its kernels where they are launched."""
 
-    def refuse_launches(jit: Any) -> None:
-        run = jit.JITFunction.run
-        undo.append(lambda: setattr(jit.JITFunction, "run", run))
-        jit.JITFunction.run = lambda kernel, *_, **__: _refuse(getattr(kernel, "__name__", "?"))
+    def refuse_launch(kernel: Any, *_: Any, **__: Any) -> None:
+        _refuse(getattr(kernel, "__name__", "?"))
 
-    undo: list[Callable[[], None]] = []
     finder = _TritonFinder()
     sys.meta_path.append(finder)  # the last one: it finds what no other does
     try:
-        with after_import(f"{_NAME}.runtime.jit", refuse_launches):
+        with (
+            replacing() as replace,
+            after_import(
+                f"{_NAME}.runtime.jit", lambda jit: replace(jit.JITFunction, run=refuse_launch)
+            ),
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)
-        for function in undo:
-            function()
         for name in [n for n, module in sys.modules.items() if isinstance(module, _TritonModule)]:
             del sys.modules[name]
 

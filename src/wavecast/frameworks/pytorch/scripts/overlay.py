@@ -93,7 +93,6 @@ class Overlay:
         """The scratch file to write to instead of a path.
 
         Args:
-            path: the absolute path.
             keep: whether the file keeps its present contents.
             exclusive: whether it must not exist yet.
         """

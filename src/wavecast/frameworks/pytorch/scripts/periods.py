@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import sys
+import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
 
-from wavecast.frameworks.pytorch.recording.recorded import Recording
-from wavecast.frameworks.pytorch.scripts.boundaries import Boundary
+import torch
+from torch.optim import optimizer as optimizer_hooks
+
+from wavecast.errors import InvalidInput
+from wavecast.frameworks.pytorch.recording.recorder import Recording
+from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
 from wavecast.traces.editing import Edit, compacted
@@ -66,7 +77,6 @@ def periods_of(boundaries: Sequence[Boundary], length: int) -> list[Period]:
     """The complete steps of the loop after the first one, in order.
 
     Args:
-        boundaries: the ends of all optimizer steps so far.
         length: the number of optimizer steps of one step of the loop.
     """
     ends = [boundary.position for boundary in boundaries]
@@ -100,7 +110,6 @@ class Candidates:
     """The steps to choose from, at least one.
 
     Args:
-        periods: the steps.
         ops_of: the ops of a step, as `outline` returns them.
         is_whole: whether all ops of a step were run.
         updates_of: how many calls of a step are in its backward passes and optimizers.
@@ -165,7 +174,8 @@ def choose(steps: Candidates) -> Choice:
         equal.setdefault(steps.ops_of(period), []).append(period)
     times = max(map(len, equal.values()))
     work = {ops: _work(ops) for ops in equal}
-    varies = _varied(work)
+    flops = [flops for flops, _ in work.values()]
+    varies = max(flops) > _VARIED * min(flops)
     works = {p: work[ops] for ops, ps in equal.items() for p in ps}
     are_many = steps.is_spread or (len(candidates) >= SPREAD_OVER and not steps.asked)
     if are_many and varies and vary_in_size(tuple(equal)):
@@ -193,7 +203,8 @@ def choose(steps: Candidates) -> Choice:
         f"; {others} of {len(candidates)} differ" if others else ""
     )
     left_out = tuple(
-        f"{len(ops) - len(chosen)} more ops of {_steps(equal[ops])}, "
+        f"{len(ops) - len(chosen)} more ops of {'steps' if equal[ops][1:] else 'step'} "
+        f"{listed([period.number for period in equal[ops]])}, "
         "such as logging, evaluation or a rollout"
         for ops in equal
         if adds_to(ops, chosen)
@@ -262,7 +273,7 @@ def _apart(
 def _rare(ops: tuple[Op, ...], seen: list[int], chosen: tuple[Op, ...], last: int) -> str | None:
     """What some steps do that the chosen one does not, and how often they come."""
     work, usual = _work(ops)[0], _work(chosen)[0]
-    names, usual_names = (Counter(op.name for op in each) for each in (ops, chosen))
+    names, usual_names = (Counter(op.name for op in step_ops) for step_ops in (ops, chosen))
     more = (names - usual_names).total()
     if not more and (names != usual_names or work == usual):
         return None
@@ -289,16 +300,6 @@ _MORE = "; to see more of them, add --steps 100"
 def _computing(ops: Sequence[Op]) -> list[str]:
     """The names of the ops that compute. Loaders that work ahead copy in another step."""
     return [op.name for op in ops if (cost := cost_of(op)) is not None and cost.flops]
-
-
-def _steps(periods: Sequence[Period]) -> str:
-    word = "step" if len(periods) == 1 else "steps"
-    return f"{word} {listed(tuple(period.number for period in periods))}"
-
-
-def _varied(work: Mapping[tuple[Op, ...], tuple[float, float]]) -> bool:
-    flops = [flops for flops, _ in work.values()]
-    return max(flops) > _VARIED * min(flops)
 
 
 def _median(
@@ -395,3 +396,127 @@ def window(recording: Recording, begin: int, end: int) -> Recording:
     edit.change_memory(cut)
     part = compacted(edit.trace())
     return Recording(part.calls, part.allocations, part.values)
+
+
+# Where the steps of a training loop end: at optimizer steps, or at a line that the user names.
+
+
+class EnoughSteps(BaseException):
+    """Raised inside a script to stop it. It is no `Exception`, so that scripts do not catch it."""
+
+
+@dataclass(frozen=True)
+class Boundary:
+    """The end of a step of the loop."""
+
+    position: int
+    """The number of ops recorded before it. The next step begins with the next batch."""
+    optimizer: int
+    """Which of the script's optimizers, in the order of their first steps."""
+    line: str
+    """The line of the user's code."""
+
+    @property
+    def place(self) -> tuple[int, str]:
+        """What is equal for boundaries that repeat each other."""
+        return self.optimizer, self.line
+
+
+class OptimizerSteps:
+    """Notices each outermost optimizer step and the optimizers that have not stepped yet."""
+
+    def __init__(self, notify: Callable[[int, str], None]) -> None:
+        self._notify = notify
+        self._depth = 0
+        self._built: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._numbers: dict[int, int] = {}
+        self._stepped: list[Any] = []
+
+    @property
+    def built(self) -> int:
+        """How many optimizers the script has."""
+        return len(self._built)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the script built an optimizer that has not stepped yet."""
+        return any(id(optimizer) not in self._numbers for optimizer in self._built)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Call `notify` with the number of the optimizer and the line after each step."""
+        build = torch.optim.Optimizer.__init__
+
+        def counted_init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            build(optimizer, *args, **kwargs)
+            self._built.add(optimizer)
+
+        with (
+            optimizer_hooks.register_optimizer_step_pre_hook(self._enter),
+            optimizer_hooks.register_optimizer_step_post_hook(self._leave),
+            replacing() as replace,
+        ):
+            replace(torch.optim.Optimizer, __init__=counted_init)
+            yield
+            self._stepped.clear()
+
+    def _enter(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._depth += 1
+
+    def _leave(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        if id(optimizer) not in self._numbers:
+            self._numbers[id(optimizer)] = len(self._numbers)
+            self._stepped.append(optimizer)  # its id is unique only while it lives
+        self._notify(self._numbers[id(optimizer)], user_line())
+
+
+@dataclass(frozen=True)
+class LineOfCode:
+    """A line of a file."""
+
+    file: Path
+    number: int
+
+    @classmethod
+    def parse(cls, text: str) -> LineOfCode:
+        """The line that a text such as `train.py:41` names."""
+        file, _, number = text.rpartition(":")
+        if not file or not number.isdigit() or not int(number):
+            raise InvalidInput(f"{text!r} names no line; write FILE:LINE, such as train.py:41")
+        if not Path(file).is_file():
+            raise InvalidInput(f"there is no file {file}, so no line {text}")
+        return cls(Path(file).resolve(), int(number))
+
+
+@contextmanager
+def line_watched(line: LineOfCode, notify: Callable[[str], None]) -> Iterator[None]:
+    """Call `notify` each time that a line is about to run."""
+    codes: dict[CodeType, bool] = {}
+
+    def has_line(code: CodeType) -> bool:
+        if code not in codes:
+            file = Path(code.co_filename)
+            codes[code] = (
+                file.name == line.file.name
+                and file.resolve() == line.file
+                and any(number == line.number for _, _, number in code.co_lines())
+            )
+        return codes[code]
+
+    def at_call(frame: FrameType, _event: str, _arg: Any) -> Any:
+        return at_line if has_line(frame.f_code) else None
+
+    def at_line(frame: FrameType, event: str, _arg: Any) -> Any:
+        if event == "line" and frame.f_lineno == line.number:
+            notify(user_line())
+        return at_line
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

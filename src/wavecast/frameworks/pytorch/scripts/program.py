@@ -26,6 +26,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     is_ours,
     is_users,
 )
+from wavecast.frameworks.replacements import environment_kept, replacing
 from wavecast.frameworks.target_files import imports_of
 
 _DISPATCH = str(Path(__file__).parents[1] / "capture" / "placement.py")
@@ -87,7 +88,7 @@ class Program:
         except (OSError, InvalidInput, SyntaxError, ValueError):
             return False
         uses = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
-        return any(node.attr == name and not _is_named(node.value, "re") for node in uses)
+        return any(node.attr == name and ast.unparse(node.value) != "re" for node in uses)
 
     def run(self) -> None:
         """Run the script in this process, under the name `__main__`."""
@@ -125,48 +126,26 @@ def _find_module(name: str) -> importlib.machinery.ModuleSpec | None:
         raise  # a package that it lies in imports something that is missing
 
 
-def _is_named(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
-
-
 @contextmanager
 def _surroundings(program: Program) -> Iterator[None]:
     """The arguments, paths and environment of a script, restored after the block."""
     first = str(Path.cwd() if program.is_module else Path(program.name).resolve().parent)
     with ExitStack() as stack:
-        for owner, name, value in (
-            (sys, "argv", [program.name, *program.arguments]),
-            (sys, "path", [first, *sys.path]),
-            (sys, "dont_write_bytecode", True),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-        # A script may set these once; another run of it sets them again.
-        owner, name, method = _start_method()
-        stack.callback(setattr, owner, name, method)
-        setattr(owner, name, None)
+        replace = stack.enter_context(replacing())
+        replace(sys, argv=[program.name, *program.arguments], path=[first, *sys.path])
+        replace(sys, dont_write_bytecode=True)
+        # A script may set once how processes are started; another run of it sets it again.
+        replace(multiprocessing.context._default_context, _actual_context=None)
         if sys.modules.get("torch"):
             from wavecast.frameworks.pytorch.scripts.torch_processes import kept_in_this_process
 
             stack.enter_context(kept_in_this_process())
-        stack.callback(_restore_environment, dict(os.environ))
+        stack.enter_context(environment_kept())
         os.environ |= _ENVIRONMENT
         stack.callback(_restore_logging, logging.root.handlers[:], logging.root.level)
         # A user's module may hold fake tensors or the answers of the pretended machine.
         stack.callback(_forget_user_modules, set(sys.modules))
         yield
-
-
-def _start_method() -> tuple[Any, str, Any]:
-    """Where multiprocessing keeps how processes are started, and its present value."""
-    owner: Any = multiprocessing.context._default_context
-    return owner, "_actual_context", owner._actual_context
-
-
-def _restore_environment(before: dict[str, str]) -> None:
-    for name in set(os.environ) - set(before):
-        del os.environ[name]
-    os.environ |= before
 
 
 def _restore_logging(handlers: list[logging.Handler], level: int) -> None:

@@ -16,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
+from wavecast.frameworks.replacements import replacing
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -34,27 +35,22 @@ _OF_PYARROW = ("memory_map", "input_stream")
 def redirected(overlay: Overlay) -> Iterator[None]:
     """Let the block read the file system through an overlay, and write to the overlay only."""
     with ExitStack() as stack:
-
-        def replace(owner: Any, name: str, value: Any) -> None:
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
         stack.callback(os.chdir, os.getcwd())
+        replace = stack.enter_context(replacing())
         functions = _Functions(overlay)
-        replace(builtins, "open", functions.open(builtins.open))
-        replace(io, "open", functions.open(io.open))
-        for name, function in functions.of_os().items():
-            replace(os, name, function)
-        replace(shutil, "rmtree", functions.remove_tree)
-        replace(sqlite3, "connect", functions.connect(sqlite3.connect))
-        replace(tempfile, "tempdir", overlay.temporary)
+        replace(builtins, open=functions.open(builtins.open))
+        replace(io, open=functions.open(io.open))
+        replace(os, **functions.of_os())
+        replace(shutil, rmtree=functions.remove_tree)
+        replace(sqlite3, connect=functions.connect(sqlite3.connect))
+        replace(tempfile, tempdir=overlay.temporary)
 
         def replace_readers(pyarrow: Any) -> None:
             for name in _OF_PYARROW:
-                replace(pyarrow, name, functions.reader(getattr(pyarrow, name)))
+                replace(pyarrow, **{name: functions.reader(getattr(pyarrow, name))})
 
         def replace_reader_of_torch(torch: Any) -> None:
-            replace(torch, "from_file", functions.reader(torch.from_file))
+            replace(torch, from_file=functions.reader(torch.from_file))
 
         stack.enter_context(after_import("pyarrow", replace_readers))
         stack.enter_context(after_import("torch", replace_reader_of_torch))
@@ -70,22 +66,26 @@ class _Functions:
     def of_os(self) -> dict[str, Callable[..., Any]]:
         """The functions of the module `os` to replace, by name."""
         view = self._overlay
-        names = [name for name in _READERS if hasattr(os, name)]
-        functions = {name: self._first_path(getattr(os, name), view.to_read) for name in names}
-        for name in (name for name in _CHANGERS if hasattr(os, name)):
-            functions[name] = self._first_path(
-                getattr(os, name), lambda path: view.to_write(path, keep=True)
-            )
+        places: dict[str, Callable[[str], str]] = dict.fromkeys(_READERS, view.to_read)
+        places |= dict.fromkeys(_CHANGERS, lambda path: view.to_write(path, keep=True))
+        functions = {
+            name: self._at_place(getattr(os, name), place)
+            for name, place in places.items()
+            if hasattr(os, name)
+        }
         # A folder keeps its time and permissions: nothing that a script reads depends on them.
         for name in ("chmod", "utime", "chown", "lchown", "setxattr"):
             if name in functions:
                 functions[name] = self._unless_folder(functions[name])
-        functions["mkdir"] = self._instead(os.mkdir, lambda path, *_: view.make_folder(path))
-        functions["rmdir"] = self._instead(os.rmdir, view.remove_folder)
-        functions["remove"] = self._instead(os.remove, view.remove)
-        functions["unlink"] = self._instead(os.unlink, view.remove)
-        functions["listdir"] = self._instead(os.listdir, view.names, default=".")
-        functions["chdir"] = self._instead(os.chdir, view.enter_folder)
+        for name, act in {
+            "mkdir": view.make_folder,
+            "rmdir": view.remove_folder,
+            "remove": view.remove,
+            "unlink": view.remove,
+            "listdir": view.names,
+            "chdir": view.enter_folder,
+        }.items():
+            functions[name] = self._instead(getattr(os, name), act)
         functions["scandir"] = self._scandir(os.scandir)
         functions["open"] = self._os_open(os.open)
         for name in ("rename", "replace"):
@@ -98,17 +98,20 @@ class _Functions:
     def open(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """`open`."""
 
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        def act(place: str, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if set(mode) & set("wax+"):
+                keep, exclusive = "w" not in mode, "x" in mode
+                chosen = self._overlay.to_write(place, keep=keep, exclusive=exclusive)
+            else:
+                chosen = self._overlay.to_read(place)
+            return real(chosen if chosen != place else file, mode, *args, **kwargs)
+
+        redirected = self._redirected(real, act)
+
+        def opened(file: Any, *args: Any, **kwargs: Any) -> Any:
             # An opener calls os.open, which is redirected itself.
-            if kwargs.get("opener") is not None or (path := self._path(file)) is None:
-                return real(file, mode, *args, **kwargs)
-            with self._shown_errors():
-                if set(mode) & set("wax+"):
-                    keep, exclusive = "w" not in mode, "x" in mode
-                    place = self._overlay.to_write(path, keep=keep, exclusive=exclusive)
-                else:
-                    place = self._overlay.to_read(path)
-                return real(place if place != path else file, mode, *args, **kwargs)
+            function = redirected if kwargs.get("opener") is None else real
+            return function(file, *args, **kwargs)
 
         return opened
 
@@ -128,24 +131,21 @@ class _Functions:
 
     def connect(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """`sqlite3.connect`."""
+        redirected = self._at_place(real, lambda path: self._overlay.to_write(path, keep=True))
 
         def connected(database: Any, *args: Any, **kwargs: Any) -> Any:
-            is_file = not str(database).startswith((":memory:", "file:")) and str(database)
-            if not is_file or (path := self._path(database)) is None:
-                return real(database, *args, **kwargs)
-            with self._shown_errors():
-                return real(self._overlay.to_write(path, keep=True), *args, **kwargs)
+            is_file = str(database) and not str(database).startswith((":memory:", "file:"))
+            return (redirected if is_file else real)(database, *args, **kwargs)
 
         return connected
 
     def reader(self, real: Callable[..., Any]) -> Callable[..., Any]:
         """A function of a library in C++ that reads a file, if it is given a path."""
+        redirected = self._at_place(real, self._overlay.to_read)
 
         def read(source: Any, *args: Any, **kwargs: Any) -> Any:
-            if not isinstance(source, str | os.PathLike) or (path := self._path(source)) is None:
-                return real(source, *args, **kwargs)
-            with self._shown_errors():
-                return real(self._overlay.to_read(path), *args, **kwargs)
+            is_path = isinstance(source, str | os.PathLike)
+            return (redirected if is_path else real)(source, *args, **kwargs)
 
         return read
 
@@ -172,18 +172,37 @@ class _Functions:
                 error.filename = self._overlay.shown(error.filename)
             raise
 
-    def _first_path(
-        self, real: Callable[..., Any], place: Callable[[str], str]
+    def _redirected(
+        self, real: Callable[..., Any], act: Callable[..., Any], default: Any = None
     ) -> Callable[..., Any]:
-        def called(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            if (covered := self._path(path, dir_fd)) is None:
+        """A function of a path. Where it is redirected, `act` gets its place in front of it."""
+
+        def called(
+            path: Any = default, *args: Any, dir_fd: int | None = None, **kwargs: Any
+        ) -> Any:
+            if (place := self._path(path, dir_fd)) is None:
                 kwargs |= {} if dir_fd is None else {"dir_fd": dir_fd}
                 return real(path, *args, **kwargs)
             with self._shown_errors():
-                chosen = place(covered)
-                return real(chosen if chosen != covered else path, *args, **kwargs)
+                return act(place, path, *args, **kwargs)
 
         return called
+
+    def _at_place(
+        self, real: Callable[..., Any], place_of: Callable[[str], str]
+    ) -> Callable[..., Any]:
+        """The function on another file."""
+
+        def act(place: str, path: Any, *args: Any, **kwargs: Any) -> Any:
+            chosen = place_of(place)
+            return real(chosen if chosen != place else path, *args, **kwargs)
+
+        return self._redirected(real, act)
+
+    def _instead(self, real: Callable[..., Any], act: Callable[[str], Any]) -> Callable[..., Any]:
+        """What the overlay does instead of the function."""
+        default = "." if real is os.listdir else None
+        return self._redirected(real, lambda place, *_, **__: act(place), default)
 
     def _unless_folder(self, change: Callable[..., Any]) -> Callable[..., Any]:
         def called(path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -192,34 +211,16 @@ class _Functions:
 
         return called
 
-    def _instead(
-        self, real: Callable[..., Any], act: Callable[..., Any], default: Any = None
-    ) -> Callable[..., Any]:
-        def called(
-            path: Any = default, *args: Any, dir_fd: int | None = None, **kwargs: Any
-        ) -> Any:
-            if (covered := self._path(path, dir_fd)) is None:
-                kwargs |= {} if dir_fd is None else {"dir_fd": dir_fd}
-                return real(path, *args, **kwargs)
-            with self._shown_errors():
-                return act(covered)
-
-        return called
-
     def _os_open(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> Any:
-            if (covered := self._path(path, dir_fd)) is None:
-                return real(path, flags, mode, dir_fd=dir_fd)
-            with self._shown_errors():
-                if flags & _WRITES:
-                    exclusive = bool(flags & os.O_EXCL)
-                    keep = not flags & os.O_TRUNC
-                    place = self._overlay.to_write(covered, keep=keep, exclusive=exclusive)
-                else:
-                    place = self._overlay.to_read(covered)
-                return real(place, flags, mode)
+        def act(place: str, _path: Any, flags: int, mode: int = 0o777) -> Any:
+            if flags & _WRITES:
+                exclusive, keep = bool(flags & os.O_EXCL), not flags & os.O_TRUNC
+                chosen = self._overlay.to_write(place, keep=keep, exclusive=exclusive)
+            else:
+                chosen = self._overlay.to_read(place)
+            return real(chosen, flags, mode)
 
-        return opened
+        return self._redirected(real, act)
 
     def _rename(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def renamed(
@@ -248,18 +249,14 @@ class _Functions:
         return linked
 
     def _scandir(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def scanned(path: Any = ".") -> Any:
-            if (covered := self._path(path)) is None:
+        def act(place: str, path: Any) -> Any:
+            if not self._overlay.is_mixed(place):
                 return real(path)
-            with self._shown_errors():
-                if not self._overlay.is_mixed(covered):
-                    return real(path)
-                names = self._overlay.names(covered)
-            return _Entries(
-                [_ScannedEntry(name, os.path.join(os.fspath(path), name)) for name in names]
-            )
+            names = self._overlay.names(place)
+            paths = (os.path.join(os.fspath(path), name) for name in names)
+            return _Entries([_ScannedEntry(*pair) for pair in zip(names, paths, strict=True)])
 
-        return scanned
+        return self._redirected(real, act, default=".")
 
     def _getcwd(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def getcwd() -> str:

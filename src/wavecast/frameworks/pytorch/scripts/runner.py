@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.distributed.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import CUDA_VERSION, properties_of
 from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
+from wavecast.frameworks.pytorch.capture.ranks import RankPlace
 from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
-from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, Given, GivenValues
-from wavecast.frameworks.pytorch.changes import changing
+from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, GivenValues
+from wavecast.frameworks.pytorch.changes.changed_code import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
     NotFollowed,
     compiler_for,
@@ -36,7 +36,6 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     programs_forgotten,
 )
 from wavecast.frameworks.pytorch.scripts.batches import time_loader
-from wavecast.frameworks.pytorch.scripts.boundaries import EnoughSteps, LineOfCode
 from wavecast.frameworks.pytorch.scripts.checkpoints import checkpoints_kept
 from wavecast.frameworks.pytorch.scripts.jax_runner import TENSORFLOW, WITHOUT_SCRIPT
 from wavecast.frameworks.pytorch.scripts.loop import Loop
@@ -46,11 +45,25 @@ from wavecast.frameworks.pytorch.scripts.nvidia_smi import (
     nvidia_smi_on_path,
 )
 from wavecast.frameworks.pytorch.scripts.overlay import Overlay
-from wavecast.frameworks.pytorch.scripts.periods import Choice, Period, choose, cycle_of, seen_ahead
+from wavecast.frameworks.pytorch.scripts.periods import (
+    Choice,
+    EnoughSteps,
+    LineOfCode,
+    Period,
+    choose,
+    cycle_of,
+    seen_ahead,
+)
 from wavecast.frameworks.pytorch.scripts.program import Program
 from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
-from wavecast.frameworks.script_results import COMPILES, INTERRUPTED, UNCOMPILED, Failure
+from wavecast.frameworks.script_results import (
+    COMPILES,
+    INTERRUPTED,
+    UNCOMPILED,
+    Failure,
+    RunOptions,
+)
 from wavecast.hardware.devices import Device, family
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
@@ -68,65 +81,35 @@ if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.compiled.compiling import StepCompiler
 
 
-def run(
-    program: Program,
-    *,
-    gpu: Device | None = None,
-    capability: tuple[int, int] | None = None,
-    steps: int | None = None,
-    until: str | None = None,
-    samples: int | None = None,
-    progress: Callable[[int], None] | None = None,
-    assume: Mapping[str, Given] | None = None,
-    ranks: int | None = None,
-    watcher: Watcher | None = None,
-    changes: tuple[str, ...] = (),
-    lines: bool = False,
-    loader: bool = False,
-    compiles: bool = False,
-    uncompiled: str = "",
-) -> ScriptRun:
+def run(program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions) -> ScriptRun:
     """Run a script as on a machine with a GPU, and return the step that repeats.
 
-    Args:
-        program: the script and its arguments.
-        gpu: the GPU for which to choose kernels and to compile. None for that of the capability.
-        capability: the compute capability, if no GPU is given.
-        steps: how many steps to run. None to stop when two in a row are equal.
-        until: `FILE:LINE`. A step ends when this line is reached, not at an optimizer step.
-        samples: how many samples a step takes. None to count those that a data loader gives.
-        progress: called with the number of ops recorded so far.
-        assume: values and sizes that depend on data, by `FILE:LINE`.
-        ranks: how many ranks the script's own parallel code has. The first of them runs.
-        watcher: looks at the script while it runs, and may cut it short. None if nobody does.
-        changes: changes to its code, by the names of `wavecast.frameworks.pytorch.changes`.
-        lines: whether to name the line of code of every op.
-        loader: whether to time its data loader apart.
-        compiles: whether a library is known to compile code; `CompilesCode` is raised otherwise.
-        uncompiled: why to do without a compiler: the text of the `NotFollowed` that was raised.
+    Raises:
+        CompilesCode: a library compiles code, which was not known before.
+        NotFollowed: torch's compiler failed; the text is for `RunOptions.uncompiled`.
     """
-    program.check(steps)
-    line = None if until is None else LineOfCode.parse(until)
-    capability = family(gpu) if gpu is not None else capability or DEFAULT_CAPABILITY
+    program.check(options.steps)
+    line = None if options.until is None else LineOfCode.parse(options.until)
+    capability = family(gpu) if gpu is not None else options.capability or DEFAULT_CAPABILITY
 
     def attempt(compiler: StepCompiler | None, stops: bool) -> ScriptRun:
-        assumptions, recorder = Assumptions(GivenValues(assume), stops), OpRecorder(Structure())
-        recorder.on_call = progress
-        loop = Loop(recorder, assumptions, steps)
-        place = None if ranks is None else RankPlace(ranks)
+        assumptions = Assumptions(GivenValues(options.assume), stops)
+        recorder = OpRecorder(Structure())
+        loop = Loop(recorder, assumptions, options.steps)
+        place = None if options.ranks is None else RankPlace(options.ranks)
         pretence = pretending(capability, recorder, assumptions, place, compiler, gpu)
         smi = _nvidia_smi(gpu, capability, place)
-        watching = nullcontext() if watcher is None else watcher.watching(loop)
-        naming = naming_all_lines() if lines else nullcontext()
-        with explaining_assumed(assumptions, ranks), watching, naming:
-            _repeat(program, loop, pretence, line, changes, smi)
+        naming = naming_all_lines() if options.lines else nullcontext()
+        with explaining_assumed(assumptions, options.ranks), watcher.watching(loop), naming:
+            _repeat(program, loop, pretence, line, options.changes, smi)
         if line is not None and not loop.boundaries:
-            raise CaptureError(f"{program.shown} ended, and line {until} was not reached")
-        return _result(program, loop, capability, samples, ranks, loader)
+            raise CaptureError(f"{program.shown} ended, and line {options.until} was not reached")
+        return _result(program, loop, capability, options)
 
-    if not (uncompiled or compiles or program.mentions("compile") or "compile" in changes):
+    compiles = options.uncompiled or options.compiles or "compile" in options.changes
+    if not (compiles or program.mentions("compile")):
         return attempt(None, True)
-    return _with_compiler(attempt, gpu, capability, uncompiled)
+    return _with_compiler(attempt, gpu, capability, options.uncompiled)
 
 
 def _nvidia_smi(
@@ -138,10 +121,12 @@ def _nvidia_smi(
     return partial(nvidia_smi_on_path, facts, 1 if place is None else place.machine)
 
 
-def follow(program: Program, watcher: Watcher, options: Mapping[str, Any]) -> ScriptRun | Failure:
+def follow(
+    program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions
+) -> ScriptRun | Failure:
     """What `run` gives; a failure where the script was stopped, or is to be run another way."""
     try:
-        return run(program, watcher=watcher, **options)
+        return run(program, watcher, gpu, options)
     except EnoughSteps as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except CompilesCode:
@@ -195,22 +180,17 @@ def _repeat(
 
 
 def _result(
-    program: Program,
-    loop: Loop,
-    capability: tuple[int, int],
-    samples: int | None,
-    ranks: int | None,
-    times_loader: bool,
+    program: Program, loop: Loop, capability: tuple[int, int], options: RunOptions
 ) -> ScriptRun:
     if not loop.boundaries:
         if loop.cut_short:
             raise CaptureError(f"{program.shown} {loop.cut_short}")
-        raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, ranks)
+        raise explained(CaptureError(_no_step(program, loop)), loop.assumptions, options.ranks)
     periods = loop.periods()
     if periods:
         choice = _choice(loop, periods)
     else:
-        first = loop.modules.first_trained or 0
+        first = loop.first_trained or 0
         reason = "it is the only one that ran, and it also creates the optimizer's state"
         choice = Choice(Period(1, first, loop.boundaries[-1].position), (1,), reason)
     period = choice.period
@@ -221,7 +201,10 @@ def _result(
             "move the model and its inputs there, as for training on a GPU"
         )
     loop.assumptions.given.check_used()
-    _keep_notes(loop, period)
+    loop.assumptions.notes.clear()  # of what ran after it
+    for note in loop.notes(period):
+        loop.assumptions.note(note)
+    loop.assumptions.note_machine()
     left_out = choice.left_out
     if not loop.is_whole(period):
         left_out += ("evaluation inside of the step, as in all of its steps",)
@@ -231,7 +214,7 @@ def _result(
         **vars(recording),
         framework=f"torch {torch.__version__.split('+')[0]}",
         capability=capability,
-        samples=samples or loop.batches.samples(period.begin, period.end),
+        samples=options.samples or loop.batches.samples(period.begin, period.end),
         notes=tuple(loop.assumptions.notes),
         asks_capability=loop.assumptions.asks_capability,
     )
@@ -246,7 +229,7 @@ def _result(
         once=_parts(loop, choice),
         holds=contents(trace, loop.backwards.count(period.begin, period.end)),
         left_out=left_out,
-        loading=_loading(loop, period, apart=times_loader),
+        loading=_loading(loop, period, apart=options.loader),
         own_time=_own_time(loop, choice, periods),
         length=_length(loop, period),
         largest=_largest(loop, period, periods, trace),
@@ -268,27 +251,19 @@ def _complete(loop: Loop, periods: list[Period]) -> list[Period]:
     return periods[:-1] if loop.ended_by_itself else periods
 
 
-def _keep_notes(loop: Loop, period: Period) -> None:
-    """Keep the notes about a step, and none about what ran after it."""
-    loop.assumptions.notes.clear()
-    for note in loop.notes(period):
-        loop.assumptions.note(note)
-    loop.assumptions.note_machine()
-
-
 def _length(loop: Loop, period: Period) -> ScriptLength | None:
     """How long the script trains: its steps, or its epochs of as many batches as its loader has."""
-    found, loader = loop.training, loop.batches.loader(period.begin, period.end)
+    length, loader = loop.training, loop.batches.loader(period.begin, period.end)
     loading = loop.batches.loading(period.begin, period.end)
-    if found is None or loader is None or loading is None:
-        return found
+    if length is None or loader is None or loading is None:
+        return length
     try:
         batches = len(loader)
     except (TypeError, NotImplementedError):  # a stream
-        return found
-    if found.epochs is None:
-        return replace(found, batches=batches)
-    return replace(found, batches=batches, steps=found.epochs * (batches // loading.batches or 1))
+        return length
+    if length.epochs is None:
+        return replace(length, batches=batches)
+    return replace(length, batches=batches, steps=length.epochs * (batches // loading.batches or 1))
 
 
 def _loading(loop: Loop, period: Period, *, apart: bool) -> Loading | None:
@@ -401,12 +376,7 @@ def _flops(ops: Counter[Op]) -> float:
 
 
 def contents(trace: Trace, passes: int) -> str:
-    """What a step has, in words: "4 micro-batches, 64 samples, bfloat16 matmuls, compiled".
-
-    Args:
-        trace: the step.
-        passes: how many backward passes it has.
-    """
+    """What a step has, in words: "4 micro-batches, 64 samples, bfloat16 matmuls, compiled"."""
     parts = [
         f"{passes} backward passes" if passes != 1 else "1 backward pass",
         "" if trace.samples is None else f"{trace.samples} {trace.unit}",
@@ -450,8 +420,6 @@ def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) 
     """The same error, with what to do about it if an assumption may be the reason.
 
     Args:
-        error: why the script gave no step.
-        assumptions: what was assumed while it ran.
         ranks: how many ranks it ran as the first of. None for a script on one GPU.
     """
     text, cause = str(error), error.__cause__
@@ -459,23 +427,16 @@ def explained(error: CaptureError, assumptions: Assumptions, ranks: int | None) 
         line = failing_line(cause)
         if line in assumptions.read:
             value = assumptions.read[line]
+            other = int(not value) if isinstance(value, bool) else 0
             return CaptureError(
                 f"{text}; the value read from the GPU at {line} is not known, and {value} was "
-                f"assumed: give the right one, as in --assume {line}={_other(value)}"
+                f"assumed: give the right one, as in --assume {line}={other}"
             )
     asked = assumptions.asks_count and (cause is None or isinstance(cause, SystemExit))
-    if ranks is None and "--ranks" not in text and (asked or _mentions_gpus(cause)):
+    mentioned = isinstance(cause, Exception) and _SEVERAL_GPUS.search(f"{cause}") is not None
+    if ranks is None and "--ranks" not in text and (asked or mentioned):
         return CaptureError(
             f"{text}; the script ran as on a machine with one GPU: if it is written for several, "
             "say how many, as in --ranks 8"
         )
     return error
-
-
-def _mentions_gpus(cause: BaseException | None) -> bool:
-    return isinstance(cause, Exception) and bool(_SEVERAL_GPUS.search(f"{cause}"))
-
-
-def _other(value: object) -> str:
-    """Another value than the assumed one."""
-    return str(int(not value)) if isinstance(value, bool) else "0"

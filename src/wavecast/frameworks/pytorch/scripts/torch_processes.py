@@ -19,6 +19,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import (
     user_line,
 )
+from wavecast.frameworks.replacements import replacing
 
 _RAN_HERE = "_wavecast_ran_here"
 
@@ -27,18 +28,15 @@ _RAN_HERE = "_wavecast_ran_here"
 def kept_in_this_process() -> Iterator[None]:
     """Inside the block, processes that get tensors of the GPU run here, and no GPU is profiled."""
     with ExitStack() as stack:
+        replace = stack.enter_context(replacing())
         for module in (torch.multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
-            stack.callback(setattr, module, "start_processes", vars(module)["start_processes"])
-            setattr(module, "start_processes", _start_processes)  # noqa: B010
-        for name, method in (("start", _start), ("join", _join)):
-            process: Any = multiprocessing.process.BaseProcess
-            own = getattr(process, name)
-            stack.callback(setattr, process, name, own)
-            setattr(process, name, partial_method(method, own))
+            replace(module, start_processes=_start_processes)
+        process: Any = multiprocessing.process.BaseProcess
+        replace(process, start=partial_method(_start, process.start))
+        replace(process, join=partial_method(_join, process.join))
         stack.callback(_stop_profiler)
         profiler = torch.autograd.profiler.profile
-        stack.callback(setattr, profiler, "config", profiler.config)
-        profiler.config = _without_gpu(profiler.config)
+        replace(profiler, config=_without_gpu(profiler.config))
         yield
 
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, Protocol
 
 from wavecast.frameworks.pytorch.recording.user_lines import (
     UNKNOWN_LINE,
@@ -20,7 +19,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     user_line_of,
 )
 from wavecast.frameworks.script_results import STOP
-from wavecast.frameworks.stages import current
+from wavecast.frameworks.stages import Watched, current
 
 _TICK_S = 0.25
 _GRACE_S = 5.0
@@ -28,36 +27,6 @@ _GRACE_S = 5.0
 _AHEAD_S = 10.0
 """For how long a script may look for rare work at most, once its step is known."""
 _open = open  # the real one: the script's is redirected
-
-
-class Watched(Protocol):
-    """A training loop that is watched."""
-
-    running: bool
-    modules: Any
-
-    @property
-    def looks_ahead(self) -> bool:
-        """Whether its step is known, and it only looks for rare work."""
-        ...
-
-    @property
-    def boundaries(self) -> list[Any]:
-        """The ends of its steps."""
-        ...
-
-    @property
-    def recorder(self) -> Any:
-        """What was recorded."""
-        ...
-
-    def why_endless(self) -> str:
-        """Why it may not come to an end; empty if nothing is known of that."""
-        ...
-
-    def cut(self, why: str) -> None:
-        """Stop the script."""
-        ...
 
 
 class Watcher:
@@ -128,7 +97,7 @@ class Watcher:
         if loop.boundaries:
             end = loop.boundaries[-1].line
             return f"running step {len(loop.boundaries) + 1} of the loop at {end}{at}"
-        if loop.modules.first_trained is not None:
+        if loop.first_trained is not None:
             return f"running the first step{at}"
         return f"running {self._script} up to its first step{at}"
 
@@ -136,7 +105,7 @@ class Watcher:
         steps, since_s, asked_s, known_s = -1, 0.0, None, None
         while not over.wait(_TICK_S):
             doing, now_s = self.doing(), self._clock.spent_s(is_paused=bool(current()))
-            self._tell(doing, len(loop.recorder))
+            self._tell(doing, loop.ops_recorded)
             if len(loop.boundaries) != steps:
                 steps, since_s = len(loop.boundaries), now_s
             if loop.looks_ahead:

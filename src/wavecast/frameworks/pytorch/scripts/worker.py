@@ -25,10 +25,11 @@ from typing import Any, NoReturn
 
 from wavecast.errors import CaptureError, WavecastError, needing_extra
 from wavecast.files import remove_folder
-from wavecast.frameworks.confinement import (
+from wavecast.frameworks import children
+from wavecast.frameworks.confinement import kernel
+from wavecast.frameworks.confinement.confining import (
     confine,
     end_children,
-    kernel,
     restrict_files,
     run_guarded,
 )
@@ -48,10 +49,11 @@ from wavecast.frameworks.script_results import (
     Failure,
     Late,
     Report,
+    RunOptions,
     report_line,
     write_result,
 )
-from wavecast.hardware.devices import read_device
+from wavecast.hardware.devices import Device, read_device
 from wavecast.traces.script import ScriptRun
 
 _HAS_TORCH = importlib.util.find_spec("torch") is not None
@@ -69,8 +71,7 @@ def main(descriptor: int) -> None:
         command, reports, *_ = socket.recv_fds(control, 1, 1)
         while command:
             if command == REQUEST:  # others are for a script that has ended meanwhile
-                length = int.from_bytes(control.recv(8, socket.MSG_WAITALL))
-                request = json.loads(control.recv(length, socket.MSG_WAITALL))
+                request = children.received(lambda n: control.recv(n, socket.MSG_WAITALL))
                 top = Path(request["top"])
                 _run(control, request, reports[0])
             command, reports, *_ = socket.recv_fds(control, 1, 1)
@@ -159,17 +160,15 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
     tempfile.tempdir = request["temporary"]
     sys.path[:] = request["path"]
     plans.keep_apart(Path(request["plans"]))
-    options = request["options"]
-    if request["gpu"] is not None:
-        options["gpu"] = read_device(request["gpu"])
-    if options["capability"] is not None:
-        options["capability"] = tuple(options["capability"])
+    gpu = None if request["gpu"] is None else read_device(request["gpu"])
+    options = RunOptions.read(request["options"])
     name, *arguments = request["program"]
     program = Program(name, tuple(arguments), request["module"])
 
     def give_up(message: str) -> None:
         """End this process although the script does not: it catches whatever would stop it."""
-        reports.tell(Failure(_kind_of(watcher), message))
+        kind = INTERRUPTED if watcher.interrupted else CaptureError.__name__
+        reports.tell(Failure(kind, message))
         end_at_once(0)
 
     watcher = Watcher(
@@ -180,7 +179,7 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
         give_up,
     )
     try:
-        return _followed(program, watcher, options)
+        return _followed(program, watcher, gpu, options)
     except KeyboardInterrupt as error:
         return Failure(INTERRUPTED, f"{program.shown} was interrupted at {failing_line(error)}")
     except Exception as error:
@@ -188,23 +187,21 @@ def _result(request: dict[str, Any], reports: _Reports) -> ScriptRun | Failure:
         return replace(failure, kind=INTERRUPTED) if watcher.interrupted else failure
 
 
-def _followed(program: Program, watcher: Watcher, options: dict[str, Any]) -> ScriptRun | Failure:
+def _followed(
+    program: Program, watcher: Watcher, gpu: Device | None, options: RunOptions
+) -> ScriptRun | Failure:
     if _HAS_TORCH and not program.is_jax():
         from wavecast.frameworks.pytorch.scripts.runner import follow  # imported by `main` before
 
-        return follow(program, watcher, options)
+        return follow(program, watcher, gpu, options)
     try:
-        return run_jax(program, watcher=watcher, **options)
+        return run_jax(program, watcher, gpu, options)
     except CaptureError as error:
         cause = error.__cause__
         if isinstance(cause, ModuleNotFoundError) and cause.name == "torch":
             with needing_extra(f"running {program.shown}"):
                 raise cause from error
         raise
-
-
-def _kind_of(watcher: Watcher) -> str:
-    return INTERRUPTED if watcher.interrupted else CaptureError.__name__
 
 
 def _failure(error: BaseException) -> Failure:

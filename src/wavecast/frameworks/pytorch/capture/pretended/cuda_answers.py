@@ -38,10 +38,7 @@ def properties_of(
 ) -> _CudaDeviceProperties:
     """The properties of a GPU; of one of a compute capability and 80 GiB if none is given.
 
-    Args:
-        gpu: the GPU.
-        capability: the compute capability, if no GPU is given.
-        known: what a compiler may ask, which counts more.
+    What `known` says, which a compiler may ask, counts more.
     """
     facts = {
         "name": f"a GPU of compute capability {capability[0]}.{capability[1]}",
@@ -140,25 +137,6 @@ def _is_asked_by_torch() -> bool:
     return str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.")
 
 
-def state_of_no_work() -> dict[str, Any]:
-    """The functions of `torch.cuda` that tell and set what a GPU is doing, as of an idle one."""
-    zero, nothing = (lambda *_, **__: 0), (lambda *_, **__: None)
-    return {
-        "memory_stats": _no_statistics,
-        "host_memory_stats": _no_statistics,
-        "memory_stats_as_nested_dict": lambda device=None: {},
-        "memory_summary": lambda *_, **__: "",
-        "memory_snapshot": lambda *_, **__: [],
-        "list_gpu_processes": lambda device=None: "",
-        "get_allocator_backend": lambda: "native",
-        "get_per_process_memory_fraction": lambda device=None: 1.0,
-        "can_device_access_peer": lambda device, peer: True,
-        "cudart": lambda: _Runtime(),
-        **dict.fromkeys(_COUNTERS, zero),
-        **dict.fromkeys(_SILENT, nothing),
-    }
-
-
 _COUNTERS = (
     *("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"),
     *("max_memory_cached", "memory_cached", "utilization", "memory_usage", "device_memory_used"),
@@ -188,31 +166,38 @@ class _Runtime:
         return lambda *_: 0
 
 
-def replace_build(replace: Callable[..., None], capability: tuple[int, int]) -> None:
-    """Let torch be a build for CUDA that has kernels for this compute capability."""
+IDLE: Mapping[str, Any] = {
+    "memory_stats": _no_statistics,
+    "host_memory_stats": _no_statistics,
+    "memory_stats_as_nested_dict": lambda device=None: {},
+    "memory_summary": lambda *_, **__: "",
+    "memory_snapshot": lambda *_, **__: [],
+    "list_gpu_processes": lambda device=None: "",
+    "get_allocator_backend": lambda: "native",
+    "get_per_process_memory_fraction": lambda device=None: 1.0,
+    "can_device_access_peer": lambda device, peer: True,
+    "cudart": _Runtime,
+    **dict.fromkeys(_COUNTERS, lambda *_, **__: 0),
+    **dict.fromkeys(_SILENT, lambda *_, **__: None),
+}
+"""The functions of `torch.cuda` that tell and set what a GPU is doing, as of an idle one."""
 
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
 
+def cuda_build(capability: tuple[int, int]) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """What makes torch a build for CUDA that has kernels for this compute capability."""
     numbers = sorted({*_ARCHITECTURES, 10 * capability[0] + capability[1]})
     flags = " ".join(f"-gencode compute=compute_{n},code=sm_{n}" for n in numbers)
-    replace(torch.version, cuda=torch.version.cuda or CUDA_VERSION)
+    yield torch.version, {"cuda": torch.version.cuda or CUDA_VERSION}
     # Torch itself would import what only such a build has.
-    replace(torch.backends.cuda, is_built=lambda: not _is_asked_by_torch())
-    replace(torch.backends.cudnn, version=lambda: _CUDNN_VERSION)
-    replace(torch.cuda.nccl, version=lambda: _NCCL_VERSION, is_available=lambda _: True)
-    replace(
-        torch.cuda,
-        get_arch_list=lambda: [f"sm_{number}" for number in numbers],
-        get_gencode_flags=lambda: flags,
-    )
+    yield torch.backends.cuda, {"is_built": lambda: not _is_asked_by_torch()}
+    yield torch.backends.cudnn, {"version": lambda: _CUDNN_VERSION}
+    yield torch.cuda.nccl, {"version": lambda: _NCCL_VERSION, "is_available": lambda _: True}
+    yield torch.cuda, {"get_arch_list": lambda: [f"sm_{number}" for number in numbers]}
+    yield torch.cuda, {"get_gencode_flags": lambda: flags}
     # A build for the CPU lacks these functions, or refuses what they are asked to set.
-    replace(
-        torch._C,
-        _set_linalg_preferred_backend=nothing,
-        _set_blas_preferred_backend=nothing,
-        _cuda_clearCublasWorkspaces=nothing,
-    )
+    names = ("_set_linalg_preferred_backend", "_set_blas_preferred_backend")
+    nothing = dict.fromkeys((*names, "_cuda_clearCublasWorkspaces"), lambda *_, **__: None)
+    yield torch._C, nothing
 
 
 # CUDA streams and events for tracing: a stream is a number, and waits are recorded.

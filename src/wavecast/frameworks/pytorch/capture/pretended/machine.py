@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import math
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch._dynamo  # imported now, because it must not be imported while torch.cuda is replaced
@@ -26,29 +25,30 @@ from torch.utils._device import DeviceContext, _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
 from wavecast.errors import CaptureError
-from wavecast.frameworks.pytorch.capture.flex_masks import OpenBlocks, open_blocks
+from wavecast.frameworks.pytorch.capture.fake_ops import flatten_parameters
+from wavecast.frameworks.pytorch.capture.flex_attention import flex_attention
 from wavecast.frameworks.pytorch.capture.kernels import adaptive_log_softmax
-from wavecast.frameworks.pytorch.capture.outside_tensors import OutsideTensors
 from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import (
+    IDLE,
     Streams,
     answers,
+    cuda_build,
     event_class,
     properties_of,
-    replace_build,
-    state_of_no_work,
     stream_class,
 )
-from wavecast.frameworks.pytorch.capture.pretended.replacements import replacing
-from wavecast.frameworks.pytorch.capture.rnn import flatten_parameters
+from wavecast.frameworks.pytorch.capture.tensor_methods import OutsideTensors
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions
-from wavecast.frameworks.pytorch.capture.values.host_values import LARGEST_CONSTANT, known_values
+from wavecast.frameworks.pytorch.capture.values.host_values import LARGEST_CONSTANT
 from wavecast.frameworks.pytorch.capture.values.places import GPU, is_gpu, on_gpu, pin, put_on_gpu
 from wavecast.frameworks.pytorch.capture.values.sparse_tensors import sparse_functions
 from wavecast.frameworks.pytorch.recording.recorder import OpRecorder
 from wavecast.frameworks.pytorch.recording.user_lines import user_line
+from wavecast.frameworks.replacements import replacing
 from wavecast.hardware.devices import Device
-from wavecast.ops.attention import ATTENDED, LEAST_ATTENDED
-from wavecast.traces.step import Scalar
+
+Row = tuple[Any, Mapping[str, Any]]
+"""A module, class or object of torch, and its attributes by name."""
 
 
 @contextmanager
@@ -74,72 +74,91 @@ def cuda_machine(
         gpu: the GPU that the user's code is told of. None for one of the capability.
     """
     with ExitStack() as stack:
-        replace = replacing(stack)
+        replace = stack.enter_context(replacing())
         _device_constructors()  # it caches torch's functions, so it must run before replacing them
-        described = [properties_of(shown, capability, properties or {}) for shown in (None, gpu)]
-        functions = answers(capability, described[0], described[1], assumptions)
-        _replace_cuda(replace, _cuda_module(recorder) | functions)
-        replace(torch.cuda.amp.common, amp_definitely_not_available=lambda: False)
-        replace(torch.backends.cudnn, is_available=lambda: True, is_acceptable=lambda _: True)
-        replace(torch.nn.RNNBase, flatten_parameters=flatten_parameters)
-        replace(torch.amp.GradScaler, _maybe_opt_step=_unchecked_step(assumptions))
-        replace(torch.cuda.nvtx, **dict.fromkeys(_NVTX, lambda *_, **__: 0))
-        replace(torch.cuda.profiler, start=lambda: None, stop=lambda: None)
-        replace(torch.nn.AdaptiveLogSoftmaxWithLoss, forward=adaptive_log_softmax)
-        replace(torch.nn.TransformerEncoder, forward=_padded(torch.nn.TransformerEncoder.forward))
-        replace(flex, **flex_attention(recorder, assumptions))
-        replace(torch.jit, script=script, trace=trace)
-        checks = _assumed_finite(assumptions)
-        for owner, functions in (*checks, *refused_functions(is_ranked), *sparse_functions()):
-            replace(owner, **functions)
-        replace(torch.utils.data.DataLoader, _get_iterator=_load_in_this_process)
-        replace(torch.nn.DataParallel, scatter=lambda _, inputs, named, __: ((inputs,), (named,)))
-        # Torch can set it only once in a process, so it could not be restored.
-        replace(torch, set_num_interop_threads=lambda _: None, Generator=_Generator)
-        replace(torch, tensor=_from_data(torch.tensor, outside), as_tensor=_as_tensor(outside))
-        replace(torch, load=load_real(torch.load))
-        replace(torch._utils, _rebuild_tensor=rebuilt(torch._utils._rebuild_tensor))
-        for module in (torch, torch.random):
-            replace(module, set_rng_state=_unless_fake(torch.set_rng_state))
-        replace(fake_tensor, CONSTANT_NUMEL_LIMIT=LARGEST_CONSTANT)
-        # Libraries take other branches for fake tensors. They should not notice them here.
-        replace(torch._subclasses, FakeTensor=_NoFakeTensor)
-        replace(fake_tensor, init_gpu_context=lambda *_: None)
-        replace_accelerator(replace)
-        replace_build(replace, capability)
-        _use_foreach(replace, stack)
+        shown = [properties_of(device, capability, properties or {}) for device in (None, gpu)]
+        functions = answers(capability, shown[0], shown[1], assumptions)
+        for owner, attributes in (
+            *_cuda(_cuda_module(recorder) | functions),
+            *_libraries(recorder, assumptions),
+            *((owner, {"isfinite": _assumed_finite(assumptions)}) for owner in _TENSORS),
+            *refused_functions(is_ranked),
+            *sparse_functions(),
+            *_made_on_the_host(outside),
+        ):
+            replace(owner, **attributes)
+        for owner, attributes in (*_accelerator(), *cuda_build(capability), *_grouped_by_device()):
+            replace(owner, **attributes)
+        for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
+            # Torch uses the foreach form only for tensors of these exact types.
+            types.append(FakeTensor)
+            stack.callback(types.remove, FakeTensor)
         if properties is None:
             compile_nothing(replace, stack, assumptions)
         yield
 
 
-def _replace_cuda(replace: Callable[..., None], machine: dict[str, Any]) -> None:
-    """Replace the functions of `torch.cuda`, some of which are called where they are defined."""
-    replace(torch.cuda, **machine)
+def _cuda(functions: dict[str, Any]) -> Iterator[Row]:
+    """The functions of `torch.cuda`, some of which are called where they are defined."""
+    yield torch.cuda, functions
     for module in (torch.cuda.random, torch.cuda.memory):
-        replace(module, **{n: f for n, f in machine.items() if n in vars(module)})
-    replace(torch.cuda, **{f"{n}Tensor": _legacy_type(d) for n, d in _LEGACY.items()})
+        yield module, {name: f for name, f in functions.items() if name in vars(module)}
+    yield torch.cuda, {f"{name}Tensor": _legacy_type(dtype) for name, dtype in _LEGACY.items()}
 
 
-def _use_foreach(replace: Callable[..., None], stack: ExitStack) -> None:
-    """Let optimizers use the foreach form for the tensors of a traced step, as on CUDA."""
+def _libraries(recorder: OpRecorder, assumptions: Assumptions) -> Iterator[Row]:
+    """What torch and libraries do differently where there is a GPU, or where tensors are fake."""
+    yield torch.cuda.amp.common, {"amp_definitely_not_available": lambda: False}
+    yield torch.backends.cudnn, {"is_available": lambda: True, "is_acceptable": lambda _: True}
+    yield torch.nn.RNNBase, {"flatten_parameters": flatten_parameters}
+    yield torch.amp.GradScaler, {"_maybe_opt_step": _unchecked_step(assumptions)}
+    yield torch.cuda.nvtx, dict.fromkeys(_NVTX, lambda *_, **__: 0)
+    yield torch.cuda.profiler, {"start": lambda: None, "stop": lambda: None}
+    yield torch.nn.AdaptiveLogSoftmaxWithLoss, {"forward": adaptive_log_softmax}
+    encoder = torch.nn.TransformerEncoder
+    yield encoder, {"forward": _padded(encoder.forward)}
+    yield flex, flex_attention(recorder, assumptions)
+    yield torch.jit, {"script": script, "trace": trace}
+    yield torch.utils.data.DataLoader, {"_get_iterator": _load_in_this_process}
+    yield torch.nn.DataParallel, {"scatter": lambda _, inputs, named, __: ((inputs,), (named,))}
+    # Libraries take other branches for fake tensors. They should not notice them here.
+    yield torch._subclasses, {"FakeTensor": _NoFakeTensor}
+    yield (
+        fake_tensor,
+        {"CONSTANT_NUMEL_LIMIT": LARGEST_CONSTANT, "init_gpu_context": lambda *_: None},
+    )
+
+
+def _made_on_the_host(outside: OutsideTensors) -> Iterator[Row]:
+    """What makes tensors from data, files and random numbers."""
+    yield torch, {"tensor": _from_data(torch.tensor, outside), "as_tensor": _as_tensor(outside)}
+    yield torch, {"load": load_real(torch.load), "Generator": _Generator}
+    yield torch._utils, {"_rebuild_tensor": rebuilt(torch._utils._rebuild_tensor)}
+    # Torch can set it only once in a process, so it could not be restored.
+    yield torch, {"set_num_interop_threads": lambda _: None}
+    for module in (torch, torch.random):
+        yield module, {"set_rng_state": _unless_fake(torch.set_rng_state)}
+
+
+def _grouped_by_device() -> Iterator[Row]:
+    """The grouping of tensors with which optimizers run their foreach form, as on CUDA.
+
+    Torch groups tensors by the device that C++ sees, which is the CPU.
+    """
     for module in (foreach, clip_grad, optimizers):
-        # Torch groups tensors by the device that C++ sees, which is the CPU.
         grouping = _grouping(module._group_tensors_by_device_and_dtype)
-        replace(module, _group_tensors_by_device_and_dtype=grouping)
-    for types in (foreach._foreach_supported_types, optimizers._foreach_supported_types):
-        # Torch uses it only for tensors of these exact types.
-        types.append(FakeTensor)
-        stack.callback(types.remove, FakeTensor)
+        yield module, {"_group_tensors_by_device_and_dtype": grouping}
 
 
 def _cuda_module(recorder: OpRecorder) -> dict[str, Any]:
-    machine: dict[str, Any] = {
+    stream = stream_class(recorder)
+    streams = Streams(recorder, stream)
+    return {
         "is_available": lambda: True,
         "is_initialized": lambda: True,
         "current_device": lambda: 0,
         "synchronize": lambda device=None: recorder.mark("cuda.synchronize"),
-        "Stream": stream_class(recorder),
+        "Stream": stream,
         "Event": event_class(recorder),
         "CUDAGraph": _CudaGraph,
         "graph": _CudaGraph,
@@ -152,15 +171,12 @@ def _cuda_module(recorder: OpRecorder) -> dict[str, Any]:
         "default_generators": (_Generator("cuda"),),
         "initial_seed": torch.initial_seed,
         "_snapshot": lambda *_, **__: {},
-    }
-    streams = Streams(recorder, machine["Stream"])
-    machine |= {
         "stream": streams.use,
         "current_stream": streams.current,
         "default_stream": streams.default,
         "set_stream": streams.set,
+        **IDLE,
     }
-    return machine | state_of_no_work()
 
 
 class _NoFakeTensor:
@@ -231,7 +247,11 @@ def _unchecked_step(assumptions: Assumptions) -> Any:
     return step
 
 
-def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, Any]]]:
+_TENSORS = (torch, torch.Tensor)
+"""What has functions on tensors, and what has them as methods."""
+
+
+def _assumed_finite(assumptions: Assumptions) -> Callable[[Any], Any]:
     """`torch.isfinite`, whose result is assumed to be true where the step reads it."""
     isfinite = torch.isfinite
 
@@ -240,20 +260,20 @@ def _assumed_finite(assumptions: Assumptions) -> Iterator[tuple[Any, dict[str, A
         assumptions.assume_true(out)
         return out
 
-    yield from ((owner, {"isfinite": is_finite}) for owner in (torch, torch.Tensor))
+    return is_finite
 
 
 def _from_data(make: Any, outside: OutsideTensors) -> Any:
     """`torch.tensor` or the like, made on the CPU: its C++ code would ask the GPU for memory."""
 
     def tensor(data: Any, *, device: Any = None, pin_memory: bool = False, **options: Any) -> Any:
-        made = make(data, device="cpu", **options)
-        wanted = torch.device(device if device is not None else _default_device())
-        if wanted.type == "meta":
-            return made.to(wanted)
-        if wanted.type != "cuda":
-            return pin(made) if pin_memory else made
-        on_the_gpu = outside.copy_of(made)
+        on_host = make(data, device="cpu", **options)
+        place = torch.device(device if device is not None else _default_device())
+        if place.type == "meta":
+            return on_host.to(place)
+        if place.type != "cuda":
+            return pin(on_host) if pin_memory else on_host
+        on_the_gpu = outside.copy_of(on_host)
         put_on_gpu(on_the_gpu)
         return torch.ops.aten.lift_fresh.default(on_the_gpu)
 
@@ -356,33 +376,27 @@ _SAME = (
     "memory_stats",
 )
 """Functions that `torch.cuda` has under the same name."""
+_SILENT = ("set_device_index", "set_device_idx", "reset_accumulated_memory_stats")
 
 
-def replace_accelerator(replace: Callable[..., None]) -> None:
-    """Replace the functions of `torch.accelerator`, after those of `torch.cuda`."""
-
-    def nothing(*_: Any, **__: Any) -> None:
-        return None
-
+def _accelerator() -> Iterator[Row]:
+    """The functions of `torch.accelerator`, after those of `torch.cuda` were replaced."""
     functions: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: torch.cuda.device_count(),
         "current_accelerator": lambda check_available=False: torch.device("cuda"),
-        "current_device_index": lambda: 0,
-        "current_device_idx": lambda: 0,
-        "set_device_index": nothing,
-        "set_device_idx": nothing,
         "device_index": torch.cuda.device,
-        "reset_accumulated_memory_stats": nothing,
         "get_memory_info": lambda device=None: torch.cuda.mem_get_info(),
         "get_device_capability": lambda device=None: {"supported_dtypes": set()},
+        **dict.fromkeys(("current_device_index", "current_device_idx"), lambda: 0),
+        **dict.fromkeys(_SILENT, lambda *_, **__: None),
+        **{name: _as_cuda(name) for name in _SAME},
     }
-    functions |= {name: _as_cuda(name) for name in _SAME}
     known = {name: f for name, f in functions.items() if hasattr(torch.accelerator, name)}
-    replace(torch.accelerator, **known)
+    yield torch.accelerator, known
     memory = getattr(torch.accelerator, "memory", None)
     if memory is not None:
-        replace(memory, **{name: f for name, f in known.items() if hasattr(memory, name)})
+        yield memory, {name: f for name, f in known.items() if hasattr(memory, name)}
 
 
 def _as_cuda(name: str) -> Callable[..., Any]:
@@ -437,90 +451,107 @@ def _plain(module: Any) -> Any:
     return plain
 
 
-# Functions of torch that cannot be traced, replaced by errors.
+# Functions of torch that cannot be traced, refused with the line of the user's code and a remedy.
 #
 # Process groups would wait for other processes; nested tensors and the parameters of lazy layers
-# have no fake form. Each error names the line of the user's code and what to do instead.
+# have no fake form.
 
 
-_ONE_RANK = (
-    "say how many ranks there are, as in ranks=8 (--ranks 8), or trace the step of one rank "
-    "instead: without a process group, and with the plain model in place of "
-    "DistributedDataParallel or FSDP"
-)
+class Refused(NamedTuple):
+    """Functions of some owners that are refused, where these have them."""
+
+    owners: tuple[Any, ...]
+    names: tuple[str, ...]
+    action: str
+    """What the step does that calls them."""
+    remedy: str
+
+
 _PADDED = (
     "pad the sequences to one length (torch.nn.utils.rnn.pad_sequence), or concatenate them into "
     "one long sequence"
 )
-_BLOCKS = (
-    *("to_sparse_bsr", "to_sparse_bsc", "sparse_bsr_tensor", "sparse_bsc_tensor"),
-    "sparse_compressed_tensor",
-)
-_DENSE = "use the dense form, or to_sparse_csr"
+_NESTING = "makes a nested tensor"
 _BUILDING = (
-    *((torch.cuda, "_compile_kernel"), (cpp_extension, "load"), (cpp_extension, "load_inline")),
+    "builds a CUDA kernel from source",
+    "its time would not be known; call torch's own ops there, or give the kernel a fake form "
+    "with torch.library.custom_op and register_fake",
 )
-_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
-
-
-def refused_functions(is_ranked: bool = False) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Each module or class with refused functions, and their replacements by name.
-
-    Args:
-        is_ranked: whether the step may start process groups.
-    """
-    nested = _refusal("makes a nested tensor", _PADDED)
-    yield torch.nested, dict.fromkeys(_NESTED, nested)
+_REFUSED = (
+    Refused(
+        (torch.nested,),
+        ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select"),
+        *(_NESTING, _PADDED),
+    ),
     # This class makes the jagged ones, also for code that imported a function before tracing.
-    yield nested_tensor.NestedTensor, {"__new__": nested}
-    lazy = _refusal("makes a lazy layer", "give the number of its inputs, as in nn.Linear(512, 10)")
-    for parameter in (UninitializedParameter, UninitializedBuffer):
-        yield parameter, {"__new__": lazy}
-    blocks = _refusal("makes a sparse tensor of blocks (BSR and the like)", _DENSE)
-    for owner in (torch, torch.Tensor):
-        yield owner, {name: blocks for name in _BLOCKS if hasattr(owner, name)}
-    build = _refusal(
-        "builds a CUDA kernel from source",
-        "its time would not be known; call torch's own ops there, or give the kernel a fake form "
-        "with torch.library.custom_op and register_fake",
-    )
-    for owner, name in _BUILDING:
-        if hasattr(owner, name):
-            yield owner, {name: build}
+    Refused((nested_tensor.NestedTensor,), ("__new__",), _NESTING, _PADDED),
+    Refused(
+        (UninitializedParameter, UninitializedBuffer),
+        ("__new__",),
+        "makes a lazy layer",
+        "give the number of its inputs, as in nn.Linear(512, 10)",
+    ),
+    Refused(
+        _TENSORS,
+        (
+            *("to_sparse_bsr", "to_sparse_bsc", "sparse_bsr_tensor", "sparse_bsc_tensor"),
+            "sparse_compressed_tensor",
+        ),
+        "makes a sparse tensor of blocks (BSR and the like)",
+        "use the dense form, or to_sparse_csr",
+    ),
+    Refused((torch.cuda,), ("_compile_kernel",), *_BUILDING),
+    Refused((cpp_extension,), ("load", "load_inline"), *_BUILDING),
+)
+
+
+def refused_functions(is_ranked: bool = False) -> Iterator[Row]:
+    """The refused functions; with `is_ranked`, the step may start process groups."""
+    table = list(_REFUSED)
     if torch.distributed.is_available():
-        yield from _of_one_rank() if is_ranked else _distributed()
+        table += _refused_on_ranks() if is_ranked else _refused_groups()
+    for owners, names, action, remedy in table:
+        refuse = _refusal(action, remedy)
+        for owner in owners:
+            yield owner, {name: refuse for name in names if hasattr(owner, name)}
 
 
-def _distributed() -> Iterator[tuple[Any, dict[str, Any]]]:
+def _refused_groups() -> Iterator[Refused]:
     from torch.distributed import distributed_c10d
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    start = _refusal("starts a process group", _ONE_RANK)
-    yield torch.distributed, {"init_process_group": start}
-    # Code that imported `init_process_group` before tracing calls torch's own, which begins here.
-    inner = dict.fromkeys(("rendezvous", "_new_process_group_helper"), start)
-    yield distributed_c10d, {"init_process_group": start, **inner}
+    remedy = (
+        "say how many ranks there are, as in ranks=8 (--ranks 8), or trace the step of one rank "
+        "instead: without a process group, and with the plain model in place of "
+        "DistributedDataParallel or FSDP"
+    )
+    # Code that imported `init_process_group` before tracing calls torch's own, which begins with
+    # the two others.
+    starts = ("init_process_group", "rendezvous", "_new_process_group_helper")
+    yield Refused((torch.distributed,), starts[:1], "starts a process group", remedy)
+    yield Refused((distributed_c10d,), starts, "starts a process group", remedy)
     for wrapper in (torch.nn.parallel.DistributedDataParallel, FullyShardedDataParallel):
-        wrap = _refusal(f"wraps a model in {wrapper.__name__}", _ONE_RANK)
-        yield wrapper, {"__init__": wrap}
+        yield Refused((wrapper,), ("__init__",), f"wraps a model in {wrapper.__name__}", remedy)
 
 
-def _of_one_rank() -> Iterator[tuple[Any, dict[str, Any]]]:
+def _refused_on_ranks() -> Iterator[Refused]:
     """What cannot be traced on one rank of many, either."""
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.pipelining import Pipe
 
-    cut = _refusal(
+    yield Refused(
+        (Pipe,),
+        ("from_tracing",),
         "lets torch export a model and cut it into stages",
         "give each rank's own part of the model to PipelineStage, or trace the whole model and "
         "predict it with parallel=Parallel(pipeline=4)",
     )
-    yield Pipe, {"from_tracing": staticmethod(cut)}
-    wrap = _refusal(
+    yield Refused(
+        (FullyShardedDataParallel,),
+        ("__init__",),
         "wraps a model in FullyShardedDataParallel",
         "use its successor, torch.distributed.fsdp.fully_shard, on each block and on the model",
     )
-    yield FullyShardedDataParallel, {"__init__": wrap}
 
 
 def _refusal(action: str, remedy: str) -> Callable[..., Any]:
@@ -543,7 +574,8 @@ def load_real(load: Any) -> Any:
             options["mmap"] = zipfile.is_zipfile(file)  # weights that nobody reads take no memory
         with _disable_current_modes():
             loaded = load(file, "cpu", pickle_module, **options)
-        if _is_cuda(map_location):
+        is_named = isinstance(map_location, str | torch.device)
+        if is_named and torch.device(map_location).type == "cuda":
             return _pytree.tree_map_only(torch.Tensor, lambda t: t.cuda(), loaded)
         return loaded
 
@@ -562,170 +594,6 @@ def rebuilt(rebuild: Any) -> Any:
     return rebuild_plain
 
 
-def _is_cuda(location: Any) -> bool:
-    """Whether `map_location` puts everything on the GPU."""
-    return isinstance(location, str | torch.device) and torch.device(location).type == "cuda"
-
-
-# `flex_attention`, taken as the one fused kernel that torch.compile makes of it.
-#
-# Torch has no fake version of it with a backward pass. While tracing, the operator behind
-# `torch.nn.attention.flex_attention` is replaced by one that records the op and returns empty
-# results. Kernels skip blocks that the mask leaves empty; these are counted with the user's own
-# mask function (`flex_masks`).
-
-
-Attributes = list[tuple[str, Scalar]]
-_OPEN = "_wavecast_open_blocks"
-"""The attribute of a mask's counts of blocks that keeps what its function leaves open."""
-_NO_BLOCKS = 1 << 30
-"""The block size with which torch says that there is no mask."""
-
-
-def flex_attention(recorder: OpRecorder, assumptions: Assumptions) -> dict[str, Any]:
-    """The replacements in torch's module, by name: the operator, and how eager code calls it."""
-
-    def attend(
-        query: Any,
-        key: Any,
-        value: Any,
-        score_mod: Any,
-        block_mask: tuple[Any, ...],
-        *_: Any,
-        **__: Any,
-    ) -> Any:
-        attributes = _attended(block_mask, query, key, assumptions)
-        learned = list(_learned_tensors(score_mod))
-        return _FlexAttention.apply(recorder, attributes, query, key, value, *learned)
-
-    @contextmanager
-    def uncompiled() -> Iterator[str]:
-        if not assumptions.compiled:
-            assumptions.note(
-                f"flex_attention at {user_line()} runs outside of compiled code, where torch "
-                "computes all scores; the fused kernel of compiled code was assumed"
-            )
-        yield "eager"
-
-    direct = {"_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG": True, "setup_compilation_env": uncompiled}
-    known = {name: value for name, value in direct.items() if hasattr(flex, name)}
-    return {"flex_attention_hop": attend, **known}
-
-
-class _FlexAttention(torch.autograd.Function):
-    """The forward and backward kernels, each as one recorded op."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        recorder: OpRecorder,
-        attributes: Attributes,
-        query: Any,
-        key: Any,
-        value: Any,
-        *learned: Any,
-    ) -> Any:
-        same_width = query.shape[-1] == value.shape[-1]
-        shape = (*query.shape[:-1], value.shape[-1])
-        # The output has the layout of the query.
-        out = torch.empty_like(query) if same_width else query.new_empty(shape)
-        sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
-        maxima = query.new_empty(0, dtype=torch.float32)
-        recorder.record("flex_attention", [query, key, value, *learned], [out, sums], attributes)
-        ctx.save_for_backward(query, key, value, out, sums, *learned)
-        ctx.recorder, ctx.attributes = recorder, attributes
-        ctx.mark_non_differentiable(maxima)
-        ctx.set_materialize_grads(False)
-        return out, sums, maxima
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        query, key, value, out, sums, *learned = ctx.saved_tensors
-        results = [torch.empty_like(tensor) for tensor in (query, key, value, *learned)]
-        given = [gradient for gradient in gradients[:2] if gradient is not None]
-        inputs = [query, key, value, out, sums, *given, *learned]
-        ctx.recorder.record("flex_attention_backward", inputs, results, ctx.attributes)
-        return None, None, *results
-
-
-def _attended(
-    block_mask: tuple[Any, ...], query: Any, key: Any, assumptions: Assumptions
-) -> Attributes:
-    """How many pairs of a query and a key, of one sequence and head, the kernel computes.
-
-    Where data decide, the most are assumed, and the fewest are said as well.
-    """
-    queries, keys = query.shape[-2], key.shape[-2]
-    *_, q_block, k_block, _mask = block_mask
-    if q_block >= _NO_BLOCKS:
-        return [(ATTENDED, int(queries * keys))]
-    all_blocks = math.ceil(queries / q_block) * math.ceil(keys / k_block)
-    listed = fewest = _listed_blocks(block_mask)
-    if listed is None or fewest is None:
-        most, fewest = _open_blocks(block_mask, queries, keys)
-        listed = min(most, _listed_at_most(block_mask))
-        if fewest < listed:
-            assumptions.note(
-                f"the mask of flex_attention at {user_line()} depends on data: between "
-                f"{fewest / all_blocks:.1%} and {listed / all_blocks:.1%} of its blocks are "
-                "computed; the most were assumed"
-            )
-    most_pairs, least_pairs = (
-        int(min(blocks * q_block * k_block, queries * keys)) for blocks in (listed, fewest)
-    )
-    possible = [(LEAST_ATTENDED, least_pairs)] if least_pairs < most_pairs else []
-    return [(ATTENDED, most_pairs), *possible]
-
-
-def _open_blocks(block_mask: tuple[Any, ...], queries: int, keys: int) -> OpenBlocks:
-    """The open blocks of a mask, computed once: layers share it."""
-    *_, q_block, k_block, mask = block_mask
-    counts = block_mask[2]
-    if not hasattr(counts, _OPEN):
-        # In compiled code, the user's function would be compiled, too.
-        count = torch.compiler.disable(open_blocks)
-        setattr(counts, _OPEN, count(mask, queries, keys, q_block, k_block))
-    known: OpenBlocks = getattr(counts, _OPEN)
-    return known
-
-
-def _listed_blocks(block_mask: tuple[Any, ...]) -> int | None:
-    """How many blocks of keys a mask lists for one sequence and head; None if it is not known."""
-    lists = [
-        known_values(counts) for counts in (block_mask[2], block_mask[4]) if counts is not None
-    ]
-    if any(counts is None for counts in lists):
-        return None
-    return sum(math.ceil(int(n.sum()) / int(math.prod(n.shape[:-1]))) for n in lists)
-
-
-def _listed_at_most(block_mask: tuple[Any, ...]) -> int:
-    """How many blocks of keys a mask has room for."""
-    indices = [listed for listed in (block_mask[3], block_mask[5]) if listed is not None]
-    return sum(math.prod(listed.shape[-2:]) for listed in indices)
-
-
-def _learned_tensors(function: Any) -> Iterator[Any]:
-    """The tensors inside a function that get gradients, such as a learned bias of the scores."""
-    return (tensor for tensor in _tensors_of(function) if tensor.requires_grad)
-
-
-def _tensors_of(function: Any, depth: int = 4) -> Iterator[Any]:
-    """The tensors that a function holds: in its closure, or in the functions that it calls."""
-    for cell in getattr(function, "__closure__", None) or ():
-        inside = cell.cell_contents
-        if isinstance(inside, torch.Tensor):
-            yield inside
-        elif isinstance(inside, torch.nn.Module):
-            yield from inside.parameters()
-        elif callable(inside) and depth:
-            yield from _tensors_of(inside, depth - 1)
-        elif isinstance(inside, list | tuple):
-            for item in inside:
-                if callable(item) and depth:
-                    yield from _tensors_of(item, depth - 1)
-
-
 # Steps that call torch.compile, traced as eager code.
 
 
@@ -739,13 +607,7 @@ class CompilesCode(BaseException):
 def compile_nothing(
     replace: Callable[..., None], stack: ExitStack, assumptions: Assumptions
 ) -> None:
-    """Let compiled code run as it was written, and note that the step has some.
-
-    Args:
-        replace: replaces attributes until the stack is closed.
-        stack: is closed at the end of the trace.
-        assumptions: keeps the notes, and says whether to stop instead.
-    """
+    """Let compiled code run as it was written, and note that the step has some."""
     replace(torch, compile=_eager(assumptions))
     stack.enter_context(torch.compiler.set_stance("force_eager"))
     if hasattr(eval_frame, "_callback_from_stance"):

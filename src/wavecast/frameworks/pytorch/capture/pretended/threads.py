@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.recording.user_lines import failing_line
+from wavecast.frameworks.replacements import replacing
 
 _PATIENCE_S = 5.0
 """How long to wait, after a step, for work that it left to its threads."""
@@ -62,12 +63,6 @@ def _notice_questions(future: futures.Future[Any]) -> None:
 
     for name in ("result", "exception"):
         setattr(future, name, noticed(getattr(future, name)))
-
-
-def _can_interrupt() -> bool:
-    """Whether SIGINT raises a KeyboardInterrupt in the main thread, even while that waits."""
-    handler = signal.getsignal(signal.SIGINT)
-    return hasattr(signal, "pthread_kill") and handler is signal.default_int_handler
 
 
 def in_traced_thread() -> bool:
@@ -138,13 +133,10 @@ class TracedThreads:
         self._here.traced = True
         with ExitStack() as stack:
             stack.callback(self._close)
-            for owner, name, value in (
-                (threading.Thread, "start", self._starting(threading.Thread.start)),
-                (futures.ThreadPoolExecutor, "submit", self._submitting()),
-                (FakeTensor, "__torch_dispatch__", self._dispatching()),
-            ):
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
+            replace = stack.enter_context(replacing())
+            replace(threading.Thread, start=self._starting(threading.Thread.start))
+            replace(futures.ThreadPoolExecutor, submit=self._submitting())
+            replace(FakeTensor, __torch_dispatch__=self._dispatching())
             try:
                 yield
             except KeyboardInterrupt:
@@ -283,7 +275,10 @@ class TracedThreads:
                 raise error
             first = self._failure is None
             self._failure = self._failure or error
-        if first and self._tracer is threading.main_thread() and _can_interrupt():
+        # Only then SIGINT raises a KeyboardInterrupt in the main thread, even while that waits.
+        is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        can_interrupt = hasattr(signal, "pthread_kill") and is_default
+        if first and self._tracer is threading.main_thread() and can_interrupt:
             self._wake_tracer()
 
     def _wake_tracer(self) -> None:

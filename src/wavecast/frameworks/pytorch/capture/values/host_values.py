@@ -98,15 +98,11 @@ class HostValues:
     def run(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]
     ) -> Any:
-        """The result of an op on the host. NotImplemented if its values cannot be known.
-
-        Args:
-            func: the op.
-            args: its arguments.
-            kwargs: its keyword arguments.
-            tensors: all tensors among both.
-        """
-        if not _has_cpu_kernel(func) or any(_has_no_memory(value) for value in args):
+        """The result of an op on the host. NotImplemented if its values cannot be known."""
+        if not _has_cpu_kernel(func) or any(
+            isinstance(value, torch.UntypedStorage) and value.device.type == "meta"
+            for value in args  # a storage without memory
+        ):
             return NotImplemented
         if not tensors:
             return self._make(func, args, kwargs)
@@ -115,9 +111,12 @@ class HostValues:
         values = {id(tensor): known_values(tensor) for tensor in tensors}
         if any(real is None for real in values.values()) or not _is_affordable(func, tensors):
             return NotImplemented
-        options = {name: _replaced(value, values) for name, value in kwargs.items()}
+
+        def plain(value: Any) -> Any:
+            return _mapped(value, lambda tensor: values[id(tensor)])
+
         with no_dispatch():
-            out = func(*_replaced(args, values), **options)
+            out = func(*plain(args), **{name: plain(value) for name, value in kwargs.items()})
         # An op that writes to an argument returns it, and that argument may be fake.
         given = {id(values[id(tensor)]): tensor for tensor in tensors}
         is_of_cpp = not any(on_host(tensor) for tensor in tensors)
@@ -161,12 +160,7 @@ class HostValues:
         return tuple(_mapped(value, with_value) for value in args)
 
     def fake(self, real: Any, keep: bool) -> Any:
-        """A fake tensor for a plain one.
-
-        Args:
-            real: the plain tensor.
-            keep: whether the fake tensor keeps the values.
-        """
+        """A fake tensor for a plain one. With `keep` it keeps the values."""
         converter = self._mode.fake_tensor_converter
         if keep:
             return converter.from_real_tensor(self._mode, real, make_constant=True)
@@ -261,14 +255,6 @@ def _mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_mapped(item, change) for item in value)
     return value
-
-
-def _replaced(value: Any, values: dict[int, Any]) -> Any:
-    return _mapped(value, lambda tensor: values[id(tensor)])
-
-
-def _has_no_memory(value: Any) -> bool:
-    return isinstance(value, torch.UntypedStorage) and value.device.type == "meta"
 
 
 @cache

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any
 
@@ -66,19 +66,10 @@ def _mm_kernel(indices: Any, values: Any, size: Any, layout: str, dense: Any) ->
     return _plain["mm"](real_matrix(indices, values, size, layout), dense)
 
 
-def _fake_mm(indices: Any, values: Any, size: Any, layout: str, dense: Any) -> Any:
-    return values.new_empty((size[0], dense.shape[1]))
-
-
 def _coalesce(indices: Any, values: Any, size: Any) -> Any:
     """Sorted indices, each of them once, and the sums of their values."""
-    made = _make_coo(indices, values, tuple(size)).coalesce()
-    return made.indices().clone(), made.values().clone()
-
-
-def _fake_coalesce(indices: Any, values: Any, size: Any) -> Any:
-    # How many are equal is unknown: none is assumed to be.
-    return torch.empty_like(indices), torch.empty_like(values)
+    matrix = _make_coo(indices, values, tuple(size)).coalesce()
+    return matrix.indices().clone(), matrix.values().clone()
 
 
 def _to_dense_kernel(indices: Any, values: Any, size: Any, layout: str) -> Any:
@@ -131,16 +122,8 @@ def _softmax_backward(
 
 def _compress(indices: Any, values: Any, size: Any) -> Any:
     """The limits of rows, and the numbers of columns, of a matrix in COO with sorted indices."""
-    made = _plain["to_sparse_csr"](_make_coo(indices, values, tuple(size), is_coalesced=True))
-    return made.crow_indices().clone(), made.col_indices().clone()
-
-
-def _fake_compress(indices: Any, values: Any, size: Any) -> Any:
-    return indices.new_empty(size[0] + 1), indices.new_empty(indices.shape[1])
-
-
-def _fake_places(indices: Any, values: Any, size: Any, layout: str) -> Any:
-    return indices[-1].new_empty((2, values.shape[0]))
+    matrix = _plain["to_sparse_csr"](_make_coo(indices, values, tuple(size), is_coalesced=True))
+    return matrix.crow_indices().clone(), matrix.col_indices().clone()
 
 
 def _like_values(_: Any, values: Any, *__: Any) -> Any:
@@ -148,11 +131,16 @@ def _like_values(_: Any, values: Any, *__: Any) -> Any:
 
 
 _OPS: dict[str, tuple[str, Any, Any]] = {
-    "sparse_mm": (f"({_MATRIX}, Tensor dense) -> Tensor", _mm_kernel, _fake_mm),
+    "sparse_mm": (
+        f"({_MATRIX}, Tensor dense) -> Tensor",
+        _mm_kernel,
+        lambda _, values, size, __, dense: values.new_empty((size[0], dense.shape[1])),
+    ),
     "sparse_coalesce": (
         "(Tensor indices, Tensor values, int[] size) -> (Tensor, Tensor)",
         _coalesce,
-        _fake_coalesce,
+        # How many are equal is unknown: none is assumed to be.
+        lambda indices, values, _: (torch.empty_like(indices), torch.empty_like(values)),
     ),
     "sparse_to_dense": (
         f"({_MATRIX}) -> Tensor",
@@ -178,9 +166,16 @@ _OPS: dict[str, tuple[str, Any, Any]] = {
     "sparse_compress": (
         "(Tensor indices, Tensor values, int[] size) -> (Tensor, Tensor)",
         _compress,
-        _fake_compress,
+        lambda indices, _, size: (
+            indices.new_empty(size[0] + 1),
+            indices.new_empty(indices.shape[1]),
+        ),
     ),
-    "sparse_places": (f"({_MATRIX}) -> Tensor", _places_kernel, _fake_places),
+    "sparse_places": (
+        f"({_MATRIX}) -> Tensor",
+        _places_kernel,
+        lambda indices, values, *_: indices[-1].new_empty((2, values.shape[0])),
+    ),
 }
 
 for _kernel_name, (_schema, _real, _fake) in _OPS.items():
@@ -224,11 +219,11 @@ class SparseMatrix(torch.Tensor):
     @staticmethod
     def __new__(cls, parts: Parts) -> SparseMatrix:
         """The matrix of these parts."""
-        made = torch.Tensor._make_wrapper_subclass(
+        matrix = torch.Tensor._make_wrapper_subclass(
             cls, parts.size, dtype=parts.values.dtype, device="cpu"
         )
-        made.parts = parts
-        return made  # type: ignore[no-any-return]
+        matrix.parts = parts
+        return matrix  # type: ignore[no-any-return]
 
     def __init__(self, parts: Parts) -> None:
         """Do nothing: `__new__` has made it."""
@@ -264,14 +259,13 @@ class SparseMatrix(torch.Tensor):
 
     def with_values(self, values: Any) -> SparseMatrix:
         """A matrix with other values at the same places."""
-        p = self.parts
-        return SparseMatrix(Parts(p.indices, values, p.size, p.layout, p.is_coalesced))
+        return SparseMatrix(replace(self.parts, values=values))
 
     def mapped(self, change: Callable[[Any], Any]) -> SparseMatrix:
         """A matrix with indices and values changed in the same way, as when moved."""
         p = self.parts
         indices = tuple(change(part) for part in p.indices)
-        return SparseMatrix(Parts(indices, change(p.values), p.size, p.layout, p.is_coalesced))
+        return SparseMatrix(replace(p, indices=indices, values=change(p.values)))
 
     layout = property(lambda self: _LAYOUTS[self.parts.layout])
     device = property(lambda self: self.parts.values.device)
@@ -350,11 +344,11 @@ class _Coalesced(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, indices: Any, values: Any, size: list[int]) -> Any:
-        made, sums = OPS.sparse_coalesce(indices, values, size)
-        ctx.save_for_backward(indices, made)
+        places, sums = OPS.sparse_coalesce(indices, values, size)
+        ctx.save_for_backward(indices, places)
         ctx.width = size[1]
-        ctx.mark_non_differentiable(made)
-        return made, sums
+        ctx.mark_non_differentiable(places)
+        return places, sums
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
@@ -373,8 +367,8 @@ def sparse_functions() -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each module or class with functions that make sparse tensors, and their replacements."""
     yield torch, _MAKERS
     yield torch.Tensor, {name: _from_dense(FUNCTIONS[name]) for name in _CONVERTED}
-    legacy = {f"{n}Tensor": _legacy(d) for n, d in _LEGACY.items()}
-    yield torch.sparse, {name: made for name, made in legacy.items() if hasattr(torch.sparse, name)}
+    known = {f"{n}Tensor": d for n, d in _LEGACY.items() if hasattr(torch.sparse, f"{n}Tensor")}
+    yield torch.sparse, {name: _legacy(dtype) for name, dtype in known.items()}
 
 
 _LEGACY = {"Float": torch.float32, "Double": torch.float64, "Half": torch.float16}
@@ -406,9 +400,8 @@ def _coo(
         raise _refused("a sparse tensor that is no matrix of numbers")
     if size is None:
         size = [int(row.max()) + 1 for row in indices]
-    parts = Parts((indices,), values, tuple(size), COO, bool(is_coalesced))
-    made = SparseMatrix(parts)
-    return made.requires_grad_() if requires_grad else made
+    matrix = SparseMatrix(Parts((indices,), values, tuple(size), COO, bool(is_coalesced)))
+    return matrix.requires_grad_() if requires_grad else matrix
 
 
 def _compressed(layout: str) -> Callable[..., Any]:
@@ -430,8 +423,8 @@ def _compressed(layout: str) -> Callable[..., Any]:
         if size is None:
             own = (indices[0].shape[0] - 1, int(indices[1].max()) + 1)
             size = own if layout == CSR else own[::-1]
-        made = SparseMatrix(Parts(indices, values, tuple(size), layout, True))
-        return made.requires_grad_() if requires_grad else made
+        matrix = SparseMatrix(Parts(indices, values, tuple(size), layout, True))
+        return matrix.requires_grad_() if requires_grad else matrix
 
     return make
 
@@ -569,22 +562,22 @@ def _mm(left: Any, right: Any, *_: Any) -> Any:
 def _addmm(added: Any, left: Any, right: Any, *, beta: float = 1, alpha: float = 1) -> Any:
     if isinstance(added, SparseMatrix):
         return NotImplemented
-    made = _mm(left, right)
-    if made is NotImplemented:
-        return made
-    return torch.add(added if beta == 1 else beta * added, made, alpha=alpha)
+    product = _mm(left, right)
+    if product is NotImplemented:
+        return product
+    return torch.add(added if beta == 1 else beta * added, product, alpha=alpha)
 
 
 @_function("linear")
 def _linear(source: Any, weight: Any, bias: Any = None) -> Any:
     if isinstance(weight, SparseMatrix):
-        made = _product(weight, source.t()).t()
+        product = _product(weight, source.t()).t()
     else:
-        made = _product(source, weight.t())
-    return made if bias is None else made + bias
+        product = _product(source, weight.t())
+    return product if bias is None else product + bias
 
 
-@_function("softmax", "log_softmax")
+@_function("softmax")
 def _softmax(matrix: SparseMatrix, dim: int, *_: Any, is_log: bool = False, **__: Any) -> Any:
     ready = coalesced(matrix)
     return ready.with_values(_Softmax.apply(ready.parts, ready.parts.values, dim % 2, is_log))
@@ -627,7 +620,7 @@ def _places(matrix: SparseMatrix) -> Any:
     return OPS.sparse_places(*matrix.parts.arguments)
 
 
-@_function("mul", "div", "true_divide", "rmul")
+@_function("mul", "rmul")
 def _scaled(left: Any, right: Any) -> Any:
     """A matrix times a number; times a dense matrix, whose elements are then picked."""
     matrix, other = (left, right) if isinstance(left, SparseMatrix) else (right, left)
@@ -639,13 +632,11 @@ def _scaled(left: Any, right: Any) -> Any:
     return matrix.with_values(matrix.parts.values * other)
 
 
+@_function("div", "true_divide")
 def _divided(matrix: Any, number: Any, **_: Any) -> Any:
     if isinstance(number, torch.Tensor) and number.dim():
         return NotImplemented
     return matrix.with_values(matrix.parts.values / number)
-
-
-FUNCTIONS.update(dict.fromkeys(("div", "true_divide"), _divided))
 
 
 @_function("add", "sub")
@@ -663,8 +654,8 @@ def _added(left: Any, right: Any, **_: Any) -> Any:
 
 @_function("to_dense")
 def _to_dense(matrix: SparseMatrix, dtype: Any = None, **_: Any) -> Any:
-    made = _ToDense.apply(matrix.parts, matrix.parts.values)
-    return made if dtype is None else made.to(dtype)
+    dense = _ToDense.apply(matrix.parts, matrix.parts.values)
+    return dense if dtype is None else dense.to(dtype)
 
 
 @_function("to_sparse", "to_sparse_coo")
@@ -736,8 +727,8 @@ def _on_values(name: str) -> Callable[..., Any]:
     def run(matrix: SparseMatrix, *args: Any, **kwargs: Any) -> Any:
         values = matrix.parts.values
         method = getattr(values, name, None)
-        made = method(*args, **kwargs) if method else getattr(torch, name)(values)
-        return matrix.with_values(made) if isinstance(made, torch.Tensor) else made
+        result = method(*args, **kwargs) if method else getattr(torch, name)(values)
+        return matrix.with_values(result) if isinstance(result, torch.Tensor) else result
 
     return run
 

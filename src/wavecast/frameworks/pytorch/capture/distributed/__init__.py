@@ -1,1 +1,0 @@
-"""Process groups and collectives of a traced rank."""

@@ -1,1 +1,0 @@
-"""What a traced step runs on another GPU family."""

@@ -1,1 +1,0 @@
-"""Models of single layers, summed over a network."""
