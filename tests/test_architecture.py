@@ -238,9 +238,15 @@ def test_the_public_names_are_these() -> None:
         assert getattr(wavecast, name).__doc__, f"{name} needs a docstring"
 
 
+def lines_beside_docstring(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    first = node.body[0]
+    described = (first.end_lineno or 0) - first.lineno + 1 if ast.get_docstring(node) else 0
+    return (node.end_lineno or node.lineno) - node.lineno + 1 - described
+
+
 def test_functions_are_short() -> None:
     lines = {
-        f"{module_of(file)}:{node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
+        f"{module_of(file)}:{node.name}": lines_beside_docstring(node)
         for file in (*FILES, *LAB)
         for node in ast.walk(tree_of(file))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)

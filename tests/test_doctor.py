@@ -14,7 +14,7 @@ from shell import WIDTHS, run, shown
 from wavecast import doctor
 from wavecast.doctor import Finding, KnownFigure, State, examine, is_broken
 from wavecast.errors import InvalidInput
-from wavecast.report.devices import examination
+from wavecast.report.results.devices import examination
 
 pytest.importorskip("torch")
 installation = pytest.importorskip("wavecast.frameworks.pytorch.installation")

@@ -30,7 +30,7 @@ from wavecast.frameworks.pytorch.changes.changed_code import CODE_CHANGES, chang
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import Price, PriceBook
-from wavecast.report.advice import advice_lines, codes_of, loader_lines
+from wavecast.report.results.advice import advice_lines, advice_view, loader_lines
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.sources import target_source
 from wavecast.targets.targets import resolve
@@ -225,7 +225,8 @@ def test_what_gains_nothing_alone_is_tried_beside_what_does() -> None:
     assert alone.reason == "50257 cost nothing without tensor cores"
     assert advice.together is not None
     assert advice.together.name == "bf16+padding"
-    assert ("sizes padded", CHANGES["padding"].code) in codes_of(advice)
+    lines = [text for part in advice_view(advice).parts for text in part.lines]
+    assert f"sizes padded: {CHANGES['padding'].code}" in lines
 
 
 def test_copies_that_wait_do_not_keep_a_step_from_being_a_graph() -> None:

@@ -24,7 +24,7 @@ from wavecast.campaigns.suite_runs import (
     time_again,
 )
 from wavecast.errors import InvalidInput, UnknownName
-from wavecast.report.suites import suite_results
+from wavecast.report.results.suites import suite_results
 from wavecast.runs.regression.end_to_end import BATCHES, ITERATIONS, SPLITS, Split, judge
 from wavecast.runs.suite_results import COLUMNS, SuiteResult, SuiteStep, read_results
 from wavecast.suite import benchmark, benchmarks

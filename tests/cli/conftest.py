@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hostile.commands import write_files
 from made import step
-from wrong_uses import write_files
 
 
 @pytest.fixture

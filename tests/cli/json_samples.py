@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hostile.commands import write_files
 from kineto_file import File
 from made import call, mm, relu, step
-from wrong_uses import write_files
 
 import wavecast
 from wavecast.traces.step import Kernel, Measurement, Trace

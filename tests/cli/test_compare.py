@@ -13,7 +13,7 @@ from shell import WIDTHS, run, shown
 import wavecast
 from wavecast.analysis.comparison import compare
 from wavecast.cli.options.steps import StepOptions
-from wavecast.report.comparisons import comparisons
+from wavecast.report.results.comparisons import comparisons
 from wavecast.targets.targets import Target, Trait
 
 BIG = 2048

@@ -11,7 +11,8 @@ from shell import WIDTHS, run, shown
 
 import wavecast
 from wavecast.analysis.evaluation import evaluate, measured_steps
-from wavecast.report.evaluations import evaluation_text
+from wavecast.report.results.evaluations import evaluation_view
+from wavecast.report.views import text_of
 
 DCGAN = Path(__file__).parents[2] / "examples" / "traces" / "dcgan-b64.json.gz"
 
@@ -47,7 +48,7 @@ def test_tables_fit_every_terminal(elsewhere: Path) -> None:
     traces = [("", str(path), wavecast.load_trace(path)) for path in (DCGAN, elsewhere)]
     found = evaluate(measured_steps(traces))
     for width in WIDTHS:
-        lines = shown(evaluation_text(found, width), width).splitlines()
+        lines = shown(text_of(evaluation_view(found), width), width).splitlines()
         assert max(map(len, lines)) <= width
         assert any("convolution" in line for line in lines)
 

@@ -6,10 +6,13 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from shell import run, run_process
+from typer.main import get_command
 
 from wavecast.cli import app
 from wavecast.cli.app import _Command
@@ -158,15 +161,13 @@ def test_ctrl_c_at_the_end_leaves_no_traceback(tmp_path: Path) -> None:
 
 
 def test_every_command_keeps_the_standard_output_for_its_results() -> None:
-    def commands(group: object) -> list[object]:
-        inner = [*getattr(group, "registered_commands", ())]
-        for part in getattr(group, "registered_groups", ()):
-            inner += commands(part.typer_instance)
-        return inner
+    def commands(group: Any) -> Iterator[object]:
+        for command in group.commands.values():
+            yield from commands(command) if hasattr(command, "commands") else [command]
 
-    registered = commands(app)
-    assert len(registered) > 20
-    assert [item for item in registered if getattr(item, "cls", None) is not _Command] == []
+    every = list(commands(get_command(app)))
+    assert len(every) > 20
+    assert [command for command in every if not isinstance(command, _Command)] == []
 
 
 def test_json_of_a_command_without_user_code_stays_json() -> None:

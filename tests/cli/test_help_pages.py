@@ -9,7 +9,7 @@ from shell import run, run_process
 from typer.main import get_command
 
 from wavecast.cli import app
-from wavecast.cli.app import GROUPS, OTHERS
+from wavecast.cli.commands import COMMANDS
 
 
 def sections(text: str) -> dict[str, list[str]]:
@@ -23,15 +23,26 @@ def sections(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_commands_are_grouped_and_predict_is_first() -> None:
+def test_commands_are_listed_with_their_first_lines() -> None:
+    commands = get_command(app).commands  # type: ignore[attr-defined]
+    listed = {name: line for lines in COMMANDS.values() for name, line in lines.items()}
+    assert listed == {
+        name: " ".join(command.help.split("\n\n")[0].split())
+        for name, command in commands.items()
+        if not command.hidden
+    }
     shown = sections(run("--help").out)
-    titles = [title for title in shown if title in (*GROUPS, OTHERS)]
-    assert titles[0] == "Predict"
-    assert shown["Predict"][0] == "predict"
-    assert shown["Choose"][:2] == ["advise", "choose"]
-    listed = [name for title in titles for name in shown[title]]
-    every = get_command(app).commands  # type: ignore[attr-defined]
-    assert sorted(listed) == sorted(name for name, each in every.items() if not each.hidden)
+    assert {title: list(lines) for title, lines in COMMANDS.items()} == {
+        title: names for title, names in shown.items() if title != "Options"
+    }
+
+
+def test_the_help_loads_no_command() -> None:
+    python = "import atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    modules = run_process("--help", python=python).err.split()
+    assert "wavecast.cli.app" in modules
+    assert sum(name.startswith("wavecast") for name in modules) < 20
+    assert not {"numpy", "torch"} & set(modules)
 
 
 def test_options_stand_under_the_headings_of_their_groups() -> None:

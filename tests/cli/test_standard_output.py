@@ -82,7 +82,7 @@ def test_so_it_is_on_a_gpu(tmp_path: Path, command: str) -> None:
     type(made)(calls, made.allocations, measurement=Measurement("Tesla T4", 1e-3)).save(saved)
     path.write_text(TALKATIVE.replace("DEVICE", "'cpu'"))
     instead = f"""
-import types, wavecast, wavecast.cli
+import types, wavecast, wavecast.cli.steps.memory
 from wavecast.cli.steps import sources as steps
 from wavecast.frameworks.pytorch.measurement import memory
 measured = wavecast.load_trace({str(saved)!r})

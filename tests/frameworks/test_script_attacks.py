@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from door_attacks import processes
+from hostile.attacks import processes
 
 import wavecast
 from wavecast.errors import CaptureError, InvalidInput

@@ -178,7 +178,7 @@ def test_without_landlock_the_promise_is_weaker_and_said_to_be(
 ) -> None:
     from rich.console import Console
 
-    from wavecast.report.scripts import script_run
+    from wavecast.report.results.profiles import script_run
 
     body = (
         "open('mine.txt', 'w').write('x')\nos.rename('kept.txt', 'moved.txt')\n"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.script_results import Failure, read_result, write_result
-from wavecast.report.scripts import result_record, script_run
+from wavecast.report.results.profiles import result_record, script_run
 from wavecast.traces.script import (
     LoaderTime,
     Loading,

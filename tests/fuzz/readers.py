@@ -145,7 +145,7 @@ def read_store(path: Path, number: int) -> None:
 
 
 def read_suite(path: Path, number: int) -> None:
-    from wavecast.report.suites import suite_page
+    from wavecast.report.results.suites import suite_page
     from wavecast.runs.suite_results import read_results
 
     results = read_results(path)

@@ -15,15 +15,12 @@ from wavecast.parallel.strategy import Parallel
 from wavecast.planning.candidates import (
     StepSetting,
     TrainingQuestion,
-    comparable,
-    fastest_first,
     find_candidates,
-    fitting_first,
 )
 from wavecast.planning.cost import TrainingPlan
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import Prediction, comparable, in_order
 from wavecast.steps.request import predict
 from wavecast.traces.step import Allocation, Phase, Role, Trace
 
@@ -234,17 +231,19 @@ LARGE = step(state_bytes=100 << 20)
 """A step that needs 20 GiB."""
 
 
-def ids(predictions: list[Prediction]) -> list[str]:
-    return [prediction.device.id for prediction in predictions]
+def ids(predictions: list[Prediction], **rule: bool) -> list[str]:
+    return [row.device.id for row in in_order(predictions, lambda row: row, **rule)]
 
 
 def test_gpus_keep_their_order_but_those_too_small_come_last() -> None:
     rows = [predict(LARGE, gpu) for gpu in ("t4", "l4", "gtx-980", "h100-sxm-80gb")]
-    assert ids(fitting_first(rows)) == ["l4", "h100-sxm-80gb", "t4", "gtx-980"]
+    kept = ids(rows, by_speed=False, bounds_last=False)
+    assert kept == ["l4", "h100-sxm-80gb", "t4", "gtx-980"]
 
 
 def test_the_fastest_gpus_come_first_but_those_too_small_last() -> None:
-    rows = fastest_first(predict(LARGE, gpu) for gpu in ("t4", "l4", "gtx-980", "h100-sxm-80gb"))
+    given = [predict(LARGE, gpu) for gpu in ("t4", "l4", "gtx-980", "h100-sxm-80gb")]
+    rows = in_order(given, lambda row: row)
     assert [row.fits for row in rows] == [True, True, False, False]
     for some in (rows[:2], rows[2:]):
         assert some[0].seconds <= some[1].seconds
@@ -256,6 +255,6 @@ def test_gpus_on_which_much_is_unknown_are_not_ranked() -> None:
     nothing = tuple(None for _ in rows[0].answers)
     unknown = [dataclasses.replace(row, answers=nothing) for row in rows]
     assert not any(map(comparable, unknown))
-    assert ids(fastest_first(unknown)) == ["k80", "t4", "h100-sxm-80gb", "l4"]
+    assert ids(unknown) == ["k80", "t4", "h100-sxm-80gb", "l4"]
     some = [unknown[0], rows[1], unknown[2], rows[3]]
-    assert ids(fastest_first(some)) == ["l4", "t4", "k80", "h100-sxm-80gb"]
+    assert ids(some) == ["l4", "t4", "k80", "h100-sxm-80gb"]

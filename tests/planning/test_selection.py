@@ -20,7 +20,7 @@ from wavecast.planning.selection import (
     select,
     tells_apart,
 )
-from wavecast.report.recipes import AskedStep, recipe
+from wavecast.report.results.selections import AskedStep, recipe
 
 DAY = datetime.date(2026, 8, 22)
 

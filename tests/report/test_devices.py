@@ -7,7 +7,7 @@ from shell import WIDTHS, shown
 
 import wavecast
 from wavecast.hardware.devices import device
-from wavecast.report import devices as report
+from wavecast.report.results import devices as report
 
 
 @pytest.mark.parametrize("width", WIDTHS)

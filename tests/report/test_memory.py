@@ -10,7 +10,7 @@ from shell import WIDTHS, shown
 
 from wavecast.footprint.advice import advise
 from wavecast.footprint.memory import memory
-from wavecast.report import memory as report
+from wavecast.report.results import memory as report
 from wavecast.traces.step import Trace
 
 

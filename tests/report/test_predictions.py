@@ -14,9 +14,9 @@ import wavecast
 from wavecast.hardware.hosts import REFERENCE_HOST
 from wavecast.predictors.attainable import Roofline
 from wavecast.predictors.base import Estimate
-from wavecast.report import predictions as report
-from wavecast.report.caveats import shares
 from wavecast.report.fields import record
+from wavecast.report.results import predictions as report
+from wavecast.report.results.caveats import shares
 from wavecast.steps.prediction import Prediction, Share
 from wavecast.steps.request import predict
 from wavecast.traces.step import Op, Trace

@@ -7,8 +7,8 @@ from made import step
 from shell import WIDTHS, shown
 
 from wavecast.analysis.profile import profile_predicted
-from wavecast.report import profiles as report
-from wavecast.report import traces as traced
+from wavecast.report.results import profiles as report
+from wavecast.report.results import profiles as traced
 from wavecast.steps.request import predict
 from wavecast.traces.step import Call, Kernel, Measurement, Op, Phase, Trace
 

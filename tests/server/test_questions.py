@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+import wavecast
 from wavecast.errors import InvalidInput, UnknownName
+from wavecast.server.answers import ANSWERS
 from wavecast.server.questions import MOST_GPUS, PredictionQuestion, digest
 
 
@@ -76,3 +80,25 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
 def test_a_strategy_is_checked_before_a_worker_sees_it() -> None:
     with pytest.raises(InvalidInput, match="16384"):
         question(parallel={"data": 4096, "tensor": 64}).canonical()
+
+
+def test_a_step_is_predicted_once_for_its_answer_its_details_and_its_report(
+    saved_step: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = hashlib.sha256(saved_step.read_bytes()).hexdigest()
+    file = saved_step.rename(saved_step.with_name(f"{name}.json.gz"))
+    asked = PredictionQuestion.model_validate({"trace": name, "gpus": ["l4", "t4"]})
+    question = {"question": asked.model_dump(), "file": str(file)}
+    gpus: list[str] = []
+    predict = wavecast.predict
+
+    def counted(trace: Any, gpu: Any, **how: Any) -> Any:
+        gpus.append(gpu.id)
+        return predict(trace, gpu, **how)
+
+    monkeypatch.setattr(wavecast, "predict", counted)
+    rows = ANSWERS["predict"](question)["rows"]
+    assert ANSWERS["details"](question | {"gpu": "l4"})["gpu"] == "l4"
+    assert "<html" in ANSWERS["report"](question)["html"]
+    assert ANSWERS["predict"](question)["rows"] == rows
+    assert sorted(gpus) == ["l4", "t4"]

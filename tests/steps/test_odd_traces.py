@@ -15,8 +15,7 @@ from made import trace as made_trace
 
 pytest.importorskip("torch")
 
-from odd_answers import check_all
-from odd_ops import odd_trace, real_ops, real_traces
+from hostile.odd_traces import check_all, odd_trace, real_ops, real_traces
 
 import wavecast
 from wavecast import ops

@@ -17,7 +17,7 @@ from wavecast.analysis.profile import (
 )
 from wavecast.hardware.devices import Device, device
 from wavecast.ops import Unit
-from wavecast.report.profiles import findings
+from wavecast.report.results.profiles import findings
 from wavecast.steps.request import predict
 from wavecast.traces.step import Allocation, Call, Kernel, Measurement, Op, Phase, Role, Trace
 

@@ -15,8 +15,8 @@ from wavecast.errors import InvalidInput, UnknownName
 from wavecast.frameworks.pytorch.capture.tracing import capture
 from wavecast.hardware.devices import Device
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.planning.candidates import comparable
 from wavecast.predictors.base import Estimate, Familiarity, Predictor
+from wavecast.steps.prediction import comparable
 from wavecast.steps.ranges import (
     COMMUNICATION,
     LAYERED,

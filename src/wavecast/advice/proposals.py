@@ -11,10 +11,10 @@ from wavecast.advice.catalogue import CHANGES, StepChange
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import devices
 from wavecast.parallel.strategy import Parallel
-from wavecast.planning.candidates import comparable, is_verified
+from wavecast.planning.candidates import is_verified
 from wavecast.planning.prices import Price, PriceBook
 from wavecast.results import Shown
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import Prediction, comparable
 from wavecast.steps.request import on_cluster, predict
 from wavecast.traces.script import Loading
 

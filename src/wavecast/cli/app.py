@@ -7,16 +7,19 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
 import typer.core
+import typer.main
 
 import wavecast
+from wavecast.cli.commands import COMMANDS, HIDDEN, MODULES
 from wavecast.cli.output import standard_output
-from wavecast.cli.output.pages import refuse_bad_places
 from wavecast.cli.output.screen import (
     name_command,
     print_error,
@@ -25,9 +28,8 @@ from wavecast.cli.output.screen import (
     show_warnings_safely,
     tell,
 )
-from wavecast.errors import InvalidInput, WavecastError, missing_requirement
+from wavecast.errors import WavecastError, missing_requirement
 from wavecast.frameworks.stages import last
-from wavecast.traces.file import SUFFIXES
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _INTERRUPTED = 130
@@ -41,20 +43,31 @@ _ANSWERS_BY_CODE = ("fits", "check", "plan", "capacity")
 class _Group(typer.core.TyperGroup):
     """The group of all commands. It prints an error of Wavecast as one line and exits with 1."""
 
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"commands": _Commands()})
+
     def list_commands(self, ctx: Any) -> list[str]:
         """The names of the commands, in the order of the help."""
-        return ordered(super().list_commands(ctx))
+        return list(self.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands into the help, by what people want to do."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
-        write_commands(commands, formatter)
+        """Write the commands into the help, by what people want to do; none is loaded."""
+        longest = max(len(name) for names in COMMANDS.values() for name in names)
+        limit = formatter.width - 6 - longest
+        for title, lines in COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl(
+                    [
+                        (name.ljust(longest), _Command(name, help=line).get_short_help_str(limit))
+                        for name, line in lines.items()
+                    ]
+                )
 
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         """Find a command. A group may print by itself, so it counts as one until another runs."""
-        found = super().resolve_command(ctx, args)
-        name_command(str(found[0]))
-        return found
+        resolved = super().resolve_command(ctx, args)
+        name_command(str(resolved[0]))
+        return resolved
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command, and turn its errors into exit codes."""
@@ -65,7 +78,7 @@ class _Group(typer.core.TyperGroup):
                 tell(_interruption(error))
                 raise typer.Exit(_INTERRUPTED) from None
             except Exception as error:
-                if _is_typers(error):
+                if isinstance(error, typer.Abort) or hasattr(error, "exit_code"):  # typer's own
                     raise
                 if _was_interrupted(error):
                     tell(_interruption(error))
@@ -105,11 +118,6 @@ class _Group(typer.core.TyperGroup):
 def _error_code(ctx: Any) -> int:
     """The exit code of an error in a command."""
     return 2 if ctx.invoked_subcommand in _ANSWERS_BY_CODE else 1
-
-
-def _is_typers(error: Exception) -> bool:
-    """Whether typer itself turns an error into an exit code."""
-    return isinstance(error, typer.Abort) or hasattr(error, "exit_code")
 
 
 def _explained(error: Exception) -> bool:
@@ -159,8 +167,8 @@ class _Command(typer.core.TyperCommand):
         except Exception as error:
             is_unknown = type(error).__name__ == "NoSuchOption"
             if is_unknown and ctx.allow_interspersed_args and any(map(_is_script, args)):
-                said = str(getattr(error, "message", ""))
-                error.message = f"{said}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
+                message = str(getattr(error, "message", ""))
+                error.message = f"{message}; the script's own follow a --, after all others"  # type: ignore[attr-defined]
             raise
 
     def invoke(self, ctx: Any) -> Any:
@@ -171,7 +179,19 @@ class _Command(typer.core.TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options into the help, under the headings of their groups."""
-        write_options(self.get_params(ctx), ctx, formatter)
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            usual = "Arguments" if param.param_type_name == "argument" else "Options"
+            title = getattr(param, "rich_help_panel", None) or usual
+            sections.setdefault(title, []).append(record)
+        # What every command has comes first, its groups of options last.
+        for title, rows in sections.items():
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def _with_arguments(args: list[str]) -> list[str]:
@@ -197,6 +217,37 @@ def _name(ctx: Any) -> str:
     """The name of a command as it is typed, without that of the program."""
     above = _name(ctx.parent) if ctx.parent is not None else ""
     return f"{above} {ctx.info_name}".strip() if ctx.parent is not None else ""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by their names; one is loaded when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return _command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*(name for lines in COMMANDS.values() for name in lines), *HIDDEN))
+
+    def __len__(self) -> int:
+        return len(MODULES)
+
+
+@cache
+def _command(name: str) -> Any:
+    """A command, from the module that defines it."""
+    import_module(MODULES[name])
+    alone = typer.Typer(rich_markup_mode=None)
+    alone.registered_commands = [
+        command
+        for command in app.registered_commands
+        if name in (command.name, getattr(command.callback, "__name__", None))
+    ]
+    alone.registered_groups = [
+        group
+        for group in app.registered_groups
+        if group.typer_instance is not None and name in (group.name, group.typer_instance.info.name)
+    ]
+    return typer.main.get_group(alone).commands[name]
 
 
 class Commands(typer.Typer):
@@ -259,68 +310,3 @@ def _root(
     if version:
         print_text(f"wavecast {wavecast.__version__}")
         raise typer.Exit
-
-
-def refuse_unwritable(out: Path) -> None:
-    """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
-    if not out.name.endswith(SUFFIXES):
-        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
-    refuse_bad_places(out)
-
-
-# The help: commands by what people want to do, and options under the headings of their groups.
-
-
-GROUPS: Mapping[str, tuple[str, ...]] = {
-    "Predict": ("predict", "run", "memory", "fits", "max-batch", "profile", "extrapolate"),
-    "Choose": ("advise", "choose", "prices", "scale", "parallelize", "serve"),
-    "Many jobs": ("plan", "simulate", "capacity", "campaign"),
-    "Compare and check": ("compare", "evaluate", "check", "doctor"),
-    "Get a step": ("trace", "measure", "import"),
-    "Hardware": ("devices", "clusters", "calibrate"),
-    "Past runs, and models of layers": ("runs", "design", "layers", "collect", "fit"),
-}
-"""The commands under the headings of the help, the most used ones first."""
-OTHERS = "More"
-"""The heading of commands that are in no group."""
-
-
-def ordered(names: Sequence[str]) -> list[str]:
-    """The names of commands, in the order of the help."""
-    order = [name for group in GROUPS.values() for name in group]
-    return sorted(names, key=lambda name: (name not in order, [*order, name].index(name)))
-
-
-def write_commands(commands: Mapping[str, Any], formatter: Any) -> None:
-    """Write the commands of the program, a section for each group."""
-    shown = {name: command for name, command in commands.items() if not command.hidden}
-    longest = max(map(len, shown))
-    limit = formatter.width - 6 - longest
-    grouped = {name for group in GROUPS.values() for name in group}
-    rest = tuple(name for name in ordered(list(shown)) if name not in grouped)
-    for title, names in (*GROUPS.items(), (OTHERS, rest)):
-        rows = [
-            (name.ljust(longest), shown[name].get_short_help_str(limit))
-            for name in names
-            if name in shown
-        ]
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)
-
-
-def write_options(params: Sequence[Any], ctx: Any, formatter: Any) -> None:
-    """Write the arguments and options of a command, a section for each group of options."""
-    sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
-    for param in params:
-        record = param.get_help_record(ctx)
-        if record is None:
-            continue
-        usual = "Arguments" if param.param_type_name == "argument" else "Options"
-        title = getattr(param, "rich_help_panel", None) or usual
-        sections.setdefault(title, []).append(record)
-    # What every command has comes first, its groups of options last.
-    for title, rows in sections.items():
-        if rows:
-            with formatter.section(title):
-                formatter.write_dl(rows)

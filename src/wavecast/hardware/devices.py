@@ -331,6 +331,21 @@ def family_of(capability: tuple[int, int]) -> Family:
     return next(first for first in _FROM if capability >= first)
 
 
+DEFAULT_CAPABILITY: Family = (9, 0)
+"""The compute capability of the GPU that nobody named."""
+_USUAL: dict[Family, str] = {
+    (10, 0): "b200",
+    (9, 0): "h100-sxm-80gb",
+    (8, 0): "a100-sxm-80gb",
+    (7, 5): "t4",
+}
+
+
+def usual_gpu(capability: tuple[int, int] = DEFAULT_CAPABILITY) -> Device:
+    """The GPU that stands for all of a compute capability, or for one that nobody named."""
+    return device(_USUAL.get(family_of(capability), "v100-sxm2-16gb"))
+
+
 # The arithmetic unit on which a GPU runs an op.
 
 

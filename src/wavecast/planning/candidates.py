@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,7 +22,7 @@ from wavecast.planning.prices import Price, PriceBook
 from wavecast.planning.selection import Candidate
 from wavecast.predictors.base import Familiarity, Predictor, Scaler
 from wavecast.steps.op_times import ClusterPredictor
-from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.steps.prediction import Prediction, comparable
 from wavecast.steps.request import (
     ParallelSteps,
     default_predictor,
@@ -457,26 +457,3 @@ def _measured_generations() -> frozenset[tuple[str, str]]:
     return frozenset(
         (device.vendor, device.architecture) for device in devices() if familiar(device) in _SEEN
     )
-
-
-# The order in which predictions are listed: GPUs on which the step does not fit come last.
-
-
-def comparable(prediction: Prediction) -> bool:
-    """Whether enough of a step was predicted to compare its time with that on other GPUs."""
-    return prediction.unpredicted_share <= TOO_MUCH
-
-
-def fitting_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions in the same order, but GPUs with too little memory come last."""
-    return sorted(predictions, key=lambda prediction: prediction.fits is False)
-
-
-def fastest_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """The predictions from the fastest GPU on, but GPUs with too little memory come last.
-
-    After them come those that are not `comparable`, in the order in which they were given.
-    """
-    rows = list(predictions)
-    ranked = sorted(filter(comparable, rows), key=lambda prediction: prediction.seconds)
-    return [*fitting_first(ranked), *(row for row in rows if not comparable(row))]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from wavecast import ops
 from wavecast.errors import InvalidInput, MissingExtra
-from wavecast.report import declared
+from wavecast.report import fields
 from wavecast.report.fields import Described, columns, described, presented, record
 from wavecast.report.html.documents import Report, document
 from wavecast.report.html.markup import Html, element, joined
@@ -75,7 +75,7 @@ def _meanings(result: Any) -> dict[str, str]:
     own = described(type(presented(result)))
     titled = [field for field in own.fields if field.title]
     return {
-        field.title or "": declared.described(field.name, field.declared(own.kind))
+        field.title or "": fields.meaning_of(field.name, field.declared(own.kind))
         for field in titled
     }
 
@@ -94,8 +94,8 @@ def _parts(result: Any) -> Html:
 def _lengths(rows: Sequence[Any]) -> list[float]:
     """The lengths of the bars that are drawn for rows, 0 to 1; none without a field for them."""
     shown = [presented(row) for row in rows]
-    drawn = next((one for one in described(type(shown[0])).fields if one.drawn), None)
-    values = [0.0 if drawn is None else float(drawn.value(one) or 0.0) for one in shown]
+    drawn = next((item for item in described(type(shown[0])).fields if item.drawn), None)
+    values = [0.0 if drawn is None else float(drawn.value(item) or 0.0) for item in shown]
     longest = max(values)
     return [value / longest for value in values] if longest > 0 and len(rows) > 1 else []
 
@@ -209,38 +209,21 @@ _ROWS: dict[str, Callable[[Any], list[dict[str, Any]]]] = {
 """The rows of results whose rows in pandas are not the parts that a notebook shows."""
 
 
-def page(result: object) -> str:
+def page(result: Any) -> str:
     """The page about a result.
 
     Raises:
         InvalidInput: there is none.
     """
+    from wavecast.report.html.reports import prediction_report, scaling_report
+    from wavecast.report.results.memory import memory_report
+
+    pages: dict[str, Callable[[], Report]] = {
+        "Prediction": lambda: prediction_report(f"step on {result.name}", [result]),
+        "Memory": lambda: memory_report("memory of the step", [result]),
+        "Scaling": lambda: scaling_report("scaling", result),
+    }
     name = type(result).__name__
-    if name not in _PAGES:
-        raise InvalidInput(f"there is no page for a {name}; there is one for {', '.join(_PAGES)}")
-    return document(_PAGES[name](result))
-
-
-def _prediction_page(step: Any) -> Report:
-    from wavecast.report.html.reports import prediction_report
-
-    return prediction_report(f"step on {step.name}", [step])
-
-
-def _memory_page(needed: Any) -> Report:
-    from wavecast.report.memory import memory_report
-
-    return memory_report("memory of the step", [needed])
-
-
-def _scaling_page(curve: Any) -> Report:
-    from wavecast.report.html.reports import scaling_report
-
-    return scaling_report("scaling", curve)
-
-
-_PAGES: dict[str, Callable[[Any], Report]] = {
-    "Prediction": _prediction_page,
-    "Memory": _memory_page,
-    "Scaling": _scaling_page,
-}
+    if name not in pages:
+        raise InvalidInput(f"there is no page for a {name}; there is one for {', '.join(pages)}")
+    return document(pages[name]())

@@ -161,7 +161,7 @@ _OUTPUTS = {
     "campaign-run": "evaluations:CampaignRun",
     "campaign-status": "[evaluations:CampaignStatus]",
     "capacity": "plans:CAPACITY",
-    "check": "checks:CHECKED checks:UPDATED",
+    "check": "comparisons:CHECKED comparisons:UPDATED",
     "choose": "selections:CHOSEN",
     "clusters": "[devices:Cluster]",
     "collect": "outputs:TimedLayers",
@@ -181,10 +181,10 @@ _OUTPUTS = {
     "memory": "[memory:AdvisedMemory]",
     "parallelize": "[parallel:TargetLayout]",
     "plan": "plans:JobsPlan",
-    "predict": "priced_steps:PREDICTED priced_steps:COMPILED",
+    "predict": "predictions:PREDICTED predictions:COMPILED",
     "prices": "costs:OFFERS",
     "profile": "[profiles:Profile]",
-    "run": "scripts:RESULT",
+    "run": "profiles:RESULT",
     "runs-add": "outputs:StoredRuns outputs:ReadRuns",
     "runs-campaign": "run_models:CAMPAIGN",
     "runs-export": "outputs:ExportedRuns",
@@ -200,7 +200,8 @@ _OUTPUTS = {
     "suite-train": "[suites:small_trainings] [suites:trainings_to_quality]",
     "trace": "outputs:TRACE",
 }
-"""What each command prints: results by the module that describes them, lists in brackets."""
+"""What each command prints: results by the module that describes them, `results` or this one; lists
+in brackets."""
 _VERSIONS = {"calibrate": 2, "parallelize": 3, "predict": 2, "run": 2, "scale": 2}
 """The versions of schemas that are not the first."""
 
@@ -216,14 +217,14 @@ def schema(name: str) -> dict[str, Any]:
     Raises:
         UnknownName: no command of this name prints JSON.
     """
-    wanted = "-".join(name.split())
+    command = "-".join(name.split())
     names = schema_names()
-    if wanted not in names:
-        near = difflib.get_close_matches(wanted, names, n=3)
+    if command not in names:
+        near = difflib.get_close_matches(command, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
         raise UnknownName(f"there is no schema {name!r}; {hint}")
-    mark = mark_of(wanted)
-    forms = [_form(output, mark) for output in _OUTPUTS[wanted].split()]
+    mark = mark_of(command)
+    forms = [_form(output, mark) for output in _OUTPUTS[command].split()]
     about = dict.fromkeys(form.pop("description") for form in forms)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -240,21 +241,22 @@ def schema_text(name: str) -> str:
 
 def _form(output: str, mark: str | None) -> dict[str, Any]:
     module, name = output.strip("[]").split(":")
-    named = getattr(importlib.import_module(f"wavecast.report.{module}"), name)
+    home = module if module == "outputs" else f"results.{module}"
+    named = getattr(importlib.import_module(f"wavecast.report.{home}"), name)
     kind = named() if inspect.isfunction(named) else named
-    made = schema_of(kind)
-    made["required"] = [MARK, *made["required"]]
-    made["properties"] = {
+    schema = schema_of(kind)
+    schema["required"] = [MARK, *schema["required"]]
+    schema["properties"] = {
         MARK: {"description": "The name and version of this schema.", "const": mark},
-        **made["properties"],
+        **schema["properties"],
     }
     about = kind.about if isinstance(kind, Described) else ""
     if not about:
         about = inspect.getdoc(kind.kind if isinstance(kind, Described) else kind) or ""
         about = about.split("\n\n")[0].replace("\n", " ")
     if output.startswith("["):
-        return {"description": about, "type": "array", "items": made}
-    return {"description": about, **made}
+        return {"description": about, "type": "array", "items": schema}
+    return {"description": about, **schema}
 
 
 def mark_of(name: str) -> str | None:

@@ -151,12 +151,7 @@ def titled(title: str, *parts: RenderableType) -> Group:
 
 
 def headed(title: str, traces: Iterable[tuple[str, Trace]]) -> str:
-    """A title, with what could not be compiled of the step on some GPUs.
-
-    Args:
-        title: the title.
-        traces: the name of each GPU, with the step as it was traced for it.
-    """
+    """A title, with what could not be compiled of the step on some GPUs."""
     texts = [(gpu, eager_code(trace)) for gpu, trace in traces]
     on_gpus = notes_by_gpu((gpu, [text]) for gpu, text in texts if text)
     text = texts[0][1] if len({text for _, text in texts}) == 1 else "; ".join(on_gpus)
@@ -178,6 +173,12 @@ def line(text: str, style: str = "") -> Text:
     return Text(one_line(text), style=style)
 
 
+def sentence(text: str) -> str:
+    """A line as a sentence: with a capital letter and a full stop."""
+    whole = text[:1].upper() + text[1:]
+    return whole if whole.endswith((".", "?", "!")) else f"{whole}."
+
+
 def listed(names: Sequence[str]) -> str:
     """Names with commas, each once: the first four of many, and how many more there are."""
     distinct = list(dict.fromkeys(names))
@@ -186,11 +187,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def by_gpu(rows: Iterable[tuple[str, str]]) -> str:
-    """The text of most GPUs, then those of the others, with their names.
-
-    Args:
-        rows: the name of each GPU with its text.
-    """
+    """The text of most GPUs, then those of the others; a row is a GPU's name with its text."""
     gpus: dict[str, list[str]] = {}
     for name, text in rows:
         gpus.setdefault(text, []).append(name)
@@ -199,11 +196,7 @@ def by_gpu(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def notes_by_gpu(rows: Iterable[tuple[str, Sequence[str]]]) -> list[str]:
-    """The notes of several GPUs, each once and with the names of its GPUs.
-
-    Args:
-        rows: the name of each GPU with its notes.
-    """
+    """The notes of several GPUs, each once; a row is the name of a GPU with its notes."""
     gpus: dict[str, list[str]] = {}
     for name, texts in rows:
         for note in texts:

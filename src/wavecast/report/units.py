@@ -148,9 +148,9 @@ def text(name: str, value: object) -> str:
     if isinstance(value, str | datetime.date):
         return str(value)
     if isinstance(value, Mapping):
-        return ", ".join(f"{key} {text(name, one)}" for key, one in value.items())
+        return ", ".join(f"{key} {text(name, part)}" for key, part in value.items())
     if isinstance(value, Iterable):
-        parts = [text("", one) for one in value]
+        parts = [text("", part) for part in value]
         return (".".join if name.endswith("capability") else ", ".join)(parts)
     return str(getattr(value, "id", "") or getattr(value, "name", "") or value)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.hardware.clusters import clusters
 from wavecast.hardware.devices import Device, known_device
 from wavecast.planning.candidates import TrainingQuestion, find_candidates
-from wavecast.planning.cost import TrainingCost, TrainingPlan, training_cost
+from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.prices import price, price_book
 from wavecast.planning.scaling import doubles
 from wavecast.planning.schedule.jobs import LAYOUTS, Aims, JobSpec, fleet_of, jobs_of
@@ -31,30 +31,28 @@ from wavecast.planning.schedule.planned import cost_against_time, make_jobs, mak
 from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.selection import Aim, select
 from wavecast.predictors.base import Scaler
-from wavecast.report.advice import advice_report
-from wavecast.report.costs import WholeTraining, price_lines
 from wavecast.report.fields import columns, record
-from wavecast.report.html.comparison import (
-    ComparedStep,
+from wavecast.report.html.documents import Report, document, report_of
+from wavecast.report.html.markup import Html, html_table
+from wavecast.report.html.reports import (
     comparison,
     most_wanted,
-    of_prediction,
+    prediction_report,
     tiles,
     verdict,
 )
-from wavecast.report.html.documents import Report, document
-from wavecast.report.html.markup import Html, html_table
-from wavecast.report.html.reports import prediction_report
-from wavecast.report.plans import plan_report
-from wavecast.report.priced_steps import PricedStep, offer_for
-from wavecast.report.recipes import asked_step
-from wavecast.report.selections import choice_report
+from wavecast.report.results.advice import advice_view
+from wavecast.report.results.costs import WholeTraining, price_lines
+from wavecast.report.results.plans import plan_report
+from wavecast.report.results.predictions import PricedStep, offer_for
+from wavecast.report.results.selections import asked_step, choice_report
 from wavecast.report.tables import ANY_WIDTH, fitting
 from wavecast.server.questions import (
     MOST_GPUS,
     ChoiceQuestion,
     PlanQuestion,
     PredictionQuestion,
+    digest,
     library_name,
     plain_name,
 )
@@ -65,10 +63,11 @@ from wavecast.server.traced import (
     questioned_step,
     read_file,
 )
-from wavecast.steps.prediction import Prediction
+from wavecast.steps.prediction import in_order
 from wavecast.suite import PRECISIONS, Benchmark, benchmarks
 from wavecast.targets.sources import target_source, units_of
 from wavecast.targets.targets import DECODERS, Target, Trait, hugging_face_target
+from wavecast.traces.kept import Recent
 
 # What to rent for a training, and what to change in its step: the page's longer questions.
 
@@ -87,7 +86,7 @@ def chosen_gpus(
     plan = question.plan
     if plan is None:
         raise InvalidInput("say how long the training is: in epochs, samples, tokens or steps")
-    wanted = TrainingQuestion(
+    training = TrainingQuestion(
         plan=plan,
         counts=(1,) if Trait.MEASURED in target.traits else tuple(doubles(1, limits.most_gpus)),
         batch=target.batch,
@@ -100,10 +99,10 @@ def chosen_gpus(
     settings = StepSettings(
         target, (), lambda step: source if step is target else target_source(step)
     )
-    found = find_candidates(devices, wanted, settings.searched, book)
+    candidates = find_candidates(devices, training, settings.searched, book)
     deadline_s = None if limits.deadline_h is None else limits.deadline_h * _HOUR_S
     bounds = limits.budget_usd, deadline_s
-    selection = select(found, Aim.MONEY, *bounds)
+    selection = select(candidates, Aim.MONEY, *bounds)
     options = [*target.options.words(), *(["--compile"] if target.compiled else [])]
     asked = asked_step(target, target.text, options, target.precision)
     report = choice_report(target.name, selection, plan, source.on().unit, bounds, asked)
@@ -120,12 +119,14 @@ def advised_changes(target: Target, gpu: Device) -> dict[str, Any]:
     advice = advise_on(
         TargetVariants(target, gpu), gpu, book.cheapest(gpu.id), changes=changes, book=book
     )
-    return report_parts("advice", advice_report(advice))
+    return report_parts("advice", report_of(advice_view(advice)))
 
 
 def report_parts(place: str, report: Report) -> dict[str, Any]:
     """A report as parts of the page, whose sections have names of their own there."""
-    sections = [replace(one, identity=f"{place}-{one.identity}") for one in report.sections]
+    sections = [
+        replace(section, identity=f"{place}-{section.identity}") for section in report.sections
+    ]
     return {
         "verdict": report.verdict,
         "sections": [section.drawn() for section in sections],
@@ -133,28 +134,17 @@ def report_parts(place: str, report: Report) -> dict[str, Any]:
     }
 
 
-# A step on one GPU model, or spread over several GPUs of it, as a row of the comparison.
+# A step on one GPU model, or spread over several GPUs of it, predicted once and kept.
 
 
-@dataclass(frozen=True)
-class PredictedRow:
-    """A GPU, and the step that was predicted on it."""
-
-    device: Device
-    step: Prediction
-    cost: TrainingCost | None = None
-    """What the whole training takes, if it was asked for."""
-
-    def record(self) -> dict[str, Any]:
-        """The row as plain data: times in seconds, sizes in bytes, unknown is null."""
-        offer = offer_for(self.step, price_book())
-        row = record(PricedStep(self.step, offer, "none", training=self.cost))
-        return row | {"name": self.device.name, "memory_bytes": self.device.memory_bytes}
+_KEPT_CALLS = 50_000
+_priced: Recent[PricedStep] = Recent(_KEPT_CALLS, lambda _, row: len(row.step.trace))
+"""What this worker predicted last: details and reports follow most predictions."""
 
 
 def predicted_rows(
     question: PredictionQuestion, step: QuestionedStep, gpus: list[Device]
-) -> tuple[list[PredictedRow], dict[str, str]]:
+) -> tuple[list[PricedStep], dict[str, str]]:
     """The step on each GPU, and the reasons for those on which it could not be predicted.
 
     Raises:
@@ -163,35 +153,35 @@ def predicted_rows(
     rows, failed = [], {}
     first: WavecastError | None = None
     for gpu in gpus:
+        name = digest(question.model_dump(), gpu.id)
         try:
-            rows.append(_predicted(question, step, gpu))
+            row = _priced.get(name) or _predicted(question, step, gpu)
         except WavecastError as error:
             first = first or error
             failed[gpu.id] = str(error)
+        else:
+            _priced.put(name, row)
+            rows.append(row)
     if first is not None and not rows:
         raise first
-    return sorted(rows, key=_place), failed
+    return in_order(rows, lambda row: row.step, bounds_last=False), failed
 
 
-def _place(row: PredictedRow) -> tuple[bool, float]:
-    """Where a row stands: GPUs with too little memory last, else the fastest first."""
-    return row.step.fits is False, -(row.step.throughput or 1 / row.step.seconds)
-
-
-def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) -> PredictedRow:
+def _predicted(question: PredictionQuestion, step: QuestionedStep, gpu: Device) -> PricedStep:
     if question.parallel is None:
         scaler = _scaler(step, question.precision)
-        alone = wavecast.predict(step.traces, gpu, predictor=scaler, origin=question.origin)
-        return PredictedRow(gpu, alone, _cost(question, alone))
-    spread = wavecast.predict(step.traces, gpu, parallel=question.parallel.strategy())
-    return PredictedRow(gpu, spread, _cost(question, spread))
+        row = wavecast.predict(step.traces, gpu, predictor=scaler, origin=question.origin)
+    else:
+        row = wavecast.predict(step.traces, gpu, parallel=question.parallel.strategy())
+    offer = offer_for(row, price_book())
+    cost = None if question.plan is None else training_cost(row, question.plan, offer)
+    return PricedStep(row, offer, "none", training=cost)
 
 
-def _cost(question: PredictionQuestion, step: Prediction) -> TrainingCost | None:
-    """What the whole training takes, with the cheapest offer; None if it was not asked for."""
-    if question.plan is None:
-        return None
-    return training_cost(step, question.plan, offer_for(step, price_book()))
+def _record(row: PricedStep) -> dict[str, Any]:
+    """A row as plain data: times in seconds, sizes in bytes, unknown is null."""
+    gpu = row.step.device
+    return record(row) | {"name": gpu.name, "memory_bytes": gpu.memory_bytes}
 
 
 def _scaler(step: QuestionedStep, precision: str | None) -> Scaler | None:
@@ -289,48 +279,47 @@ _COMPARISON = "comparison"
 """The section of a report that the page has in a place of its own."""
 
 
-def summary_parts(rows: Sequence[PredictedRow]) -> dict[str, str | list[str]]:
+def summary_parts(rows: Sequence[PricedStep]) -> dict[str, str | list[str]]:
     """The verdict, the main figures and the table that compares the GPUs, as HTML."""
-    compared = [of_prediction(row.step, price_book(), row.cost) for row in rows]
-    best = most_wanted(compared)[0]
+    best = most_wanted(rows)[0]
     return {
-        "verdict": verdict(compared),
+        "verdict": verdict(rows),
         "tiles": tiles(best),
-        "comparison": comparison(compared),
-        "prices": _price_lines(compared),
+        "comparison": comparison(rows),
+        "prices": _price_lines(rows),
         "training": _training(rows),
-        "best": best.device.id,
+        "best": best.step.device.id,
     }
 
 
-def _price_lines(compared: Sequence[ComparedStep]) -> list[str]:
+def _price_lines(rows: Sequence[PricedStep]) -> list[str]:
     """What the prices in the table mean, and how old they are."""
-    offers = [one.offer for one in compared]
+    offers, gpus = [row.offer for row in rows], rows[0].step.gpus
     lines = price_lines(offers)
-    if lines and compared[0].gpus > 1:
+    if lines and gpus > 1:
         dates = sorted(offer.date for offer in offers if offer is not None)
-        whole = f"$/h: whole machines for {compared[0].gpus} GPUs, cheapest offers on demand in USD"
+        whole = f"$/h: whole machines for {gpus} GPUs, cheapest offers on demand in USD"
         return [f"{whole}, prices of {dates[0]} to {dates[-1]}"]
     return lines
 
 
-def _training(rows: Sequence[PredictedRow]) -> Html:
+def _training(rows: Sequence[PricedStep]) -> Html:
     """What the whole training takes on each GPU; nothing if it was not asked for."""
     costs = [row.cost for row in rows if row.cost is not None]
     if not costs:
         return Html()
-    told = fitting(columns(costs), ANY_WIDTH)
-    return html_table(told, caption="The whole training on each GPU", sorts=len(costs) > 1)
+    table = fitting(columns(costs), ANY_WIDTH)
+    return html_table(table, caption="The whole training on each GPU", sorts=len(costs) > 1)
 
 
-def detail_parts(title: str, row: PredictedRow) -> dict[str, Any]:
+def detail_parts(title: str, row: PricedStep) -> dict[str, Any]:
     """Where time and memory go on one GPU: sections as HTML, and the data of their script."""
     report = prediction_report(title, [row.step])
     kept = [section for section in report.sections if section.identity != _COMPARISON]
     return {"sections": [section.drawn() for section in kept], "data": report.data}
 
 
-def report_page(title: str, rows: Sequence[PredictedRow], plan: TrainingPlan | None) -> str:
+def report_page(title: str, rows: Sequence[PricedStep], plan: TrainingPlan | None) -> str:
     """The report of all rows, as one self-contained page, with the whole training if asked for."""
     whole = None if plan is None else WholeTraining(plan, [row.cost for row in rows])
     return document(prediction_report(title, [row.step for row in rows], training=whole))
@@ -392,8 +381,8 @@ def _refuse_files(table: dict[str, Any]) -> None:
         ("cluster.pools", pools, "gpu", plain_name),
         ("cluster.pools", pools, "links", plain_name),
     ):
-        for number, one in enumerate(listed if isinstance(listed, list) else (), start=1):
-            named = one.get(key) if isinstance(one, dict) else None
+        for number, entry in enumerate(listed if isinstance(listed, list) else (), start=1):
+            named = entry.get(key) if isinstance(entry, dict) else None
             if isinstance(named, str):
                 try:
                     check(named)
@@ -469,7 +458,7 @@ def _predict(question: Mapping[str, Any]) -> dict[str, Any]:
         "parts": summary_parts(rows),
         "measured": step.measured,
         "question": asked.model_dump(),
-        "rows": [row.record() for row in rows],
+        "rows": list(map(_record, rows)),
         "failed": failed,
         "notes": list(dict.fromkeys(note for row in rows for note in row.step.trace.notes)),
     }

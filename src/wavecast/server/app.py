@@ -104,8 +104,8 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
         # What was sent is not repeated: it may be long, or meant for somebody's screen.
-        told = [f"{_place(e['loc'])}: {e['msg']}" for e in error.errors()[:5]]
-        return JSONResponse(_error("InvalidInput", tidy("; ".join(told))), status_code=422)
+        reasons = [f"{_place(e['loc'])}: {e['msg']}" for e in error.errors()[:5]]
+        return JSONResponse(_error("InvalidInput", tidy("; ".join(reasons))), status_code=422)
 
     @app.exception_handler(HTTPException)
     async def other(_: Request, error: HTTPException) -> JSONResponse:

@@ -174,7 +174,7 @@ class WorkerPool:
 
     def _replace_dead(self) -> None:
         """Replace workers that ended while they had nothing to do: the system wanted memory."""
-        for worker in [one for one in self._idle if one.process.returncode is not None]:
+        for worker in [idle for idle in self._idle if idle.process.returncode is not None]:
             self._idle.remove(worker)
             self._all.discard(worker)
             self._spawn_later()
@@ -282,11 +282,11 @@ def _manner(status: int | None) -> str:
 
 
 def _refusals() -> list[type[WavecastError]]:
-    found, kinds = [WavecastError], [WavecastError]
+    classes, kinds = [WavecastError], [WavecastError]
     while kinds:
         kinds = [kind for parent in kinds for kind in parent.__subclasses__()]
-        found += kinds
-    return found
+        classes += kinds
+    return classes
 
 
 # A worker process: it answers one question after the other until its input ends.

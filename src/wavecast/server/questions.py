@@ -84,7 +84,7 @@ class TrainingLength(BaseModel):
     @model_validator(mode="after")
     def _one(self) -> TrainingLength:
         given = [self.iterations, self.samples, self.tokens, self.epochs]
-        if sum(one is not None for one in given) != 1:
+        if sum(length is not None for length in given) != 1:
             raise ValueError("give one of iterations, samples, tokens and epochs")
         return self
 

@@ -146,7 +146,8 @@ def run_server(
     with _bound(host, port) as sock:
         service = PredictionService(folder, limits)
         config = server_config(make_app(service, limits, names), limits)
-        url = f"http://{_in_url(host)}:{sock.getsockname()[1]}"
+        place = f"[{host}]" if ":" in host else host
+        url = f"http://{place}:{sock.getsockname()[1]}"
         server = TellingServer(config, lambda: listening(url))
         with suppress(KeyboardInterrupt):  # the usual end of a server, after it has shut down
             asyncio.run(server.serve(sockets=[sock]))
@@ -189,7 +190,3 @@ def _bound(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {reason}; choose another --port or --host"
         ) from None
     return sock
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

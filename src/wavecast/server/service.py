@@ -115,9 +115,11 @@ class PredictionService:
         question = asked.canonical()
         name = self.name_of(question)
         self._asked_lately.put(asked.model_dump_json(), name.encode())
-        made = {"id": name, "made": datetime.now(UTC).date().isoformat()}
-        made["version"] = wavecast.__version__
-        return await self._kept(name, self._topic(question), self._asked("predict", question), made)
+        about = {"id": name, "made": datetime.now(UTC).date().isoformat()}
+        about["version"] = wavecast.__version__
+        return await self._kept(
+            name, self._topic(question), self._asked("predict", question), about
+        )
 
     async def result(self, name: str) -> dict[str, Any]:
         """A kept result.
@@ -179,18 +181,18 @@ class PredictionService:
 
     async def kept_plan(self, name: str) -> bytes:
         """A plan that was made before, as JSON."""
-        made = await self._plan(name)
-        return json.dumps({key: made[key] for key in made if key != "html"}).encode()
+        plan = await self._plan(name)
+        return json.dumps({key: plan[key] for key in plan if key != "html"}).encode()
 
     async def plan_report(self, name: str) -> str:
         """A plan that was made before, as one self-contained page."""
         return str((await self._plan(name))["html"])
 
     async def _plan(self, name: str) -> dict[str, Any]:
-        made: dict[str, Any] = json.loads(await self.result_bytes(name))
-        if "meets_deadlines" not in made:
+        plan: dict[str, Any] = json.loads(await self.result_bytes(name))
+        if "meets_deadlines" not in plan:
             raise UnknownResult(f"the result {name} is no plan")
-        return made
+        return plan
 
     async def report(self, name: str) -> str:
         """The report of a result, as one self-contained page."""
@@ -247,25 +249,25 @@ class PredictionService:
 
 async def _written(content: AsyncIterator[bytes], draft: Path) -> str:
     """Write what arrives to a file; the digest of it."""
-    seen, size = hashlib.sha256(), 0
+    digested, size = hashlib.sha256(), 0
     with draft.open("wb") as file:
         async for part in content:
-            seen.update(part)
+            digested.update(part)
             size += len(part)
             await asyncio.to_thread(file.write, part)
     if not size:
         raise InvalidInput("the file is empty; choose a trace or a torch.profiler file")
-    return seen.hexdigest()
+    return digested.hexdigest()
 
 
 def fingerprint() -> str:
     """A digest of what answers depend on beside the question: the version, facts and fits."""
-    seen = []
+    files = []
     for folder in (shipped(""), config_folder()):
         for path in sorted(folder.rglob("*")) if folder.is_dir() else ():
             status = path.stat()
-            seen.append([path.name, status.st_size, status.st_mtime_ns])
-    return digest(wavecast.__version__, seen, os.environ.get("WAVECAST_HOST"))
+            files.append([path.name, status.st_size, status.st_mtime_ns])
+    return digest(wavecast.__version__, files, os.environ.get("WAVECAST_HOST"))
 
 
 def shown(error: WavecastError) -> WavecastError:

@@ -12,11 +12,13 @@ import zlib
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from wavecast.errors import InvalidInput, StoreUnavailable
 from wavecast.server.guard import ServerLimits
 from wavecast.traces.kept import Recent
 
+_Value = TypeVar("_Value")
 _LOG = logging.getLogger("wavecast.server")
 _TABLE = """
 CREATE TABLE IF NOT EXISTS checked_results (
@@ -195,12 +197,12 @@ def _is_damaged(path: Path) -> bool:
     try:
         connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
         try:
-            found = connection.execute("PRAGMA table_info(checked_results)").fetchall()
+            rows = connection.execute("PRAGMA table_info(checked_results)").fetchall()
         finally:
             connection.close()
     except sqlite3.Error as error:
         return not isinstance(error, sqlite3.OperationalError)
-    columns = {column[1] for column in found}
+    columns = {column[1] for column in rows}
     return bool(columns) and not columns >= {"name", "body", "checksum", "saved", "used"}
 
 

@@ -16,7 +16,7 @@ import wavecast
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
 from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
-from wavecast.hardware.devices import Device, device, family
+from wavecast.hardware.devices import Device, family, usual_gpu
 from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.server.questions import digest
 from wavecast.suite import benchmark
@@ -28,8 +28,8 @@ from wavecast.traces.step import Trace, load_trace
 
 _KEPT_CALLS = 200_000
 """The calls of all traces that a worker keeps at hand."""
-_COMMON = "a100-sxm-80gb"
-"""The GPU for which a model is traced first. Most others are served by the same trace."""
+_COMMON = (8, 0)
+"""The capability of the GPU for which a model is traced first: it serves most others as well."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,14 @@ def questioned_step(
     target = replace(model_target(step), compiled=bool(step.get("compile")))
 
     def trace_at(gpu: Device | None, _: int | None) -> Trace:
-        gpu = gpu or device(_COMMON)
+        gpu = gpu or usual_gpu(_COMMON)
         kind = gpu.id if target.compiled else family(gpu)
         name = digest("trace", wavecast.__version__, step, kind)
         return shelf.get(name, lambda: traced_target(target, gpu), share=True)
 
     source = StepSource(trace_at)
     if not target.compiled:
-        source.on(device(_COMMON))
+        source.on(usual_gpu(_COMMON))
     return QuestionedStep(target.name, target, source.families(gpus))
 
 

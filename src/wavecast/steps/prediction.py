@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,7 @@ from wavecast.steps.timed_trace import Coded, Pace, TimedTrace
 from wavecast.traces.arrays import Codes, encode, modules_of
 from wavecast.traces.step import Call, Op, Phase, Trace
 
+_Row = TypeVar("_Row")
 MODELLED = "learned"
 """How the names of answers from fitted op models begin. Ops without a model get the share of the
 roofline that such ops attain ("attainable")."""
@@ -537,3 +539,35 @@ def checked_step(step: Prediction) -> Prediction:
     """
     parts_s = {"gpu_s": (share.gpu_s for share in step.by_op())}
     return checked(step, f"the step on {step.name}", _CHECKED, parts_s)
+
+
+# The order in which predictions are listed: GPUs on which the step does not fit come last.
+
+
+def comparable(prediction: Prediction) -> bool:
+    """Whether enough of a step was predicted to compare its time with that on other GPUs."""
+    return prediction.unpredicted_share <= TOO_MUCH
+
+
+def in_order(
+    rows: Iterable[_Row],
+    step: Callable[[_Row], Prediction],
+    *,
+    by_speed: bool = True,
+    bounds_last: bool = True,
+) -> list[_Row]:
+    """Rows in the order in which GPUs are listed: those with too little memory come last.
+
+    Args:
+        rows: one for each GPU, or for several of one model.
+        step: the prediction of a row.
+        by_speed: whether the fastest come first. If not, they stay in the given order.
+        bounds_last: whether those that are not `comparable`, whose times are lower bounds, come
+            after all others, in the given order. If not, they are listed like the others.
+    """
+    given = list(rows)
+    bounds = [row for row in given if bounds_last and not comparable(step(row))]
+    others = [row for row in given if not (bounds_last and not comparable(step(row)))]
+    others.sort(key=lambda row: step(row).seconds if by_speed else 0.0)
+    others.sort(key=lambda row: step(row).fits is False)
+    return [*others, *bounds]

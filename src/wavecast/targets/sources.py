@@ -18,7 +18,6 @@ from wavecast.analysis.generation import TextGeneration
 from wavecast.errors import InvalidInput, needing_extra
 from wavecast.footprint.largest_batch import LargestBatch, largest_batch
 from wavecast.footprint.memory import allocatable_bytes, fullest_trace
-from wavecast.frameworks.jax.steps import NAMES, captured_jax
 from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
 from wavecast.frameworks.pytorch.recording.user_lines import all_are_named
 from wavecast.hardware.contexts import context_bytes
@@ -245,6 +244,8 @@ def traced_target(target: Target, gpu: Device | None = None, progress: Progress 
         return run_target(target, gpu, progress).trace
     assert target.make_step is not None
     if Trait.JAX in target.traits:
+        from wavecast.frameworks.jax.steps import captured_jax
+
         _refuse_torch_options(target)
         return captured_jax(
             target.make_step,
@@ -274,6 +275,8 @@ def _refuse_torch_options(target: Target) -> None:
         raise InvalidInput(f"{target.name} is a JAX step, which XLA compiles; leave out --compile")
     if target.assume:
         raise InvalidInput(f"{target.name} is a JAX step, which reads nothing; leave out --assume")
+    from wavecast.frameworks.jax.steps import NAMES
+
     if others := set(target.changes) - set(NAMES):
         raise InvalidInput(
             f"{target.name} is a JAX step, to whose code this cannot be done here "

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from file_attacks import ATTACKS, SCRIPT
+from hostile.attacks import ON_FILES, ON_FILES_SCRIPT
 
 import wavecast
 from wavecast.frameworks.confinement import kernel
@@ -19,7 +19,7 @@ IS_CONFINED = kernel.version() >= kernel.COMPLETE
 
 def victims(root: Path) -> Path:
     """A folder of files for each attack."""
-    for number in range(len(ATTACKS)):
+    for number in range(len(ON_FILES)):
         folder = root / "victims" / f"{number:03}"
         (folder / "inner").mkdir(parents=True)
         (folder / "empty").mkdir()
@@ -42,14 +42,14 @@ def look(folder: Path) -> list[object]:
 def changed(folder: Path, before: list[list[object]]) -> set[str]:
     """The attacks that have changed their files."""
     after = map(look, sorted(folder.iterdir()))
-    return {name for name, a, b in zip(ATTACKS, before, after, strict=True) if a != b}
+    return {name for name, a, b in zip(ON_FILES, before, after, strict=True) if a != b}
 
 
 @pytest.fixture(scope="module")
 def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], bool]:
     """The attacks that get through, and whether the script was confined."""
     root = tmp_path_factory.mktemp("attacked")
-    (root / "train.py").write_text(SCRIPT)
+    (root / "train.py").write_text(ON_FILES_SCRIPT)
     folder = victims(root)
     before = [look(path) for path in sorted(folder.iterdir())]
     run = wavecast.run_script(root / "train.py", [str(folder)])
@@ -58,12 +58,12 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> tuple[set[str], bool]:
 
 
 def test_there_are_many() -> None:
-    assert len(ATTACKS) >= 190
+    assert len(ON_FILES) >= 190
 
 
 @pytest.mark.slow
 def test_each_attack_is_one(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "train.py").write_text(ON_FILES_SCRIPT)
     folder = victims(tmp_path)
     before = [look(path) for path in sorted(folder.iterdir())]
     command = [sys.executable, str(tmp_path / "train.py"), str(folder)]
@@ -75,7 +75,7 @@ def test_each_attack_is_one(tmp_path: Path) -> None:
         check=False,
     )
     for _ in range(100):
-        if not (left := set(ATTACKS) - changed(folder, before)):
+        if not (left := set(ON_FILES) - changed(folder, before)):
             break
         time.sleep(0.1)
     assert left == set(), done.stderr
@@ -87,7 +87,7 @@ def test_the_result_says_whether_the_kernel_kept_the_promise(
     assert outcome[1] == IS_CONFINED
 
 
-@pytest.mark.parametrize("attack", ATTACKS)
+@pytest.mark.parametrize("attack", ON_FILES)
 def test_the_files_are_untouched(attack: str, outcome: tuple[set[str], bool]) -> None:
     if not IS_CONFINED and not attack.startswith("Python:"):
         pytest.skip("this kernel cannot confine a process, and the result says so")

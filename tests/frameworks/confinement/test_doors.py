@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from door_attacks import ATTACKS, SCRIPT, Victims
+from hostile.attacks import BEYOND_FILES, BEYOND_FILES_SCRIPT, Victims
 
 from wavecast.frameworks.confinement import kernel
 
@@ -45,14 +45,14 @@ def root() -> Iterator[Path]:
     """A folder that everybody can read."""
     folder = Path(tempfile.mkdtemp(prefix="doors-"))
     folder.chmod(0o755)
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(BEYOND_FILES_SCRIPT)
     yield folder
     shutil.rmtree(folder)
 
 
 def changed(root: Path, command: list[str], user: int) -> tuple[set[str], str, str]:
     """The attacks that get through when a command runs the script, and what the command prints."""
-    victims = {name: Victims(root, user) for name in ATTACKS}
+    victims = {name: Victims(root, user) for name in BEYOND_FILES}
     time.sleep(0.3)  # until their processes sleep
     try:
         before = {name: victim.look() for name, victim in victims.items()}
@@ -75,7 +75,7 @@ def changed(root: Path, command: list[str], user: int) -> tuple[set[str], str, s
     finally:
         for victim in victims.values():
             victim.end()
-    through = {name for name in ATTACKS if before[name] != after[name]}
+    through = {name for name in BEYOND_FILES if before[name] != after[name]}
     return through, out.read_text(), said.read_text()
 
 
@@ -83,7 +83,7 @@ def changed(root: Path, command: list[str], user: int) -> tuple[set[str], str, s
 @pytest.mark.skipif(not IS_ROOT, reason="some attacks need root's rights")
 def test_each_attack_is_one(root: Path) -> None:
     through, _, said = changed(root, [sys.executable], os.geteuid())
-    assert through == set(ATTACKS), said
+    assert through == set(BEYOND_FILES), said
 
 
 @pytest.mark.parametrize("user", USERS)

@@ -11,7 +11,7 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from odd_ops import odd_trace
+from hostile.odd_traces import odd_trace
 from regression.counted import ops_by_category
 from torch import Tensor, nn
 

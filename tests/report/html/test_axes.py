@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wavecast.report.html.axes import Plot, bar, linear_axis, log_axis
+from wavecast.report.html.markup import Plot, bar, linear_axis, log_axis
 from wavecast.report.units import count
 
 

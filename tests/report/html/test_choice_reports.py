@@ -11,7 +11,7 @@ import wavecast
 from wavecast.planning.cost import TrainingPlan, training_cost
 from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.report.html.documents import document
-from wavecast.report.selections import choice_chart, choice_report
+from wavecast.report.results.selections import choice_chart, choice_report
 
 PLAN = TrainingPlan(iterations=1e9)
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "a10", "t4")

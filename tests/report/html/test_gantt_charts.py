@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wavecast.report.plans import GanttBar, gantt_chart, time_axis
+from wavecast.report.results.plans import GanttBar, gantt_chart, time_axis
 
 
 @pytest.mark.parametrize(

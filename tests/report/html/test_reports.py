@@ -23,8 +23,8 @@ from wavecast.report.html.reports import (
     prediction_report,
     scaling_report,
 )
-from wavecast.report.memory import memory_report
-from wavecast.report.profiles import measured_profile_report, predicted_profile_report
+from wavecast.report.results.memory import memory_report
+from wavecast.report.results.profiles import measured_profile_report, predicted_profile_report
 from wavecast.traces.step import Kernel, Measurement, Op, Phase, Trace
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>{{style}}\x1b[2J\u202e"

@@ -16,11 +16,9 @@ from wavecast.cli.output.screen import print_json, print_lines, print_text, show
 from wavecast.cli.steps.sources import has_gpu, require_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device, Fact
-from wavecast.report import devices as clusters_report
-from wavecast.report import devices as doctor_report
-from wavecast.report import devices as report
 from wavecast.report import outputs
 from wavecast.report.outputs import schema_names, schema_text
+from wavecast.report.results import devices as report
 from wavecast.report.tables import line
 from wavecast.steps.request import origin_of
 from wavecast.targets.targets import Trait
@@ -165,14 +163,13 @@ def _calibrate(
 ) -> None:
     """Measure the host and the GPU."""
     from wavecast.hardware import kept_hosts
-    from wavecast.hardware import kept_hosts as host_files
 
     kept_as = name or kept_hosts.default_name()
     saved_host = kept_hosts.path_of(kept_as) if host_path is None else host_path
     measures_gpu = _measures_gpu(seconds, folder, host_path)
     with waiting("calibrating the host"):
         host = _calibrated_host(kept_as)
-    host_files.save(host, saved_host)
+    kept_hosts.save(host, saved_host)
     record: dict[str, object] = {"host": kept_hosts.KeptHost(host.name, saved_host, host)}
     parts: list[RenderableType] = [report.host_calibration(host)]
     parts.append(report.saved_host(host, saved_host, elsewhere=host_path is not None))
@@ -212,20 +209,25 @@ def _learn(files: Sequence[str], minutes: float | None, folder: Path | None, as_
     steps = _measured_steps(files)
     gpu = origin_of(next(iter(steps.values())), None).id if steps else None
     layers = None if minutes is None else _swept(minutes, gpu)
-    found = layers
+    learning = layers
     path = (folder or corrected.folder()) / f"{gpu or (layers and layers.gpu)}.toml"
     if steps:
         before = corrected.read(path).swept if path.exists() else ()
         swept = before if layers is None else layers.corrections.swept
         with waiting(f"comparing {len(files)} measured steps"):
-            found = learn_from(steps, swept=swept)
-    assert found is not None
-    kept = corrected.keep(found.corrections, path)
+            learning = learn_from(steps, swept=swept)
+    assert learning is not None
+    kept = corrected.keep(learning.corrections, path)
     if as_json:
-        record = {"gpu": found.gpu, "steps": found.steps, "ops": len(kept.swept), "file": str(path)}
+        record = {
+            "gpu": learning.gpu,
+            "steps": learning.steps,
+            "ops": len(kept.swept),
+            "file": str(path),
+        }
         print_json(outputs.LEARNING.record(record))
     else:
-        show(report.learned(found, kept, path, elsewhere=folder is not None))
+        show(report.learned(learning, kept, path, elsewhere=folder is not None))
 
 
 def _measured_steps(files: Sequence[str]) -> dict[str, Trace]:
@@ -332,16 +334,16 @@ def clusters(
     from wavecast.hardware import clusters as known
 
     if names:
-        some = list({one.id: one for one in map(known.cluster, names)}.values())
+        shown = list({cluster.id: cluster for cluster in map(known.cluster, names)}.values())
     else:
-        some = list(known.clusters())
+        shown = list(known.clusters())
     if as_json:
-        print_json(some)
+        print_json(shown)
     elif names:
-        for index, one in enumerate(some):
-            show("" if index else None, clusters_report.cluster_facts(one))
+        for index, cluster in enumerate(shown):
+            show("" if index else None, report.cluster_facts(cluster))
     else:
-        show(clusters_report.clusters(some, width()))
+        show(report.clusters(shown, width()))
 
 
 # `wavecast doctor`: is everything here that Wavecast needs?
@@ -373,9 +375,9 @@ def doctor(
         findings = examine(wavecast.__version__, deep=deep)
     if as_json:
         works = not is_broken(findings)
-        print_json(doctor_report.EXAMINATION.record({"works": works, "findings": findings}))
+        print_json(report.EXAMINATION.record({"works": works, "findings": findings}))
     else:
-        show(doctor_report.examination(findings, width()))
+        show(report.examination(findings, width()))
     if is_broken(findings):
         raise typer.Exit(1)
 

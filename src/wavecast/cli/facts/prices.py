@@ -29,7 +29,7 @@ from wavecast.planning.prices import (
     user_prices,
     write_prices,
 )
-from wavecast.report import costs as report
+from wavecast.report.results import costs as report
 
 _TIMEOUT_S = 20
 _LARGEST_BYTES = 64 << 20
@@ -100,8 +100,8 @@ def prices(
     book = book.looking_at(PriceFilter(names, spot, stale))
     offers = [offer for offer in book.seen() if offer.gpus >= gpus]
     if gpu and ALL not in gpu:
-        wanted = {device.id for device in named_gpus(gpu)}
-        offers = [offer for offer in offers if offer.device_id in wanted]
+        ids = {device.id for device in named_gpus(gpu)}
+        offers = [offer for offer in offers if offer.device_id in ids]
     elif not gpu:
         offers = report.cheapest_of_each(offers)
     if not offers:

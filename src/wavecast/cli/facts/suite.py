@@ -19,7 +19,7 @@ from wavecast.cli.output.screen import counting_down, print_json, print_text, sh
 from wavecast.cli.steps.sources import require_gpu
 from wavecast.errors import InvalidInput, UnknownName, WavecastError, needing_extra
 from wavecast.files import write_whole
-from wavecast.report import suites as report
+from wavecast.report.results import suites as report
 
 if TYPE_CHECKING:
     from wavecast.frameworks.pytorch.measurement.data_parallel import Machines
@@ -307,20 +307,20 @@ def observe(
     wavecast suite observe suite-h200.csv --traces traces/ --html suites.html
     wavecast suite observe p4000.csv titan-xp.csv
     """
-    from wavecast.report import suites
-    from wavecast.report.suites import observation_report
     from wavecast.runs.suite_results import gpu_name, observe_all, read_results
 
     refuse_bad_places(page)
     rows = [row for path in paths for row in read_results(path)]
     gpus = list(dict.fromkeys(row.gpu for row in rows))
-    seen = observe_all(rows, _traces(traces))
+    observations = observe_all(rows, _traces(traces))
     title = f"TBD's observations on {', '.join(gpu_name(gpu) for gpu in gpus)}"
-    write_page(page, lambda: observation_report(title, seen, rows))
+    write_page(page, lambda: report.observation_report(title, observations, rows))
     if as_json:
-        print_json(suites.OBSERVED.record({"gpus": gpus, "observations": seen, "results": rows}))
+        print_json(
+            report.OBSERVED.record({"gpus": gpus, "observations": observations, "results": rows})
+        )
     else:
-        show(suites.observations(title, seen))
+        show(report.observations(title, observations))
 
 
 def _traces(folder: Path | None) -> dict[str, Trace] | None:
@@ -414,7 +414,7 @@ def train(
         raise UnknownName(
             f"the suite trains nothing for {', '.join(unknown)}; known domains: {', '.join(known)}"
         )
-    chosen = [one for one in DEMONSTRATIONS if one.domain in (domain or known)]
+    chosen = [training for training in DEMONSTRATIONS if training.domain in (domain or known)]
     if to_quality:
         _train_to_quality(chosen, seed, device, price, as_json)
         return
@@ -447,8 +447,8 @@ def _train_to_quality(
     trainings = []
     with counting_down("training the suite", len(chosen)) as update:
         for number, demonstration in enumerate(chosen, start=1):
-            one = train_to_quality(demonstration, seed=seed, device=device, gpu=gpu_id(device))
-            trainings.append(replace(one, usd_per_h=price))
+            training = train_to_quality(demonstration, seed=seed, device=device, gpu=gpu_id(device))
+            trainings.append(replace(training, usd_per_h=price))
             update(number, 0.0)
     if as_json:
         print_json(report.trainings_to_quality().records(trainings))
@@ -474,9 +474,7 @@ def _steps(
 
 def _finish(title: str, results: Sequence[SuiteResult], page: Path | None, as_json: bool) -> None:
     if page is not None:
-        from wavecast.report import suites
-
-        write_whole(page, suites.suite_page(title, results))
+        write_whole(page, report.suite_page(title, results))
     if as_json:
         print_json(results)
     else:

@@ -13,14 +13,15 @@ import typer
 from wavecast.cli.options.groups import grouped
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
+from wavecast.traces.file import SUFFIXES
 
 if TYPE_CHECKING:
     from wavecast import Prediction
     from wavecast.advice.proposals import StepAdvice
     from wavecast.analysis.generation import TextGeneration
-    from wavecast.report.costs import WholeTraining
     from wavecast.report.html.documents import Report
-
+    from wavecast.report.results.costs import WholeTraining
+    from wavecast.report.views import View
 
 HtmlOption = Annotated[
     Path | None,
@@ -73,12 +74,27 @@ def refuse_bad_places(*paths: Path | None) -> None:
             )
 
 
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a bad path for a trace at once, before tracing or measuring takes its time."""
+    if not out.name.endswith(SUFFIXES):
+        raise InvalidInput(f"a trace is saved as FILE.json.gz, not {out} (FILE.trace works, too)")
+    refuse_bad_places(out)
+
+
 def write_page(path: Path | None, make: Callable[[], Report]) -> None:
     """Write a report as a page, if it was asked for."""
-    from wavecast.report.html.documents import document
-
     if path is not None:
+        from wavecast.report.html.documents import document
+
         write_whole(path, document(make()))
+
+
+def write_view(path: Path | None, view: View) -> None:
+    """Write a view as a page, if it was asked for."""
+    if path is not None:
+        from wavecast.report.html.documents import document, report_of
+
+        write_whole(path, document(report_of(view)))
 
 
 def write_prediction_files(
@@ -93,26 +109,21 @@ def write_prediction_files(
     generation: Sequence[TextGeneration] = (),
 ) -> None:
     """Write the report and the timelines of predictions, where they were asked for."""
-    from wavecast.planning.prices import price_book
-    from wavecast.report.advice import advice_sections
-    from wavecast.report.html.reports import prediction_report
-    from wavecast.report.predictions import generation_sections
 
-    book = None if several else price_book(setup)
+    def page() -> Report:
+        from wavecast.planning.prices import price_book
+        from wavecast.report.html.documents import report_of
+        from wavecast.report.html.reports import generation_sections, prediction_report
+        from wavecast.report.results.advice import advice_view
 
-    def made() -> Report:
-        report = prediction_report(title, rows, book, training)
-        more = () if advice is None else advice_sections(advice)
+        report = prediction_report(title, rows, None if several else price_book(setup), training)
+        more = () if advice is None else report_of(advice_view(advice)).sections
         served = generation_sections(generation)
         return replace(report, sections=(*served, *report.sections, *more))
 
-    write_page(files.html, made)
-    _write_chrome_trace(files.chrome_trace, rows)
+    write_page(files.html, page)
+    if files.chrome_trace is not None:
+        from wavecast.steps.player import chrome_trace
 
-
-def _write_chrome_trace(path: Path | None, rows: Sequence[Prediction]) -> None:
-    from wavecast.steps.player import chrome_trace
-
-    if path is not None:
         tables = {name: t for row in rows for name, t in row.named_timetables().items()}
-        write_whole(path, chrome_trace(tables))
+        write_whole(files.chrome_trace, chrome_trace(tables))

@@ -32,7 +32,6 @@ from rich.text import Text
 from wavecast.cli.output.standard_output import results, write_result
 from wavecast.errors import DoubtfulInput
 from wavecast.frameworks.stages import current, stage
-from wavecast.report.outputs import marked
 from wavecast.report.units import one_line, visible
 
 _PIPE_WIDTH = 10_000
@@ -89,6 +88,8 @@ def print_json(value: object) -> None:
 
     The output names the schema of the command that runs.
     """
+    from wavecast.report.outputs import marked
+
     text = json.dumps(marked(value, _command), indent=2, allow_nan=False)
     write_result(text.replace("\x7f", "\\u007f") + "\n")  # JSON itself lets DEL through
 
@@ -252,13 +253,13 @@ def counting_items(doing: str) -> Iterator[CountItems]:
     """A bar for a total that is only known later; a pipe gets a line now and then."""
     console = _console(sys.stderr)
     if not console.is_terminal:
-        said = doing
+        status = doing
 
         def say(done: int, total: int, note: str = "") -> None:
-            nonlocal said
-            said = f"{doing}: {done:,} of {total:,}{note and f'; {note}'}"
+            nonlocal status
+            status = f"{doing}: {done:,} of {total:,}{note and f'; {note}'}"
 
-        with _telling(lambda: said):
+        with _telling(lambda: status):
             yield say
         return
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())

@@ -15,7 +15,7 @@ from wavecast.campaigns.searches import JobPredictor
 from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import NO_PRICES, PriceOptions, price_options
-from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page, write_view
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput, prefixed
@@ -35,10 +35,8 @@ from wavecast.planning.schedule.planner import Effort
 from wavecast.planning.schedule.policies import NAMES, policy_of
 from wavecast.planning.schedule.simulator import simulate as run_simulation
 from wavecast.reading import seconds_of
-from wavecast.report import plans as capacities
-from wavecast.report import plans as plans
-from wavecast.report import plans as simulations
-from wavecast.report.plans import capacity_report, plan_report, simulation_report
+from wavecast.report.results import plans as report
+from wavecast.report.views import text_of
 
 JobsArgument = Annotated[
     Path, typer.Argument(metavar="JOBS", help="The jobs (FILE.toml, or a table FILE.csv).")
@@ -93,18 +91,18 @@ def plan(
     aims, limit_s = aims_of(by), seconds_of(time_limit, "--time-limit")
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     with waiting(f"planning {len(listed)} jobs"):
-        made = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
+        planned = make_plan(fleet, listed, aims, robust=robust, effort=Effort(limit_s, workers))
     write_page(
         html,
-        lambda: plan_report(
-            str(jobs), made, cost_against_time(fleet, listed, Effort(5.0, workers))
+        lambda: report.plan_report(
+            str(jobs), planned, cost_against_time(fleet, listed, Effort(5.0, workers))
         ),
     )
     if as_json:
-        print_json(made)
+        print_json(planned)
     else:
-        show(plans.plan_text(str(jobs), made, width()))
-    if not made.meets_deadlines:
+        show(report.plan_text(str(jobs), planned, width()))
+    if not planned.meets_deadlines:
         raise typer.Exit(1)
 
 
@@ -184,13 +182,14 @@ def capacity(
     gpus = [wavecast.device(p.gpu) for p in fleet.pools] if pricing.buy else []
     purchases = pricing.purchases(gpus)
     with waiting("simulating mixes of GPUs"):
-        found = CapacitySearch(fleet, forecast, promise, steps).plan(purchases)
-    write_page(html, lambda: capacity_report(str(jobs), found))
+        answer = CapacitySearch(fleet, forecast, promise, steps).plan(purchases)
+    view = report.capacity_view(str(jobs), answer)
+    write_view(html, view)
     if as_json:
-        print_json(capacities.CAPACITY.record(capacities.capacity_record(found)))
+        print_json(report.CAPACITY.record(report.capacity_record(answer)))
     else:
-        show(capacities.capacity_text(str(jobs), found))
-    if found.best is None:
+        show(text_of(view, width()))
+    if answer.best is None:
         raise typer.Exit(1)
 
 
@@ -256,19 +255,20 @@ def simulate(
     _, fleet, listed = read_plan_files(jobs, cluster, host)
     rows = []
     for name in names:
-        made = policy_of(name, fleet, aims, stops=stops, round_s=round_s)
+        decides = policy_of(name, fleet, aims, stops=stops, round_s=round_s)
         with waiting(f"simulating {name}"):
-            rows.append(run_simulation(fleet, listed, made, restart_s=restart_s))
-    write_page(html, lambda: simulation_report(str(jobs), rows))
+            rows.append(run_simulation(fleet, listed, decides, restart_s=restart_s))
+    view = report.simulation_view(str(jobs), rows, width(), gantt)
+    write_view(html, view)
     if as_json:
-        found = {
-            "verdict": simulations.simulation_verdict(rows),
+        record = {
+            "verdict": report.simulation_verdict(rows),
             "policies": rows,
             "outcomes": list(rows[-1].outcomes),
         }
-        print_json(simulations.SIMULATED.record(found))
+        print_json(report.SIMULATED.record(record))
     else:
-        show(simulations.simulation_text(str(jobs), rows, width(), gantt))
+        show(text_of(view, width()))
 
 
 # The jobs and the cluster of a command, read and predicted.

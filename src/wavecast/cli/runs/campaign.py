@@ -17,7 +17,7 @@ from wavecast.cli.options.groups import RayOption
 from wavecast.cli.output.screen import counting_down, print_json, print_text, show, warn, width
 from wavecast.cli.runs.runs import StoreOption
 from wavecast.errors import WavecastError, needing_extra
-from wavecast.report import evaluations as report
+from wavecast.report.results import evaluations as report
 
 if TYPE_CHECKING:
     from wavecast.campaigns.campaign_files import Campaign
@@ -116,11 +116,11 @@ def status(
 
     with RunStore(store, told=_tell) as opened:
         names = [name] if name else campaign_names(opened)
-        found = [status_of(CampaignResults(opened, one)) for one in names]
+        standings = [status_of(CampaignResults(opened, campaign)) for campaign in names]
     if as_json:
-        print_json(found)
-    elif found:
-        show(*(report.status_text(one, width()) for one in found))
+        print_json(standings)
+    elif standings:
+        show(*(report.status_text(campaign, width()) for campaign in standings))
     else:
         print_text(f"{opened.name} has no campaigns; wavecast campaign run FILE begins one")
 
@@ -185,7 +185,7 @@ def _run(
     workers = _workers(campaign, ray, processes)
     try:
         with counting_down(campaign.name, len(campaign.tasks)) as update:
-            found = run_campaign(
+            outcome = run_campaign(
                 campaign,
                 results,
                 workers,
@@ -201,12 +201,12 @@ def _run(
     finally:
         workers.close()
     if as_json:
-        print_json(found)
+        print_json(outcome)
     else:
-        show(report.run_text(found))
-    if found.done < found.tasks:
+        show(report.run_text(outcome))
+    if outcome.done < outcome.tasks:
         raise WavecastError(
-            f"{found.tasks - found.done} tasks have no result; run it again to retry"
+            f"{outcome.tasks - outcome.done} tasks have no result; run it again to retry"
         )
 
 

@@ -85,7 +85,7 @@ def fit(
     if out is not None and (out.suffix != ".json" or not out.parent.is_dir()):
         raise InvalidInput(f"lines are saved as FILE.json in a folder that exists, not {out}")
     with needing_extra("fitting"):
-        from wavecast.report import run_models as report
+        from wavecast.report.results import run_models as report
         from wavecast.runs.regression.per_layer import PerLayer, write_lines
     predicts = work == "predicted"
     timed = [_timed_file(path, batch, network, predicts) for path in files]
@@ -156,14 +156,14 @@ def predict(
     wavecast layers predict caffe:vgg16 --batch 32 --from quadro-m6000-12gb
     """
     with needing_extra("predicting layers"):
-        from wavecast.report import run_models as report
+        from wavecast.report.results import run_models as report
         from wavecast.runs.regression.per_layer import PUBLISHED_GPUS, published, read_lines
 
     model = published(source) if source in PUBLISHED_GPUS else read_lines(source)
     title, time, measured = _network_time(model, target, step, iterations)
     if as_json:
-        told = {"predicted": time, "source": model.source, "measured": measured}
-        print_json(report.PREDICTED.record(told))
+        record = {"predicted": time, "source": model.source, "measured": measured}
+        print_json(report.PREDICTED.record(record))
     else:
         show(report.network_time(title, time, model.source, measured))
 
@@ -188,10 +188,10 @@ def _network_time(
         return title, model.predict(network, batch, iterations), None
     saved = target.endswith(_TRACES)
     # A saved trace is traced at one batch, and its layers are predicted at the given one.
-    wanted = replace(step, batch=None if saved else batch).target(target)
-    trace = _trace(wanted)
-    own = _own_batch(trace, wanted.batch or batch)
-    network = _network(wanted.name, trace, own)
+    step_target = replace(step, batch=None if saved else batch).target(target)
+    trace = _trace(step_target)
+    own = _own_batch(trace, step_target.batch or batch)
+    network = _network(step_target.name, trace, own)
     size = batch or own
     work = None
     if model.unit.startswith(PREDICTED) and size == own:
@@ -200,12 +200,16 @@ def _network_time(
     measured = None
     if trace.measurement is not None and size == own and iterations == 1:
         measured = timed_network(network.name, times_of_trace(trace, network, own).times)
-    title = f"{wanted.name}, batch {size}" if saved or wanted.batch is None else wanted.name
+    title = (
+        f"{step_target.name}, batch {size}"
+        if saved or step_target.batch is None
+        else step_target.name
+    )
     return title + runs, time, measured
 
 
-def _trace(wanted: Target) -> Trace:
-    return step_source(wanted).on()
+def _trace(target: Target) -> Trace:
+    return step_source(target).on()
 
 
 def _own_batch(trace: Trace, batch: int | None) -> int:

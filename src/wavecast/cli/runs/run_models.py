@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.output.screen import print_json, show
+from wavecast.cli.options.steps import PrecisionOption
+from wavecast.cli.output.pages import refuse_bad_places
+from wavecast.cli.output.screen import counting_down, print_json, show
 from wavecast.cli.runs.runs import checked_phase, runs_app
-from wavecast.errors import InvalidInput
+from wavecast.errors import InvalidInput, WavecastError, needing_extra
 from wavecast.files import write_whole
+from wavecast.runs.regression import end_to_end as published
 
 if TYPE_CHECKING:
     from wavecast import Estimate, Run
+    from wavecast.campaigns.run_grids import Start
     from wavecast.runs.regression.end_to_end import RunModel, Split, SplitScore
     from wavecast.runs.regression.extrapolation import ScalingModel
     from wavecast.runs.regression.least_squares import Method
+
 
 MethodOption = Annotated[
     str | None,
@@ -62,8 +68,7 @@ def fit_runs(
     split: Sequence[str] = (),
 ) -> None:
     """Fit an end-to-end model to past runs, and print it beside the fit of the paper."""
-    from wavecast.report import run_models as report
-    from wavecast.report.run_models import split_scores
+    from wavecast.report.results import run_models as report
 
     if plot is not None and (plot.suffix != ".svg" or not plot.parent.is_dir()):
         raise InvalidInput(f"a plot is saved as FILE.svg in a folder that exists, not {plot}")
@@ -72,7 +77,9 @@ def fit_runs(
     other = _DEFAULT_METHOD if fitted.fit.method == _PUBLISHED_METHOD else _PUBLISHED_METHOD
     both = (fitted, fitted.by_method(other))
     title = f"{model or 'runs'} from {source}, {phase}"
-    scores = _split_scores(source, model, phase, [one.fit.method for one in both], time, split)
+    scores = _split_scores(
+        source, model, phase, [model_fit.fit.method for model_fit in both], time, split
+    )
     if plot is not None:
         write_whole(plot, report.scatter_plot(title, fitted))
     if as_json:
@@ -82,7 +89,7 @@ def fit_runs(
     show(report.run_model(title, both))
     if split:
         beyond = "fitted on small runs, judged by larger ones"
-        show("", split_scores(beyond, scores, fitted.table.time))
+        show("", report.split_scores(beyond, scores, fitted.table.time))
 
 
 def _split_scores(
@@ -111,15 +118,15 @@ def read_splits(texts: Sequence[str]) -> list[Split]:
         if len(texts) > 1:
             raise InvalidInput("--split published has the paper's three thresholds; give no other")
         return list(SPLITS)
-    found = []
+    splits = []
     for text in texts:
         pair = numbers("--split", text)
         if len(pair) != 2 or min(pair) < 1:
             raise InvalidInput(
                 f'--split takes a batch and a number of iterations, such as 16,150, not "{text}"'
             )
-        found.append(Split(*pair))
-    return found
+        splits.append(Split(*pair))
+    return splits
 
 
 @dataclass(frozen=True)
@@ -223,7 +230,7 @@ class PastRuns:
 
 def _predict_run(learned: PastRuns, question: RunQuestion, as_json: bool) -> None:
     """Predict a run from past ones, and print it. A new GPU, GPU count or depth is extrapolated."""
-    from wavecast.report import run_models as report
+    from wavecast.report.results import run_models as report
     from wavecast.runs.readers import opened_runs
 
     source, model, phase = learned.source, learned.model, learned.phase
@@ -341,7 +348,7 @@ def design(
     wavecast design --batches 8,16,32,64 --iterations 100,200,500 --budget 600 \\
         --startup 5 --iteration 0.02 --sample 0.002
     """
-    from wavecast.report import run_models as report
+    from wavecast.report.results import run_models as report
     from wavecast.runs.regression import design as designs
 
     guessed = {"--startup": startup, "--iteration": iteration, "--sample": sample}
@@ -397,3 +404,161 @@ def numbers(option: str, text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError:
         raise InvalidInput(f'{option} takes whole numbers such as 8,16,32, not "{text}"') from None
+
+
+# `wavecast runs campaign`: a grid of whole runs, measured here and judged as in the paper.
+
+
+ModelsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model", "-m", help="A model of the suite; repeat for more. Default: the paper's three."
+    ),
+]
+GridBatchesOption = Annotated[
+    str | None, typer.Option("--batches", help="The batches; 8,16,...,64 by default.")
+]
+GridLengthsOption = Annotated[
+    str | None,
+    typer.Option("--iterations", help="The numbers of iterations; the paper's 20 by default."),
+]
+ShareOption = Annotated[
+    float,
+    typer.Option("--share", help="A share of the paper's iterations, such as 0.1 for a tenth."),
+]
+GraphOption = Annotated[
+    bool,
+    typer.Option("--graph", help="Run each iteration as one CUDA graph, so that no host waits."),
+]
+SeparateOption = Annotated[
+    bool, typer.Option("--separate", help="Start every run anew, also those that are not fitted.")
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help='"cuda", or "cpu" to try it out with few small runs.')
+]
+ImageOption = Annotated[
+    int | None, typer.Option("--image", min=1, help="Images of other sides, to try it out.")
+]
+
+
+@runs_app.command()
+def campaign(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file to write or continue.")],
+    model: ModelsOption = None,
+    batches: GridBatchesOption = None,
+    iterations: GridLengthsOption = None,
+    share: ShareOption = 1.0,
+    precision: PrecisionOption = None,
+    phase: Annotated[
+        str | None, typer.Option("--phase", help="training (the default) or testing.")
+    ] = None,
+    split: SplitOption = None,
+    graph: GraphOption = False,
+    separate: SeparateOption = False,
+    device: DeviceOption = "cuda",
+    image: ImageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a grid of whole runs, fit the small ones and judge by the large ones.
+
+    Without options it is the experiment of Gianniti, Zhang and Ardagna 2019 (section 4.3 and table
+    4): three networks, 160 runs each, fitted on 6, 12 and 20 of them. If it is interrupted, start
+    it again: it continues where it stopped. `fit --runs` and `runs add` read the file.
+
+    \b
+    wavecast runs campaign -o grid.csv --precision fp32
+    wavecast runs campaign -o tenth.csv --share 0.1 --model alexnet
+    """
+    from wavecast.campaigns import run_grids
+    from wavecast.report.results import run_models as report
+    from wavecast.runs.regression.end_to_end import tabulate
+
+    refuse_bad_places(out)
+    phase = checked_phase(phase) or "training"
+    lengths, thresholds = _lengths(iterations, share, split)
+    starts = run_grids.plan(
+        model or published.NETS,
+        numbers("--batches", batches) if batches else published.BATCHES,
+        lengths,
+        thresholds,
+        precision=precision or "fp32",
+        separate=separate,
+    )
+    failures: list[str] = []
+    gpu = _machine(device, graph)
+    options = {} if image is None else {"image": image}
+    measured = _measured(starts, out, gpu, (device, graph, phase), options, failures)
+    scores = [
+        score
+        for name in dict.fromkeys(start.model for start in starts)
+        if (own := [run for run in measured if run.model == name])
+        for score in published.judge(own, thresholds, phase=phase)
+    ]
+    time = tabulate(measured, phase).time
+    if as_json:
+        done = {"file": str(out), "runs": len(measured), "time": time, "scores": scores}
+        print_json(report.CAMPAIGN.record(done | {"failed": failures}))
+    else:
+        show(report.split_scores(f"{len(measured)} runs of {out} on {gpu}, {phase}", scores, time))
+    if failures:
+        raise WavecastError("\n".join(("these runs failed; run again to retry:", *failures)))
+
+
+def _lengths(
+    iterations: str | None, share: float, split: Sequence[str] | None
+) -> tuple[Sequence[int], Sequence[published.Split]]:
+    """The numbers of iterations, and the thresholds; both scaled if they are the paper's."""
+    from wavecast.campaigns import run_grids
+
+    if iterations is not None and share != 1:
+        raise InvalidInput("--share takes a share of the paper's iterations; leave out one of them")
+    given = numbers("--iterations", iterations) if iterations else published.ITERATIONS
+    thresholds = read_splits(split or ["published"])
+    if not split:
+        thresholds = [run_grids.scaled_split(split_at, share) for split_at in thresholds]
+    return run_grids.scaled(given, share), thresholds
+
+
+def _measured(
+    starts: Sequence[Start],
+    out: Path,
+    gpu: str,
+    how: tuple[str, bool, str],
+    options: Mapping[str, Any],
+    failures: list[str],
+) -> list[Run]:
+    """The runs of the campaign's phase and precision, with those that the file had."""
+    from wavecast.campaigns import run_grids
+    from wavecast.frameworks.pytorch.measurement import whole_runs
+
+    device, graph, phase = how
+    with counting_down("measuring runs", len(starts)) as update:
+        runs = run_grids.run(
+            starts,
+            out,
+            partial(run_grids.measure_here, device=device, graph=graph, phase=phase, **options),
+            gpu=gpu,
+            software=whole_runs.software(graph),
+            phase=phase,
+            progress=lambda now: update(now.done, now.remaining_s),
+            failed=lambda start, error: failures.append(
+                f"{start.model}, batch {start.batch}: {(str(error) or repr(error)).splitlines()[0]}"
+            ),
+        )
+    precision = starts[0].precision
+    return [run for run in runs if run.phase == phase and run.precision == precision]
+
+
+def _machine(device: str, graph: bool) -> str:
+    """The id of the GPU that measures, or "cpu"."""
+    with needing_extra("measuring"):
+        from wavecast.frameworks.pytorch.measurement.iteration import require_gpu
+        from wavecast.frameworks.pytorch.measurement.layers import gpu_id
+
+    if device not in ("cuda", "cpu"):
+        raise InvalidInput(f'the device is "cuda" or "cpu", not "{device}"')
+    if device == "cpu" and graph:
+        raise InvalidInput("--graph is for GPUs: a CPU has no CUDA graphs")
+    if device == "cuda":
+        require_gpu()
+    return gpu_id(device)

@@ -13,7 +13,7 @@ from wavecast.cli.options.steps import PrecisionOption
 from wavecast.cli.output.screen import counting_items, print_json, print_text, show, warn, width
 from wavecast.errors import InvalidInput, WavecastError
 from wavecast.report import outputs
-from wavecast.report import run_models as report
+from wavecast.report.results import run_models as report
 from wavecast.report.units import runs as runs_in_words
 from wavecast.suite import PRECISIONS
 

@@ -21,13 +21,13 @@ from wavecast.cli.options.steps import (
     TargetArgument,
     step_options,
 )
-from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_view
 from wavecast.cli.output.screen import print_json, show, telling_stages, width
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.run import CoresOption, LoaderOption
 from wavecast.errors import InvalidInput
-from wavecast.report import advice as report
-from wavecast.report.advice import advice_report
+from wavecast.report.results.advice import advice_view
+from wavecast.report.views import text_of
 
 if TYPE_CHECKING:
     from wavecast.advice.proposals import StepAdvice
@@ -75,13 +75,14 @@ def advise(
     book = pricing.book([device])
     step = replace(step, running=replace(step.running, loader=loader or bool(cores)))
     others = change is None
-    wanted = step.target(target)
-    advice = advised(wanted, device, book, change, host, has_others=others, cores=cores)
-    write_page(html, lambda: advice_report(advice))
+    resolved = step.target(target)
+    advice = advised(resolved, device, book, change, host, has_others=others, cores=cores)
+    view = advice_view(advice)
+    write_view(html, view)
     if as_json:
         print_json(advice)
     else:
-        show(report.advised(advice, width()))
+        show(text_of(view, width()))
 
 
 def advised(

@@ -29,7 +29,7 @@ from wavecast.cli.output.screen import print_json, print_lines, show, waiting, w
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import InvalidInput
 from wavecast.files import write_whole
-from wavecast.report import checks as report
+from wavecast.report.results import comparisons as report
 from wavecast.targets.targets import Target
 
 ConfigOption = Annotated[
@@ -91,22 +91,22 @@ def check(
     if annotate and as_json:
         raise InvalidInput("--json prints nothing but JSON; leave out --annotate")
     asked = read_config(find_config(Path()) if config is None else config)
-    wanted = asked.only(target) if target else asked
+    chosen = asked.only(target) if target else asked
     keep_for_results()
     before, changed = None, None
     if against is not None:
-        before, changed = _at(against, wanted)
+        before, changed = _at(against, chosen)
     # An update of all targets replaces the baseline, also one that cannot be read.
     elif not update or target:
         before = _baseline(asked, missing_is_fine=update)
-    now = predict_all(wanted, wavecast.__version__, _tracing)
+    now = predict_all(chosen, wavecast.__version__, _tracing)
     if update:
-        _update(wanted, now, before, whole=not target, as_json=as_json)
+        _update(chosen, now, before, whole=not target, as_json=as_json)
         return
     kept = before or Baseline({})
     if changed is None and (written := last_commit_of(asked.baseline)):
         changed = changed_since(written)
-    result = check_all(wanted, now, kept, changed)
+    result = check_all(chosen, now, kept, changed)
     software = {"baseline": kept.software, "now": now.software}
     _print(result, str(asked.baseline) if against is None else against, software, markdown, as_json)
     if annotate:

@@ -47,9 +47,8 @@ from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import doubles
 from wavecast.planning.selection import Aim, Candidate, Selection, select
 from wavecast.reading import seconds_of
-from wavecast.report import selections as report
-from wavecast.report.recipes import AskedStep, asked_step
-from wavecast.report.selections import choice_report
+from wavecast.report.results import selections as report
+from wavecast.report.results.selections import AskedStep, asked_step, choice_report
 from wavecast.targets.sources import StepSource, units_of
 from wavecast.targets.targets import Target, Trait
 
@@ -123,37 +122,43 @@ def choose(
     Without a length, a million samples are compared.
     """
     refuse_bad_places(html)
-    wanted = step.target(target, fixed=())
-    source = step_source(wanted, quiet=True)
-    refuse_scaling(wanted, None, None, setup)
+    resolved = step.target(target, fixed=())
+    source = step_source(resolved, quiet=True)
+    refuse_scaling(resolved, None, None, setup)
     named = named_or_all_gpus(gpu) if gpu else list(wavecast.devices())
     book = pricing.book(named if gpu else (), setup)
     limits = _limits(budget, deadline)
-    plan = training.plan(wanted) or _usual_plan(wanted, source)
+    plan = training.plan(resolved) or _usual_plan(resolved, source)
     question = TrainingQuestion(
         plan=plan,
-        counts=_counts(gpus_up_to, wanted),
+        counts=_counts(gpus_up_to, resolved),
         shards=(0, 3) if step.ranks is None else (0,),
-        **_batches(wanted, step),
+        **_batches(resolved, step),
         host=host,
-        predictor=chosen_predictor(None, wanted, step.precision, None, setup),
+        predictor=chosen_predictor(None, resolved, step.precision, None, setup),
         only_priced=not gpu or ALL in gpu,
     )
-    settings = StepSettings(wanted, allowed_names(allow), _quiet_source(wanted, source))
-    found = _found(settings, _looked_at(named, book, question), question, book, ray)
+    settings = StepSettings(resolved, allowed_names(allow), _quiet_source(resolved, source))
     choosing = partial(_select, by, limits, unverified)
-    selection = _selected(found, choosing, settings, question, book)
-    unit, asked = source.on().unit, _asked(target, wanted, step)
-    write_page(html, lambda: choice_report(wanted.name, selection, plan, unit, limits, asked))
+    candidates = _found(settings, _looked_at(named, book, question), question, book, ray)
+    selection = _selected(candidates, choosing, settings, question, book)
+    unit, asked = source.on().unit, _asked(target, resolved, step)
+    write_page(html, lambda: choice_report(resolved.name, selection, plan, unit, limits, asked))
     if as_json:
-        print_json(report.chosen_record(wanted.name, selection, asked))
+        print_json(report.chosen_record(resolved.name, selection, asked))
     else:
-        show(report.choices(wanted.name, selection, plan, unit, width(), show_best, asked))
+        show(report.choices(resolved.name, selection, plan, unit, width(), show_best, asked))
 
 
 def _quiet_source(target: Target, source: StepSource) -> Callable[[Target], StepSource]:
     """Sources of the step's variants; that of the step itself is there already."""
     return lambda step: source if step is target else step_source(step, quiet=True)
+
+
+def _select(
+    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
+) -> Selection:
+    return select(candidates, by, *limits, with_unverified=unverified)
 
 
 def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
@@ -164,22 +169,22 @@ def _asked(text: str, target: Target, step: StepOptions) -> AskedStep:
 
 
 def _selected(
-    found: list[Candidate],
+    candidates: list[Candidate],
     choosing: Callable[[list[Candidate]], Selection],
     settings: StepSettings,
     question: TrainingQuestion,
     book: PriceBook,
 ) -> Selection:
     """The choice, with the best ones also as compiled code: it takes long to trace for all."""
-    selection = choosing(found)
+    selection = choosing(candidates)
     compiled: list[Candidate] = []
     for best in selection.ranked[:_COMPILED]:
         way = settings.compiled(best.changes)
         if way is not None:
             same = replace(question, counts=(best.gpus,), batch=best.batch, is_batch_fixed=True)
             compiled += find_candidates((best.device,), same, (way,), book)
-    able = [one for one in compiled if one.cost is not None]
-    return choosing([*found, *able]) if able else selection
+    able = [candidate for candidate in compiled if candidate.cost is not None]
+    return choosing([*candidates, *able]) if able else selection
 
 
 def _found(
@@ -209,12 +214,6 @@ def _batches(target: Target, step: StepOptions) -> dict[str, Any]:
         "is_batch_fixed": step.batch is not None or is_script,
         "find_largest": not is_script,
     }
-
-
-def _select(
-    by: Aim, limits: _Limits, unverified: bool, candidates: Iterable[Candidate]
-) -> Selection:
-    return select(candidates, by, *limits, with_unverified=unverified)
 
 
 def _limits(usd: float | None, deadline: str | None) -> _Limits:
@@ -257,7 +256,7 @@ def _looked_at(
     if not question.only_priced:
         return tuple(named)
     priced = {offer.device_id for offer in book.seen()}
-    found = tuple(device for device in named if device.id in priced)
-    if not found:
+    offered = tuple(device for device in named if device.id in priced)
+    if not offered:
         raise InvalidInput("no offer of any GPU is known; leave out --providers, or add --stale")
-    return found
+    return offered

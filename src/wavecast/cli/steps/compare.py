@@ -15,6 +15,8 @@ from wavecast.cli.app import JsonOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     HostOptions,
+    SetupName,
+    SetupOption,
     host_options,
     precision_scaler,
 )
@@ -28,21 +30,27 @@ from wavecast.cli.options.steps import (
     refuse_all,
     step_options,
 )
-from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
-from wavecast.cli.output.screen import print_json, show, width
+from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page, write_view
+from wavecast.cli.output.screen import print_json, show, waiting, width
 from wavecast.cli.steps.predicted import exit_if_incomplete
 from wavecast.cli.steps.sources import step_source, with_largest
+from wavecast.errors import InvalidInput
 from wavecast.frameworks.target_files import FORMS
-from wavecast.report import comparisons as report
-from wavecast.report.comparisons import (
+from wavecast.predictors.base import Scaler
+from wavecast.report.fields import record
+from wavecast.report.results import comparisons as report
+from wavecast.report.results.comparisons import (
     SIDE_BY_SIDE,
     StepsOnGpu,
     difference_report,
     side_by_side,
     side_by_side_report,
 )
+from wavecast.report.results.evaluations import evaluation_view
+from wavecast.report.views import text_of
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.targets import Target, Trait, strategy_of
+from wavecast.targets.targets import Target, Trait, resolve, strategy_of
+from wavecast.traces.step import Trace
 
 BeforeArgument = Annotated[
     str, typer.Argument(metavar="A", help=f"The step to compare with: {FORMS}.")
@@ -90,8 +98,8 @@ def compare(
     after_step = replace(
         step, batch=other_batch or step.batch, precision=other_precision or step.precision
     )
-    wanted = [(before, step), (after, after_step)]
-    steps = _steps(wanted, both=step.compile is False)
+    asked = [(before, step), (after, after_step)]
+    steps = _steps(asked, both=step.compile is False)
     devices = named_gpus(gpu)
     spread = parallel or (None if step.ranks is None else f"data={step.ranks}")
     predicted: list[list[Prediction]] = []
@@ -113,15 +121,15 @@ def compare(
 _Asked = tuple[str, StepOptions]
 
 
-def _steps(wanted: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
+def _steps(asked: list[_Asked], *, both: bool) -> list[tuple[Target, _Asked]]:
     """The steps to predict; if both ways are asked for, those of torch as written and compiled."""
-    found = []
-    for text, options in wanted:
+    steps = []
+    for text, options in asked:
         target = options.target(text, fixed=())
-        found.append((target, (text, options)))
+        steps.append((target, (text, options)))
         if both and Trait.JAX not in target.traits:
-            found.append((as_compiled(target), (text, options)))
-    return found
+            steps.append((as_compiled(target), (text, options)))
+    return steps
 
 
 def _show_two(
@@ -148,3 +156,71 @@ def _show_all(
         print_json(SIDE_BY_SIDE.record({"targets": names, "gpus": rows}))
     else:
         show(side_by_side(rows))
+
+
+# `wavecast evaluate`: predictions between GPUs beside what was measured on them.
+
+
+TracesArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[MODEL=]TRACE...",
+        help="Measured traces, or torch.profiler files, of the same models from several GPUs. "
+        "Traces named alike are of the same model; without a name, those with the same matmuls "
+        "and convolutions are.",
+    ),
+]
+
+
+@app.command()
+def evaluate(
+    traces: TracesArgument,
+    setup: SetupOption = None,
+    html: HtmlOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare predictions between your GPUs with what you measured on them.
+
+    Each measured step is taken to the GPU of every other trace of the same model: errors by model,
+    GPU and op, beside the ratios of peak FLOPS and of memory bandwidth, and beside the prediction
+    from the ops alone. It is the evaluation of the Habitat paper, on your own GPUs.
+
+    \b
+    wavecast evaluate resnet50=v100.json.gz resnet50=t4.json.gz gnmt=v100-gnmt.json.gz
+    wavecast evaluate a100/*.json.gz h100/*.json.gz --html evaluation.html
+    """
+    from wavecast.analysis.evaluation import evaluate as evaluate_steps
+    from wavecast.analysis.evaluation import measured_steps
+
+    refuse_bad_places(html)
+    steps = measured_steps([_named(text) for text in traces])
+    with waiting(f"comparing {len(steps)} measured steps"):
+        errors = evaluate_steps(steps, _scaler(setup))
+    view = evaluation_view(errors)
+    write_view(html, view)
+    if as_json:
+        print_json(record(errors))
+    else:
+        show(text_of(view, width()))
+
+
+def _named(text: str) -> tuple[str, str, Trace]:
+    """The model, the file and the trace of one argument."""
+    model, separator, file = text.partition("=")
+    if not separator or Path(text).exists():
+        model, file = "", text
+    target = resolve(file)
+    if Trait.MEASURED not in target.traits:
+        raise InvalidInput(
+            f"{file} was not measured, so there is nothing to compare with; give traces from "
+            "wavecast measure, or torch.profiler files"
+        )
+    return model, file, step_source(target).on()
+
+
+def _scaler(setup: SetupName | None) -> Scaler | None:
+    if setup is None:
+        return None
+    from wavecast.predictors.habitat import published_setup
+
+    return published_setup(setup).scaler()

@@ -30,7 +30,7 @@ from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import step_source
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
-from wavecast.report import memory as report
+from wavecast.report.results import memory as report
 from wavecast.report.units import bytes_of_gib
 from wavecast.targets.sources import largest_traced_batch
 from wavecast.targets.targets import SmallerStep, Target, smaller_variants, strategy_of
@@ -80,19 +80,19 @@ def memory(
     wavecast memory train.py:make_step --gpu rtx-4090 --html memory.html
     wavecast memory gpt2 --measure                        (on a machine with a GPU)
     """
-    from wavecast.report.memory import memory_report
+    from wavecast.report.results.memory import memory_report
 
     refuse_bad_places(page)
     refuse_all(gpu, "memory", f"fits {target}")
     strategy = None if parallel is None else strategy_of(parallel, target, step.options)
     if measure:
         _refuse_beside_measuring(gpu, expandable_segments, parallel, step)
-    wanted, headings = step.target(target), list[str]()
+    resolved, headings = step.target(target), list[str]()
     if measure:
-        headings, memories = ["predicted", "measured"], _predicted_and_measured(wanted)
+        headings, memories = ["predicted", "measured"], _predicted_and_measured(resolved)
     else:
         devices = named_gpus(gpu or [])
-        source = step_source(wanted)
+        source = step_source(resolved)
         memories = [
             wavecast.memory(
                 source.fullest(device),
@@ -104,12 +104,12 @@ def memory(
         ]
     advised: tuple[Advice, ...] = ()
     if advice:
-        advised = _advised(wanted, memories[0], strategy, expandable_segments)
-    write_page(page, lambda: memory_report(wanted.name, memories, advised))
+        advised = _advised(resolved, memories[0], strategy, expandable_segments)
+    write_page(page, lambda: memory_report(resolved.name, memories, advised))
     if as_json:
-        print_json(report.advised(wanted.name, memories, advised))
+        print_json(report.advised(resolved.name, memories, advised))
     else:
-        show(report.memories(wanted.name, memories, width(), advised, headings))
+        show(report.memories(resolved.name, memories, width(), advised, headings))
 
 
 def _refuse_beside_measuring(
@@ -158,8 +158,8 @@ def fits(
     wavecast fits llama-1b --precision bf16 --gpu all
     wavecast fits train.py:make_step --gpu l4 && python train.py
     """
-    wanted, gpus = step.target(target), named_or_all_gpus(gpu)
-    source = step_source(wanted)
+    resolved, gpus = step.target(target), named_or_all_gpus(gpu)
+    source = step_source(resolved)
     strategy = None if parallel is None else strategy_of(parallel, target, step.options)
     memories = [
         wavecast.memory(
@@ -173,7 +173,7 @@ def fits(
     if as_json:
         print_json(report.FITS.records(memories))
     else:
-        show(report.fitting_gpus(wanted.name, memories, width()))
+        show(report.fitting_gpus(resolved.name, memories, width()))
     answers = [bool(step_memory.fits) for step_memory in memories]
     if not (any(answers) if ALL in gpu else all(answers)):
         raise typer.Exit(1)
@@ -208,10 +208,10 @@ def max_batch(
     wavecast max-batch gpt2 --precision bf16 --gpu l4 --parallel data=8,shard=3
     """
     strategy = None if parallel is None else strategy_of(parallel, target, step.options)
-    wanted = replace(step, batch=start).target(target, fixed=())
-    if wanted.trace is not None:
+    resolved = replace(step, batch=start).target(target, fixed=())
+    if resolved.trace is not None:
         raise InvalidInput(f"{target} is a trace, whose batch is fixed; name the step itself")
-    limit_bytes, source = _limit_bytes(limit), step_source(wanted)
+    limit_bytes, source = _limit_bytes(limit), step_source(resolved)
 
     def answer(device: Device) -> LargestBatch:
         return largest_traced_batch(
@@ -224,7 +224,7 @@ def max_batch(
         )
 
     answers = [(device, answer(device)) for device in named_or_all_gpus(gpu)]
-    name = wanted.model or target
+    name = resolved.model or target
     if as_json:
         print_json(report.batches_by_gpu(name, answers))
     else:
@@ -286,8 +286,18 @@ def _predicted_and_measured(target: Target) -> list[Memory]:
         kind = "trace" if target.script is None else "script"
         raise InvalidInput(f"{target.name} is a {kind}; name the step itself to measure it")
     keep_for_results()
-    seen = measure_memory(target.make_step)
-    gpu = wavecast.device(seen.trace.measurement.gpu) if seen.trace.measurement else None
+    measurement = measure_memory(target.make_step)
+    gpu = (
+        wavecast.device(measurement.trace.measurement.gpu)
+        if measurement.trace.measurement
+        else None
+    )
     predicted = wavecast.memory(step_source(target).on(gpu), gpu)
-    measured = of_measured(seen.trace, gpu, seen.peak_bytes, seen.reserved_bytes, seen.device_bytes)
+    measured = of_measured(
+        measurement.trace,
+        gpu,
+        measurement.peak_bytes,
+        measurement.reserved_bytes,
+        measurement.device_bytes,
+    )
     return [predicted, measured]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 import wavecast
 from wavecast.cli.app import JsonOption, app
-from wavecast.cli.options.groups import RayOption
+from wavecast.cli.options.groups import RayOption, option_group
 from wavecast.cli.options.predictors import HostOption
 from wavecast.cli.options.prices import (
     NO_PRICES,
@@ -21,19 +21,17 @@ from wavecast.cli.options.prices import (
     training_options,
 )
 from wavecast.cli.options.steps import (
-    NO_SEARCH,
     NO_STEP_OPTIONS,
     OneGpuOption,
     ParallelOption,
-    SearchOptions,
     StepOptions,
     TargetArgument,
-    search_options,
     step_options,
 )
 from wavecast.cli.output.pages import HtmlOption, refuse_bad_places, write_page
 from wavecast.cli.output.screen import counting_items, print_json, show, waiting, width
 from wavecast.cli.steps.sources import step_source
+from wavecast.errors import InvalidInput
 from wavecast.hardware.kept_hosts import find_host
 from wavecast.parallel.strategy import Parallel
 from wavecast.planning.cost import (
@@ -42,21 +40,98 @@ from wavecast.planning.cost import (
     interruptions,
     training_cost,
 )
-from wavecast.planning.layouts import batch_warning
+from wavecast.planning.layouts import MEMORY_MARGIN, Search, batch_warning
 from wavecast.planning.prices import PriceBook
 from wavecast.reading import seconds_of
-from wavecast.report import costs as cost_report
-from wavecast.report.priced_steps import offer_for
+from wavecast.report.results import costs as cost_report
+from wavecast.report.results import parallel as report
+from wavecast.report.results.predictions import offer_for
 from wavecast.steps.prediction import Prediction
-from wavecast.targets.targets import Target, recomputing, strategy_of, with_adapters
+from wavecast.targets.targets import (
+    Target,
+    plan_of_target,
+    recompute_ways,
+    recomputing,
+    strategy_of,
+    with_adapters,
+)
 
 if TYPE_CHECKING:
     from wavecast.hardware.devices import Device
     from wavecast.hardware.hosts import HostModel
     from wavecast.planning.layout_search import Progress
-    from wavecast.planning.layouts import Layout, Search
+    from wavecast.planning.layouts import Layout
     from wavecast.steps.op_times import ClusterPredictor
     from wavecast.targets.sources import StepSource
+    from wavecast.traces.step import Trace
+
+# The options of a search for the best strategy.
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """The options as the user gave them."""
+
+    micro_batch: list[int] | None = None
+    show: int = 5
+    memory_margin: float = MEMORY_MARGIN
+    within: str | None = None
+
+    def search(self, gpus: int, global_batch: int | None, target: Target) -> Search:
+        """What is looked for.
+
+        Raises:
+            InvalidInput: an option is missing, or its value cannot be.
+        """
+        if global_batch is None:
+            raise InvalidInput(
+                "say how many samples one optimizer step of all GPUs has: --global-batch"
+            )
+        counts = ("--gpus", gpus), ("--global-batch", global_batch), ("--show", self.show)
+        for name, value in counts:
+            if value < 1:
+                raise InvalidInput(f"{name} is a whole number of at least 1, not {value}")
+        return Search(
+            gpus,
+            global_batch,
+            _micro_batches(target.trace, self.micro_batch),
+            tensor_plan=plan_of_target(target.text, target.options),
+            recompute=recompute_ways(target),
+            best=self.show,
+            memory_margin=self.memory_margin,
+            within_s=None if self.within is None else seconds_of(self.within, "--within"),
+        )
+
+
+def _micro_batches(trace: Trace | None, given: list[int] | None) -> tuple[int, ...]:
+    """The micro-batches to try: those given, that of a saved trace, or powers of two."""
+    if trace is None:
+        return tuple(sorted(set(given))) if given else (1, 2, 4, 8)
+    if given:
+        raise InvalidInput("a trace has one micro-batch only; leave out --micro-batch")
+    if trace.samples is None:
+        raise InvalidInput(
+            "the trace does not say how many samples it has; trace the step again with samples="
+        )
+    return (trace.samples,)
+
+
+NO_SEARCH = SearchOptions()
+
+search_options = option_group(
+    "searching",
+    SearchOptions,
+    {
+        "micro_batch": "Samples of a micro-batch to try; repeat for more.",
+        "show": "How many to show; more of them have to be played.",
+        "memory_margin": "The share of a GPU's memory that must stay free.",
+        "within": "End the search with the best so far after so many seconds, or a time as 5min. "
+        "If nothing fits, what would fit is looked for after that.",
+    },
+    "The search",
+)
+"""A decorator that gives a command the options of a search, as its parameter `searching`."""
+
 
 GpuHoursOption = Annotated[
     float,
@@ -107,7 +182,6 @@ def parallelize(
     so far. Where nothing fits, changes with which it does are looked for.
     """
     from wavecast.planning.layouts import INTERRUPTED
-    from wavecast.report import parallel as report
     from wavecast.report.html.reports import layouts_report
     from wavecast.steps.request import on_cluster
 
@@ -120,23 +194,22 @@ def parallelize(
     plan = steady.plan(traced)
     search = searching.search(gpus, training.global_batch, traced)
     issuing = find_host(host, device, predictor.cluster)
-    found = _found(traced, search, predictor, (cluster, host), ray)
-    changes = _fitting_changes(traced, search, device, found) if ray is None else []
+    layouts = _found(traced, search, predictor, (cluster, host), ray)
+    changes = _fitting_changes(traced, search, device, layouts) if ray is None else []
     if cluster is not None:
-        found = [replace(one, strategy=replace(one.strategy, cluster=cluster)) for one in found]
-    title = (
-        f"{traced.model or target}: {gpus} x {device.id}, {search.global_batch} samples in a step"
-    )
-    write_page(html, lambda: layouts_report(title, found, changes))
+        layouts = [replace(way, strategy=replace(way.strategy, cluster=cluster)) for way in layouts]
+    name, batch = traced.model or target, search.global_batch
+    title = f"{name}: {gpus} x {device.id}, {batch} samples in a step"
+    write_page(html, lambda: layouts_report(title, layouts, changes))
     if as_json:
-        print_json(report.told_layouts(traced.model or target, found))
+        print_json(report.told_layouts(name, layouts))
     else:
-        _show_layouts(title, found, search, changes)
-        if plan is not None and (best := found[0].prediction) is not None:
+        _show_layouts(title, layouts, search, changes)
+        if plan is not None and (best := layouts[0].prediction) is not None:
             stops = _stops(training, restart_time, best)
             _show_training(best, plan, book, gpu_hours_between, stops)
-        _show_networks(found[:_RETRIED], predictor, issuing)
-    if any(layout.reason == INTERRUPTED for layout in found):
+        _show_networks(layouts[:_RETRIED], predictor, issuing)
+    if any(layout.reason == INTERRUPTED for layout in layouts):
         raise KeyboardInterrupt("what is shown is the best so far")
 
 
@@ -191,14 +264,14 @@ def _searched(
 
 
 def _fitting_changes(
-    target: Target, search: Search, device: Device, found: Sequence[Layout]
+    target: Target, search: Search, device: Device, layouts: Sequence[Layout]
 ) -> list[str]:
     """What to change where nothing fits, in words; empty where something does."""
     from wavecast.planning.layout_search import ADAPTERS, fitting_changes
     from wavecast.steps.request import on_cluster
 
-    answered = any(one.prediction is not None or not one.is_tried for one in found)
-    if answered or all(one.fits for one in found):
+    answered = any(layout.prediction is not None or not layout.is_tried for layout in layouts)
+    if answered or all(layout.fits for layout in layouts):
         return []
 
     adapted = with_adapters(target, ADAPTERS)
@@ -219,16 +292,17 @@ _RETRIED = 3
 """How many of the best strategies are tried on other networks."""
 
 
-def _show_layouts(title: str, found: list[Layout], search: Search, changes: Sequence[str]) -> None:
+def _show_layouts(
+    title: str, layouts: list[Layout], search: Search, changes: Sequence[str]
+) -> None:
     """The best strategies, and a warning if the global batch is unusually large."""
-    from wavecast.report import parallel as report
 
     warned = []
-    if found[0].prediction is not None:
-        trace, micro = found[0].prediction.trace, found[0].micro_batch
+    if layouts[0].prediction is not None:
+        trace, micro = layouts[0].prediction.trace, layouts[0].micro_batch
         warned = [batch_warning(trace, search.global_batch, micro)]
     notes = [*changes, *(text for text in warned if text is not None)]
-    show(report.layouts(title, found, width(), search.best or len(found), notes))
+    show(report.layouts(title, layouts, width(), search.best or len(layouts), notes))
 
 
 def _show_training(
@@ -239,7 +313,6 @@ def _show_training(
     stops: dict[str, float],
 ) -> None:
     """The whole training with the best strategy, and its failures."""
-    from wavecast.report import parallel as report
 
     cost = training_cost(step, plan, offer_for(step, book))
     show(cost_report.trainings(plan, step.trace.unit, [cost], width()))
@@ -250,7 +323,6 @@ def _show_training(
 
 def _show_networks(best: list[Layout], predictor: ClusterPredictor, host: HostModel) -> None:
     from wavecast.planning.layouts import network_points
-    from wavecast.report import parallel as report
 
     with waiting("trying other networks"):
         points = network_points(best, predictor, host)
@@ -302,7 +374,6 @@ def scale(
     --parallel gives the strategy; its data axis grows.
     """
     from wavecast.planning import scaling
-    from wavecast.report import parallel as report
     from wavecast.report.html.reports import scaling_report
     from wavecast.steps.request import on_cluster
 
@@ -319,8 +390,8 @@ def scale(
     with waiting(f"predicting {len(counts)} numbers of GPUs"):
         curve = scaling.scale(trace, strategy, counts, predictor, issuing, strong=strong)
     costs = [
-        None if plan is None else training_cost(one, plan, offer_for(one, book))
-        for one in (point.prediction for point in curve.points)
+        None if plan is None else training_cost(predicted, plan, offer_for(predicted, book))
+        for predicted in (point.prediction for point in curve.points)
     ]
     title = f"{traced.name} on {device.id}"
     whole = None if plan is None else cost_report.WholeTraining(plan, costs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import wavecast
-from wavecast.analysis.larger_batch import by_samples
-from wavecast.cli.app import JsonOption, app
+from wavecast.cli.app import INCOMPLETE, JsonOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -43,15 +42,14 @@ from wavecast.cli.options.steps import (
     ParallelOption,
     StepOptions,
     TargetArgument,
+    as_compiled,
     named_or_all_gpus,
     step_options,
 )
 from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files
 from wavecast.cli.output.screen import print_json, show, waiting, width
-from wavecast.cli.steps.advise import quickly_advised
-from wavecast.cli.steps.compiled_gains import show_gains
 from wavecast.cli.steps.predicted import (
-    ShownPredictions,
+    PredictionOutput,
     counting_uneven,
     exit_if_incomplete,
     listed,
@@ -63,14 +61,18 @@ from wavecast.cli.steps.predicted import (
 from wavecast.cli.steps.sources import step_source, with_largest
 from wavecast.errors import InvalidInput
 from wavecast.parallel.ranks import own_strategy
-from wavecast.report import predictions as larger_batches
+from wavecast.report.results import predictions as report
+from wavecast.report.results.predictions import COMPILED, gains, predicted
+from wavecast.steps.prediction import comparable
 from wavecast.targets.sources import generations
 from wavecast.targets.targets import Trait, resolve, strategy_of
 
 if TYPE_CHECKING:
     from wavecast import Prediction
+    from wavecast.advice.proposals import StepAdvice
     from wavecast.analysis.generation import TextGeneration
     from wavecast.hardware.devices import Device
+    from wavecast.planning.prices import PriceBook
     from wavecast.targets.sources import StepSource
     from wavecast.targets.targets import Target
 
@@ -145,14 +147,14 @@ def predict(
     The exit code is 3 if the ops that nobody could predict are more than 20% of the step.
     """
     files.refuse_bad_places()
-    gpus, wanted = named_or_all_gpus(gpu), step.target(target, fixed=())
-    plan, book = training.plan(wanted), pricing.book(gpus, setup)
-    shown = ShownPredictions(files, as_json, plan, book, by, depth, setup)
-    refuse_scaling(wanted, origin, predictor, setup)
+    gpus, resolved = named_or_all_gpus(gpu), step.target(target, fixed=())
+    plan, book = training.plan(resolved), pricing.book(gpus, setup)
+    shown = PredictionOutput(files, as_json, plan, book, by, depth, setup)
+    refuse_scaling(resolved, origin, predictor, setup)
     _refuse_beside_both(shown, step, parallel)
     fixed = {"--predictor": predictor, "--setup": setup, "--model": model, "--origin": origin}
     _refuse_beside_advice(advice, fixed | {"--parallel": parallel}, step, issuing)
-    source, how = step_source(wanted), issuing.arguments()
+    source, how = step_source(resolved), issuing.arguments()
     if parallel is not None or step.ranks is not None:
         refuse_beside_several(fixed | {"--by": by, "--equation": equation})
         traces, shown = source.families(gpus), replace(shown, several=True)
@@ -160,17 +162,25 @@ def predict(
         strategy = own or strategy_of(parallel or "", target, step.options)
         rows = with_largest(predict_spread(traces, gpus, strategy, plan, issuing), source)
     else:
-        chosen = chosen_predictor(predictor, wanted, step.precision, model, setup, equation)
+        chosen = chosen_predictor(predictor, resolved, step.precision, model, setup, equation)
         how |= {"predictor": chosen, "origin": origin}
         if step.compile is False:
-            return show_gains(wanted, gpus, partial(wavecast.predict, **how), as_json)
+            return show_gains(resolved, gpus, partial(wavecast.predict, **how), as_json)
         rows = listed(_alone(source, gpus, by, how), ranked=ALL in gpu)
-    found = quickly_advised(wanted, gpus, book, issuing.host) if advice else None
+    advised = _advised(resolved, gpus, book, issuing.host) if advice else None
     shown = counting_uneven(shown, source, rows, how)
-    shown = replace(shown, advice=found, generation=_generated(wanted, source, rows))
-    if steps := print_predictions(wanted.name, rows, shown):
+    shown = replace(shown, advice=advised, generation=_generated(resolved, source, rows))
+    if steps := print_predictions(resolved.name, rows, shown):
         print_json(steps)
     exit_if_incomplete(rows)
+
+
+def _advised(
+    target: Target, gpus: Sequence[Device], book: PriceBook, host: str | None
+) -> StepAdvice:
+    from wavecast.cli.steps.advise import quickly_advised
+
+    return quickly_advised(target, gpus, book, host)
 
 
 def _generated(
@@ -204,7 +214,7 @@ def _refuse_beside_advice(
             raise InvalidInput(f"--advice cannot be used with {option}; leave out one of them")
 
 
-def _refuse_beside_both(shown: ShownPredictions, step: StepOptions, parallel: str | None) -> None:
+def _refuse_beside_both(shown: PredictionOutput, step: StepOptions, parallel: str | None) -> None:
     """Refuse options that a table of gains has no place for."""
     if step.compile is not False:
         return
@@ -246,10 +256,12 @@ def extrapolate(
     \b
     wavecast extrapolate b16.json.gz b32.json.gz b64.json.gz --batch 256 --gpu a100-sxm-80gb
     """
-    wanted = [resolve(target) for target in targets]
-    for step in wanted:
+    from wavecast.analysis.larger_batch import by_samples
+
+    steps = [resolve(target) for target in targets]
+    for step in steps:
         refuse_scaling(step, origin)
-    traces = by_samples([(step.text or step.name, step_source(step).on()) for step in wanted])
+    traces = by_samples([(step.text or step.name, step_source(step).on()) for step in steps])
     predicted = {
         device: {
             samples: wavecast.predict(trace, device, origin=origin, host=host)
@@ -262,8 +274,33 @@ def extrapolate(
     }
     predictions = [point for points in predicted.values() for point in points.values()]
     if as_json:
-        print_json(larger_batches.larger_by_gpu(answers, predicted))
+        print_json(report.larger_by_gpu(answers, predicted))
     else:
         unit = next(iter(traces.values())).unit
-        show(larger_batches.larger_batches(answers, unit, width(), predictions))
+        show(report.larger_batches(answers, unit, width(), predictions))
     exit_if_incomplete(predictions)
+
+
+# What compiling a step would gain on each GPU: `wavecast predict --compile both`.
+
+
+def show_gains(
+    target: Target,
+    gpus: Sequence[Device],
+    predict_on: Callable[..., Prediction],
+    as_json: bool,
+) -> None:
+    """Predict a step as written and compiled, and print both for each GPU."""
+    pairs = []
+    steps = target, as_compiled(target)
+    written, compiled = (step_source(step).families(gpus) for step in steps)
+    for gpu in gpus:
+        pairs.append((predict_on(written, gpu), predict_on(compiled, gpu)))
+    if as_json:
+        named = zip(steps, zip(*pairs, strict=True), strict=True)
+        both = [predicted(step.name, rows) for step, rows in named]
+        print_json(COMPILED.record({"eager": both[0], "compiled": both[1]}))
+    else:
+        show(gains(target.name, pairs))
+    if not all(comparable(row) for pair in pairs for row in pair):
+        raise typer.Exit(INCOMPLETE)

@@ -16,7 +16,6 @@ from wavecast.cli.options.predictors import By, HostOptions, SetupName
 from wavecast.cli.output.pages import ReportFiles, write_prediction_files
 from wavecast.cli.output.screen import show, waiting, width
 from wavecast.errors import InvalidInput
-from wavecast.planning.candidates import comparable, fastest_first, fitting_first
 from wavecast.planning.cost import (
     Ranged,
     TrainingCost,
@@ -26,15 +25,12 @@ from wavecast.planning.cost import (
     mean_beyond,
     training_cost,
 )
-from wavecast.report import advice as advice_report
-from wavecast.report import costs as cost_report
-from wavecast.report import parallel as parallel_report
-from wavecast.report import predictions as report
-from wavecast.report.caveats import shares
-from wavecast.report.predictions import generation
-from wavecast.report.priced_steps import offer_for, predicted
-from wavecast.report.scripts import in_total
-from wavecast.steps.prediction import shares_by_line
+from wavecast.report.results import costs as cost_report
+from wavecast.report.results import predictions as report
+from wavecast.report.results.caveats import shares
+from wavecast.report.results.predictions import generation, offer_for, predicted
+from wavecast.report.views import text_of
+from wavecast.steps.prediction import comparable, in_order, shares_by_line
 from wavecast.targets.sources import ScriptSource, StepSource
 
 if TYPE_CHECKING:
@@ -47,8 +43,8 @@ from wavecast.steps.prediction import Share
 
 
 @dataclass(frozen=True)
-class ShownPredictions:
-    """What is printed of predictions, and where else they are written."""
+class PredictionOutput:
+    """How predictions are printed and priced, and where else they are written."""
 
     files: ReportFiles
     as_json: bool
@@ -94,25 +90,17 @@ def predict_spread(
 
 def listed(rows: Iterable[Prediction], *, ranked: bool) -> list[Prediction]:
     """Predictions in the order of a table: as given, or from the fastest on."""
-    return fastest_first(rows) if ranked else fitting_first(rows)
+    return in_order(rows, lambda row: row, by_speed=ranked, bounds_last=ranked)
 
 
 def print_predictions(
     title: str,
     rows: Sequence[Prediction],
-    shown: ShownPredictions,
+    shown: PredictionOutput,
     heading: str | None = None,
     before: RenderableType | None = None,
 ) -> dict[str, Any]:
-    """Print predictions as tables, or return them as data for JSON; and write their files.
-
-    Args:
-        title: the name of the step.
-        rows: the predictions.
-        shown: what is printed.
-        heading: the title of the table, if it is another.
-        before: what is printed before the table.
-    """
+    """Print predictions as tables, or return them as data for JSON; and write their files."""
     costs = [_cost(row, shown) for row in rows]
     whole = None
     if shown.plan is not None:
@@ -123,10 +111,12 @@ def print_predictions(
     if shown.as_json:
         trainings = None if shown.plan is None else costs
         by = "none" if shown.several else shown.by
-        told = (trainings, shown.advice, shown.generation)
-        return predicted(title, rows, by, shown.book, shown.depth, *told)
+        more = (trainings, shown.advice, shown.generation)
+        return predicted(title, rows, by, shown.book, shown.depth, *more)
     if shown.several:
-        table = parallel_report.predictions(heading or title, rows, width())
+        from wavecast.report.results import parallel
+
+        table = parallel.predictions(heading or title, rows, width())
     else:
         table = report.predictions(heading or title, rows, width(), shown.setup, shown.book)
     show(before, table)
@@ -139,7 +129,9 @@ def print_predictions(
         parts = _parts(row, shown.by, shown.depth)
         show(shares(f"{row.device.id}, by {shown.by}", parts, row.gpu_s))
     if shown.advice is not None:
-        show(advice_report.advised(shown.advice, width()))
+        from wavecast.report.results.advice import advice_view
+
+        show(text_of(advice_view(shown.advice), width()))
     return {}
 
 
@@ -156,7 +148,7 @@ def naming_lines(by: By | None) -> AbstractContextManager[None]:
     return naming_all_lines() if by is By.LINE else nullcontext()
 
 
-def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
+def _cost(row: Prediction, shown: PredictionOutput) -> TrainingCost | None:
     """What a training takes; None where the step does not fit or cannot be compared."""
     if shown.plan is None or row.fits is False or not comparable(row):
         return None
@@ -165,18 +157,13 @@ def _cost(row: Prediction, shown: ShownPredictions) -> TrainingCost | None:
 
 
 def counting_uneven(
-    shown: ShownPredictions, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
-) -> ShownPredictions:
-    """What is shown, whose whole training also counts what only some steps of a script do.
-
-    Args:
-        shown: what is shown.
-        source: the step.
-        rows: its predictions.
-        how: how they were predicted.
-    """
+    shown: PredictionOutput, source: StepSource, rows: Sequence[Prediction], how: Mapping[str, Any]
+) -> PredictionOutput:
+    """What is shown, whose whole training also counts what only some steps of a script do."""
     if shown.plan is None or not isinstance(source, ScriptSource):
         return shown
+    from wavecast.report.results.profiles import in_total
+
     run, uneven = source.runs[0], dict[str, Ranged]()
     for row in () if shown.several else rows:
         steps = source.uneven(row.device)

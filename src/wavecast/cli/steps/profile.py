@@ -31,7 +31,7 @@ from wavecast.cli.output.screen import print_json, show, width
 from wavecast.cli.steps.predicted import exit_if_incomplete, refuse_beside_several
 from wavecast.cli.steps.sources import measured_step, step_source
 from wavecast.errors import InvalidInput
-from wavecast.report import profiles as report
+from wavecast.report.results import profiles as report
 from wavecast.targets.targets import Target, resolve, strategy_of
 from wavecast.traces.step import Trace
 
@@ -81,37 +81,38 @@ def profile(
     wavecast profile resnet50 --batch 32 --gpu t4 --gpu l4     (predicted, side by side)
     """
     from wavecast.analysis.profile import profile_measured, profile_predicted
-    from wavecast.report import profiles as pages
     from wavecast.steps.request import origin_of
 
     refuse_bad_places(html)
     refuse_all(gpu, "profile", f"predict {target}")
     spread = parallel or (None if step.ranks is None else f"data={step.ranks}")
     _refuse_mixed(gpu, more, issuing, step, spread)
-    wanted = step.target(target, fixed=() if gpu else ("precision",))
+    resolved = step.target(target, fixed=() if gpu else ("precision",))
     predictions: list[Prediction] = []
     if gpu:
-        refuse_scaling(wanted, origin)
+        refuse_scaling(resolved, origin)
         how = issuing.arguments()
         if spread is None:
-            how |= {"predictor": precision_scaler(wanted, step.precision), "origin": origin}
+            how |= {"predictor": precision_scaler(resolved, step.precision), "origin": origin}
         else:
             refuse_beside_several({"--origin": origin})
             how["parallel"] = strategy_of(spread, target, step.options)
         gpus = named_gpus(gpu)
-        traces = step_source(wanted).families(gpus)
+        traces = step_source(resolved).families(gpus)
         predictions = [wavecast.predict(traces, device, **how) for device in gpus]
-        profiles = [profile_predicted(wanted.name, prediction) for prediction in predictions]
-        write_page(html, lambda: pages.predicted_profile_report(wanted.name, profiles, predictions))
+        profiles = [profile_predicted(resolved.name, prediction) for prediction in predictions]
+        write_page(
+            html, lambda: report.predicted_profile_report(resolved.name, profiles, predictions)
+        )
     else:
-        trace = _measured(wanted, more)
-        profiles = [profile_measured(wanted.name, trace, origin_of(trace, origin))]
-        write_page(html, lambda: pages.measured_profile_report(wanted.name, profiles[0], trace))
+        trace = _measured(resolved, more)
+        profiles = [profile_measured(resolved.name, trace, origin_of(trace, origin))]
+        write_page(html, lambda: report.measured_profile_report(resolved.name, profiles[0], trace))
     if as_json:
-        print_json([report.profile_record(one, kernels) for one in profiles])
+        print_json([report.profile_record(shown, kernels) for shown in profiles])
     else:
         limit = report.KERNELS if kernels is None else kernels
-        show(report.profiles(wanted.name, profiles, width(), limit))
+        show(report.profiles(resolved.name, profiles, width(), limit))
     exit_if_incomplete(predictions)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app
 from wavecast.cli.options.predictors import (
     NO_HOST_OPTIONS,
     By,
@@ -35,10 +35,16 @@ from wavecast.cli.options.steps import (
     named_or_all_gpus,
     step_options,
 )
-from wavecast.cli.output.pages import NO_FILES, ReportFiles, report_files, write_page
+from wavecast.cli.output.pages import (
+    NO_FILES,
+    ReportFiles,
+    refuse_unwritable,
+    report_files,
+    write_page,
+)
 from wavecast.cli.output.screen import print_json, show, warn, width
 from wavecast.cli.steps.predicted import (
-    ShownPredictions,
+    PredictionOutput,
     counting_uneven,
     exit_if_incomplete,
     listed,
@@ -52,9 +58,8 @@ from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import Device
 from wavecast.parallel.ranks import own_strategy
 from wavecast.planning.cost import TrainingPlan
-from wavecast.report import memory as memory_tables
-from wavecast.report import scripts as script_report
-from wavecast.report import traces as trace_report
+from wavecast.report.results import memory as memory_report
+from wavecast.report.results import profiles as report
 from wavecast.targets.scripts import Script
 from wavecast.targets.sources import ScriptSource
 from wavecast.targets.targets import Target, parse_parallel, script_target
@@ -132,7 +137,7 @@ def run(
     wavecast come before the script; all that follows belongs to the script.
     """
     devices, by = named_or_all_gpus(gpu or []), By.LINE if explain else by
-    shown = ShownPredictions(files, as_json, training.plan(), pricing.book(devices), by, depth)
+    shown = PredictionOutput(files, as_json, training.plan(), pricing.book(devices), by, depth)
     shown = replace(shown, several=parallel is not None or step.ranks is not None)
     _check(shown, issuing, (memory, bool(devices)), batch, out)
     strategy = _strategy(parallel, memory or bool(devices))
@@ -153,8 +158,8 @@ def run(
     else:
         record["trace"] = source.on()
         if not as_json:
-            table = trace_report.traced_step(f"step {source.runs[0].step}", record["trace"])
-            show(script_report.script_run(source.runs[0], cores=cores), table)
+            table = report.traced_step(f"step {source.runs[0].step}", record["trace"])
+            show(report.script_run(source.runs[0], cores=cores), table)
     _hand_over(source.runs[0], record, out, as_json)
     exit_if_incomplete(rows)
 
@@ -164,7 +169,7 @@ def _hand_over(run: ScriptRun, record: dict[str, Any], out: Path | None, as_json
     if out is not None:
         run.trace.save(out)
     if as_json:
-        print_json(script_report.result_record(run, **record))
+        print_json(report.result_record(run, **record))
 
 
 def _notice_own_options(
@@ -197,11 +202,10 @@ def _notice_own_options(
 
 def _own(arguments: list[str]) -> tuple[str, ...]:
     """A script's arguments; a -- before them, which other commands need, is none of them."""
-    return tuple(arguments[arguments[:1] == ["--"] :])
+    return tuple(arguments[1:] if arguments[:1] == ["--"] else arguments)
 
 
 def _target(program: Script, step: StepOptions, samples: int | None) -> Target:
-    """A script as these options change it."""
     return replace(step.applied(script_target(program, None, step.precision)), samples=samples)
 
 
@@ -213,21 +217,13 @@ def _strategy(parallel: str | None, is_shown: bool) -> wavecast.Parallel | None:
 
 
 def _check(
-    shown: ShownPredictions,
+    shown: PredictionOutput,
     issuing: HostOptions,
     asked: tuple[bool, bool],
     batch: int | None,
     out: Path | None,
 ) -> None:
-    """Refuse options that do not go together, before the script runs.
-
-    Args:
-        shown: what is printed of predictions.
-        issuing: how ops are issued, which only a prediction uses.
-        asked: whether memory is asked for, and whether GPUs are named.
-        batch: the samples of a step.
-        out: the file of the trace.
-    """
+    """Refuse options that do not go together, before the script runs."""
     memory, on_gpus = asked
     shown.files.refuse_bad_places()
     if shown.files.html is not None and not (memory or on_gpus):
@@ -255,30 +251,28 @@ def _show_memory(
     strategy: wavecast.Parallel | None,
     page: Path | None,
     as_json: bool,
-) -> list[memory_tables.AdvisedMemory]:
-    from wavecast.report.memory import memory_report as page_of
-
+) -> list[memory_report.AdvisedMemory]:
     memories = [
         wavecast.memory(source.fullest(device), device, parallel=strategy)
         for device in devices or (None,)
     ]
     first = source.runs[0]
-    write_page(page, lambda: page_of(first.script, memories))
+    write_page(page, lambda: memory_report.memory_report(first.script, memories))
     if not as_json:
-        table = memory_tables.memories(f"memory of step {first.step}", memories, width())
-        show(script_report.script_run(first), table)
-    return memory_tables.advised(first.script, memories)
+        table = memory_report.memories(f"memory of step {first.step}", memories, width())
+        show(report.script_run(first), table)
+    return memory_report.advised(first.script, memories)
 
 
 def _show_predictions(
-    run: ScriptRun, rows: list[wavecast.Prediction], shown: ShownPredictions, cores: int | None
+    run: ScriptRun, rows: list[wavecast.Prediction], shown: PredictionOutput, cores: int | None
 ) -> dict[str, Any]:
-    before = script_report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
+    before = report.script_run(run, min(rows, key=lambda row: row.seconds), cores)
     heading = f"step {run.step}, predicted"
     return print_predictions(run.script, rows, shown, heading, before)
 
 
-def _with_length(source: ScriptSource, shown: ShownPredictions) -> ShownPredictions:
+def _with_length(source: ScriptSource, shown: PredictionOutput) -> PredictionOutput:
     """What is shown, with the whole training if the script names its length."""
     length = source.runs[0].length
     if shown.plan is None and length is not None and length.steps is not None:

@@ -14,7 +14,6 @@ from wavecast.cli.output.screen import counting_ops, print_error, tell, waiting
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.errors import CaptureError, InvalidInput, needing_extra
 from wavecast.frameworks.stages import stage
-from wavecast.report.scripts import found_step
 from wavecast.steps.prediction import Prediction
 from wavecast.targets.sources import ScriptSource, StepSource, target_source
 from wavecast.targets.targets import Target
@@ -33,6 +32,8 @@ def step_source(target: Target, *, quiet: bool = False) -> StepSource:
     """
     keep_for_results()
     if target.script is not None:
+        from wavecast.report.results.profiles import found_step
+
         return script_source(target, lambda run: tell("\n".join(found_step(run))), quiet=quiet)
     return target_source(target) if quiet else target_source(target, _tracing)
 

@@ -10,7 +10,7 @@ import typer
 from rich.console import RenderableType
 
 import wavecast
-from wavecast.cli.app import JsonOption, OutOption, app, refuse_unwritable
+from wavecast.cli.app import JsonOption, OutOption, app
 from wavecast.cli.options.predictors import SetupName
 from wavecast.cli.options.steps import (
     NO_STEP_OPTIONS,
@@ -19,12 +19,13 @@ from wavecast.cli.options.steps import (
     gpu_option,
     step_options,
 )
+from wavecast.cli.output.pages import refuse_unwritable
 from wavecast.cli.output.screen import print_json, show, waiting
 from wavecast.cli.output.standard_output import keep_for_results
 from wavecast.cli.steps.sources import measured_step, require_gpu, step_source
 from wavecast.errors import InvalidInput
 from wavecast.report import outputs
-from wavecast.report import traces as report
+from wavecast.report.results import profiles as report
 from wavecast.report.tables import line
 from wavecast.traces.step import Trace
 
@@ -47,13 +48,13 @@ def trace(
     if out is not None:
         refuse_unwritable(out)
     device = wavecast.device(gpu) if gpu is not None else None
-    wanted = step.target(target, fixed=("precision",))
-    if device is not None and wanted.trace is not None:
+    resolved = step.target(target, fixed=("precision",))
+    if device is not None and resolved.trace is not None:
         raise InvalidInput(
             f"{target} is a trace, whose kernels are fixed; trace the step itself for {device.id}"
         )
-    traced = step_source(wanted).on(device)
-    _finish(wanted.name, traced, report.traced_step(wanted.name, traced), out, as_json)
+    traced = step_source(resolved).on(device)
+    _finish(resolved.name, traced, report.traced_step(resolved.name, traced), out, as_json)
 
 
 @app.command()
@@ -90,15 +91,15 @@ def measure(
     """
     if out is not None:
         refuse_unwritable(out)
-    wanted = step.target(target, fixed=())
-    measured = measured_step(wanted, warm_up=warm_up, repeats=repeats, setup=setup)
+    resolved = step.target(target, fixed=())
+    measured = measured_step(resolved, warm_up=warm_up, repeats=repeats, setup=setup)
     if counters:
         from wavecast.frameworks import ncu
 
         command = [sys.executable, "-m", "wavecast", "iterate", target, *step.words()]
         with waiting("counting with ncu"):
             measured = ncu.with_counted_kernels(measured, command)
-    _finish(wanted.name, measured, report.measured_step(wanted.name, measured), out, as_json)
+    _finish(resolved.name, measured, report.measured_step(resolved.name, measured), out, as_json)
 
 
 @app.command(name="import")
@@ -137,15 +138,15 @@ def iterate(
     step: StepOptions = NO_STEP_OPTIONS,
 ) -> None:
     """Run one iteration between cudaProfilerStart and Stop, for `measure --counters`."""
-    wanted = step.target(target, fixed=())
-    if wanted.make_step is None:
-        kind = "trace; it cannot run" if wanted.trace else "script; it runs itself"
+    resolved = step.target(target, fixed=())
+    if resolved.make_step is None:
+        kind = "trace; it cannot run" if resolved.trace else "script; it runs itself"
         raise InvalidInput(f"{target} is a {kind}")
     require_gpu()
     from wavecast.frameworks.pytorch.measurement.iteration import run_profiled
 
     keep_for_results()
-    run_profiled(wanted.make_step(), warm_up)
+    run_profiled(resolved.make_step(), warm_up)
 
 
 def _finish(

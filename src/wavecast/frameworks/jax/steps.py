@@ -16,12 +16,10 @@ from wavecast.frameworks.jax.driver import check_installed
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.frameworks.replacements import replacing
 from wavecast.frameworks.target_files import model_and_batch
-from wavecast.hardware.devices import Device, device
+from wavecast.hardware.devices import Device, device, usual_gpu
 from wavecast.predictors.retargeting import FamilyTraces
 from wavecast.traces.step import Trace
 
-DEFAULT_GPU = "h100-sxm-80gb"
-"""The GPU that a step is compiled for if none is named."""
 _FORM = (
     "return a jitted function and its arguments: `return step, (state, batch)`; arguments may be "
     "arrays or jax.ShapeDtypeStruct"
@@ -114,7 +112,7 @@ def trace_jax(
         raise InvalidInput("trace_jax takes only one of gpu and gpus; leave out the other")
     if isinstance(gpus, str) or (gpus is not None and not gpus):
         raise InvalidInput(f'gpus must be a list of at least one GPU, such as ["l4"], not {gpus!r}')
-    named_gpus = gpus or [gpu or DEFAULT_GPU]
+    named_gpus = gpus or [gpu or usual_gpu()]
     devices = [device(gpu) if isinstance(gpu, str) else gpu for gpu in named_gpus]
     jit = {
         "donate_argnums": donate_argnums,
@@ -144,7 +142,7 @@ def captured_jax(
     """
     check_installed()
     show_devices(ranks or 1)
-    target = gpu or device(DEFAULT_GPU)
+    target = gpu or usual_gpu()
     with rematerialized(changes):
         jax_step = step_of(make_step())
         step = with_donation(*jax_step) if DONATION in changes else jax_step.step

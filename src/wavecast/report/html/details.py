@@ -3,37 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import groupby, starmap
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from wavecast import ops
 from wavecast.analysis.profile import RooflinePoint, roofline_points
+from wavecast.footprint.memory import Memory
 from wavecast.hardware.devices import Device
-from wavecast.report import memory
-from wavecast.report.html import breakdown
-from wavecast.report.html.axes import Plot, bar, log_axis, title_of
-from wavecast.report.html.breakdown import Names
-from wavecast.report.html.comparison import ComparedStep
 from wavecast.report.html.documents import Section, Subject
 from wavecast.report.html.markup import (
     Html,
+    Plot,
+    bar,
     color_of_kind,
     element,
     empty_element,
     folded,
     html_table,
     joined,
+    key,
     kind_key,
+    log_axis,
+    title_of,
 )
+from wavecast.report.results.memory import memory_parts
+from wavecast.report.results.predictions import PricedStep
 from wavecast.report.tables import Column, from_rows
-from wavecast.report.units import duration, or_unknown, percent, quantity, three_digits
-from wavecast.steps.player import Timetable, host_name, stream_name
+from wavecast.report.units import (
+    count,
+    duration,
+    one_line,
+    or_unknown,
+    percent,
+    quantity,
+    three_digits,
+)
+from wavecast.steps.player import Timetable, Work, host_name, stream_name
 from wavecast.traces.arrays import Codes
-from wavecast.traces.step import Call
+from wavecast.traces.step import Op, Phase
 
 MOST = 6
 """How many candidates have details: more would make the page too large."""
@@ -43,12 +54,15 @@ _MOST_SPANS = 110_000
 
 @dataclass(frozen=True)
 class Detailed:
-    """A candidate, or one of its ranks, with its timetable."""
+    """A step on one GPU, or one rank of a step on several, with its timetable."""
 
     identity: str
     name: str
-    candidate: ComparedStep
+    device: Device
     moments: Timetable
+    memory: Memory | None = None
+    """The memory of the fullest GPU. None when unknown."""
+    gpus: int = 1
 
 
 @dataclass(frozen=True)
@@ -60,30 +74,44 @@ class Details:
     names: tuple[str, ...]
 
 
-def details(candidates: Sequence[ComparedStep]) -> Details:
+def details(candidates: Sequence[PricedStep]) -> Details:
     """Where time and memory go, for the first of the candidates."""
-    chosen = [
-        Detailed(f"{index}-{rank}", ", ".join(filter(None, (one.name, label))), one, moments)
-        for index, one in enumerate(candidates[:MOST])
-        for rank, (label, moments) in enumerate(one.timetables().items())
-    ]
+    return details_of(
+        [
+            Detailed(
+                f"{index}-{rank}",
+                ", ".join(filter(None, (row.named, label))),
+                row.step.device,
+                moments,
+                row.step.memory,
+                row.step.gpus,
+            )
+            for index, row in enumerate(candidates[:MOST])
+            for rank, (label, moments) in enumerate(row.step.timetables.items())
+        ]
+    )
+
+
+def details_of(chosen: Sequence[Detailed]) -> Details:
+    """Where time and memory go on each."""
     if not chosen:
         return Details((), (), ())
     names = Names()
     subjects: list[Subject] = []
     left = _MOST_SPANS
-    for one in chosen:
-        data: dict[str, Any] = {"tree": breakdown.module_tree(one.moments, names), "timeline": None}
-        spans = spans_of(one.moments)
+    for subject in chosen:
+        tree = module_tree(subject.moments, names)
+        data: dict[str, Any] = {"tree": tree, "timeline": None}
+        spans = spans_of(subject.moments)
         if spans <= left or not subjects:
-            data["timeline"] = timeline(one.moments, names)
+            data["timeline"] = timeline(subject.moments, names)
             left -= spans
-        subjects.append(Subject(one.identity, one.name, data))
+        subjects.append(Subject(subject.identity, subject.name, data))
     return Details(tuple(_sections(chosen, subjects)), tuple(subjects), tuple(names.listed()))
 
 
 def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[Section]:
-    made = [
+    sections = [
         Section(
             "time",
             "Where the time goes",
@@ -99,12 +127,12 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
             "timeline",
         ),
     ]
-    if any(one.candidate.memory is not None for one in chosen):
-        is_shared = any(one.candidate.gpus > 1 for one in chosen)
+    if any(subject.memory is not None for subject in chosen):
+        is_shared = any(subject.gpus > 1 for subject in chosen)
         whose = "the fullest GPU's" if is_shared else "the GPU's"
         lead = f"What {whose} memory holds at the fullest moment, and over the step."
-        made.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
-    made.append(
+        sections.append(Section("memory", "Memory", each(chosen, _memory), lead, "memory"))
+    sections.append(
         Section(
             "roofline",
             "How near the ops are to the GPU's limits",
@@ -113,7 +141,7 @@ def _sections(chosen: Sequence[Detailed], subjects: Sequence[Subject]) -> list[S
             "roofline",
         )
     )
-    return made
+    return sections
 
 
 def subject_part(identity: str, name: str, *content: Html) -> Html:
@@ -124,18 +152,18 @@ def subject_part(identity: str, name: str, *content: Html) -> Html:
 
 def each(chosen: Sequence[Detailed], draw: Callable[[Detailed], Html]) -> Html:
     """What a section shows of each."""
-    return joined(subject_part(one.identity, one.name, draw(one)) for one in chosen)
+    return joined(subject_part(subject.identity, subject.name, draw(subject)) for subject in chosen)
 
 
-def _time(one: Detailed) -> Html:
+def _time(subject: Detailed) -> Html:
     return joined(
         [
-            busy_bars(one.moments),
-            breakdown.op_kinds(one.moments),
+            busy_bars(subject.moments),
+            op_kinds(subject.moments),
             element("h4", "By module"),
-            breakdown.icicle(one.identity),
-            folded("Modules as a table", breakdown.modules(one.moments)),
-            folded("Longest ops as a table", breakdown.longest_ops(one.moments)),
+            icicle(subject.identity),
+            folded("Modules as a table", modules(subject.moments)),
+            folded("Longest ops as a table", longest_ops(subject.moments)),
         ]
     )
 
@@ -145,7 +173,11 @@ def busy_bars(moments: Timetable) -> Html:
     computing = [call.stream == 0 for call in moments.calls]
     rows = [
         ("GPU computes", float(moments.gpu_s[computing].sum()), "c0"),
-        ("GPU communicates", float(moments.gpu_s[[not one for one in computing]].sum()), "c11"),
+        (
+            "GPU communicates",
+            float(moments.gpu_s[[not computes for computes in computing]].sum()),
+            "c11",
+        ),
         ("host issues ops", float(moments.issue_s.sum()), "c4"),
     ]
     parts = []
@@ -159,30 +191,30 @@ def busy_bars(moments: Timetable) -> Html:
     return element("div", *parts, class_="meters")
 
 
-def _timeline(one: Detailed, subject: Subject) -> Html:
+def _timeline(shown: Detailed, subject: Subject) -> Html:
     if subject.data["timeline"] is not None:
-        drawn = timeline_place(one.identity)
+        drawn = timeline_place(shown.identity)
     else:
         text = "This timeline was left out to keep the page small: ask for fewer GPUs."
         drawn = element("p", text)
-    drawn = joined([drawn, kind_key(breakdown.used_kinds(one.moments))])
-    calls = folded("Longest calls as a table", longest_calls(one.moments))
-    return subject_part(one.identity, one.name, drawn, calls)
+    drawn = joined([drawn, kind_key(used_kinds(shown.moments))])
+    calls = folded("Longest calls as a table", longest_calls(shown.moments))
+    return subject_part(shown.identity, shown.name, drawn, calls)
 
 
-def _memory(one: Detailed) -> Html:
-    needed = one.candidate.memory
+def _memory(subject: Detailed) -> Html:
+    needed = subject.memory
     if needed is None:
         return element("p", "The memory of this step is not known: its trace has no allocations.")
-    return joined(memory.memory_parts(needed, one.moments))
+    return joined(memory_parts(needed, subject.moments))
 
 
-def _roofline(one: Detailed) -> Html:
-    gpu = one.candidate.device
+def _roofline(subject: Detailed) -> Html:
+    gpu = subject.device
     return joined(
         [
-            roofline(one.moments, gpu),
-            folded("The points as a table", roofline_table(one.moments, gpu)),
+            roofline(subject.moments, gpu),
+            folded("The points as a table", roofline_table(subject.moments, gpu)),
         ]
     )
 
@@ -239,7 +271,8 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
     up = log_axis(least, highest, _power)
     up = replace(up, high=max(up.high, highest * 2.5))
     plot = Plot(across, up, height=300)
-    points = [point for point in points if _is_inside(point, plot)]
+    low, slow = plot.across.low, plot.up.low  # ops that compute next to nothing are far below
+    points = [point for point in points if point.intensity >= low and point.flops_per_s >= slow]
     if not points:
         return element("p", "All ops of this step compute next to nothing in their time.")
     lines = [_memory_roof(plot, gpu, highest), *_compute_roofs(plot, gpu, roofs)]
@@ -257,11 +290,6 @@ def _chart(points: Sequence[RooflinePoint], gpu: Device, whole_s: float) -> Html
         "share of the time"
     )
     return joined([plot.drawn(label, under), kind_key(point.kind for point in points)])
-
-
-def _is_inside(point: RooflinePoint, plot: Plot) -> bool:
-    """Whether a point is in the plot; ops that compute next to nothing are far below."""
-    return point.intensity >= plot.across.low and point.flops_per_s >= plot.up.low
 
 
 def _power(value: float) -> str:
@@ -441,12 +469,12 @@ def _phases(table_of: Timetable) -> list[list[Any]]:
     """Where the phases begin and end on the GPU."""
     begin_s, end_s = table_of.begin_s, table_of.begin_s + table_of.gpu_s
     busy = np.flatnonzero(table_of.gpu_s > 0)
-    found: list[list[Any]] = []
+    phases: list[list[Any]] = []
     for phase, group in groupby(busy.tolist(), key=lambda index: table_of.calls[index].phase):
         indices = list(group)
         ends = _whole(float(begin_s[indices].min())), _whole(float(end_s[indices].max()))
-        found.append([str(phase), *ends])
-    return found
+        phases.append([str(phase), *ends])
+    return phases
 
 
 def longest_calls(table_of: Timetable) -> Html:
@@ -454,21 +482,17 @@ def longest_calls(table_of: Timetable) -> Html:
     order: Iterable[int] = np.argsort(-table_of.gpu_s, kind="stable")[:_LONGEST].tolist()
     longest = [index for index in order if table_of.gpu_s[index] > 0]
     calls = [table_of.calls[index] for index in longest]
+    lines = [call.line for call in calls]
     columns = [
         Column("op", [call.op.base for call in calls], left=True),
         Column("module", [call.module or f"({call.phase})" for call in calls], left=True),
         Column("phase", [str(call.phase) for call in calls], left=True),
-        *_sources(calls),
+        # The lines of source that compiled kernels come from, if there are any.
+        *([Column("source", lines, left=True)] if any(lines) else []),
         Column("begins", [duration(float(table_of.begin_s[index])) for index in longest]),
         Column("takes", [duration(float(table_of.gpu_s[index])) for index in longest]),
     ]
     return html_table(columns, caption="The longest calls on the GPU")
-
-
-def _sources(calls: Sequence[Call]) -> list[Column]:
-    """The lines of source that compiled kernels come from, if there are any."""
-    lines = [call.line for call in calls]
-    return [Column("source", lines, left=True)] if any(lines) else []
 
 
 def timeline_place(subject: str) -> Html:
@@ -497,5 +521,205 @@ def timeline_place(subject: str) -> Html:
         canvas,
         element("p", class_="reading", role="status", aria_live="polite"),
         class_="timeline needs-script",
+        data_subject=subject,
+    )
+
+
+# Where the GPU's time goes: by kind of op, by op, and by module as a tree.
+
+
+DEEPEST = 24
+"""Modules below this depth are counted with the module that holds them."""
+_LEAST = 1.5e-4
+"""Parts of the tree with a smaller share of the GPU's time are added up."""
+_LEAST_KIND = 0.005
+"""Kinds of ops with a smaller share are added up."""
+_Group = TypeVar("_Group", bound=Hashable)
+_PHASES = dict(zip(Phase, ("p0", "p1", "p0", "p2"), strict=True))
+"""The classes that draw the phases. Ops of the optimizer hardly run in another phase."""
+
+
+@dataclass
+class _GpuTime:
+    """The GPU time of some calls."""
+
+    by_phase: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    calls: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.by_phase.values())
+
+    def add(self, other: Work | _GpuTime) -> None:
+        parts = {other.phase: other.seconds} if isinstance(other, Work) else other.by_phase
+        for phase, seconds in parts.items():
+            self.by_phase[phase] += seconds
+        self.calls += other.calls
+
+
+def _longest(
+    table_of: Timetable, group: Callable[[Work], _Group]
+) -> tuple[list[tuple[_Group, _GpuTime]], float]:
+    """The GPU time of each group of calls, longest first, and of all together."""
+    sums: dict[_Group, _GpuTime] = {}
+    for work in table_of.works:
+        sums.setdefault(group(work), _GpuTime()).add(work)
+    whole = float(table_of.gpu_s.sum()) or 1.0
+    return sorted(sums.items(), key=lambda item: -item[1].seconds), whole
+
+
+def _cells(time: _GpuTime, whole_s: float) -> tuple[str, str, str]:
+    return duration(time.seconds), percent(time.seconds / whole_s, 1), count(time.calls)
+
+
+def _kind(work: Work) -> str:
+    return str(ops.kind(work.op) or "unknown")
+
+
+def op_kinds(table_of: Timetable) -> Html:
+    """The kinds of ops, longest first, each with a bar that is divided by phase."""
+    every, whole = _longest(table_of, _kind)
+    shown = [(kind.replace("_", " "), color_of_kind(kind), time) for kind, time in every]
+    rest = [time for _, _, time in shown if time.seconds < _LEAST_KIND * whole]
+    if len(rest) > 1:
+        others = _GpuTime()
+        for time in rest:
+            others.add(time)
+        shown = [*shown[: -len(rest)], (f"{len(rest)} others", 9, others)]
+    cells = [(name, "", *_cells(time, whole)) for name, _, time in shown]
+    columns = from_rows(cells, "<kind of op", "<GPU time", "time", "share", "calls")
+    longest = max((time.seconds for _, _, time in shown), default=1.0)
+
+    def drawn(column: Column, row: int) -> Html | None:
+        _, color, time = shown[row]
+        return _phase_bar(time, color, longest) if column.name == "GPU time" else None
+
+    used = [phase for phase in Phase if any(time.by_phase[phase] for _, _, time in shown)]
+    legend = key(
+        {
+            " and ".join(phase for phase in used if _PHASES[phase] == class_): f"{class_} ink"
+            for class_ in dict.fromkeys(_PHASES[phase] for phase in used)
+        }
+    )
+    return joined([legend, html_table(columns, caption="GPU time by kind of op", drawn=drawn)])
+
+
+def _phase_bar(time: _GpuTime, color: int, longest: float) -> Html:
+    parts = [
+        (seconds / longest, f"{_PHASES[phase]} c{color}", f"{phase}: {duration(seconds)}")
+        for phase, seconds in time.by_phase.items()
+    ]
+    return bar(parts, "")
+
+
+def used_kinds(table_of: Timetable) -> list[str]:
+    """The kinds of ops that run on the GPU, longest first."""
+    return [kind for kind, _ in _longest(table_of, _kind)[0]]
+
+
+def longest_ops(table_of: Timetable) -> Html:
+    """The ops on which the GPU spends most time."""
+    every, whole = _longest(table_of, lambda work: work.op)
+    cells = [(op.base, _largest(op), *_cells(time, whole)) for op, time in every[:_ROWS]]
+    columns = from_rows(cells, "<op", "<largest input", "time", "share", "calls")
+    return html_table(columns, caption="The ops with most GPU time, one row for each shape")
+
+
+def _largest(op: Op) -> str:
+    tensors = sorted((*op.inputs, *op.outputs), key=lambda tensor: -tensor.numel)
+    if not tensors:
+        return ""
+    return f"{tensors[0].dtype} {' x '.join(map(str, tensors[0].shape))}"
+
+
+@dataclass
+class _ModuleNode:
+    """A module, or an op within it."""
+
+    seconds: float = 0.0
+    calls: int = 0
+    kinds: dict[str, float] = field(default_factory=dict)
+    children: dict[str, _ModuleNode] = field(default_factory=dict)
+
+    def add(self, work: Work, kind: str) -> None:
+        self.seconds += work.seconds
+        self.calls += work.calls
+        self.kinds[kind] = self.kinds.get(kind, 0.0) + work.seconds
+
+
+class Names:
+    """The texts of a page's data, each once: the data holds their positions."""
+
+    def __init__(self) -> None:
+        self._positions: dict[str, int] = {}
+
+    def position(self, text: str) -> int:
+        """The position of a text."""
+        return self._positions.setdefault(one_line(text), len(self._positions))
+
+    def listed(self) -> list[str]:
+        """All texts, in the order of their positions."""
+        return list(self._positions)
+
+
+def module_tree(table_of: Timetable, names: Names) -> list[Any]:
+    """The GPU's time by module as a tree, whose leaves are ops.
+
+    A node is a list: the position of its name, nanoseconds, calls, a color, and its children, in
+    the order in which they first run.
+    """
+    root = _ModuleNode()
+    for work in table_of.works:
+        kind = _kind(work)
+        root.add(work, kind)
+        node = root
+        for name in (*_path(work.module, work.phase), work.op.base):
+            node = node.children.setdefault(name, _ModuleNode())
+            node.add(work, kind)
+    return _listed(root, "step", names, root.seconds * _LEAST)
+
+
+def _path(module: str, phase: Phase) -> Sequence[str]:
+    """The names of the modules from the outermost on."""
+    if not module:
+        return (f"({phase})",)
+    parts = module.split(".")
+    return (
+        parts if len(parts) <= DEEPEST else [*parts[: DEEPEST - 1], ".".join(parts[DEEPEST - 1 :])]
+    )
+
+
+def _listed(node: _ModuleNode, name: str, names: Names, least_s: float) -> list[Any]:
+    shown = {child: part for child, part in node.children.items() if part.seconds >= least_s}
+    children = [_listed(part, child, names, least_s) for child, part in shown.items()]
+    rest = [part for child, part in node.children.items() if child not in shown]
+    if rest and sum(part.seconds for part in rest) >= least_s:
+        children.append(_added_up(rest, names))
+    main = max(node.kinds, key=node.kinds.__getitem__, default="")
+    position = names.position(name)
+    return [position, round(node.seconds * 1e9), node.calls, color_of_kind(main), children]
+
+
+def _added_up(nodes: Iterable[_ModuleNode], names: Names) -> list[Any]:
+    nodes = list(nodes)
+    seconds, calls = sum(node.seconds for node in nodes), sum(node.calls for node in nodes)
+    return [names.position(f"{len(nodes)} smaller ones"), round(seconds * 1e9), calls, 9, []]
+
+
+def modules(table_of: Timetable) -> Html:
+    """The modules with most GPU time, as a table for those who cannot use the tree."""
+    every, whole = _longest(table_of, lambda work: ".".join(_path(work.module, work.phase)[:3]))
+    cells = [(name, *_cells(time, whole)) for name, time in every[:_ROWS]]
+    columns = from_rows(cells, "<module", "time", "share", "calls")
+    return html_table(columns, caption="The modules with most GPU time")
+
+
+def icicle(subject: str) -> Html:
+    """The place where the script draws the tree of modules."""
+    return element(
+        "div",
+        element("p", class_="path", aria_live="polite"),
+        element("div", class_="nodes", role="tree", aria_label="GPU time by module"),
+        class_="icicle needs-script",
         data_subject=subject,
     )

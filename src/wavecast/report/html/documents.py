@@ -12,7 +12,18 @@ from importlib import resources
 from typing import Any
 
 import wavecast
-from wavecast.report.html.markup import NOTHING, Html, data_element, element, escaped, joined
+from wavecast.report.html.markup import (
+    NOTHING,
+    Html,
+    bullets,
+    data_element,
+    element,
+    escaped,
+    html_table,
+    joined,
+)
+from wavecast.report.tables import ANY_WIDTH, fitting, sentence
+from wavecast.report.views import Strong, View, ViewPart
 
 DATA = "wavecast-data"
 """The identity of the element that holds the data of a page."""
@@ -74,6 +85,29 @@ class Report:
             subject.identity: {"name": subject.name, **subject.data} for subject in self.subjects
         }
         return {"names": list(self.names), "subjects": subjects}
+
+
+def report_of(view: View) -> Report:
+    """A view as a page."""
+    verdict = joined(
+        element("strong", text) if isinstance(text, Strong) else text for text in view.verdict
+    )
+    parts = [part for part in view.parts if part.title]
+    return Report(view.title, verdict, tuple(map(section_of, parts)))
+
+
+def section_of(part: ViewPart) -> Section:
+    """A part of a view as a section of a page."""
+    drawn = {} if part.drawn is None else {"drawn": part.drawn}
+    caption = part.caption or part.title
+    columns = fitting(part.columns, ANY_WIDTH)
+    content = [
+        part.chart() if part.chart is not None else NOTHING,
+        html_table(columns, caption=caption, sorts=part.sorts, **drawn) if columns else NOTHING,
+        bullets(map(sentence, part.lines)),
+    ]
+    identity = part.identity or part.title.lower()
+    return Section(identity, part.title, joined(content), part.lead, part.short)
 
 
 def document(report: Report) -> str:

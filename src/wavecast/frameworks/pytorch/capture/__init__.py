@@ -1,5 +1,5 @@
 """Traces of training steps written for CUDA, made on a machine without a GPU."""
 
-from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, capture
+from wavecast.frameworks.pytorch.capture.tracing import capture
 
-__all__ = ["DEFAULT_CAPABILITY", "capture"]
+__all__ = ["capture"]

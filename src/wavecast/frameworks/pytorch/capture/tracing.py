@@ -45,7 +45,7 @@ from wavecast.frameworks.pytorch.recording.user_lines import (
     user_line,
 )
 from wavecast.frameworks.replacements import replacing
-from wavecast.hardware.devices import Device
+from wavecast.hardware.devices import DEFAULT_CAPABILITY, Device
 from wavecast.traces.step import Trace
 
 _UNTRACEABLE = (UnsupportedFakeTensorException, UnsupportedOperatorException)
@@ -67,10 +67,6 @@ class Compiler(Protocol):
     def rewrite(self, recorder: OpRecorder) -> bool:
         """Compile more of the step after its first call; whether anything was compiled."""
         ...
-
-
-DEFAULT_CAPABILITY = (9, 0)
-"""The compute capability whose kernels are chosen if none is given: Hopper's."""
 
 
 def capture(

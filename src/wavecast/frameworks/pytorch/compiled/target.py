@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from wavecast.hardware.devices import Device, Family, device, family_of
+from wavecast.hardware.devices import Device, usual_gpu
 
 # Whether torch would pad a matmul whose sizes are not aligned, which it finds out by trying.
 #
@@ -64,15 +64,6 @@ def _copy_s(target: CompileTarget, operand: Operand) -> float:
     return _COPY_S + factor * 2 * operand.nbytes / target.memory_bytes_per_s
 
 
-_USUAL: dict[Family, str] = {
-    (10, 0): "b200",
-    (9, 0): "h100-sxm-80gb",
-    (8, 0): "a100-sxm-80gb",
-    (7, 5): "t4",
-    (7, 0): "v100-sxm2-16gb",
-}
-"""The GPU whose facts are used if only a compute capability was given."""
-
 OLDEST = (7, 0)
 """The oldest compute capability for which Triton, and so the compiler, makes kernels."""
 
@@ -120,7 +111,7 @@ class CompileTarget:
 def target_of(gpu: Device | None, capability: tuple[int, int]) -> CompileTarget:
     """The target for a GPU, or for the usual one of a compute capability."""
     if gpu is None or gpu.sm_count is None or gpu.compute_capability is None:
-        gpu = device(_USUAL.get(family_of(capability), "v100-sxm2-16gb"))
+        gpu = usual_gpu(capability)
     fp32 = gpu.fp32_flops
     return CompileTarget(
         capability=capability,

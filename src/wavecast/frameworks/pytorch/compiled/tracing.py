@@ -13,10 +13,9 @@ import torch._dynamo
 
 from wavecast.errors import WavecastError
 from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
-from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY
 from wavecast.frameworks.pytorch.capture.tracing import capture as capture_plain
 from wavecast.frameworks.pytorch.compiled.target import OLDEST, target_of
-from wavecast.hardware.devices import Device, family
+from wavecast.hardware.devices import DEFAULT_CAPABILITY, Device, family
 from wavecast.traces.graphs import NOT_COMPILED
 from wavecast.traces.step import Trace
 

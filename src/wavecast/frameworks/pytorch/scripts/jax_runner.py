@@ -20,7 +20,7 @@ from wavecast.frameworks.jax.script_calls import (
     JoinedCalls,
     Repeated,
 )
-from wavecast.frameworks.jax.steps import DEFAULT_GPU, show_devices
+from wavecast.frameworks.jax.steps import show_devices
 from wavecast.frameworks.jax.tracing import lowered_step, traces_for
 from wavecast.frameworks.pytorch.recording.user_lines import (
     failures_explained,
@@ -33,7 +33,7 @@ from wavecast.frameworks.pytorch.scripts.redirection import redirected
 from wavecast.frameworks.pytorch.scripts.watching import Watcher
 from wavecast.frameworks.script_results import RunOptions
 from wavecast.frameworks.stages import stage
-from wavecast.hardware.devices import Device, device
+from wavecast.hardware.devices import Device, usual_gpu
 from wavecast.traces.script import ScriptRun
 from wavecast.traces.step import Trace
 
@@ -66,7 +66,7 @@ def run_jax(
             with suppress(Repeated):
                 program.run()
         step = _step_of(program, calls)
-        target = gpu or device(DEFAULT_GPU)
+        target = gpu or usual_gpu()
         names = _names(calls)
         with stage(f"compiling {names} for {target.name}"):
             trace = _trace(calls, target, options.samples)

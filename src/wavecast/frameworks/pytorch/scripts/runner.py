@@ -19,7 +19,7 @@ from wavecast.errors import CaptureError
 from wavecast.frameworks.pytorch.capture.pretended.cuda_answers import CUDA_VERSION, properties_of
 from wavecast.frameworks.pytorch.capture.pretended.machine import CompilesCode
 from wavecast.frameworks.pytorch.capture.ranks import RankPlace
-from wavecast.frameworks.pytorch.capture.tracing import DEFAULT_CAPABILITY, explaining, pretending
+from wavecast.frameworks.pytorch.capture.tracing import explaining, pretending
 from wavecast.frameworks.pytorch.capture.values.assumptions import Assumptions, GivenValues
 from wavecast.frameworks.pytorch.changes.changed_code import changing
 from wavecast.frameworks.pytorch.compiled.tracing import (
@@ -64,7 +64,7 @@ from wavecast.frameworks.script_results import (
     Failure,
     RunOptions,
 )
-from wavecast.hardware.devices import Device, family
+from wavecast.hardware.devices import DEFAULT_CAPABILITY, Device, family
 from wavecast.ops.costs import cost_of, kind
 from wavecast.ops.registry import Kind
 from wavecast.traces.script import (

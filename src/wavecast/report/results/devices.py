@@ -18,8 +18,8 @@ from wavecast.hardware.hosts import REFERENCE_HOST, usual_hosts
 from wavecast.hardware.kept_hosts import HostFile, KeptHost
 from wavecast.planning.prices import Price, price
 from wavecast.predictors.corrected import VARIABLE, Corrections
-from wavecast.report.costs import hourly, offer_text
 from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.results.costs import hourly, offer_text
 from wavecast.report.tables import from_rows, line, remarks, shown, table, titled
 from wavecast.report.units import (
     UNKNOWN,
@@ -147,8 +147,8 @@ def facts_with_sources(
     name: str, identity: str, lines: Sequence[str], rows: Sequence[tuple[str, str, str | None]]
 ) -> RenderableType:
     """Facts of a GPU or a cluster, each with where it is from."""
-    told = [(fact, value, source or "not given") for fact, value, source in rows]
-    three = from_rows(told, "<fact", "value", "<source...")
+    facts = [(fact, value, source or "not given") for fact, value, source in rows]
+    three = from_rows(facts, "<fact", "value", "<source...")
     title = line(name, "bold") + line(f" ({identity})")
     return Group(title, *remarks(lines), "", table(three))
 
@@ -252,11 +252,13 @@ def _usual() -> RenderableType:
     return Group(named, "", *remarks(lines))
 
 
-def learned(found: Learning, kept: Corrections, path: Path, *, elsewhere: bool) -> RenderableType:
+def learned(
+    learning: Learning, kept: Corrections, path: Path, *, elsewhere: bool
+) -> RenderableType:
     """How well each measured step is predicted before and after, and where that is kept.
 
     Args:
-        found: what was learned.
+        learning: what was learned.
         kept: what the file has now.
         path: the file that keeps it.
         elsewhere: whether the file is outside the user's folder, so that it must be named.
@@ -268,18 +270,18 @@ def learned(found: Learning, kept: Corrections, path: Path, *, elsewhere: bool) 
             f"{step.before:+.1%}",
             UNKNOWN if step.after is None else f"{step.after:+.1%}",
         )
-        for step in found.steps
+        for step in learning.steps
     ]
-    use = f"predictions for {found.gpu} use it"
+    use = f"predictions for {learning.gpu} use it"
     if elsewhere:
         use += f" if ${VARIABLE} names the file or its folder"
     lines = [f"{kept.counted}, saved as {path}; {use}"]
     if not rows:
-        return titled(found.gpu, *remarks(lines))
+        return titled(learning.gpu, *remarks(lines))
     columns = from_rows(rows, "<step", "GPU time", "error", "error after learning")
     others = "the other steps and the single ops" if kept.swept else "the other steps"
     about = f"error: predicted from the ops alone, over measured; after learning from {others}"
-    return titled(found.gpu, table(columns), "", *remarks([about, *lines]))
+    return titled(learning.gpu, table(columns), "", *remarks([about, *lines]))
 
 
 # Clusters: their links and networks, each fact with its source.
@@ -287,9 +289,9 @@ def learned(found: Learning, kept: Corrections, path: Path, *, elsewhere: bool) 
 
 def _of(part: str) -> Callable[[Cluster], dict[str, Any]]:
     """A function that gives the facts of the node or the network."""
-    return lambda one: {
-        name.partition(".")[2]: {"value": value, "source": one.sources.get(name)}
-        for name, value in _facts(one)
+    return lambda cluster: {
+        name.partition(".")[2]: {"value": value, "source": cluster.sources.get(name)}
+        for name, value in _facts(cluster)
         if name.startswith(part)
     }
 
@@ -298,16 +300,16 @@ _NETWORK = "The network between machines; null when there is none, or it is unkn
 _FACTS = {str: FACT}
 
 
-def _link(one: Cluster) -> str:
-    machines = one.node.domain_nodes
-    return f"{one.node.link}, {machines} machines" if machines > 1 else str(one.node.link)
+def _link(cluster: Cluster) -> str:
+    machines = cluster.node.domain_nodes
+    return f"{cluster.node.link}, {machines} machines" if machines > 1 else str(cluster.node.link)
 
 
 describe(
     Cluster,
     Field("id", title="name"),
     "name",
-    Field("", lambda one: one.gpu or "any", title="GPU", rank=5),
+    Field("", lambda cluster: cluster.gpu or "any", title="GPU", rank=5),
     Field("gpu"),
     Field("", "gpus_per_node", title="GPUs"),
     Field("", _link, title="link", rank=2),
@@ -321,34 +323,34 @@ describe(
 )
 
 
-def clusters(some: Sequence[Cluster], width: int) -> RenderableType:
+def clusters(known: Sequence[Cluster], width: int) -> RenderableType:
     """One row for each cluster with its links."""
     lines = [
-        f"{count(len(some))} clusters. Speeds are for one direction. {UNKNOWN} is unknown or "
+        f"{count(len(known))} clusters. Speeds are for one direction. {UNKNOWN} is unknown or "
         "absent.",
         'All facts of one cluster, with their sources: "wavecast clusters NAME".',
     ]
-    return Group(*shown(columns(some), width, lines))
+    return Group(*shown(columns(known), width, lines))
 
 
-def cluster_facts(one: Cluster) -> RenderableType:
+def cluster_facts(cluster: Cluster) -> RenderableType:
     """Every fact of a cluster with its source."""
-    rows = [(name, text(name, value), one.sources.get(name)) for name, value in _facts(one)]
-    lines = [f"GPU: {one.gpu}"] if one.gpu else []
-    if one.aliases:
-        lines.append("also called " + ", ".join(one.aliases))
-    if one.usual_for:
-        lines.append("the usual machine of " + ", ".join(one.usual_for))
-    return facts_with_sources(one.name, one.id, lines, rows)
+    rows = [(name, text(name, value), cluster.sources.get(name)) for name, value in _facts(cluster)]
+    lines = [f"GPU: {cluster.gpu}"] if cluster.gpu else []
+    if cluster.aliases:
+        lines.append("also called " + ", ".join(cluster.aliases))
+    if cluster.usual_for:
+        lines.append("the usual machine of " + ", ".join(cluster.usual_for))
+    return facts_with_sources(cluster.name, cluster.id, lines, rows)
 
 
-def _facts(one: Cluster) -> Iterator[tuple[str, Any]]:
+def _facts(cluster: Cluster) -> Iterator[tuple[str, Any]]:
     """The facts that a cluster's file gives, and the speeds and numbers that follow from it."""
     for part in ("node", "network"):
-        links = getattr(one, part)
+        links = getattr(cluster, part)
         for field in fields(links) if links is not None else ():
             value, name = getattr(links, field.name), f"{part}.{field.name}"
-            if name in one.sources or (value is not None and value != field.default):
+            if name in cluster.sources or (value is not None and value != field.default):
                 yield name, value
 
 
@@ -382,8 +384,8 @@ def examination(findings: Sequence[Finding], width: int) -> RenderableType:
         for each in sorted(findings, key=lambda each: _ORDER.index(each.state))
         if each.advice
     ]
-    rows, said = table(columns(findings), styles), verdict(findings)
-    return titled("wavecast doctor", rows, "", *advice, "", line(said, "bold"))
+    rows, conclusion = table(columns(findings), styles), verdict(findings)
+    return titled("wavecast doctor", rows, "", *advice, "", line(conclusion, "bold"))
 
 
 def verdict(findings: Sequence[Finding]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from rich.console import RenderableType
@@ -12,11 +13,12 @@ from wavecast.planning.schedule.jobs import Aims
 from wavecast.planning.schedule.planned import JobPlan, JobsPlan
 from wavecast.planning.schedule.simulator import JobOutcome, Simulation
 from wavecast.report.fields import Field, columns, describe, output
-from wavecast.report.html.axes import Plot, PlotAxis, linear_axis, title_of
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import (
     NOTHING,
     Html,
+    Plot,
+    PlotAxis,
     bullets,
     element,
     empty_element,
@@ -24,11 +26,22 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
     key,
+    linear_axis,
+    title_of,
 )
-from wavecast.report.html.reports import sentence
-from wavecast.report.selections import TIMES_S, marked_axis
-from wavecast.report.tables import ANY_WIDTH, fitting, left_out, line, remarks, table, titled
+from wavecast.report.results.selections import TIMES_S, marked_axis
+from wavecast.report.tables import (
+    ANY_WIDTH,
+    fitting,
+    left_out,
+    line,
+    remarks,
+    sentence,
+    table,
+    titled,
+)
 from wavecast.report.units import UNKNOWN, long_duration, money, percent, span
+from wavecast.report.views import LEFT_OUT, View, ViewPart
 
 _MOST_ROWS = 60
 _SURE = 0.9
@@ -49,22 +62,24 @@ def aims_text(aims: Aims) -> str:
 def plan_verdict(plan: JobsPlan) -> str:
     """A plan in a sentence or three."""
     schedule = plan.schedule
-    count, due = len(plan.jobs), [one for one in plan.jobs if one.run.job.deadline_s is not None]
+    count, due = len(plan.jobs), [job for job in plan.jobs if job.run.job.deadline_s is not None]
     text = (
         f"{count} jobs on {plan.fleet.gpus} GPUs end after {long_duration(schedule.makespan_s)} "
         f"and cost {money(schedule.usd)}."
     )
     if due:
         late = {run.job.name for run in schedule.late}
-        in_time = [one for one in due if one.run.job.name not in late]
+        in_time = [job for job in due if job.run.job.name not in late]
         text += f" {len(in_time)} of {len(due)} deadlines are met{_doubt(in_time)}."
     return f"{text} {_how_good(plan)}"
 
 
 def _doubt(in_time: Sequence[JobPlan]) -> str:
     """The job that is least sure to be in time; nothing if all are in most draws."""
-    seen = [(one.outlook.in_time, one.run.job.name) for one in in_time if one.outlook is not None]
-    shares = [(share, name) for share, name in seen if share is not None]
+    outlooks = [
+        (job.outlook.in_time, job.run.job.name) for job in in_time if job.outlook is not None
+    ]
+    shares = [(share, name) for share, name in outlooks if share is not None]
     least, name = min(shares, default=(1.0, ""))
     return f", but {name} is in time in only {percent(least)} of draws" if least < _SURE else ""
 
@@ -85,14 +100,14 @@ def _moments(low_s: float, high_s: float) -> str:
     return moment(low_s) if moment(low_s) == moment(high_s) else span(low_s, high_s, moment)
 
 
-def _span_of_start(one: JobPlan) -> str:
-    seen = one.outlook
-    return UNKNOWN if seen is None else _moments(seen.start_low_s, seen.start_high_s)
+def _span_of_start(job: JobPlan) -> str:
+    outlook = job.outlook
+    return UNKNOWN if outlook is None else _moments(outlook.start_low_s, outlook.start_high_s)
 
 
-def _span_of_end(one: JobPlan) -> str:
-    seen = one.outlook
-    return UNKNOWN if seen is None else _moments(seen.end_low_s, seen.end_high_s)
+def _span_of_end(job: JobPlan) -> str:
+    outlook = job.outlook
+    return UNKNOWN if outlook is None else _moments(outlook.end_low_s, outlook.end_high_s)
 
 
 JOBS = describe(
@@ -129,14 +144,14 @@ def plan_bars(plan: JobsPlan) -> list[GanttBar]:
     """The jobs as bars of a chart."""
     return [
         GanttBar(
-            one.run.job.name,
-            one.run.option.name,
-            one.run.job.submit_s,
-            one.start_s,
-            one.end_s,
-            one.run.job.deadline_s,
+            job.run.job.name,
+            job.run.option.name,
+            job.run.job.submit_s,
+            job.start_s,
+            job.end_s,
+            job.run.job.deadline_s,
         )
-        for one in plan.jobs
+        for job in plan.jobs
     ]
 
 
@@ -215,8 +230,8 @@ def plan_report(title: str, plan: JobsPlan, curve: Sequence[tuple[float, float]]
         drawn = cost_curve(curve)
         sections.append(Section("cost", "Cost against deadline", drawn, lead, "cost"))
     if plan.unmet:
-        told = bullets(map(sentence, plan.unmet))
-        sections.append(Section("unmet", "Why deadlines are missed", told, short="deadlines"))
+        reasons = bullets(map(sentence, plan.unmet))
+        sections.append(Section("unmet", "Why deadlines are missed", reasons, short="deadlines"))
     sections.append(Section("method", "How this was planned", bullets(_METHOD), short="how"))
     return Report(title, escaped(plan_verdict(plan)), tuple(sections))
 
@@ -283,7 +298,7 @@ def time_axis(last_s: float) -> PlotAxis:
     last_s = max(last_s, 1.0)
     sizes = [(number, unit, number * _UNITS[unit]) for number, unit in _STEPS]
     number, unit, step = next(
-        (one for one in sizes if last_s / one[2] <= _MOST_MARKS),
+        (size for size in sizes if last_s / size[2] <= _MOST_MARKS),
         (round(last_s / _UNITS["d"] / 4), "d", last_s / 4),
     )
     marks = [(0.0, "0")]
@@ -409,15 +424,15 @@ CAPACITY = output(
 )
 
 
-def capacity_verdict(found: CapacityPlan) -> str:
+def capacity_verdict(answer: CapacityPlan) -> str:
     """The answer in a sentence."""
-    promise = percent(found.promise)
-    if found.best is None:
+    promise = percent(answer.promise)
+    if answer.best is None:
         return (
             f"No mix within the limits of the cluster lets {promise} of the jobs end in time; "
             "allow more GPUs, or later deadlines."
         )
-    best = found.best
+    best = answer.best
     return (
         f"The cheapest mix with which {promise} of the jobs end in time is {best.name}: "
         f"{money(best.usd_per_week)} a week. {percent(best.in_time, 1)} end in time, and "
@@ -425,38 +440,52 @@ def capacity_verdict(found: CapacityPlan) -> str:
     )
 
 
-def capacity_record(found: CapacityPlan) -> Mapping[str, Any]:
+def capacity_record(answer: CapacityPlan) -> Mapping[str, Any]:
     """The answer by the keys of JSON."""
     return {
-        "verdict": capacity_verdict(found),
-        "promise": found.promise,
-        "best": found.best,
-        "alternatives": [{"without": name, "mix": mix} for name, mix in found.without.items()],
-        "curve": list(found.curve),
-        "purchases": list(found.purchases),
+        "verdict": capacity_verdict(answer),
+        "promise": answer.promise,
+        "best": answer.best,
+        "alternatives": [{"without": name, "mix": mix} for name, mix in answer.without.items()],
+        "curve": list(answer.curve),
+        "purchases": list(answer.purchases),
     }
 
 
-def capacity_text(title: str, found: CapacityPlan) -> RenderableType:
+def capacity_view(title: str, answer: CapacityPlan) -> View:
     """The answer, the curve, the alternatives, and rent against buying."""
-    body: list[RenderableType] = [line(capacity_verdict(found)), ""]
-    if found.curve:
-        body += [line("What fewer or more of them would promise:"), table(columns(found.curve)), ""]
-    lines = [_instead(name, mix, found) for name, mix in found.without.items()]
-    if found.purchases:
-        body += [line("Bought instead of rented:"), table(columns(found.purchases)), ""]
-        lines.append(
-            "even in use: the share of time in use above which buying is cheaper than renting by "
-            "the hour"
-        )
-    return titled(title, *body, *remarks(lines))
+    is_curve = len(answer.curve) > 1
+    curve = ViewPart(
+        "What money promises" if is_curve else "",
+        "What fewer or more of them would promise:",
+        is_plain=True,
+        columns=columns(answer.curve),
+        identity="curve",
+        caption="Mixes of GPUs",
+        chart=lambda: _curve(answer),
+    )
+    purchases = ViewPart(
+        "Rent against buying" if answer.purchases else "",
+        "Bought instead of rented:",
+        is_plain=True,
+        columns=columns(answer.purchases),
+        identity="buy",
+        caption="Buying and renting",
+    )
+    instead = [_instead(name, mix, answer) for name, mix in answer.without.items()]
+    even = (
+        "even in use: the share of time in use above which buying is cheaper than renting by the "
+        "hour"
+    )
+    lines = [LEFT_OUT, *instead, *([even] if answer.purchases else [])]
+    return View(title, [capacity_verdict(answer)], (curve, purchases), remarks=lines)
 
 
-def _instead(name: str, mix: Mix | None, found: CapacityPlan) -> str:
+def _instead(name: str, mix: Mix | None, answer: CapacityPlan) -> str:
     if mix is None:
         return f"without {name}: no mix within the limits keeps the promise"
-    assert found.best is not None
-    more = mix.usd_per_week - found.best.usd_per_week
+    assert answer.best is not None
+    more = mix.usd_per_week - answer.best.usd_per_week
     return f"without {name}: {mix.name}, {money(mix.usd_per_week)} a week ({money(more)} more)"
 
 
@@ -468,27 +497,9 @@ describe(
 )
 
 
-# The page about how many GPUs to have.
-
-
-def capacity_report(title: str, found: CapacityPlan) -> Report:
-    """The verdict, the share of jobs in time over the money, and rent against buying."""
-    sections = []
-    if len(found.curve) > 1:
-        listed = html_table(fitting(columns(found.curve), ANY_WIDTH), caption="Mixes of GPUs")
-        drawn = joined([_curve(found), listed])
-        sections.append(Section("curve", "What money promises", drawn))
-    if found.purchases:
-        bought = html_table(
-            fitting(columns(found.purchases), ANY_WIDTH), caption="Buying and renting"
-        )
-        sections.append(Section("buy", "Rent against buying", bought))
-    return Report(title, escaped(capacity_verdict(found)), tuple(sections))
-
-
-def _curve(found: CapacityPlan) -> Html:
-    usd = [mix.usd_per_week for mix in found.curve]
-    shares = [mix.in_time for mix in found.curve]
+def _curve(answer: CapacityPlan) -> Html:
+    usd = [mix.usd_per_week for mix in answer.curve]
+    shares = [mix.in_time for mix in answer.curve]
     ticks = tuple((mark, percent(mark)) for mark in (0.0, 0.25, 0.5, 0.75, 1.0))
     plot = Plot(linear_axis(max(usd), money), PlotAxis(0.0, 1.05, ticks))
     line = empty_element("polyline", points=plot.path(usd, shares), class_="curve")
@@ -496,7 +507,7 @@ def _curve(found: CapacityPlan) -> Html:
         element("circle", cx=plot.x(x), cy=plot.y(y), r="3.5", class_="dot")
         for x, y in zip(usd, shares, strict=True)
     ]
-    promise = plot.level(plot.y(found.promise), "ideal")
+    promise = plot.level(plot.y(answer.promise), "ideal")
     plot = plot.with_parts([plot.stretched(line), promise, *dots])
     label = f"From {percent(shares[0])} in time for {money(usd[0])} a week upwards."
     return plot.drawn(label, "across: USD a week; up: the share of jobs in time")
@@ -521,7 +532,7 @@ describe(
 _POLICIES = describe(
     Simulation,
     Field("policy", title="policy"),
-    Field("jobs", lambda one: len(one.outcomes), kind=int, meaning="The jobs that ran."),
+    Field("jobs", lambda row: len(row.outcomes), kind=int, meaning="The jobs that ran."),
     Field("mean_completion_s", title="mean completion", text=long_duration),
     Field("p99_completion_s", title="p99", rank=2, text=long_duration),
     Field("mean_wait_s", title="mean wait", rank=3, text=_wait),
@@ -544,19 +555,19 @@ def simulation_verdict(rows: Sequence[Simulation]) -> str:
     """The comparison in a sentence."""
     if len(rows) < 2:
         return f"{len(rows[0].outcomes)} jobs, under one policy."
-    mean = min(rows, key=lambda one: one.mean_completion_s)
-    last = min(rows, key=lambda one: one.makespan_s)
+    mean = min(rows, key=lambda row: row.mean_completion_s)
+    last = min(rows, key=lambda row: row.makespan_s)
     text = f"The mean completion is least under {mean.policy}, the makespan under {last.policy}."
-    due = [one for one in rows if one.deadlines_met is not None]
+    due = [row for row in rows if row.deadlines_met is not None]
     if due:
-        best = max(due, key=lambda one: one.deadlines_met or 0.0)
+        best = max(due, key=lambda row: row.deadlines_met or 0.0)
         text += f" Most deadlines are met under {best.policy}: {percent(best.deadlines_met or 0)}."
     return text
 
 
-def outcome_bars(one: Simulation) -> list[GanttBar]:
+def outcome_bars(simulation: Simulation) -> list[GanttBar]:
     """The jobs of a simulation as bars of a chart, by their starts."""
-    ordered = sorted(one.outcomes, key=lambda each: (each.start_s, each.job.name))
+    ordered = sorted(simulation.outcomes, key=lambda each: (each.start_s, each.job.name))
     return [
         GanttBar(
             each.job.name,
@@ -570,29 +581,21 @@ def outcome_bars(one: Simulation) -> list[GanttBar]:
     ]
 
 
-def simulation_text(
-    title: str, rows: Sequence[Simulation], width: int, chart: bool
-) -> RenderableType:
-    """The policies side by side, and the chart of the last one."""
-    every = _POLICIES.columns(rows)
-    kept = fitting(every, width)
-    lines = [*left_out(every, kept), "GPUs are counted by pool; machines are not followed"]
-    drawn = [line(text) for text in gantt_lines(outcome_bars(rows[-1]), width)] if chart else []
-    body: list[RenderableType] = [line(simulation_verdict(rows)), "", table(kept), ""]
-    if drawn:
-        body += [line(f"the jobs under {rows[-1].policy}:"), *drawn, ""]
-    return titled(title, *body, *remarks(lines))
-
-
-# The page about policies compared by simulation.
-
-
-def simulation_report(title: str, rows: Sequence[Simulation]) -> Report:
-    """The policies side by side, and a Gantt chart of each."""
-    listed = html_table(fitting(columns(rows), ANY_WIDTH), caption="The policies", sorts=True)
+def simulation_view(title: str, rows: Sequence[Simulation], width: int, chart: bool) -> View:
+    """The policies side by side, and a Gantt chart of each; in a terminal, of the last one."""
+    policies = ViewPart(
+        "The policies", "", columns=_POLICIES.columns(rows), identity="policies", sorts=True
+    )
+    last = rows[-1]
+    lines = gantt_lines(outcome_bars(last), width) if chart else []
+    drawn = ViewPart(heading=f"the jobs under {last.policy}:", is_plain=True, lines=lines)
     charts = [
-        Section(f"chart-{number}", f"The jobs under {one.policy}", gantt_chart(outcome_bars(one)))
-        for number, one in enumerate(rows)
+        ViewPart(
+            f"The jobs under {row.policy}",
+            identity=f"chart-{number}",
+            chart=partial(gantt_chart, outcome_bars(row)),
+        )
+        for number, row in enumerate(rows)
     ]
-    sections = (Section("policies", "The policies", listed), *charts)
-    return Report(title, escaped(simulation_verdict(rows)), sections)
+    lines = [LEFT_OUT, "GPUs are counted by pool; machines are not followed"]
+    return View(title, [simulation_verdict(rows)], (policies, drawn, *charts), remarks=lines)

@@ -136,12 +136,7 @@ def forecast_record(estimate: Estimate, model: RunModel | ScalingModel) -> dict[
 
 
 def run_model(title: str, models: Sequence[RunModel]) -> RenderableType:
-    """The coefficients of fits with their ranges, and the errors of each, side by side.
-
-    Args:
-        title: the title.
-        models: the same model, fitted on the same runs by several methods.
-    """
+    """The coefficients of fits with their ranges, and the errors of each, side by side."""
     coefficients = [model.coefficients for model in models]
     columns = [Column("seconds per", [c.feature for c in coefficients[0]], left=True)]
     for model, values in zip(models, coefficients, strict=True):
@@ -339,14 +334,14 @@ CAMPAIGN = output(
 def split_scores(title: str, scores: Sequence[SplitScore], time: RunTime) -> RenderableType:
     """One row for each model and threshold: the errors of each method, and the paper's."""
     methods = list(dict.fromkeys(score.method for score in scores))
-    found = {(score.model, score.split, score.method): score for score in scores}
+    by_key = {(score.model, score.split, score.method): score for score in scores}
     printed = any(score.published is not None for score in scores)
     rows = []
     for model, split in dict.fromkeys((score.model, score.split) for score in scores):
-        of = [found[model, split, method] for method in methods]
+        of = [by_key[model, split, method] for method in methods]
         upto = "all runs" if split is None else f"batch {split.batch}, {split.iterations}"
         row = [model, upto, str(of[0].fitted), str(of[0].judged)]
-        row += [text for one in of for text in (percent(one.mape, 2), f"{one.worst:+.1%}")]
+        row += [text for score in of for text in (percent(score.mape, 2), f"{score.worst:+.1%}")]
         paper = of[0].published
         rows.append((*row, *(("" if paper is None else percent(paper, 2),) if printed else ())))
     titles = [name for method in methods for name in (f"{method}: mean error", "worst")]
@@ -366,7 +361,9 @@ def _means(scores: Sequence[SplitScore], methods: Sequence[Method]) -> list[str]
     """The mean over all thresholds of each method, if there are several."""
     lines = []
     for method in methods:
-        errors = [one.mape for one in scores if one.method is method and one.split is not None]
+        errors = [
+            score.mape for score in scores if score.method is method and score.split is not None
+        ]
         if len(errors) > 1:
             mean, worst = sum(errors) / len(errors), max(errors)
             lines.append(f"{method}, {len(errors)} splits: mean {mean:.2%}, worst {worst:.2%}")
@@ -408,9 +405,9 @@ def fitted_lines(title: str, model: LayerModel) -> RenderableType:
     columns = LINES.columns(rows)
     per_unit = [row["per_unit_s"] for row in rows]
     if model.unit == "operations":
-        slope = Column("per G operations", [duration(one * 1e9) for one in per_unit])
+        slope = Column("per G operations", [duration(slope_s * 1e9) for slope_s in per_unit])
     else:
-        slope = Column("per predicted s", [f"{one:.3f} s" for one in per_unit])
+        slope = Column("per predicted s", [f"{slope_s:.3f} s" for slope_s in per_unit])
     columns.insert(-1, slope)
     return titled(
         title, table(columns), "", *notes([f"left out: {reason}" for reason in model.left_out])
@@ -488,14 +485,14 @@ def network_time(
         columns += [Column("measured", [_time(row.measured_s) for row in rows])]
         columns += [Column("error", errors)]
     missing = [line(f"not predicted: {listed(predicted.unpredicted)}", "yellow")]
-    said = [f"lines: {source}"]
+    lines = [f"lines: {source}"]
     if covered is None:
-        said.append("shares: of the time of layers that have a line")
+        lines.append("shares: of the time of layers that have a line")
     return titled(
         title,
         table(columns),
         "",
-        *remarks(said),
+        *remarks(lines),
         *(missing if predicted.unpredicted else []),
     )
 

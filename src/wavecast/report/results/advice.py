@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rich.console import RenderableType
 
 from wavecast.advice.proposals import LoaderAdvice, OtherGpus, Proposal, StepAdvice
 from wavecast.report.fields import Field, columns, describe
-from wavecast.report.html.documents import Report, Section
-from wavecast.report.html.markup import bullets, element, html_table, joined
-from wavecast.report.html.reports import sentence
-from wavecast.report.tables import (
-    ANY_WIDTH,
-    Column,
-    fitting,
-    line,
-    listed,
-    notes,
-    remarks,
-    shown,
-    titled,
-)
+from wavecast.report.html.markup import bullets, element, joined
+from wavecast.report.tables import listed
 from wavecast.report.units import UNKNOWN, duration, memory, money, percent
+from wavecast.report.views import View, ViewPart
 
 _SLIGHT = 0.01
 """A wait for data that is not worth a word, as a share of the iteration."""
@@ -39,12 +25,14 @@ class AdvisedChange:
     @property
     def gain(self) -> str:
         """The share of time that is saved, with its range."""
-        one = self.proposal
-        if one.gain is None:
+        proposal = self.proposal
+        if proposal.gain is None:
             return UNKNOWN
-        if one.gain_low is None or one.gain_high is None:
-            return signed(one.gain)
-        return f"{signed(one.gain)} ({signed(one.gain_low)} to {signed(one.gain_high)})"
+        if proposal.gain_low is None or proposal.gain_high is None:
+            return signed(proposal.gain)
+        return (
+            f"{signed(proposal.gain)} ({signed(proposal.gain_low)} to {signed(proposal.gain_high)})"
+        )
 
     @property
     def step(self) -> str:
@@ -158,67 +146,79 @@ def verdict(advice: StepAdvice) -> str:
     return f"{then}: {shown_gain} of the time for a sample{fits}."
 
 
-def advised(advice: StepAdvice, width: int) -> RenderableType:
+_TITLES = {
+    "together": "What helps together",
+    "faster": "What makes it faster",
+    "smaller": "What makes it smaller",
+}
+
+
+def advice_view(advice: StepAdvice) -> View:
     """The verdict, the changes that help, their code, and what is of no use."""
-    body: list[RenderableType] = [line(verdict(advice)), ""]
-    for title, rows in groups(advice):
-        body += [titled(title, *shown(change_columns(advice, rows), width)), ""]
-    codes = [line(f"{title}: {code}") for title, code in codes_of(advice)]
+    together = () if advice.together is None else (advice.together,)
+    groups = {"together": together, "faster": advice.faster, "smaller": advice.smaller}
+    unit = advice.before.trace.unit
+    parts = [
+        ViewPart(
+            _TITLES[name],
+            name,
+            columns([AdvisedChange(advice, change) for change in changes], unit),
+            identity=name,
+            short=name,
+        )
+        for name, changes in groups.items()
+        if changes
+    ]
+    # The changes that help, alone or beside others, with the code that makes them.
+    codes = [(p.title, p.code) for p in (*advice.faster, *advice.smaller, *_beside(advice))]
     if codes:
-        body += [titled("what to write", *codes), ""]
-    told = list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes)))
-    return titled(f"{advice.name}: advice", *body, *remarks(advice_lines(advice)), *notes(told))
-
-
-def codes_of(advice: StepAdvice) -> list[tuple[str, str]]:
-    """The changes that help, alone or beside others, with the code that makes them."""
-    singles = (*advice.faster, *advice.smaller, *_beside(advice))
-    return [(one.title, one.code) for one in singles]
+        lines = [f"{title}: {code}" for title, code in codes]
+        marked = [joined([f"{title}: ", element("code", code)]) for title, code in codes]
+        parts.append(ViewPart(heading="what to write", lines=lines))
+        title = "What to write"
+        parts.append(ViewPart(title, identity="code", short="code", chart=lambda: bullets(marked)))
+    others, lines = other_lines(advice), advice_lines(advice)
+    if others:
+        title = "The step on other GPUs"
+        parts.append(ViewPart(title, lines=others, identity="elsewhere", short="other GPUs"))
+    useless = [text for text in lines if text not in others]
+    title = "What does not help here"
+    parts.append(ViewPart(title, lines=useless, identity="useless", short="no use"))
+    return View(
+        advice.name,
+        [verdict(advice)],
+        parts,
+        heading=f"{advice.name}: advice",
+        remarks=lines,
+        notes=list(dict.fromkeys((*advice.before.notes, *advice.before.trace.notes))),
+    )
 
 
 def _beside(advice: StepAdvice) -> list[Proposal]:
     """The changes that are of no use alone, and of use beside others."""
     together = () if advice.together is None else advice.together.changes
-    return [one for one in advice.useless if one.changes[-1] in together]
-
-
-def groups(advice: StepAdvice) -> list[tuple[str, Sequence[Proposal]]]:
-    """The changes that help, under their headings."""
-    together = () if advice.together is None else (advice.together,)
-    found = (
-        ("together", together),
-        ("faster", advice.faster),
-        ("smaller", advice.smaller),
-    )
-    return [(title, rows) for title, rows in found if rows]
-
-
-def change_columns(advice: StepAdvice, rows: Sequence[Proposal]) -> list[Column]:
-    """The columns of a table of changes."""
-    unit = advice.before.trace.unit
-    return columns([AdvisedChange(advice, one) for one in rows], unit)
+    return [proposal for proposal in advice.useless if proposal.changes[-1] in together]
 
 
 def advice_lines(advice: StepAdvice) -> list[str]:
     """What is of no use here, what could not be tried, and what the columns mean."""
     beside = _beside(advice)
-    useless = [one for one in advice.useless if one not in beside]
-    lines = [
-        f"{words}: {listed([f'{one.title} ({signed(one.gain or 0.0)})' for one in found])}"
-        for words, found in (
-            ("of no use alone, but together", [one for one in beside if not one.reason]),
-            ("of no use here", [one for one in useless if not one.reason]),
-        )
-        if found
-    ]
-    lines += [f"{one.title} alone: {one.reason}" for one in beside if one.reason]
-    lines += [f"{one.title}: {one.reason}" for one in useless if one.reason]
-    lines += [f"{one.title} was not tried: {one.reason}" for one in advice.impossible]
+    useless = [change for change in advice.useless if change not in beside]
+    lines = []
+    for words, changes in (
+        ("of no use alone, but together", beside),
+        ("of no use here", useless),
+    ):
+        names = [f"{c.title} ({signed(c.gain or 0.0)})" for c in changes if not c.reason]
+        lines += [f"{words}: {listed(names)}"] if names else []
+    lines += [f"{change.title} alone: {change.reason}" for change in beside if change.reason]
+    lines += [f"{change.title}: {change.reason}" for change in useless if change.reason]
+    lines += [f"{change.title} was not tried: {change.reason}" for change in advice.impossible]
     lines += [
-        f"{one.title}: the host ({one.before.host.name}) holds it back; the GPU's time changes by "
-        f"{signed(one.gpu_gain or 0.0)}, so that a faster host gains more"
-        for one in (*advice.faster, *advice.useless)
-        if one.is_held_back
+        f"{change.title}: the host ({change.before.host.name}) holds it back; the GPU's time "
+        f"changes by {signed(change.gpu_gain or 0.0)}, so that a faster host gains more"
+        for change in (*advice.faster, *advice.useless)
+        if change.is_held_back
     ]
     return [*lines, *loader_lines(advice), *other_lines(advice), GAIN]
 
@@ -230,13 +230,13 @@ def loader_lines(advice: StepAdvice) -> list[str]:
         return []
     who = f"{loader.workers} workers" if loader.workers else "the training process itself"
     on = f" on {loader.cores} cores" if loader.cores else ""
-    told = f"data: {who}{on} load a step's batches every {duration(loader.data_s)}"
+    text = f"data: {who}{on} load a step's batches every {duration(loader.data_s)}"
     if loader.waits < _SLIGHT:
-        told += ", so the GPU does not wait for them"
+        text += ", so the GPU does not wait for them"
     else:
-        told += f", so the GPU waits for them in {percent(loader.waits)} of the iteration"
-        told += f"; {_keeping_up(loader, loader.needed, '')}"
-    lines = [told]
+        text += f", so the GPU waits for them in {percent(loader.waits)} of the iteration"
+        text += f"; {_keeping_up(loader, loader.needed, '')}"
+    lines = [text]
     best = advice.best
     if best is not None and best.after is not None and best.fits is not False:
         needed = loader.needed_for(best.after.seconds * _fewer_samples(best))
@@ -245,24 +245,24 @@ def loader_lines(advice: StepAdvice) -> list[str]:
     return lines
 
 
-def _fewer_samples(one: Proposal) -> float:
+def _fewer_samples(proposal: Proposal) -> float:
     """The samples of the step as it is, for each of the changed step."""
-    after = None if one.after is None else one.after.samples
-    return one.before.samples / after if one.before.samples and after else 1.0
+    after = None if proposal.after is None else proposal.after.samples
+    return proposal.before.samples / after if proposal.before.samples and after else 1.0
 
 
 def _keeping_up(loader: LoaderAdvice, needed: int, when: str) -> str:
     """How many workers it takes, and whether there are cores for them."""
-    told = f"DataLoader(..., num_workers={needed}) keeps up{when}"
+    text = f"DataLoader(..., num_workers={needed}) keeps up{when}"
     if loader.cores is None or needed <= loader.cores:
-        return told
+        return text
     best = duration(loader.with_workers(loader.cores))
-    return f"{told}, on as many cores; {loader.cores} cores load them every {best} at best"
+    return f"{text}, on as many cores; {loader.cores} cores load them every {best} at best"
 
 
 def other_lines(advice: StepAdvice) -> list[str]:
     """What the step takes on other GPUs, and on several."""
-    return [_other_line(advice, one) for one in advice.elsewhere]
+    return [_other_line(advice, other) for other in advice.elsewhere]
 
 
 GAIN = "time: the change of the time for a sample, with its range"
@@ -275,49 +275,14 @@ _OTHER_KINDS = {
 }
 
 
-def _other_line(advice: StepAdvice, one: OtherGpus) -> str:
+def _other_line(advice: StepAdvice, other: OtherGpus) -> str:
     """What the step takes elsewhere: `the cheapest other GPU: a30, 4.1 ms, $0.20 / M samples`."""
-    before, step = advice.before, one.step
+    before, step = advice.before, other.step
     times = f"{duration(step.seconds)} a step"
-    if step.gpus > 1 and one.sample_s and before.samples:
-        times += f", {before.seconds / before.samples / one.sample_s:.1f} times the samples"
-    usd, now = one.usd_per_million, advice.usd_per_million
+    if step.gpus > 1 and other.sample_s and before.samples:
+        times += f", {before.seconds / before.samples / other.sample_s:.1f} times the samples"
+    usd, now = other.usd_per_million, advice.usd_per_million
     if usd is not None:
         times += f", {money(usd)} / M {before.trace.unit}"
         times += "" if now is None else f" instead of {money(now)}"
-    return f"{_OTHER_KINDS[one.kind]}: {step.name}, {times}"
-
-
-# The page with advice on a step.
-
-
-_TITLES = {
-    "together": "What helps together",
-    "faster": "What makes it faster",
-    "smaller": "What makes it smaller",
-}
-
-
-def advice_report(advice: StepAdvice) -> Report:
-    """The verdict, the changes that help with their code, and what is of no use."""
-    return Report(advice.name, joined([verdict(advice)]), advice_sections(advice))
-
-
-def advice_sections(advice: StepAdvice) -> tuple[Section, ...]:
-    """The sections about advice, for a page of its own or for the report of a step."""
-    sections = []
-    for name, rows in groups(advice):
-        listed = html_table(fitting(change_columns(advice, rows), ANY_WIDTH), caption=_TITLES[name])
-        sections.append(Section(name, _TITLES[name], listed, short=name))
-    codes = bullets(
-        joined([f"{title}: ", element("code", code)]) for title, code in codes_of(advice)
-    )
-    if codes:
-        sections.append(Section("code", "What to write", codes, short="code"))
-    others = other_lines(advice)
-    if others:
-        listed = bullets(map(sentence, others))
-        sections.append(Section("elsewhere", "The step on other GPUs", listed, short="other GPUs"))
-    told = bullets(sentence(line) for line in advice_lines(advice) if line not in others)
-    sections.append(Section("useless", "What does not help here", told, short="no use"))
-    return tuple(sections)
+    return f"{_OTHER_KINDS[other.kind]}: {step.name}, {times}"

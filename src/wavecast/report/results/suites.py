@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from rich.console import Group, RenderableType
 
 from wavecast.report.fields import Described, Field, columns, describe, output, some
-from wavecast.report.html.axes import bar
 from wavecast.report.html.documents import Report, Section, filled, template
-from wavecast.report.html.markup import Html, bullets, element, html_table, joined, key
+from wavecast.report.html.markup import Html, bar, bullets, element, html_table, joined, key
 from wavecast.report.tables import ANY_WIDTH, Column, fitting, line, listed, shown, titled
 from wavecast.report.units import UNKNOWN, count, duration, memory, one_line, percent, quantity
 from wavecast.runs.suite_results import (
@@ -103,11 +102,11 @@ def small_trainings() -> Described:
     return Described(SmallTraining, _TRAINING)
 
 
-def _cost(one: TrainingToQuality) -> str:
+def _cost(training: TrainingToQuality) -> str:
     """The predicted and the actual cost, in cents of a dollar."""
-    if one.predicted_usd is None or one.usd is None:
+    if training.predicted_usd is None or training.usd is None:
         return UNKNOWN
-    return f"{100 * one.predicted_usd:.3g} and {100 * one.usd:.3g} ct"
+    return f"{100 * training.predicted_usd:.3g} and {100 * training.usd:.3g} ct"
 
 
 _TO_QUALITY = some(
@@ -171,10 +170,10 @@ def suite_results(title: str, results: Sequence[SuiteResult], width: int) -> Ren
             "the median of the last two thirds; measure longer (--again, --iterations)"
         )
     lines += [
-        f"{one.row.model} b{one.row.batch} {one.row.precision} on {one.row.gpus} GPUs"
-        f"{f' of {one.row.nodes} machines' if one.row.nodes > 1 else ''}: "
-        f"{one.efficiency:.0%} of as many single GPUs"
-        for one in scaled_results(results)
+        f"{result.row.model} b{result.row.batch} {result.row.precision} on {result.row.gpus} GPUs"
+        f"{f' of {result.row.nodes} machines' if result.row.nodes > 1 else ''}: "
+        f"{result.efficiency:.0%} of as many single GPUs"
+        for result in scaled_results(results)
     ]
     return titled(title, *shown(result_columns(results), width, lines))
 
@@ -252,10 +251,10 @@ def _side(column: Column) -> str:
 # TBD's observations on results of the suite.
 
 
-def count_of(seen: Observation) -> str:
+def count_of(observation: Observation) -> str:
     """In how many cases an observation holds: `45 of 46`."""
-    total = len(seen.agreeing) + len(seen.others)
-    return f"{len(seen.agreeing)} of {total}" if total else UNKNOWN
+    total = len(observation.agreeing) + len(observation.others)
+    return f"{len(observation.agreeing)} of {total}" if total else UNKNOWN
 
 
 describe(
@@ -275,21 +274,24 @@ OBSERVED = output(
 )
 
 
-def observations(title: str, seen: Sequence[Observation]) -> RenderableType:
+def observations(title: str, every: Sequence[Observation]) -> RenderableType:
     """Each observation: in how many cases it holds, the figures here, and what TBD prints."""
     parts: list[RenderableType] = []
-    for one in seen:
-        parts += ["", line(f"{one.number}. {one.claim}: {_verdict(one)}", "bold")]
-        parts += [line(f"   here: {one.figure}"), line(f"   TBD:  {one.printed}")]
-        if one.agreeing and one.others:
-            parts.append(line(f"   not in {listed(one.others)}"))
+    for observation in every:
+        parts += [
+            "",
+            line(f"{observation.number}. {observation.claim}: {_verdict(observation)}", "bold"),
+        ]
+        parts += [line(f"   here: {observation.figure}"), line(f"   TBD:  {observation.printed}")]
+        if observation.agreeing and observation.others:
+            parts.append(line(f"   not in {listed(observation.others)}"))
     return titled(title, *parts)
 
 
-def _verdict(seen: Observation) -> str:
-    if seen.holds is None:
+def _verdict(observation: Observation) -> str:
+    if observation.holds is None:
         return "not judged"
-    return f"holds in {count_of(seen)}"
+    return f"holds in {count_of(observation)}"
 
 
 # TBD's observations as a page, with figures like the paper's figures 4 to 9.
@@ -352,29 +354,33 @@ _FIGURES = (
 
 
 def observation_report(
-    title: str, seen: Sequence[Observation], results: Sequence[SuiteResult]
+    title: str, every: Sequence[Observation], results: Sequence[SuiteResult]
 ) -> Report:
     """The observations with TBD's printed figures beside them, and the figures behind them."""
     single = [row for row in results if row.gpus == 1 and row.seconds is not None]
-    parts = [_table_of(seen), *(_drawn(figure, single) for figure in _FIGURES), _gpus(single)]
+    parts = [_table_of(every), *(_drawn(figure, single) for figure in _FIGURES), _gpus(single)]
     parts += [_memory(single), _scaling(results)]
-    held = sum(one.holds is True for one in seen)
-    judged = sum(one.holds is not None for one in seen)
-    some = sum(one.holds is False and bool(one.agreeing) for one in seen)
+    held = sum(observation.holds is True for observation in every)
+    judged = sum(observation.holds is not None for observation in every)
+    in_some = sum(
+        observation.holds is False and bool(observation.agreeing) for observation in every
+    )
     verdict = joined(
         [
             f"Claims of TBD's observations that these results can judge: {judged}. Of them ",
-            *(element("strong", str(held)), f" hold in all models, and {some} in some."),
+            *(element("strong", str(held)), f" hold in all models, and {in_some} in some."),
         ]
     )
     return Report(title, verdict, tuple(part for part in parts if part is not None))
 
 
-def _table_of(seen: Sequence[Observation]) -> Section:
+def _table_of(every: Sequence[Observation]) -> Section:
     missing = [
-        f"{one.number}. {one.claim}: not in {', '.join(one.others)}" for one in seen if one.others
+        f"{observation.number}. {observation.claim}: not in {', '.join(observation.others)}"
+        for observation in every
+        if observation.others
     ]
-    shown = joined([html_table(columns(seen), caption="TBD's observations"), bullets(missing)])
+    shown = joined([html_table(columns(every), caption="TBD's observations"), bullets(missing)])
     lead = "The last column is what the paper prints, for a Quadro P4000 of 2018."
     return Section("observations", "The observations", shown, lead, "observations")
 
@@ -520,21 +526,21 @@ def _memory(rows: Sequence[SuiteResult]) -> Section | None:
 
 
 def _scaling(rows: Sequence[SuiteResult]) -> Section | None:
-    found = scaled_results(rows)
-    if not found:
+    scaled = scaled_results(rows)
+    if not scaled:
         return None
 
     def drawn(column: Column, index: int) -> Html | None:
         if column.name != "speed of each GPU":
             return None
-        share = found[index].efficiency
+        share = scaled[index].efficiency
         return bar([(share, "c0", percent(share))], "")
 
     cells = [
-        *_names([one.row for one in found]),
-        Column("GPUs", [str(one.row.gpus) for one in found]),
-        Column("machines", [str(one.row.nodes) for one in found]),
-        Column("speed of each GPU", [percent(one.efficiency) for one in found]),
+        *_names([result.row for result in scaled]),
+        Column("GPUs", [str(result.row.gpus) for result in scaled]),
+        Column("machines", [str(result.row.nodes) for result in scaled]),
+        Column("speed of each GPU", [percent(result.efficiency) for result in scaled]),
     ]
     title = "Several GPUs (figure 9)"
     lead = "The speed of each GPU, relative to that of one alone with the same batch."

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from rich.console import Group, RenderableType
 
 from wavecast.hardware.hosts import REFERENCE_HOST, Host
-from wavecast.planning.candidates import comparable
 from wavecast.predictors.base import Familiarity
 from wavecast.report.tables import by_gpu, from_rows, listed, table, titled
 from wavecast.report.units import count, duration, memory, percent, three_digits
-from wavecast.steps.prediction import TOO_MUCH, Prediction, Share
+from wavecast.steps.prediction import TOO_MUCH, Prediction, Share, comparable
 from wavecast.steps.ranges import CoveredHosts, ScaledTo, covered_hosts
 
 _SOURCES = {
@@ -47,8 +46,8 @@ def host_lines(rows: Sequence[Prediction]) -> list[str]:
 
 def _coverages(rows: Sequence[Prediction]) -> list[str]:
     """Which hosts the ranges cover, where a usual host was asked for or the host matters."""
-    told = [row for row in rows if _is_scaled(row) or row.bound_by in ("host", "both")]
-    texts = [(row.device.id, _hosts(covered)) for row in told if (covered := covered_by(row))]
+    uncertain = [row for row in rows if _is_scaled(row) or row.bound_by in ("host", "both")]
+    texts = [(row.device.id, _hosts(covered)) for row in uncertain if (covered := covered_by(row))]
     return [f"range covers hosts that take {by_gpu(texts)}"] if texts else []
 
 

@@ -16,17 +16,12 @@ from wavecast.footprint.replay import RESERVE
 from wavecast.hardware.contexts import measured as measured_context
 from wavecast.hardware.devices import Device
 from wavecast.report.fields import Described, Field, columns, describe, some
-from wavecast.report.html.axes import (
-    Plot,
-    PlotAxis,
-    bar,
-    label_at,
-    linear_axis,
-    title_of,
-)
 from wavecast.report.html.documents import Report, Section
 from wavecast.report.html.markup import (
     Html,
+    Plot,
+    PlotAxis,
+    bar,
     bullets,
     color_of_memory,
     element,
@@ -34,6 +29,9 @@ from wavecast.report.html.markup import (
     html_table,
     joined,
     key,
+    label_at,
+    linear_axis,
+    title_of,
 )
 from wavecast.report.tables import (
     from_rows,
@@ -329,7 +327,7 @@ def advised(
     target: str, memories: Sequence[Memory], advice: Sequence[Advice] = ()
 ) -> list[AdvisedMemory]:
     """The memory of a step on each GPU; the advice is about the first."""
-    return [AdvisedMemory(target, one, () if n else advice) for n, one in enumerate(memories)]
+    return [AdvisedMemory(target, needed, () if n else advice) for n, needed in enumerate(memories)]
 
 
 # The memory of a step: what fills the card at the peak, and how it grows and shrinks.
@@ -508,8 +506,14 @@ def _chosen(totals: Sequence[int], peak: int, at: Sequence[float]) -> list[int]:
 def largest_tensors(needed: Memory) -> Html:
     """The largest groups of tensors at the peak."""
     cells = [
-        (one.op or BEFORE_THE_STEP, memory(one.nbytes), one.kind, str(one.count), one.module)
-        for one in needed.held()[:_CHART_ROWS]
+        (
+            group.op or BEFORE_THE_STEP,
+            memory(group.nbytes),
+            group.kind,
+            str(group.count),
+            group.module,
+        )
+        for group in needed.held()[:_CHART_ROWS]
     ]
     columns = from_rows(cells, "<made by", "memory", "<kind", "tensors", "<module")
     return html_table(columns, caption="The largest tensors at the peak")
@@ -534,7 +538,7 @@ def memory_report(title: str, memories: Sequence[Memory], advice: Sequence[Advic
     notes = [*memories[0].trace.notes, *(note for needed in memories for note in needed.notes)]
     if notes:
         sections.append(Section("notes", "Notes", bullets(dict.fromkeys(notes))))
-    named = ((one.device.id if one.device else "", one.trace) for one in memories)
+    named = ((needed.device.id if needed.device else "", needed.trace) for needed in memories)
     return Report(headed(title, named), _verdict(memories), tuple(sections))
 
 

@@ -10,18 +10,17 @@ from rich.console import Group, RenderableType
 
 from wavecast.footprint.memory import Memory
 from wavecast.parallel.strategy import Parallel, option_of
-from wavecast.planning.candidates import comparable
 from wavecast.planning.cost import Interruptions, TrainingCost
 from wavecast.planning.layouts import Layout, NetworkPoint, model_flops_utilization
-from wavecast.planning.prices import PriceBook, price_book
+from wavecast.planning.prices import PriceBook
 from wavecast.planning.scaling import KNEE, ScalePoint, Scaling
-from wavecast.report.fields import ABSENT, Field, columns, describe, output
-from wavecast.report.priced_steps import (
+from wavecast.report.fields import Field, columns, describe, output
+from wavecast.report.results.predictions import (
     SEVERAL,
     PricedStep,
     memory_text,
-    offer_for,
     priced,
+    priced_steps,
     range_of,
 )
 from wavecast.report.tables import Column, by_gpu, headed, notes, remarks, shown, titled
@@ -33,7 +32,7 @@ from wavecast.report.units import (
     percent,
     quantity,
 )
-from wavecast.steps.prediction import TOO_MUCH, Prediction
+from wavecast.steps.prediction import TOO_MUCH, Prediction, comparable
 
 EFFICIENCY_LINE = (
     "efficiency: speed per GPU, relative to one GPU that runs the same micro-batches and updates "
@@ -63,16 +62,16 @@ def predictions(title: str, steps: Sequence[Prediction], width: int) -> Renderab
     """One row for each GPU model, all with the same strategy."""
     first = steps[0]
     every = SEVERAL.columns([priced(step) for step in steps])
-    told = [
+    lines = [
         f"one optimizer step: {strategy_text(first.parallel)}",
         EFFICIENCY_LINE,
         exposed_line(first.parallel),
         f"host: {by_gpu((step.device.id, step.host.name) for step in steps)}",
     ]
-    told += unpredicted(steps)
+    lines += unpredicted(steps)
     return titled(
         headed(title, ((step.device.id, step.trace) for step in steps)),
-        *shown(every, width, told),
+        *shown(every, width, lines),
         *notes([*dict.fromkeys(note for step in steps for note in step.notes), *first.trace.notes]),
     )
 
@@ -82,18 +81,14 @@ def unpredicted(steps: Sequence[Prediction]) -> list[str]:
     missing = sorted({name for step in steps for name in step.unpredicted})
     if not missing:
         return []
-    told = [f"not predicted, counted as 0: {', '.join(missing[:4])}"]
+    lines = [f"not predicted, counted as 0: {', '.join(missing[:4])}"]
     left_out = [step.name for step in steps if not comparable(step)]
     if left_out:
-        told.append(
+        lines.append(
             f"on {', '.join(left_out)} that is more than {percent(TOO_MUCH)} of the step, so its "
             "time is a lower bound"
         )
-    return told
-
-
-def _cluster(step: Prediction) -> str:
-    return "" if step.cluster is None else step.cluster.id
+    return lines
 
 
 @dataclass(frozen=True)
@@ -157,15 +152,10 @@ def priced_points(
     trainings: Iterable[TrainingCost | None] | None = None,
 ) -> list[PricedPoint]:
     """The points of a curve with prices, today's if none are given, and the training at each."""
-    prices = book or price_book()
-    costs = [ABSENT for _ in curve.points] if trainings is None else list(trainings)
+    steps = priced_steps([point.prediction for point in curve.points], book, trainings, "none")
     return [
-        PricedPoint(
-            PricedStep(p.prediction, offer_for(p.prediction, prices), "none", training=cost),
-            p.relative,
-            p.gpus == curve.knee,
-        )
-        for p, cost in zip(curve.points, costs, strict=True)
+        PricedPoint(step, point.relative, point.gpus == curve.knee)
+        for step, point in zip(steps, curve.points, strict=True)
     ]
 
 
@@ -208,11 +198,12 @@ def scaling_remarks(curve: Scaling) -> list[str]:
     """What a curve of speeds is about, and where more GPUs no longer pay."""
     step = curve.points[0].prediction
     kind = "strong" if curve.is_strong else "weak"
-    told = [f"{kind} scaling of {strategy_text(step.parallel)} on {_cluster(step)}"]
-    told.append(f"host: {step.host.name}")
+    place = "" if step.cluster is None else step.cluster.id
+    lines = [f"{kind} scaling of {strategy_text(step.parallel)} on {place}"]
+    lines.append(f"host: {step.host.name}")
     if curve.knee is not None:
-        told.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
-    return told
+        lines.append(f"beyond {curve.knee} GPUs each has less than {KNEE:.0%} of the first's speed")
+    return lines
 
 
 # The strategies that a search found: the best ones, and why others cannot be used.
@@ -226,17 +217,17 @@ MFU_LINE = (
 
 
 def layouts(
-    title: str, found: Sequence[Layout], width: int, most: int = 10, notes: Sequence[str] = ()
+    title: str, every: Sequence[Layout], width: int, most: int = 10, notes: Sequence[str] = ()
 ) -> RenderableType:
     """The best strategies of a search, and why some of the others lost."""
-    working = [layout for layout in found if layout.prediction is not None][:most]
-    told = [*lost_layouts(found), *notes]
+    working = [layout for layout in every if layout.prediction is not None][:most]
+    lines = [*lost_layouts(every), *notes]
     if not working:
-        nothing = "no strategy fits" if not_tried(found) == 0 else "no strategy that fits so far"
-        return titled(title, nothing, "", *remarks(told))
+        nothing = "no strategy fits" if not_tried(every) == 0 else "no strategy that fits so far"
+        return titled(title, nothing, "", *remarks(lines))
     use = f"to predict the first alone: --parallel {option_of(working[0].strategy)}"
     batch = f" --batch {working[0].micro_batch}{_RECOMPUTED[working[0].recompute]}"
-    return titled(title, *shown(columns(working), width, [use + batch, MFU_LINE, *told]))
+    return titled(title, *shown(columns(working), width, [use + batch, MFU_LINE, *lines]))
 
 
 _RECOMPUTED = {"none": "", "selective": " --recompute selective", "full": " --checkpointing"}
@@ -245,7 +236,7 @@ _RECOMPUTED = {"none": "", "selective": " --recompute selective", "full": " --ch
 def _step(layout: Layout) -> PricedStep | None:
     """The step; null when it does not fit, cannot be done, or was not played."""
     step = layout.prediction
-    return None if step is None else PricedStep(step, offer_for(step, price_book()), "none")
+    return None if step is None else priced_steps([step], by="none")[0]
 
 
 def _share(needed: Memory | None) -> float | None:
@@ -318,45 +309,45 @@ class TargetLayout:
 describe(TargetLayout, "target", Field("", "layout", inline=True))
 
 
-def told_layouts(target: str, found: Sequence[Layout]) -> list[TargetLayout]:
+def told_layouts(target: str, every: Sequence[Layout]) -> list[TargetLayout]:
     """The layouts that JSON has: those that were played, and one for each other reason."""
-    played = [layout for layout in found if layout.prediction is not None]
-    others = {layout.reason: layout for layout in reversed(found) if layout.prediction is None}
+    played = [layout for layout in every if layout.prediction is not None]
+    others = {layout.reason: layout for layout in reversed(every) if layout.prediction is None}
     return [TargetLayout(target, layout) for layout in (*played, *reversed(others.values()))]
 
 
-def lost_layouts(found: Sequence[Layout]) -> list[str]:
+def lost_layouts(every: Sequence[Layout]) -> list[str]:
     """How many strategies cannot be used, and why."""
-    lost = [layout for layout in found if layout.prediction is None]
+    lost = [layout for layout in every if layout.prediction is None]
     slower = sum(layout.least_s is not None for layout in lost)
     large = sum(not layout.fits for layout in lost)
-    untried = not_tried(found)
-    played = len(found) - len(lost)
-    told = [
-        f"{len(found)} strategies: {played} played, {large} do not fit, {slower} "
+    untried = not_tried(every)
+    played = len(every) - len(lost)
+    lines = [
+        f"{len(every)} strategies: {played} played, {large} do not fit, {slower} "
         "cannot be among the first by a lower bound, "
         f"{len(lost) - large - slower - untried} cannot be done"
     ]
     if untried:
         reason = next(layout.reason for layout in lost if not layout.is_tried)
-        told.append(f"{untried} {reason}" + ("; shown is the best so far" if played else ""))
+        lines.append(f"{untried} {reason}" + ("; shown is the best so far" if played else ""))
     reasons: dict[str, list[str]] = {}
     for layout in lost:
         if layout.fits and layout.least_s is None and layout.is_tried:
             reasons.setdefault(layout.reason, []).append(option_of(layout.strategy))
     for reason, names in list(reasons.items())[:_LOST_SHOWN]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        told.append(f"{names[0]}{more}: {reason}")
-    smallest = min((one for one in lost if not one.fits), key=_needed, default=None)
-    if large == len(lost) == len(found) and smallest is not None:
-        told.append(f"{option_of(smallest.strategy)}: {smallest.reason}")
-    hosts = dict.fromkeys(layout.prediction.host.name for layout in found if layout.prediction)
-    return [*told, *(f"host: {host}" for host in hosts)]
+        lines.append(f"{names[0]}{more}: {reason}")
+    smallest = min((layout for layout in lost if not layout.fits), key=_needed, default=None)
+    if large == len(lost) == len(every) and smallest is not None:
+        lines.append(f"{option_of(smallest.strategy)}: {smallest.reason}")
+    hosts = dict.fromkeys(layout.prediction.host.name for layout in every if layout.prediction)
+    return [*lines, *(f"host: {host}" for host in hosts)]
 
 
-def not_tried(found: Sequence[Layout]) -> int:
+def not_tried(every: Sequence[Layout]) -> int:
     """How many strategies a search that was stopped did not come to."""
-    return sum(not layout.is_tried for layout in found)
+    return sum(not layout.is_tried for layout in every)
 
 
 def _needed(layout: Layout) -> float:

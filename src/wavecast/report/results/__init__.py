@@ -1,0 +1,1 @@
+"""What each kind of result says: its fields, tables, sentences and drawings."""
