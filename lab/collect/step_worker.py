@@ -139,8 +139,8 @@ def _around(called: list[Event], moment: float) -> Event | None:
             high = middle
     if not low:
         return None
-    found = called[low - 1]
-    return found if moment <= float(found["ts"]) + float(found["dur"]) else None
+    event = called[low - 1]
+    return event if moment <= float(event["ts"]) + float(event["dur"]) else None
 
 
 def busy_s(rows: list[Event]) -> float:
@@ -155,17 +155,17 @@ def busy_s(rows: list[Event]) -> float:
 
 def regions(events: list[Event]) -> dict[str, list[float]]:
     """How often each region of the host's compiled code ran, and for how many microseconds."""
-    found: dict[str, list[float]] = {}
+    entries: dict[str, list[float]] = {}
     for event in events:
         name = str(event["name"])
         start = next((region for region in REGIONS if name.startswith(region)), None)
         if start is None and event.get("cat") in RUNTIME:
             start = name
         if start is not None and event.get("cat") not in GPU_WORK:
-            entry = found.setdefault(start, [0, 0.0])
+            entry = entries.setdefault(start, [0, 0.0])
             entry[0] += 1
             entry[1] = round(entry[1] + float(event["dur"]), 1)
-    return found
+    return entries
 
 
 # Which node each kernel comes from, while torch.compile works on this machine.
@@ -226,10 +226,10 @@ class KernelOrigins:
         if names or node.get_device() is None or node.get_device().type == "cpu":
             return []
         try:
-            made = kernels_of(node, graph, sm_count).ops
+            ops = kernels_of(node, graph, sm_count).ops
         except Exception as error:  # the other kernels still count
             return [f"{type(error).__name__}: {error}"[:300]]
-        return [op for op in made if op.name in FUSED or op.name.startswith("inductor.")]
+        return [op for op in ops if op.name in FUSED or op.name.startswith("inductor.")]
 
 
 class LateChoice:

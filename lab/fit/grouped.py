@@ -166,9 +166,9 @@ def read(path: Path = MEASURED) -> list[ExpertRow]:
 
 
 def _row(*row: Any) -> ExpertRow:
-    made = ExpertRow(*row)
-    tensors = (Tensor(tuple(shape), tuple(strides), d) for shape, strides, d in made.inputs)
-    return made._replace(inputs=tuple(tensors), kernels=tuple(made.kernels))
+    expert_row = ExpertRow(*row)
+    tensors = (Tensor(tuple(shape), tuple(strides), d) for shape, strides, d in expert_row.inputs)
+    return expert_row._replace(inputs=tuple(tensors), kernels=tuple(expert_row.kernels))
 
 
 def op_of(row: ExpertRow) -> Op:

@@ -185,11 +185,11 @@ def on_gpu(
         if origin == gpu or len(pairs) < LEAST_ROWS:
             continue
         o, d = pairs.T
-        measured, wanted = these.ms[o], these.ms[d]
+        measured, target = these.ms[o], these.ms[d]
         peak = gpu_named(origin).fp32_flops / gpu_named(gpu).fp32_flops
-        off = {name: error(measured * ms[d] / ms[o], wanted) for name, ms in bounded_ms.items()}
-        off |= {"mlp, no origin": error(bounded_ms["mlp"][d], wanted)}
-        scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, wanted)}
+        off = {name: error(measured * ms[d] / ms[o], target) for name, ms in bounded_ms.items()}
+        off |= {"mlp, no origin": error(bounded_ms["mlp"][d], target)}
+        scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, target)}
     return scores
 
 

@@ -143,7 +143,7 @@ class TunedDepthwise:
 
     def __init__(self, kernels: Iterable[JaxKernel]) -> None:
         all_of_them = [kernel for kernel in kernels if _model_of(kernel.op) == MODEL]
-        self.kernels = [one for one in all_of_them if not _is_odd(one)]
+        self.kernels = [kernel for kernel in all_of_them if not _is_odd(kernel)]
         self.odd = len(all_of_them) - len(self.kernels)
         self._columns = columns_of([parts_of(kernel.op)[0].row for kernel in self.kernels])
         self._seconds = np.array([kernel.seconds for kernel in self.kernels])
@@ -201,17 +201,17 @@ def library_lines() -> list[str]:
     compared = [_aligned(kernel.op) for kernel in measured]
     plain = [Op(op.name, op.inputs, op.outputs, _unmarked(op)) for op in compared]
     said = Learned.shipped().predict_all(plain, device(GPU))
-    found: dict[str, list[tuple[float, float, float]]] = {}
+    by_name: dict[str, list[tuple[float, float, float]]] = {}
     for kernel, op, estimate in zip(measured, compared, said, strict=True):
         name = class_of(op)
         if name is not None and estimate is not None:
             ratio = 1.0 if name.startswith(DEPTHWISE) else kernel.seconds / estimate.seconds
             runs = 0 if name.startswith(DEPTHWISE) and _is_odd(kernel) else kernel.runs
             row = ratio, runs, runs * kernel.kernels
-            found.setdefault(name, []).append(row)
+            by_name.setdefault(name, []).append(row)
     lines = ["", "# Library calls: the median logarithm of measured over predicted time, and the"]
     lines += ["# mean number of kernels of a call.", "[libraries]"]
-    for name, values in sorted(found.items()):
+    for name, values in sorted(by_name.items()):
         ratios, counts, launched = (np.array(column) for column in zip(*values, strict=True))
         lines.append(
             f'"{name}" = {{ log = {float(np.median(np.log(ratios))):.3f}, '

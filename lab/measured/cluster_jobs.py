@@ -72,12 +72,12 @@ def trace_jobs(path: Path, gpus: int) -> tuple[Fleet, list[Job], int]:
     fleet = Fleet((Pool("gpu", "gpu", gpus, usd_per_hour=1.0),))
     jobs, lost = [], 0
     for row in rows_of(path):
-        wanted = int(row["n_gpu"] or 0)
-        if not row["duration_s"] or not 0 < wanted <= gpus:
+        gpu_count = int(row["n_gpu"] or 0)
+        if not row["duration_s"] or not 0 < gpu_count <= gpus:
             lost += 1
             continue
         seconds = max(1.0, float(row["duration_s"]))
-        option = RunOption("gpu", wanted, exactly(seconds), seconds * wanted / HOUR_S)
+        option = RunOption("gpu", gpu_count, exactly(seconds), seconds * gpu_count / HOUR_S)
         due = float(row["deadline_s"]) if row["deadline_s"] else None
         jobs.append(Job(row["job_id"], (option,), "", float(row["submit_s"]), due))
     return fleet, jobs, lost
@@ -199,21 +199,21 @@ def job_types(
     """
     rows = [row for row in _rows(data, gpus) if row.step[:2] in kinds]
     spreads = _spreads(rows)
-    found = []
+    types = []
     for source in SOURCES:
         own = [row for row in rows if row.source == source]
         for kind in kinds:
-            steps = sorted({one.step for one in own if one.step[:2] == kind})
+            steps = sorted({row.step for row in own if row.step[:2] == kind})
             for step in steps:
-                times = _times([one for one in own if one.step == step])
+                times = _times([row for row in own if row.step == step])
                 if len(times) > 1:
                     spread = max(spreads[step, gpu] for gpu in times)
-                    found.append(JobType(source, step[1], step[2], times, spread))
-    return [one for source in SOURCES for kind in kinds for one in _some(found, source, kind[1])]
+                    types.append(JobType(source, step[1], step[2], times, spread))
+    return [job for source in SOURCES for kind in kinds for job in _some(types, source, kind[1])]
 
 
 def _rows(data: Path, gpus: Collection[str]) -> list[_MeasuredStep]:
-    found = []
+    measured = []
     for row in rows_of(data / "throughputs.csv"):
         source, speed = row["set"], float(row["iterations_per_s"] or 0)
         if source not in SOURCES or not speed or row["gpu"] not in gpus:
@@ -226,14 +226,14 @@ def _rows(data: Path, gpus: Collection[str]) -> list[_MeasuredStep]:
         seconds = 1 / speed - float(row["sync_s"] or 0)
         step = SOURCES[source], row["job_type"], int(float(row["batch"] or 1))
         if seconds > 0:
-            found.append(_MeasuredStep(source, step, row["gpu"], int(row["n_gpu"]), seconds))
-    return found
+            measured.append(_MeasuredStep(source, step, row["gpu"], int(row["n_gpu"]), seconds))
+    return measured
 
 
 def _times(rows: Sequence[_MeasuredStep]) -> Seconds:
     """The time on each GPU, with as few of them as were measured."""
     fewest = {row.gpu: row for row in sorted(rows, key=lambda row: (row.gpu, -row.gpus))}
-    return {gpu: one.seconds for gpu, one in fewest.items()}
+    return {gpu: row.seconds for gpu, row in fewest.items()}
 
 
 def _spreads(rows: Sequence[_MeasuredStep]) -> Mapping[tuple[tuple[str, str, int], str], float]:
@@ -243,9 +243,9 @@ def _spreads(rows: Sequence[_MeasuredStep]) -> Mapping[tuple[tuple[str, str, int
     return {key: max(own) / min(own) for key, own in times.items()}
 
 
-def _some(found: Sequence[JobType], source: str, name: str) -> Sequence[JobType]:
+def _some(types: Sequence[JobType], source: str, name: str) -> Sequence[JobType]:
     """A few batches of a job type, from the smallest to the largest."""
-    own = [one for one in found if (one.source, one.name) == (source, name)]
+    own = [job for job in types if (job.source, job.name) == (source, name)]
     if len(own) <= _MOST_BATCHES:
         return own
     return [own[round(at * (len(own) - 1) / (_MOST_BATCHES - 1))] for at in range(_MOST_BATCHES)]

@@ -402,8 +402,8 @@ def decoder_options(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if facts.head_size is None and int(row["hidden"]) % int(row["heads"]):
         raise NotExpressible("a mixture of experts whose heads have a size that is not stated")
     if row["params_b"] is not None:
-        found = parameters_of(row, facts)
-        if abs(found / (1e9 * row["params_b"]) - 1) > TOLERANCE:
+        parameters = parameters_of(row, facts)
+        if abs(parameters / (1e9 * row["params_b"]) - 1) > TOLERANCE:
             raise NotExpressible("a mixture of experts whose sizes miss its parameters")
     options |= facts.options()
     # The middle one of three traced blocks is repeated, so at most the first one is dense.
@@ -470,8 +470,8 @@ _OTHER_LAYERS = re.compile(r"mamba|jamba|qwen3-?next|nemotron-?(h|3)\b|-h-", re.
 
 def facts_of(model: str) -> ModelFacts:
     """What is known about a model, by its name; nothing for others."""
-    found = (facts for name, facts in _FACTS if re.search(name, model, re.IGNORECASE))
-    return next(found, ModelFacts())
+    matches = (facts for name, facts in _FACTS if re.search(name, model, re.IGNORECASE))
+    return next(matches, ModelFacts())
 
 
 def has_other_layers(model: str) -> bool:

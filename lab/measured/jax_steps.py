@@ -68,8 +68,8 @@ class JaxKernel(NamedTuple):
 @cache
 def steps(group: str = "fit") -> dict[str, Row]:
     """The measured steps of a group, by name; those that failed are left out."""
-    found = json.loads(gzip.decompress((FOLDER / f"{group}-steps.json.gz").read_bytes()))
-    return {row["name"]: row for row in found if "error" not in row}
+    rows = json.loads(gzip.decompress((FOLDER / f"{group}-steps.json.gz").read_bytes()))
+    return {row["name"]: row for row in rows if "error" not in row}
 
 
 @cache
@@ -123,18 +123,19 @@ def fitted() -> Iterator[JaxKernel]:
 
 def fused_kernels() -> list[FusedKernel]:
     """The fused kernels that are fitted; equal ones of a step once."""
-    found: dict[tuple[str, Op], list[JaxKernel]] = defaultdict(list)
+    by_op: dict[tuple[str, Op], list[JaxKernel]] = defaultdict(list)
     for kernel in fitted():
         if kernel.op.name in XLA_FUSED:
-            found[kernel.step, kernel.op].append(kernel)
+            by_op[kernel.step, kernel.op].append(kernel)
     return [
         FusedKernel(
             FAMILY[step],
             step,
             op,
-            sum(one.seconds * one.runs for one in each) / sum(one.runs for one in each),
-            sum(one.runs for one in each),
+            sum(kernel.seconds * kernel.runs for kernel in each)
+            / sum(kernel.runs for kernel in each),
+            sum(kernel.runs for kernel in each),
             each[0].instruction,
         )
-        for (step, op), each in found.items()
+        for (step, op), each in by_op.items()
     ]

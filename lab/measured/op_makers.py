@@ -64,7 +64,7 @@ def convolution(
     stride: tuple[int, int],
     padding: tuple[int, int],
     dtype: str = "float32",
-    wanted: tuple[bool, bool] | None = None,
+    output_mask: tuple[bool, bool] | None = None,
     bias: bool = False,
     tuned: bool = False,
 ) -> Op:
@@ -99,10 +99,10 @@ def convolution(
         *((("benchmark", True),) if tuned else ()),
     )
     added = (tensor(weight[0], dtype=dtype),) if bias else ()
-    if wanted is None:
+    if output_mask is None:
         return Op("aten.convolution", (source, filters, *added), (out,), shared)
-    gradients = [spec for spec, want in zip((source, filters), wanted, strict=True) if want]
-    mask = ("output_mask", (*wanted, bias))
+    gradients = [spec for spec, want in zip((source, filters), output_mask, strict=True) if want]
+    mask = ("output_mask", (*output_mask, bias))
     return Op(
         "aten.convolution_backward", (out, source, filters), (*gradients, *added), (*shared, mask)
     )
@@ -163,7 +163,7 @@ def recurrent(
     bidirectional: bool = False,
     bias: bool = True,
     dtype: str = "float32",
-    wanted: tuple[bool, bool] | None = None,
+    output_mask: tuple[bool, bool] | None = None,
 ) -> Op:
     """cuDNN's recurrent layers.
 
@@ -200,9 +200,9 @@ def recurrent(
     )
     states = (state, state) if mode == 2 else (state,)
     operands = (sequence, *weights, *states)
-    if wanted is None:
+    if output_mask is None:
         return Op("aten._cudnn_rnn", operands, (out, *states), attrs)
-    mask = ("output_mask", (wanted[0], False, False, wanted[1]))
+    mask = ("output_mask", (output_mask[0], False, False, output_mask[1]))
     return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))
 
 
@@ -282,7 +282,7 @@ def _convolution(layer: Conv2d, backward: bool) -> Op:
         (layer.out_channels, layer.in_channels, layer.kernel, layer.kernel),
         (layer.stride, layer.stride),
         (layer.padding, layer.padding),
-        wanted=(True, True) if backward else None,
+        output_mask=(True, True) if backward else None,
         bias=bool(layer.bias),
     )
 
@@ -297,5 +297,5 @@ def _lstm(layer: Lstm, backward: bool) -> Op:
         layer.layers,
         bidirectional=bool(layer.bidirectional),
         bias=bool(layer.bias),
-        wanted=(True, True) if backward else None,
+        output_mask=(True, True) if backward else None,
     )

@@ -52,14 +52,14 @@ class BlindRow:
 @cache
 def rows() -> tuple[BlindRow, ...]:
     """Every measured step with its prediction."""
-    found = []
+    blind_rows = []
     for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
             trace = blind_trace(name)
             assert trace is not None
             prediction = wavecast.predict(trace, GPU, host="reference")
-            found.append(BlindRow(name, prediction, step["gpu_s"], machine))
-    return tuple(found)
+            blind_rows.append(BlindRow(name, prediction, step["gpu_s"], machine))
+    return tuple(blind_rows)
 
 
 def step_table() -> Iterator[str]:

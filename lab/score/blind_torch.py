@@ -315,15 +315,19 @@ def _of_torch(test: TorchTest) -> BlindTest:
 
 
 def _of_jax(group: str) -> BlindTest:
-    found = jax_steps.steps(group)
+    measured_steps = jax_steps.steps(group)
     path = H200 / "jax" / f"{group}-predictions.json"
-    told = [row for row in json.loads(path.read_text(encoding="utf-8")) if row["name"] in found]
-    true = [jax.measured(found[row["name"]]) for row in told]
+    predictions = [
+        row for row in json.loads(path.read_text(encoding="utf-8")) if row["name"] in measured_steps
+    ]
+    true = [jax.measured(measured_steps[row["name"]]) for row in predictions]
 
     def off(name: str) -> tuple[float, ...]:
-        return tuple(row[name] / known[name] - 1 for row, known in zip(told, true, strict=True))
+        return tuple(
+            row[name] / known[name] - 1 for row, known in zip(predictions, true, strict=True)
+        )
 
-    pairs = zip(told, true, strict=True)
+    pairs = zip(predictions, true, strict=True)
     return BlindTest(
         title=JAX[group],
         gpu=off("gpu_s"),

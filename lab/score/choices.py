@@ -99,7 +99,7 @@ def shared_error(tasks: Mapping[str, Sequence[Judged]]) -> float:
     for rows in tasks.values():
         errors = [row.error for row in rows]
         squares += [error**2 for error in errors]
-        products += [one * other for one, other in itertools.combinations(errors, 2)]
+        products += [error * other for error, other in itertools.combinations(errors, 2)]
     return statistics.mean(products) / statistics.mean(squares)
 
 
@@ -122,7 +122,7 @@ def choice_table(tasks: Mapping[str, Sequence[Judged]], aim: Aim) -> tuple[str, 
         chosen, best = selection.best.device.id, min(real, key=real.__getitem__)
         loss = real[chosen] / real[best] - 1
         right += loss <= NEAR
-        equal = ", ".join(one.device.id for one in selection.as_good) or "none"
+        equal = ", ".join(candidate.device.id for candidate in selection.as_good) or "none"
         lines.append(f"| {task} | {len(usable)} | {chosen} | {best} | {loss:.1%} | {equal} |")
     return "\n".join(lines), right, len(lines) - 2
 
@@ -132,11 +132,11 @@ def told_apart(tasks: Mapping[str, Sequence[Judged]], aim: Aim) -> str:
     pairs = apart = right = 0
     for rows in tasks.values():
         usable = [row for row in rows if math.isfinite(row.measured(aim))]
-        for one, other in itertools.permutations(usable, 2):
-            pairs += one.case.gpu < other.case.gpu
-            if is_better(one.candidate, other.candidate, aim):
+        for judged_gpu, other in itertools.permutations(usable, 2):
+            pairs += judged_gpu.case.gpu < other.case.gpu
+            if is_better(judged_gpu.candidate, other.candidate, aim):
                 apart += 1
-                right += one.measured(aim) < other.measured(aim)
+                right += judged_gpu.measured(aim) < other.measured(aim)
     share = right / apart if apart else math.nan
     return f"{apart} of {pairs} pairs of GPUs are told apart, {share:.1%} of them rightly"
 

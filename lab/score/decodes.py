@@ -97,17 +97,19 @@ ROUNDS = (
 
 def predict(case: InferenceCase, kind: type[InferenceStep]) -> wavecast.Prediction:
     """The prediction of a step."""
-    made, compiled = recipe(case), COMPILED.get(case.way, False)
-    trace = captured(lambda: kind(**vars(make_step(made))), gpu=device(GPU), compiled=compiled)
+    step_recipe, compiled = recipe(case), COMPILED.get(case.way, False)
+    trace = captured(
+        lambda: kind(**vars(make_step(step_recipe))), gpu=device(GPU), compiled=compiled
+    )
     return wavecast.predict(trace, GPU, graphed=case.way == "graph")
 
 
 def row_of(case: InferenceCase, kind: type[InferenceStep]) -> dict[str, Any]:
     """A step with its predicted time, range, GPU time and memory."""
-    found = predict(case, kind)
-    assert found.memory is not None
-    times = {name: getattr(found, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
-    return {**asdict(case), **times, "peak_bytes": found.memory.peak_bytes}
+    prediction = predict(case, kind)
+    assert prediction.memory is not None
+    times = {name: getattr(prediction, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
+    return {**asdict(case), **times, "peak_bytes": prediction.memory.peak_bytes}
 
 
 def measured(name: str) -> Iterator[tuple[InferenceCase, dict[str, Any]]]:
@@ -132,15 +134,17 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
     if rows:
         names = "model | task | batch | tokens | way | measured ms | predicted ms | error | memory"
         print(*heading(names, "lllll"), sep="\n")
-    for told, found in pairs if rows else ():
-        step = " | ".join(str(found[name]) for name in ("model", "task", "batch", "seq", "way"))
-        error, memory = (told[n] / found[n] - 1 for n in ("seconds", "peak_bytes"))
-        times = f"{found['seconds'] * 1e3:.2f} | {told['seconds'] * 1e3:.2f} | {error:+.0%}"
+    for prediction, row in pairs if rows else ():
+        step = " | ".join(str(row[name]) for name in ("model", "task", "batch", "seq", "way"))
+        error, memory = (prediction[n] / row[n] - 1 for n in ("seconds", "peak_bytes"))
+        times = f"{row['seconds'] * 1e3:.2f} | {prediction['seconds'] * 1e3:.2f} | {error:+.0%}"
         print(f"| {step} | {times} | {memory:+.1%} |")
-    errors = [abs(told["seconds"] / found["seconds"] - 1) for told, found in pairs]
-    memory = [abs(told["peak_bytes"] / found["peak_bytes"] - 1) for told, found in pairs]
-    ranged = [(told, found) for told, found in pairs if told["low_s"] is not None]
-    inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in ranged)
+    errors = [abs(prediction["seconds"] / row["seconds"] - 1) for prediction, row in pairs]
+    memory = [abs(prediction["peak_bytes"] / row["peak_bytes"] - 1) for prediction, row in pairs]
+    ranged = [(prediction, row) for prediction, row in pairs if prediction["low_s"] is not None]
+    inside = sum(
+        prediction["low_s"] <= row["seconds"] <= prediction["high_s"] for prediction, row in ranged
+    )
     print(
         f"\n{title}: {len(pairs)} steps, time {mean(errors):.1%} on average (median "
         f"{median(errors):.1%}), memory {mean(memory):.1%}, "
@@ -148,31 +152,35 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
     )
 
 
-def _print_versions(one: Round) -> None:
+def _print_versions(test: Round) -> None:
     """Say whether the code that is traced is that which was measured: attention may differ."""
     import transformers
 
-    ran = json.loads((FOLDER / one.file).read_text(encoding="utf-8")).get("transformers")
+    ran = json.loads((FOLDER / test.file).read_text(encoding="utf-8")).get("transformers")
     if ran not in (None, transformers.__version__):
-        print(f"{one.title}: traced with transformers {transformers.__version__}, ran with {ran}")
+        print(f"{test.title}: traced with transformers {transformers.__version__}, ran with {ran}")
 
 
-def _print_round(one: Round, rows: bool) -> None:
-    _print_versions(one)
-    found = list(measured(one.file))
-    now = [(row_of(case, one.step), row) for case, row in found]
-    if not one.committed:
-        return _print(one.title, now, rows)
-    told = json.loads((FOLDER / one.committed).read_text(encoding="utf-8"))["steps"]
+def _print_round(test: Round, rows: bool) -> None:
+    _print_versions(test)
+    measurements = list(measured(test.file))
+    now = [(row_of(case, test.step), row) for case, row in measurements]
+    if not test.committed:
+        return _print(test.title, now, rows)
+    steps = json.loads((FOLDER / test.committed).read_text(encoding="utf-8"))["steps"]
     blind = {
         InferenceCase(**{f: row[f] for f in InferenceCase.__dataclass_fields__}).key: row
-        for row in told
+        for row in steps
     }
-    _print(f"{one.title}, as committed", [(blind[case.key], row) for case, row in found], False)
+    _print(
+        f"{test.title}, as committed",
+        [(blind[case.key], row) for case, row in measurements],
+        False,
+    )
     for title, holds in (("GPU time", False), ("host-bound iterations", True)):
         chosen = [pair for pair in now if _host_bound(pair[1]) is holds]
-        _print(f"{one.title}, {title}", chosen, rows)
-    return _print(one.title, now, False)
+        _print(f"{test.title}, {title}", chosen, rows)
+    return _print(test.title, now, False)
 
 
 def main(given: Sequence[str] = ()) -> None:
@@ -180,5 +188,5 @@ def main(given: Sequence[str] = ()) -> None:
     parser = needs.parser(__doc__)
     parser.add_argument("--rows", action="store_true", help="print each step")
     rows = parser.parse_args(given).rows
-    for one in ROUNDS:
-        _print_round(one, rows)
+    for test in ROUNDS:
+        _print_round(test, rows)

@@ -187,26 +187,26 @@ def ranking(scored: Sequence[ScoredStep]) -> list[str]:
             groups[str(row.step.row["model"]), int(row.step.row["n_gpu"])].append(row)
     head = "strategies | Kendall's tau | predicted best slower by"
     lines = [*heading(f"nanotron, model and GPUs | {head} | {head}")]
-    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    rankings: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for (model, gpus), own in sorted(groups.items()):
         cells = []
         for sound in (False, True):
-            kept = [one for one in own if not (sound and is_flagged(one.step.row))]
+            kept = [step for step in own if not (sound and is_flagged(step.step.row))]
             if len(kept) < 3:
                 cells.append(f"{len(kept)} | | ")
                 continue
-            found[sound].append(ranked(kept))
-            cells.append("{} | {:.2f} | {:.1%}".format(len(kept), *found[sound][-1]))
+            rankings[sound].append(ranked(kept))
+            cells.append("{} | {:.2f} | {:.1%}".format(len(kept), *rankings[sound][-1]))
         lines.append(f"| {model}, {gpus} | {' | '.join(cells)} |")
-    means = [_mean_ranking(found[sound]) for sound in (False, True)]
+    means = [_mean_ranking(rankings[sound]) for sound in (False, True)]
     lines.append(f"| **mean** | {' | '.join(means)} |")
     return lines if groups else []
 
 
 def ranked(some: Sequence[ScoredStep]) -> tuple[float, float]:
     """Kendall's tau of strategies, and by how much the predicted best is slower than the best."""
-    best = min(some, key=lambda one: one.seconds)
-    slower = best.step.seconds / min(one.step.seconds for one in some) - 1
+    best = min(some, key=lambda step: step.seconds)
+    slower = best.step.seconds / min(step.step.seconds for step in some) - 1
     return kendall([o.seconds for o in some], [o.step.seconds for o in some]), slower
 
 
@@ -215,11 +215,11 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
     return "far_below_best" in str(row["qc"] or "")
 
 
-def _mean_ranking(found: Sequence[tuple[float, float]]) -> str:
-    if not found:
+def _mean_ranking(rankings: Sequence[tuple[float, float]]) -> str:
+    if not rankings:
         return "0 | | "
-    good = sum(slower <= 0.1 for _, slower in found)
-    return f"{len(found)} | {np.mean([tau for tau, _ in found]):.2f} | 10% or less in {good}"
+    good = sum(slower <= 0.1 for _, slower in rankings)
+    return f"{len(rankings)} | {np.mean([tau for tau, _ in rankings]):.2f} | 10% or less in {good}"
 
 
 def kendall(some: Sequence[float], others: Sequence[float]) -> float:
@@ -285,7 +285,7 @@ def print_tables(
     for title, key in keys.items():
         counts = Counter(key(row) for row in rows)
         groups = {
-            name: (count, [one for one in scored if key(one.step.row) == name])
+            name: (count, [step for step in scored if key(step.step.row) == name])
             for name, count in counts.items()
         }
         print("\n".join(table(title, groups)), end="\n\n")
@@ -367,7 +367,7 @@ def scored(data: Path, cache: Path) -> list[Path]:
 
 def _smallest(rows: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredStep]:
     """The step of the smallest model of each source that a command can predict."""
-    found: dict[str, MeasuredStep] = {}
+    smallest: dict[str, MeasuredStep] = {}
     for row in rows:
         try:
             step = rebuilt(row)
@@ -375,10 +375,10 @@ def _smallest(rows: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredStep]:
             continue
         if command_of(step) is None or "far_below_best" in str(row["qc"] or ""):
             continue
-        known = found.get(step.source)
+        known = smallest.get(step.source)
         if known is None or _size(step) < _size(known):
-            found[step.source] = step
-    return found
+            smallest[step.source] = step
+    return smallest
 
 
 def _size(step: MeasuredStep) -> int:

@@ -32,10 +32,10 @@ PAIRS = {
 """Models that were written in both frameworks, with their batches and precisions."""
 
 
-def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(rows: Sequence[dict[str, Any]], measurements: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predictions and measurements, and how often the faster one is named."""
     said = {(row["framework"], row["name"]): row for row in rows}
-    true = {(row["framework"], row["name"]): row for row in found}
+    true = {(row["framework"], row["name"]): row for row in measurements}
     yield f"{'model':10} {'torch ms':>18} {'JAX ms':>18} {'torch / JAX':>14}  faster"
     right, off = [], {name: list[float]() for name in FRAMEWORKS}
     for model in PAIRS:
@@ -60,12 +60,12 @@ def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> It
 
 def measured() -> list[dict[str, Any]]:
     """What was measured; three of the JAX steps on a later day, with other JAX steps."""
-    found: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
+    rows: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
     later = steps("more")
     for model in PAIRS:
         if (row := later.get(f"pair_{model}")) is not None:
-            found.append({"name": model, "framework": "jax", **row["default"]})
-    return found
+            rows.append({"name": model, "framework": "jax", **row["default"]})
+    return rows
 
 
 def suite_rows() -> Iterator[SuiteResult]:

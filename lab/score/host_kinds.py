@@ -108,24 +108,26 @@ def errors(steps: Iterable[IssuedStep]) -> Iterator[HostError]:
                     yield HostError(kind, machine, ratio - 1, ratio * machine_factor(others) - 1)
 
 
-def table(found: Sequence[HostError]) -> Iterator[str]:
+def table(errors: Sequence[HostError]) -> Iterator[str]:
     """A line for each kind: its bias, and the mean error with the machine's factor."""
     yield from heading(
         "kind of step | machines | steps | bias, reference host | bias, machine's factor "
         "| median of machines | mean error"
     )
-    kinds = sorted({one.kind for one in found}, key=lambda kind: (kind.startswith("of all"), kind))
+    kinds = sorted(
+        {error.kind for error in errors}, key=lambda kind: (kind.startswith("of all"), kind)
+    )
     for kind in kinds:
-        own = [one for one in found if one.kind == kind]
+        own = [error for error in errors if error.kind == kind]
         by_machine = defaultdict(list)
-        for one in own:
-            by_machine[one.machine].append(one.factored)
+        for error in own:
+            by_machine[error.machine].append(error.factored)
         middles = median(median(some) for some in by_machine.values())
         yield (
             f"| {kind} | {len(by_machine)} | {len(own)} "
-            f"| {median(one.reference for one in own):+.0%} "
-            f"| {median(one.factored for one in own):+.0%} | {middles:+.0%} "
-            f"| {mean(abs(one.factored) for one in own):.0%} |"
+            f"| {median(error.reference for error in own):+.0%} "
+            f"| {median(error.factored for error in own):+.0%} | {middles:+.0%} "
+            f"| {mean(abs(error.factored) for error in own):.0%} |"
         )
 
 

@@ -64,14 +64,14 @@ def measured(row: jax_steps.Row) -> dict[str, float]:
 
 def lines(rows: Sequence[dict[str, Any]], group: str) -> Iterator[str]:
     """A table of predictions and measurements, and mean errors."""
-    found = jax_steps.steps(group)
+    steps = jax_steps.steps(group)
     off: dict[str, list[float]] = {name: [] for name in FIELDS}
     held = []
     yield f"{'step':20} {'GPU ms':>17} {'iteration ms':>17} {'MiB':>15} {'kernels':>13}  in range"
     for row in rows:
-        if row["name"] not in found:
+        if row["name"] not in steps:
             continue
-        true = measured(found[row["name"]])
+        true = measured(steps[row["name"]])
         for name in FIELDS:
             off[name].append(row[name] / true[name] - 1)
         inside = row["low_s"] <= true["seconds"] <= row["high_s"]
@@ -96,10 +96,10 @@ def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
 
     Split conformal prediction: of n steps, the one of rank 0.9 (n + 1).
     """
-    found, needed = jax_steps.steps(group), []
+    steps, needed = jax_steps.steps(group), []
     for row in rows:
-        if row["name"] in found:
-            off = math.log(measured(found[row["name"]])["seconds"] / row["seconds"])
+        if row["name"] in steps:
+            off = math.log(measured(steps[row["name"]])["seconds"] / row["seconds"])
             end = row["low_s"] if off < 0 else row["high_s"]
             needed.append(off / math.log(end / row["seconds"]))
     rank = min(math.ceil(0.9 * (len(needed) + 1)), len(needed))
@@ -115,12 +115,12 @@ def _functions() -> Iterator[str]:
     """A row for each step, and the mean errors."""
     files = (FOLDER / f"functions{name}.json" for name in ("-predictions", ""))
     rows, measured_rows = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    found = {row["kind"]: row for row in measured_rows}
+    by_kind = {row["kind"]: row for row in measured_rows}
     errors, memory = [], []
     yield "| step | calls | predicted | measured | error | memory, predicted | measured |"
     yield "|---|---|---:|---:|---:|---:|---:|"
     for row in rows:
-        true = found[row["kind"]]
+        true = by_kind[row["kind"]]
         errors.append(row["seconds"] / true["seconds"] - 1)
         memory.append(row["peak_bytes"] / true["peak_bytes"] - 1)
         yield (
@@ -128,7 +128,7 @@ def _functions() -> Iterator[str]:
             f"| {true['seconds'] * 1e3:.2f} ms | {errors[-1]:+.0%} "
             f"| {row['peak_bytes'] / 2**20:.0f} MiB | {true['peak_bytes'] / 2**20:.0f} MiB |"
         )
-    inside = sum(row["low_s"] <= found[row["kind"]]["seconds"] <= row["high_s"] for row in rows)
+    inside = sum(row["low_s"] <= by_kind[row["kind"]]["seconds"] <= row["high_s"] for row in rows)
     yield ""
     yield (
         f"Mean size of the error: {_mean(errors):.1%} of the step, {_mean(memory):.1%} of its "

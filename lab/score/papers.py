@@ -152,7 +152,7 @@ def _requirement(record: dict[str, Any]) -> Requirement:
     texts = {name: " ".join(str(record.pop(name, "")).split()) for name in _TEXTS}
     lists = {name: tuple(record.pop(name, ())) for name in ("pages", "tests")}
     checks = tuple(map(_check, record.pop("check", ())))
-    mutations = tuple(Mutation(**one) for one in record.pop("mutation", ()))
+    mutations = tuple(Mutation(**mutation) for mutation in record.pop("mutation", ()))
     assert record["status"] in STATUSES, f"{record['id']}: {record['status']}"
     given: dict[str, Any] = {**record, **texts, **lists}
     return Requirement(**given, checks=checks, mutations=mutations)
@@ -209,31 +209,35 @@ def rendered() -> str:
         parts.append(f"| {status} | {meaning} | {len(links)} | {', '.join(links)} |")
     for chapter in chapters():
         parts += ["", f"## {chapter.title}", "", chapter.about]
-        for one in chapter.requirements:
-            parts += ["", *_section(one)]
+        for requirement in chapter.requirements:
+            parts += ["", *_section(requirement)]
     parts += ["", *_mutations()]
     return "\n".join(parts) + "\n"
 
 
-def _anchor(one: Requirement) -> str:
+def _anchor(requirement: Requirement) -> str:
     """The anchor that mkdocs gives the heading of a requirement."""
-    words = re.sub(r"[^\w\s-]", "", f"{one.id}: {one.title}".lower()).strip()
+    words = re.sub(r"[^\w\s-]", "", f"{requirement.id}: {requirement.title}".lower()).strip()
     return re.sub(r"[-\s]+", "-", words)
 
 
-def _section(one: Requirement) -> Iterator[str]:
-    yield from (f"### {one.id}: {one.title}", "")
-    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast** ({one.status}). {one.ours}")
-    if one.differs:
-        yield from ("", f"**What differs.** {one.differs}")
-    for check in one.checks:
+def _section(requirement: Requirement) -> Iterator[str]:
+    yield from (f"### {requirement.id}: {requirement.title}", "")
+    yield from (
+        f"**The paper.** {requirement.paper}",
+        "",
+        f"**Wavecast** ({requirement.status}). {requirement.ours}",
+    )
+    if requirement.differs:
+        yield from ("", f"**What differs.** {requirement.differs}")
+    for check in requirement.checks:
         if check.kind == "run":
             yield from ("", "```sh", check.what, "```", "")
             yield f"prints {', '.join(map(_code, check.prints))}."
         elif check.kind == "gpu":
             yield from ("", "```sh", check.what, "```", "", "needs a GPU.")
-    if one.pages:
-        yield from ("", f"More: {', '.join(map(_link, one.pages))}.")
+    if requirement.pages:
+        yield from ("", f"More: {', '.join(map(_link, requirement.pages))}.")
 
 
 def _mutations() -> Iterator[str]:
@@ -242,7 +246,7 @@ def _mutations() -> Iterator[str]:
         for requirement in requirements()
         for mutation in requirement.mutations
     ]
-    having = len({one.id for one, _ in every})
+    having = len({requirement.id for requirement, _ in every})
     yield from ("## Do the checks notice a changed formula?", "")
     yield (
         f"{len(every)} changes of formulas and rules were made to the package, one at a time "
@@ -265,18 +269,21 @@ def _link(page: str) -> str:
     return f"[{title}]({path.relative_to(DOCS)})"
 
 
-def _verdicts(one: Requirement) -> Iterator[bool]:
+def _verdicts(requirement: Requirement) -> Iterator[bool]:
     """Whether each check holds and each mutation is noticed; prints what does not."""
-    for name in one.missing:
-        print(f"{one.id}: there is no {name}", flush=True)
+    for name in requirement.missing:
+        print(f"{requirement.id}: there is no {name}", flush=True)
         yield False
-    for check in one.checks:
+    for check in requirement.checks:
         missing = check.failures()
         verdict = f"MISSING {missing}" if missing else "ok"
-        print(f"{one.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}", flush=True)
+        print(
+            f"{requirement.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}",
+            flush=True,
+        )
         yield not missing
-    for mutation in one.survivors():
-        print(f"{one.id}: no check noticed: {mutation.what}", flush=True)
+    for mutation in requirement.survivors():
+        print(f"{requirement.id}: no check noticed: {mutation.what}", flush=True)
         yield False
 
 

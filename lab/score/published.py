@@ -44,15 +44,15 @@ class ScaledCall:
 
 def scaled_calls(measured: Runs) -> list[ScaledCall]:
     """The calls that two of the GPUs ran for long enough, in both directions."""
-    made = []
+    calls = []
     for key, by_gpu in measured.items():
         for origin, target in permutations(sorted(GPUS.keys() & by_gpu.keys()), 2):
             kernel, target_s = by_gpu[origin].kernel, by_gpu[target].kernel.seconds
             if min(kernel.seconds, target_s) > ABOVE_FLOOR_S:
                 call = Call(op_of(key), Phase.FORWARD, kernels=(kernel,))
                 pair = GPUS[origin], GPUS[target]
-                made.append(ScaledCall(key[0], call, *pair, target_s))
-    return made
+                calls.append(ScaledCall(key[0], call, *pair, target_s))
+    return calls
 
 
 def drawn(calls: Sequence[ScaledCall], most: int = ROWS) -> list[ScaledCall]:
@@ -71,7 +71,7 @@ def error(calls: Sequence[ScaledCall], scaler: Scaler) -> float:
     off = []
     for origin, target in permutations(GPUS.values(), 2):
         some = [call for call in calls if (call.origin, call.target) == (origin, target)]
-        answers = scaler.scale_all([one.call for one in some], origin, target)
+        answers = scaler.scale_all([call.call for call in some], origin, target)
         off += [abs(a.seconds / c.target_s - 1) for a, c in zip(answers, some, strict=True) if a]
     return float(np.mean(off)) * 100
 

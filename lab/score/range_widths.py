@@ -169,8 +169,8 @@ class WidthTree:
         """The widths of a class, shrunk towards all steps; "" stands for these."""
         own = [step for step in self._steps if step.part == part and known in ("", step.known)]
         if part == "scaled":  # too few to tell more than how far all reach, which is the factor
-            one = (LEAST_WIDTH,) * (len(KINDS) + 1)
-            return Widths(one, one)
+            width = (LEAST_WIDTH,) * (len(KINDS) + 1)
+            return Widths(width, width)
         if not known:
             return fit(own)
         parent = self.widths(part)
@@ -241,8 +241,8 @@ def widening(same: Sequence[JudgedRange]) -> float:
     So many hold whether every step has the same weight or a source's weight grows with the
     square root of its number of steps. The factor may make ranges narrower, to a half at most.
     """
-    by_step = _quantile([(one.needed, 1.0) for one in same])
-    by_source = _quantile([(one.needed, one.weight) for one in same])
+    by_step = _quantile([(judged.needed, 1.0) for judged in same])
+    by_source = _quantile([(judged.needed, judged.weight) for judged in same])
     return math.ceil(1000 * max(by_step, by_source, 0.5)) / 1000
 
 
@@ -257,22 +257,22 @@ def _quantile(pairs: Iterable[tuple[float, float]]) -> float:
 def by_set(some: Iterable[JudgedRange]) -> dict[str, list[JudgedRange]]:
     """Steps by set, in the order of the names."""
     sets: dict[str, list[JudgedRange]] = {}
-    for one in sorted(some, key=lambda one: one.step.set):
-        sets.setdefault(one.step.set, []).append(one)
+    for judged in sorted(some, key=lambda judged: judged.step.set):
+        sets.setdefault(judged.step.set, []).append(judged)
     return sets
 
 
 def share(some: Sequence[JudgedRange]) -> float:
     """The share of steps in their ranges."""
-    return sum(one.inside for one in some) / len(some)
+    return sum(judged.inside for judged in some) / len(some)
 
 
 def given(some: Sequence[JudgedRange]) -> float:
     """The mean width of the ranges, as the ratio of their ends."""
-    return math.exp(float(np.mean([one.below + one.above for one in some])))
+    return math.exp(float(np.mean([judged.below + judged.above for judged in some])))
 
 
 def needed(some: Sequence[JudgedRange]) -> float:
     """The same if all ranges are scaled by the factor with which they hold nine in ten."""
-    factor = float(np.quantile([one.needed for one in some], 1 - ALPHA, method="higher"))
+    factor = float(np.quantile([judged.needed for judged in some], 1 - ALPHA, method="higher"))
     return float(given(some) ** max(factor, 0.0))

@@ -136,11 +136,11 @@ def never_seen() -> Iterator[OffStep]:
     for row in blind.rows():
         yield _unseen_model(row.prediction, row.prediction.gpu_s / (1 + row.gpu_error), "blind")
     for test in blind_torch.TESTS:
-        for folder in (one for one in test.folders if (one / blind_torch.TRACED).exists()):
-            found = blind_torch.measured(folder)
+        for folder in (path for path in test.folders if (path / blind_torch.TRACED).exists()):
+            rows = blind_torch.measured(folder)
             for name, trace in read_traces(folder / blind_torch.TRACED).items():
-                if name in found:
-                    gpu_s = min(found[name]["busy_s"], found[name]["wall_s"])
+                if name in rows:
+                    gpu_s = min(rows[name]["busy_s"], rows[name]["wall_s"])
                     prediction = wavecast.predict(trace, GPU, host="reference")
                     yield _unseen_model(prediction, gpu_s, f"{test.name} blind test")
 

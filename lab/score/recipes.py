@@ -56,16 +56,20 @@ def lines() -> Iterator[str]:
         yield _line(name, recipe, before[name], after[name])
 
 
-def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[str, Any]) -> str:
-    if "seconds" not in found:
-        return f"| {name} | {recipe.batch} | {told['seconds']:.3f} s | not measured | | | | | |"
+def _line(
+    name: str, recipe: MeasuredRecipe, prediction: dict[str, Any], row: dict[str, Any]
+) -> str:
+    if "seconds" not in row:
+        return (
+            f"| {name} | {recipe.batch} | {prediction['seconds']:.3f} s | not measured | | | | | |"
+        )
     hours = recipe.samples / recipe.batch / 3600
-    held = "yes" if told["low_s"] <= found["seconds"] <= told["high_s"] else "no"
+    held = "yes" if prediction["low_s"] <= row["seconds"] <= prediction["high_s"] else "no"
     cells = [
-        *(name, str(recipe.batch), f"{told['seconds']:.3f} s", f"{found['seconds']:.3f} s"),
-        *(f"{told['seconds'] / found['seconds'] - 1:+.0%}", held),
-        *(f"{told['seconds'] * hours:.2f} h", f"{found['seconds'] * hours:.2f} h"),
-        f"{told['peak_bytes'] / found['peak_bytes'] - 1:+.1%}",
+        *(name, str(recipe.batch), f"{prediction['seconds']:.3f} s", f"{row['seconds']:.3f} s"),
+        *(f"{prediction['seconds'] / row['seconds'] - 1:+.0%}", held),
+        *(f"{prediction['seconds'] * hours:.2f} h", f"{row['seconds'] * hours:.2f} h"),
+        f"{prediction['peak_bytes'] / row['peak_bytes'] - 1:+.1%}",
     ]
     return f"| {' | '.join(cells)} |"
 

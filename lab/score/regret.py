@@ -116,12 +116,12 @@ def judge(predictions: Predictions) -> list[Regret]:
 
 def _factors(job: JobType, predictions: Predictions) -> Mapping[str, float]:
     """Measured to predicted time on each machine, the median of the other job types there."""
-    found: dict[str, list[float]] = {}
+    by_gpu: dict[str, list[float]] = {}
     for other, own in predictions:
         if other.source == job.source and other.name != job.name:
             for gpu, seconds in other.measured_s.items():
-                found.setdefault(gpu, []).append(seconds / own[gpu].value)
-    return {gpu: statistics.median(values) for gpu, values in found.items()}
+                by_gpu.setdefault(gpu, []).append(seconds / own[gpu].value)
+    return {gpu: statistics.median(values) for gpu, values in by_gpu.items()}
 
 
 def _judged(job: JobType, own: Predicted, factors: Mapping[str, float]) -> Regret:
@@ -163,10 +163,10 @@ def _is_odd(times: Seconds) -> bool:
     """Whether a GPU was measured to be slower than one that is worse on both data sheets."""
 
     def betters(gpu: str, other: str) -> bool:
-        one, two = wavecast.device(GPUS[gpu]), wavecast.device(GPUS[other])
+        first, second = wavecast.device(GPUS[gpu]), wavecast.device(GPUS[other])
         return (
-            one.memory_bytes_per_s > _CLEARLY * two.memory_bytes_per_s
-            and one.fp32_flops > _CLEARLY * two.fp32_flops
+            first.memory_bytes_per_s > _CLEARLY * second.memory_bytes_per_s
+            and first.fp32_flops > _CLEARLY * second.fp32_flops
         )
 
     return any(betters(a, b) and times[a] > times[b] for a, b in permutations(times, 2))
@@ -188,7 +188,7 @@ def table(regrets: Sequence[Regret]) -> Iterator[str]:
             yield f"| {name} | {len(own)} | {_figures(own)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
-        left = [one.plain for one in settled if one.is_sure is sure]
+        left = [regret.plain for regret in settled if regret.is_sure is sure]
         yield f"- Settled, and the ranges are {word}: {len(left)}, mean regret {_mean(left)}."
     others = list(_by_other_tables([regret.job for regret in regrets]))
     yield (
@@ -232,22 +232,22 @@ def _ms(seconds: float) -> str:
 
 
 def _mean(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{statistics.mean(found):.1%}" if found else "none"
+    numbers = list(values)
+    return f"{statistics.mean(numbers):.1%}" if numbers else "none"
 
 
 def _figures(own: Sequence[Regret]) -> str:
     means = (
-        _mean(getattr(one, name) for one in own)
+        _mean(getattr(regret, name) for regret in own)
         for name in ("plain", "verified", "known", "factored")
     )
     return " | ".join(
         (
-            str(sum(one.is_settled for one in own)),
-            f"{sum(one.plain == 0 for one in own)} of {len(own)}",
+            str(sum(regret.is_settled for regret in own)),
+            f"{sum(regret.plain == 0 for regret in own)} of {len(own)}",
             *means,
-            str(sum(one.is_sure for one in own)),
-            str(sum(one.holds_best for one in own)),
+            str(sum(regret.is_sure for regret in own)),
+            str(sum(regret.holds_best for regret in own)),
         )
     )
 

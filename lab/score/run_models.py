@@ -227,9 +227,9 @@ def synthetic(beta: Sequence[float]) -> tuple[Times, RunDraw]:
     """Runs of the printed grid that are made from a law: their true times, and noisy draws."""
 
     def seconds(batch: int, iterations: int) -> float:
-        one, by_batch, by_iteration, both = beta
+        constant, by_batch, by_iteration, both = beta
         i = 10 * iterations
-        return one + by_batch * batch + by_iteration * i + both * batch * i
+        return constant + by_batch * batch + by_iteration * i + both * batch * i
 
     lengths = scaled(splits.ITERATIONS, 0.1)
 
@@ -269,11 +269,11 @@ def _design_rows(name: str, seconds: Times, drawn: RunDraw) -> Iterator[str]:
             mapes = []
             for seed in range(REPLICATES if "synthetic" in name else 1):
                 times = drawn(seed)
-                made = [
+                timed = [
                     Run(name, run.batch, run.iterations, times[run.batch, run.iterations])
                     for run in runs
                 ]
-                model = EndToEnd().fit(made)
+                model = EndToEnd().fit(timed)
                 left = [run for run in test if run not in runs]
                 mapes.append(
                     np.abs(

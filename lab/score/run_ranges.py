@@ -81,21 +81,21 @@ def table(needed: Mapping[str, Sequence[float]]) -> str:
     lines = [*heading(f"{names} | within that range")]
     within_chosen = 0.0
     for name, own in needed.items():
-        others = [one for other, ones in needed.items() if other != name for one in ones]
+        others = [factor for other, ones in needed.items() if other != name for factor in ones]
         chosen = next(c for c in _CONSTANTS if _within(others, c) >= _WANTED)
         within_chosen += _within(own, chosen) * len(own)
         lines.append(
             f"| {name} | {len(own)} | {_within(own, shipped):.0%} | {chosen:.0%} "
             f"| {_within(own, chosen):.0%} |"
         )
-    every = [one for own in needed.values() for one in own]
+    every = [factor for own in needed.values() for factor in own]
     total = within_chosen / len(every)
     lines.append(f"| all sources | {len(every)} | {_within(every, shipped):.0%} | | {total:.0%} |")
     return "\n".join(lines)
 
 
 def _within(needed: Sequence[float], constant: float) -> float:
-    return float(np.mean([one <= constant for one in needed]))
+    return float(np.mean([factor <= constant for factor in needed]))
 
 
 def tables(data: Path) -> Iterator[ScoreTable]:

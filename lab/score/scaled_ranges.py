@@ -72,12 +72,12 @@ def published(pairs: Iterable[tuple[Case, Trace]], apart: KeptApart) -> Iterator
 
 def without_factor(steps: Sequence[OffStep]) -> tuple[int, int]:
     """How many scaled steps lie in ranges whose factor was chosen without their GPU and source."""
-    made = [step for step in judged(steps) if step.step.known == ScaledTo.OTHER]
+    judged_steps = [step for step in judged(steps) if step.step.known == ScaledTo.OTHER]
     inside = [
-        one.times(
-            widening([o for o in made if o.step.is_apart(one.step.owner, one.step.chip)])
+        step.times(
+            widening([o for o in judged_steps if o.step.is_apart(step.step.owner, step.step.chip)])
         ).inside
-        for one in made
+        for step in judged_steps
     ]
     return sum(inside), len(inside)
 

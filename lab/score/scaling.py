@@ -142,8 +142,10 @@ def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
     lines = [*heading(names)]
     for name in (*sorted(regressed), ALL):
         some = [name] if name != ALL else sorted(regressed)
-        past = [e for one in some for e in regressed[one]]
-        from_one, from_none = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
+        past = [e for network in some for e in regressed[network]]
+        from_one, from_none = (
+            [e for network in some for e in errors[network][kind]] for kind in (0, 1)
+        )
         assert len(past) == len(from_one)
         lines.append(
             f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(from_one):.1%} "

@@ -89,14 +89,14 @@ def _attention(folder: Path) -> Iterator[tuple[str, OpRow]]:
 
 def tables(data: Path) -> Iterator[ScoreTable]:
     """The errors of each kind of kernel on each GPU."""
-    learned, found = Learned.shipped(), dict[tuple[str, str], list[tuple[float, bool]]]()
+    learned, groups = Learned.shipped(), dict[tuple[str, str], list[tuple[float, bool]]]()
     for what, row in rows(data):
         estimate = learned.predict(row.ops[0], device(row.gpu))
         assert estimate is not None
         within = estimate.low_s <= row.seconds <= estimate.high_s
-        found.setdefault((what, row.gpu), []).append((estimate.seconds / row.seconds, within))
+        groups.setdefault((what, row.gpu), []).append((estimate.seconds / row.seconds, within))
     lines = [*heading("op | GPU | rows | mean error | median | ratio | in range", "ll")]
-    for (what, gpu), ratios in found.items():
+    for (what, gpu), ratios in groups.items():
         errors = [abs(ratio - 1) for ratio, _ in ratios]
         middle = median(ratio for ratio, _ in ratios)
         inside = mean(within for _, within in ratios)

@@ -202,14 +202,14 @@ def _float(*shape: int) -> TensorSpec:
 
 def cases(measured: Runs, gpus: Iterable[str]) -> list[WaveCase]:
     """Every call that two of these GPUs ran, scaled in both directions."""
-    chosen, made = set(gpus), []
+    chosen, wave_cases = set(gpus), []
     for key, by_gpu in measured.items():
         op = op_of(key)
         kind, intensity = ops.kind(op), work_of(op).intensity
         for origin, target in permutations(sorted(chosen & by_gpu.keys()), 2):
             kernel, target_s = by_gpu[origin].kernel, by_gpu[target].kernel.seconds
-            made.append(WaveCase(key[0], kind, intensity, origin, target, kernel, target_s))
-    return made
+            wave_cases.append(WaveCase(key[0], kind, intensity, origin, target, kernel, target_s))
+    return wave_cases
 
 
 # Errors.

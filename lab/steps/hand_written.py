@@ -29,10 +29,10 @@ class LowRank(nn.Module):
 def adapt(model: nn.Module, names: Iterable[str], rank: int = 8) -> nn.Module:
     """Freeze a model and give its linear layers of these names a low-rank addition."""
     model.requires_grad_(False)
-    wanted = set(names)
+    chosen_names = set(names)
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if name in wanted and isinstance(child, nn.Linear):
+            if name in chosen_names and isinstance(child, nn.Linear):
                 setattr(module, name, LowRank(child, rank))
     return model
 
@@ -245,13 +245,13 @@ class Detector(nn.Module):
         )
 
 
-def focal_loss(found_in: tuple[Any, Any], truth: Any, wanted: Any) -> Any:
+def focal_loss(found_in: tuple[Any, Any], truth: Any, true_boxes: Any) -> Any:
     """Focal loss of the classes (Lin et al., 2017) and a smooth distance of the boxes."""
     scores, boxes = found_in
     entropy = F.binary_cross_entropy_with_logits(scores.float(), truth, reduction="none")
     likely = torch.exp(-entropy)
-    found = truth.amax(-1, keepdim=True)
-    distance = F.smooth_l1_loss(boxes.float(), wanted, reduction="none") * found
+    positives = truth.amax(-1, keepdim=True)
+    distance = F.smooth_l1_loss(boxes.float(), true_boxes, reduction="none") * positives
     return ((1 - likely) ** 2 * entropy).mean() + distance.mean()
 
 
