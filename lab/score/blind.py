@@ -4,8 +4,8 @@
 
 Reads measurements/h200/blind (one file for each machine) and the campaign `blind`, and prints
 predicted against measured GPU times. `--write` puts the tables into
-docs/appendix/accuracy-blind.md. `lab.collect.blind` measured the files: each step was first traced
-without using the GPU, then measured on it. These steps are in no fit of ops and must stay out of
+docs/appendix/accuracy-blind.md. Each step of these files was first traced without using the GPU,
+then measured on it. These steps are in no fit of ops and must stay out of
 all fits. Their iterations were timed again without a profiler, for `lab.score.iterations`.
 """
 

@@ -1,6 +1,6 @@
 """How good are plans and policies? Measured speeds and job traces of published schedulers.
 
-    python -m lab score schedules --data FOLDER [--only NAME ...] [--write]
+    python -m lab score schedules --data FOLDER [NAME ...] [--write]
 
 Needs ortools, scipy and the public set cluster (docs/sources.md). Writes the tables of
 docs/appendix/schedules.md. Jobs of types whose speeds are not in the set are left out, and counted.
