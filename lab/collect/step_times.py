@@ -9,7 +9,8 @@ take turns in `lab.collect.turns`. Writes OUT/rows.jsonl.gz (a line for each ste
 OUT/traces.tar (recorded eager steps) as steps are done, and OUT/about.json at the end. With --brief
 only times, memory and kernels are measured, and no traces. With --predict nothing is measured:
 every step is traced without the GPU, with the software of this machine, and predicted
-(OUT/predictions.json; the traces stay beside it).
+(OUT/predictions.json, and OUT/traced.tar with the traces). Both become the folder of a blind test
+(`lab.score.blind_torch`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -34,6 +36,7 @@ from typing import Any
 from lab import needs
 from lab.collect.turns import ENVIRONMENT, Turns
 from lab.steps.timed_sets import NAMES, names_of
+from wavecast.hardware.hosts import REFERENCE_HOST
 
 LIBRARIES = ("torch", "triton", "torchvision", "transformers", "numpy")
 PRELOADED = (
@@ -50,8 +53,33 @@ PRELOADING = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # nor does it use the GPU
 }
 """What must be set before torch is imported."""
+GPU = "h200-sxm"
+FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.15, 1.3, 1.5)
+"""How long the hosts take in multiples of the reference host. Our leases took 0.65 to 1.6."""
 HOST_TIMES = 3
 """How often the host benchmark runs between the steps; once if the measurement is brief."""
+
+
+def prediction_of(trace: Any, mode: str) -> dict[str, Any]:
+    """What is predicted of a traced step, with the reference host and with others."""
+    import wavecast
+
+    prediction = wavecast.predict(trace, GPU, host=REFERENCE_HOST)
+    hosts = {}
+    for factor in FACTORS:
+        host = replace(REFERENCE_HOST.scaled(factor), known=True)
+        known = wavecast.predict(trace, GPU, host=host)
+        hosts[str(factor)] = [known.seconds, known.low_s, known.high_s]
+    return {
+        "mode": mode,
+        "seconds": prediction.seconds,
+        "gpu_s": prediction.gpu_s,
+        "low_s": prediction.low_s,
+        "high_s": prediction.high_s,
+        "peak_bytes": wavecast.memory(trace, GPU).peak_bytes,
+        "hosts": hosts,
+        "notes": [str(note) for note in trace.notes],
+    }
 
 
 def about() -> dict[str, Any]:
@@ -114,9 +142,10 @@ def collect(
             "unfinished": unfinished,
         }
         if predict:
-            document["predictions"] = rows_in(folder)
-        for path in folder.glob("*.traced.json.gz"):
-            shutil.move(path, out / path.name)
+            document["predictions"] = {row["traced"]: row for row in rows_in(folder)}
+            with tarfile.open(out / "traced.tar", "w") as archive:
+                for path in sorted(folder.glob("*.traced.json.gz")):
+                    archive.add(path, path.name.replace(".traced", ""))
         name = "predictions.json" if predict else "about.json"
         (out / name).write_text(json.dumps(document, indent=1), encoding="utf-8")
     finally:

@@ -8,33 +8,281 @@ and records its kernels: op by op where the step is eager, else with the op of e
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import statistics
 import sys
+import tempfile
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lab.collect.inductor_hook import KernelOrigins, LateChoice
-from lab.collect.profiled import busy_s, kernels_of, profiled, regions
+from lab.collect.step_times import GPU, prediction_of
 from lab.collect.turns import Turn, in_new_process
 from lab.steps.compiled import EAGER, GRAPHS, CompiledStep
 from lab.steps.timed_sets import step_named
+from wavecast.frameworks.pytorch.compiled.fused_ops import kernels_of
+from wavecast.ops.fused import FUSED
 from wavecast.traces.step import Op
+
+# The kernels of one iteration as torch.profiler records them, with the op that launched each.
+
+
+GPU_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+RUNTIME = ("cuda_runtime", "cuda_driver")
+REGIONS = (
+    "TorchDynamo Cache Lookup",
+    "Torch-Compiled Region",
+    "Pregraph bytecode",
+    "AOTDispatcher Runtime Wrapper Prologue",
+    "CompiledFunction",
+    "CompiledFunctionBackward",
+    "## Call CompiledFxGraph",
+    "Optimizer.step",
+    "Optimizer.zero_grad",
+)
+"""The beginnings of the names of the host's regions in compiled steps."""
+
+Event = dict[str, Any]
+
+
+def profiled(
+    run: Callable[[], Any], turn: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> list[Event]:
+    """The events of a run, as Chrome's trace format has them.
+
+    Args:
+        run: what to profile.
+        turn: entered before the run, when the profiler has started, which takes long.
+    """
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, record_shapes=True) as watched, turn():
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        watched.export_chrome_trace(str(path))
+        document = json.loads(path.read_text(encoding="utf-8"))
+    return [event for event in document["traceEvents"] if event.get("ph") == "X"]
+
+
+def ran_kernels(events: list[Event]) -> list[Event]:
+    """One row for each kernel, copy and fill, in the order in which they ran."""
+    owners = _owners(events)
+    rows = []
+    works = [event for event in events if event.get("cat") in GPU_WORK]
+    works.sort(key=lambda event: float(event["ts"]))
+    begin = float(works[0]["ts"]) if works else 0.0
+    for event in works:
+        details = event.get("args", {})
+        rows.append(
+            {
+                "name": event["name"],
+                "us": float(event["dur"]),
+                "at_us": round(float(event["ts"]) - begin, 3),
+                "grid": details.get("grid"),
+                "block": details.get("block"),
+                "registers": details.get("registers per thread"),
+                "shared": details.get("shared memory"),
+                "stream": details.get("stream", 0),
+                "op": owners.get(details.get("correlation")),
+            }
+        )
+    return rows
+
+
+def _owners(events: list[Event]) -> dict[Any, list[Any]]:
+    """The outermost aten op around each launch: its name, and shapes and types of its inputs."""
+    by_thread: dict[Any, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") == "cpu_op" and str(event["name"]).startswith("aten::"):
+            by_thread[event["tid"]].append(event)
+    outermost: dict[Any, list[Event]] = {}
+    for thread, called in by_thread.items():
+        called.sort(key=lambda event: (float(event["ts"]), -float(event["dur"])))
+        kept: list[Event] = []
+        for event in called:
+            if not kept or float(event["ts"]) >= float(kept[-1]["ts"]) + float(kept[-1]["dur"]):
+                kept.append(event)
+        outermost[thread] = kept
+    owners: dict[Any, list[Any]] = {}
+    for event in events:
+        if event.get("cat") not in RUNTIME or "correlation" not in event.get("args", {}):
+            continue
+        owner = _around(outermost.get(event["tid"], []), float(event["ts"]))
+        if owner is not None:
+            details = owner.get("args", {})
+            shapes, types = details.get("Input Dims"), details.get("Input type")
+            owners[event["args"]["correlation"]] = [owner["name"], shapes, types]
+    return owners
+
+
+def _around(called: list[Event], moment: float) -> Event | None:
+    """The event of a sorted list that contains a moment."""
+    low, high = 0, len(called)
+    while low < high:
+        middle = (low + high) // 2
+        if float(called[middle]["ts"]) <= moment:
+            low = middle + 1
+        else:
+            high = middle
+    if not low:
+        return None
+    event = called[low - 1]
+    return event if moment <= float(event["ts"]) + float(event["dur"]) else None
+
+
+def busy_s(rows: list[Event]) -> float:
+    """The seconds in which at least one kernel ran."""
+    busy = until = 0.0
+    for row in rows:
+        begin, end = row["at_us"], row["at_us"] + row["us"]
+        busy += max(end - max(begin, until), 0.0)
+        until = max(until, end)
+    return busy * 1e-6
+
+
+def regions(events: list[Event]) -> dict[str, list[float]]:
+    """How often each region of the host's compiled code ran, and for how many microseconds."""
+    entries: dict[str, list[float]] = {}
+    for event in events:
+        name = str(event["name"])
+        start = next((region for region in REGIONS if name.startswith(region)), None)
+        if start is None and event.get("cat") in RUNTIME:
+            start = name
+        if start is not None and event.get("cat") not in GPU_WORK:
+            entry = entries.setdefault(start, [0, 0.0])
+            entry[0] += 1
+            entry[1] = round(entry[1] + float(event["dur"]), 1)
+    return entries
+
+
+# Which node each kernel comes from, while torch.compile works on this machine.
+#
+# Inductor gives kernels of different graphs the same names. Here their numbers run through the
+# whole process, so that a kernel's name says which node it was made of.
+
+
+class KernelOrigins:
+    """The op of each kernel that Inductor has generated since `install`, by the kernel's name."""
+
+    def __init__(self) -> None:
+        self.ops: dict[str, Op | str] = {}
+        """Ops by kernel name; the text of the error where a node could not be described."""
+        self.graphs: list[dict[str, int]] = []
+        """How many nodes of each class every compiled graph had."""
+        self._pending: list[Op | str] = []
+
+    def clear(self) -> None:
+        """Forget all kernels."""
+        self.ops.clear()
+        self.graphs.clear()
+
+    def install(self, sm_count: int) -> None:
+        """Listen to Inductor from now on."""
+        from torch._inductor.codegen.triton import TritonScheduling
+        from torch._inductor.codegen.wrapper import PythonWrapperCodegen
+        from torch._inductor.scheduler import Scheduler
+        from torch._inductor.virtualized import V
+
+        numbers = itertools.count()
+        plain_enter, plain_define = Scheduler.enter_context, TritonScheduling.define_kernel
+        plain_codegen = Scheduler.codegen
+
+        def enter_context(scheduler: Any, node: Any) -> Any:
+            self._pending = self._described(node, V.graph, sm_count)
+            return plain_enter(scheduler, node)
+
+        def define_kernel(scheduling: Any, *arguments: Any, **named: Any) -> Any:
+            name = plain_define(scheduling, *arguments, **named)
+            if name not in self.ops:
+                self.ops[name] = self._pending.pop(0) if self._pending else "no node"
+            return name
+
+        def codegen(scheduler: Any) -> Any:
+            names = [type(node).__name__ for node in scheduler.nodes]
+            self.graphs.append({name: names.count(name) for name in names})
+            return plain_codegen(scheduler)
+
+        Scheduler.enter_context = enter_context
+        Scheduler.codegen = codegen
+        TritonScheduling.define_kernel = define_kernel
+        PythonWrapperCodegen.next_kernel_suffix = lambda _: str(next(numbers))
+
+    @staticmethod
+    def _described(node: Any, graph: Any, sm_count: int) -> list[Op | str]:
+        names = {type(node).__name__} & {"ExternKernelSchedulerNode", "NopKernelSchedulerNode"}
+        if names or node.get_device() is None or node.get_device().type == "cpu":
+            return []
+        try:
+            ops = kernels_of(node, graph, sm_count).ops
+        except Exception as error:  # the other kernels still count
+            return [f"{type(error).__name__}: {error}"[:300]]
+        return [op for op in ops if op.name in FUSED or op.name.startswith("inductor.")]
+
+
+class LateChoice:
+    """Lets Inductor choose between versions of a kernel when the machine is quiet.
+
+    Inductor times two or more versions of most kernels when they first run. While other processes
+    use the GPU, that says nothing. So the first version runs until `quiet` is called.
+    """
+
+    def __init__(self) -> None:
+        self.is_quiet = False
+        self._waiting: list[tuple[Any, list[Any]]] = []
+
+    def install(self) -> None:
+        """Put off all choices from now on, and make them with fewer runs."""
+        from torch._inductor.runtime.benchmarking import InductorBenchmarker
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+        plain_choose = CachingAutotuner.autotune_to_one_config
+        plain_time = InductorBenchmarker.benchmark_gpu
+        fewer = {"memory_warmup_iters": 20, "benchmark_iters": 20, "max_benchmark_duration": 5}
+
+        def choose(tuner: Any, *arguments: Any, **named: Any) -> Any:
+            if self.is_quiet:
+                return plain_choose(tuner, *arguments, **named)
+            self._waiting.append((tuner, list(tuner.launchers)))
+            tuner.launchers = tuner.launchers[:1]
+            return None
+
+        def benchmark_gpu(timer: Any, run: Any, *arguments: Any, **named: Any) -> Any:
+            return plain_time(timer, run, *arguments, **(named | fewer))
+
+        CachingAutotuner.autotune_to_one_config = choose
+        InductorBenchmarker.benchmark_gpu = benchmark_gpu
+
+    def quiet(self) -> None:
+        """From the next run on, choose: of kernels that have already run, and of new ones."""
+        self.is_quiet = True
+        for tuner, launchers in self._waiting:
+            tuner.launchers = launchers
+        self._waiting.clear()
+
+    def noisy(self) -> None:
+        """Put off choices again."""
+        self.is_quiet = False
+        self._waiting.clear()
+
 
 WARM_UP, COMPILED_WARM_UP, BRIEF_WARM_UP = 4, 5, 3
 MEMORY_WAIT_S = 1.0
 """How long a step waits for memory that other steps use while they prepare."""
 TIMED_S, FEWEST, MOST = 0.8, 24, 48
 ROUNDS, ALONE = 3, 10
-GPU = "h200-sxm"
 
 Row = dict[str, Any]
 Run = Callable[[], Any]
@@ -187,7 +435,7 @@ def record_eager(step: Run, path: Path) -> Row:
 def record_kernels(step: Run, turn: Turn, origins: KernelOrigins) -> Row:
     """The kernels of one iteration, the ops of fused ones, and the regions of the host."""
     events = profiled(step, turn.taken)
-    kernels = kernels_of(events)
+    kernels = ran_kernels(events)
     used = {kernel["name"] for kernel in kernels}
     return {
         "busy_s": busy_s(kernels),
@@ -260,16 +508,10 @@ def trace_step(step: CompiledStep, folder: Path) -> Row:
     begin = time.perf_counter()
     trace = wavecast.trace(partial(step.make, step.mode), gpu=GPU)
     trace.save(folder / f"{step.name}.traced.json.gz")
-    prediction = wavecast.predict(trace, GPU)
     return {
         "traced": step.name,
         "trace_s": round(time.perf_counter() - begin, 1),
-        "seconds": prediction.seconds,
-        "gpu_s": prediction.gpu_s,
-        "low_s": prediction.low_s,
-        "high_s": prediction.high_s,
-        "peak_bytes": wavecast.memory(trace, GPU).peak_bytes,
-        "notes": [str(note) for note in trace.notes],
+        **prediction_of(trace, step.mode),
     }
 
 

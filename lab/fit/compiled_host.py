@@ -38,10 +38,9 @@ from numpy.typing import NDArray
 from scipy.optimize import lsq_linear
 
 from lab import needs
-from lab.markdown import heading
 from lab.measured import jax_steps
-from lab.measured.compiled import FOLDER
-from lab.measured.compiled_hosts import pieces, profiled, unprofiled
+from lab.measured.compiled import FOLDER, pieces, profiled, unprofiled
+from lab.pages import heading
 from lab.places import MODELS
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
 from wavecast.steps.ranges import host_factors
@@ -137,7 +136,7 @@ def read() -> tuple[CompiledDemand, ...]:
     """All steps that were measured without a profiler, by mode "default"."""
     counted = json.loads(COUNTS.read_text(encoding="utf-8"))
     host = REFERENCE_HOST
-    made = []
+    demands = []
     for name, timed in unprofiled().items():
         row = profiled()[name]
         regions = row["compiled"]["regions"]
@@ -149,7 +148,7 @@ def read() -> tuple[CompiledDemand, ...]:
         asked = counted[name]
         known_s = host.step_s + sum(asked.get(c, 0) * getattr(host, c) for c in LISTS)
         known_s += convolutions * host.convolution_s + more * host.kernel_s
-        made.append(
+        demands.append(
             CompiledDemand(
                 *(name, row["family"], seconds),
                 eager_s=host_s(timed["eager"], row["eager"]["busy_s"]) or 0.0,
@@ -161,7 +160,7 @@ def read() -> tuple[CompiledDemand, ...]:
                 calls=regions.get("## Call CompiledFxGraph", [0])[0] / 2,  # each is there twice
             )
         )
-    return tuple(made)
+    return tuple(demands)
 
 
 LISTS = ("other_s", "tensor_s")
@@ -247,7 +246,7 @@ def jax_costs() -> tuple[float, float]:
             schedule = jax_steps.schedule_of(name, group)
             share = times["issue_s"] / times["seconds"]
             names = {call.op.base for call in schedule.calls}
-            in_parts = any("convolution" in one or "attention" in one for one in names)
+            in_parts = any("convolution" in op_name or "attention" in op_name for op_name in names)
             loops = len(schedule.calls) > 1.5 * len(set(schedule.sources))
             if in_parts or loops or _UNHINDERED < share < _LIMITING:
                 continue

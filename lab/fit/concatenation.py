@@ -25,7 +25,7 @@ from lab.fit.learned import ONE_GPU_SPREAD, RANGE
 from lab.fit.op_fit import constants
 from lab.measured import campaigns
 from lab.measured.op_data import HELD_OUT
-from lab.measured.op_row import OpRow, digest
+from lab.measured.op_makers import OpRow, digest
 from lab.places import MODELS
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of
@@ -72,18 +72,18 @@ class CatTimes:
 
 def measured() -> CatTimes:
     """Every `cat` in one kernel of the campaigns that fits read."""
-    found: dict[tuple[str, Op], list[float]] = {}
+    by_op: dict[tuple[str, Op], list[float]] = {}
     for campaign in campaigns.names():
         if campaign not in HELD_OUT:
             for trace in campaigns.traces(campaign).values():
                 for call in trace.calls:
                     if call.op.base == "aten.cat" and len(call.kernels) == 1 and call.op.outputs:
-                        times = found.setdefault((campaign, call.op), [])
+                        times = by_op.setdefault((campaign, call.op), [])
                         times.append(call.kernels[0].seconds)
-    given = [op for _, op in found]
+    given = [op for _, op in by_op]
     batch = batch_of(given, {})
     part = batch.parts[NAME]
-    rows = [OpRow((op,), GPU, median(times), name) for (name, op), times in found.items()]
+    rows = [OpRow((op,), GPU, median(times), name) for (name, op), times in by_op.items()]
     gpu = Learned.shipped().gpu(device(GPU))
     assert gpu is not None
     kept = [rows[int(position)] for position in part.op]

@@ -197,13 +197,13 @@ def _of_other_vendors(offsets: Mapping[str, float]) -> dict[str, float]:
 
     NVIDIA's need none: where no step was measured, ops were.
     """
-    found: dict[str, list[float]] = defaultdict(list)
+    by_key: dict[str, list[float]] = defaultdict(list)
     vendors = {gpu.architecture: gpu.vendor for gpu in devices() if not gpu.compute_capability}
     for key, offset in offsets.items():
         units, _, generation = key.partition(".")
         if generation in vendors:
-            found[f"{units}.{vendors[generation]}"].append(offset)
-    return {key: _agreed(values) for key, values in sorted(found.items())}
+            by_key[f"{units}.{vendors[generation]}"].append(offset)
+    return {key: _agreed(values) for key, values in sorted(by_key.items())}
 
 
 def _agreed(values: Sequence[float]) -> float:

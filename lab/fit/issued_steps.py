@@ -12,7 +12,7 @@ import csv
 import gzip
 import json
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 import wavecast
-from lab.collect.checkpointed import RECOMPUTE, SIZES, step_of
 from lab.fit.compiled_host import host_s
-from lab.fit.host_reference import HOST_BOUND, host_bound, model_of
+from lab.fit.host import HOST_BOUND, host_bound, model_of
 from lab.measured import campaigns
-from lab.measured.timed import BLIND, all_machines, unseen_machines
-from lab.measured.timed_traces import GPU, file_name
+from lab.measured.timed import BLIND, GPU, all_machines, file_name, unseen_machines
 from lab.places import H200
 from lab.steps.advice import PAIRS
+from lab.steps.timed_sets import names_of, step_named
 from wavecast import Trace
 from wavecast.hardware.hosts import COSTS, REFERENCE_HOST, demands
+from wavecast.suite.decoders import gpt, llama
 
 LATER = ("host_steps", "blind_3/again", "blind_4/rows", "blind_5/rows", "blind_6/rows")
 """Files of steps that were timed with the host's parts, one for each machine."""
@@ -41,6 +41,18 @@ OF_THE_HOST = ("fused_optimizer", "fewer_waits", "checkpointing")
 """The changes of `lab.steps.advice` to steps that wait for the host."""
 PROFILED = ("first", "second")
 """Machines of the blind test that have steps with checkpointing. A profiler had run on them."""
+
+DECODERS: dict[str, dict[str, Any]] = {
+    "gpt 12x512 s256": {"layers": 12, "hidden": 512, "heads": 8, "seq": 256},
+    "gpt 24x1024 s512": {"layers": 24, "hidden": 1024, "heads": 16, "seq": 512},
+    "gpt 24x2048 s2048": {"layers": 24, "hidden": 2048, "heads": 16, "seq": 2048},
+    "llama 16x512 s128": {"layers": 16, "hidden": 512, "heads": 8, "seq": 128, "ffn": 1408},
+    "llama 16x2048 s1024": {
+        **{"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 8, "seq": 1024, "ffn": 5632}
+    },
+}
+RECOMPUTE = ("none", "full")
+"""Decoders that were timed with and without checkpointed blocks."""
 
 _COSTS_S = np.array([getattr(REFERENCE_HOST, name) for name in COSTS])
 
@@ -99,13 +111,13 @@ def of_blind_test() -> Iterator[IssuedStep]:
 
 
 def later(cache: Path | None = None) -> Iterator[IssuedStep]:
-    """The later steps; those whose traces are in no campaign only if a folder keeps them."""
+    """The later steps; small ones whose traces are in no campaign only if a folder keeps them."""
     for file in LATER:
         with gzip.open(H200 / f"{file}.jsonl.gz", "rt", encoding="utf-8") as lines:
             rows = [row for row in map(json.loads, lines) if "issued_s" in row]
         for row in rows:
             trace = recorded(row["step"])
-            if trace is None and cache is not None:
+            if trace is None and cache is not None and row["step"] in names_of("host"):
                 trace = _traced(cache, row["step"])
             seconds = None if trace is None else _issuing_s(row, trace)
             if trace is not None and seconds is not None:
@@ -117,15 +129,21 @@ def later(cache: Path | None = None) -> Iterator[IssuedStep]:
 def decoders() -> Iterator[IssuedStep]:
     """Decoders with and without checkpointing, traced on this machine; each ran twice."""
     rows = json.loads((H200 / "checkpointed.json").read_text(encoding="utf-8"))
-    for size in SIZES:
+    for size in DECODERS:
         for recompute in RECOMPUTE:
-            trace = wavecast.trace(partial(step_of, size, recompute), gpu=GPU)
+            trace = wavecast.trace(partial(decoder_of, size, recompute), gpu=GPU)
             for row in rows:
                 half = {"wall_s": row["seconds"], "issued_s": row["host_s"]}
                 seconds = host_s(half, row["gpu_s"])
                 if (row["size"], row["recompute"]) == (size, recompute) and seconds is not None:
                     name = f"{size} {recompute}"
                     yield IssuedStep("decoders", name, size, seconds, *_times(trace), trace)
+
+
+def decoder_of(size: str, recompute: str) -> Callable[[], Any]:
+    """The step of a decoder with or without checkpointed blocks, one sequence in bfloat16."""
+    make = gpt if size.startswith("gpt") else llama
+    return make(1, "bf16", recompute=recompute, **DECODERS[size])
 
 
 def advised() -> Iterator[IssuedStep]:
@@ -145,9 +163,10 @@ def advised() -> Iterator[IssuedStep]:
 
 
 def recorded(name: str) -> Trace | None:
-    """The trace of a step that a campaign has."""
-    found = (campaigns.traces(campaign).get(name) for campaign in RECORDED)
-    return next((trace for trace in found if trace is not None), None)
+    """The trace of a step, as it ran or as it was made without a GPU."""
+    traces = (campaigns.traces(campaign) for campaign in RECORDED)
+    known = (*traces, campaigns.traces("later", campaigns.TRACED))
+    return next((trace[name] for trace in known if name in trace), None)
 
 
 def _issuing_s(row: dict[str, Any], trace: Trace) -> float | None:
@@ -179,7 +198,6 @@ def _of_suite(title: str) -> Trace | None:
 def _traced(cache: Path, name: str) -> Trace:
     """The trace of a later step, made on this machine where the folder lacks it."""
     from lab.steps.libraries import import_torchvision
-    from lab.steps.timed_sets import step_named
 
     path = cache / f"{name}.json.gz"
     if not path.exists():

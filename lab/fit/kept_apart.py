@@ -20,7 +20,7 @@ from pathlib import Path
 
 from lab.fit.generations import Aged, Constants, PublishedStep, constants, published, steps_of
 from lab.fit.learned import chip_of, kept_fit, rows_of
-from lab.measured.op_row import OpRow, digest
+from lab.measured.op_makers import OpRow, digest
 from lab.measured.public_steps.case import Case
 from wavecast import Trace
 from wavecast.hardware.devices import device

@@ -4,7 +4,7 @@
     python -m lab fit mlp fit public.npz measurements/h200/layers/*.csv --out RESULTS
 
 `prepare` needs pandas and the public tables neusight and deepbench (docs/sources.md). `fit` needs
-only torch and numpy, and runs on a GPU machine; `lab.collect.layers` measured our layers. `fit`
+only torch and numpy, and runs on a GPU machine. `fit`
 writes RESULTS/results.json. Of the narrowest width it also writes the networks with their cards,
 which become src/wavecast/data/models/mlp-*; `--widths 1024 --bits 8` makes those of the published
 size, which become src/wavecast/data/setups/habitat/mlp-*.
@@ -20,8 +20,8 @@ import argparse
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -31,15 +31,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab import needs
-from lab.fit.mlp_coverage import answered, ranges_by_gpu
-from lab.measured.layer_ops import op_of
-from lab.measured.mlp_data import Table, collected, joined, prepare, public
+from lab.measured.op_makers import op_of
+from lab.measured.tables import DEEPBENCH, NEUSIGHT, read_frame
+from wavecast.campaigns.layer_times import read_rows
 from wavecast.hardware.devices import device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.base import Predictor
 from wavecast.predictors.mlp import (
     DEVICE_FEATURES,
     KINDS,
+    LayerStatus,
+    MlpModel,
     MlpNetwork,
     device_features,
     layer,
@@ -183,11 +185,11 @@ def on_gpu(
         if origin == gpu or len(pairs) < LEAST_ROWS:
             continue
         o, d = pairs.T
-        measured, wanted = these.ms[o], these.ms[d]
+        measured, target = these.ms[o], these.ms[d]
         peak = gpu_named(origin).fp32_flops / gpu_named(gpu).fp32_flops
-        off = {name: error(measured * ms[d] / ms[o], wanted) for name, ms in bounded_ms.items()}
-        off |= {"mlp, no origin": error(bounded_ms["mlp"][d], wanted)}
-        scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, wanted)}
+        off = {name: error(measured * ms[d] / ms[o], target) for name, ms in bounded_ms.items()}
+        off |= {"mlp, no origin": error(bounded_ms["mlp"][d], target)}
+        scores["from"][origin] = {"rows": len(d), **off, "peak": error(measured * peak, target)}
     return scores
 
 
@@ -393,3 +395,171 @@ def main(given: Sequence[str] = ()) -> None:
         began = time.perf_counter()
         fit_all(args)
         print(f"{time.perf_counter() - began:.0f} s in all")
+
+
+# Which measured layers a network answers for, when it was trained on some of them.
+
+
+Ranges = dict[str, tuple[float, float]]
+
+
+def ranges_by_gpu(kind: str, features: Floats, gpu: NDArray[Any]) -> dict[str, Ranges]:
+    """The range of each size of the layers that were measured on each GPU."""
+    names = layer_type(kind).names()
+    gpus = np.unique(gpu).tolist()
+    return {name: _ranges(names, features[gpu == name]) for name in gpus}
+
+
+def answered(
+    kind: str, features: Floats, gpu: NDArray[Any], train: NDArray[Any]
+) -> NDArray[np.bool_]:
+    """A mask of the rows for which a network that was trained on the rows `train` answers."""
+    of_training = features[train]
+    model = MlpModel(
+        kind,
+        "forward",
+        MlpNetwork(of_training[0], of_training[0], ()),
+        low=1.0,
+        high=1.0,
+        ranges=_ranges((*layer_type(kind).names(), *DEVICE_FEATURES), of_training),
+        by_gpu=ranges_by_gpu(kind, of_training, gpu[train]),
+    )
+    rows = zip(features.tolist(), gpu.tolist(), strict=True)
+    return np.array([model.covers(tuple(row), name) for row, name in rows])
+
+
+def _ranges(names: tuple[str, ...], features: Floats) -> Ranges:
+    """The lowest and highest value of each named column, which are the first ones."""
+    low, high = features.min(0).tolist(), features.max(0).tolist()
+    return {name: (low[i], high[i]) for i, name in enumerate(names)}
+
+
+# Measured layers as arrays, from public tables and our own GPU, for Habitat's networks.
+
+
+NEUSIGHT_LEAST_S = 2e-4
+"""NeuSight timed each call alone; a shorter time shows the host and not the GPU."""
+DEEPBENCH_LEAST_S = 2e-5
+"""Shorter rows are left out, because DeepBench rounds to whole microseconds."""
+SLOWEST_S = 0.1
+"""Layers that took longer on any GPU are not measured on ours."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Measured layers of one kind; a time is NaN where it was not measured."""
+
+    layers: Array
+    gpu: Array
+    forward_s: Floats
+    backward_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.gpu)
+
+    def where(self, chosen: Array) -> Table:
+        """The rows that a mask or a list of positions selects."""
+        return Table(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def seconds(self, target: str) -> Floats:
+        """The times of a target: "forward", "backward" or "forward+backward"."""
+        both = {"forward": self.forward_s, "backward": self.backward_s}
+        return both[target] if target in both else self.forward_s + self.backward_s
+
+
+def table(rows: Iterable[tuple[Sequence[int], str, float, float]], kind: str) -> Table:
+    """A table made of rows (features, GPU, forward seconds, backward seconds)."""
+    rows = list(rows)
+    names = layer_type(kind).names()
+    layers = np.array([row[0] for row in rows], dtype=np.int32).reshape(-1, len(names))
+    columns = [np.array([row[i] for row in rows]) for i in (1, 2, 3)]
+    return Table(layers, columns[0].astype(str), *(c.astype(np.float64) for c in columns[1:]))
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """One table with the rows of all tables."""
+    return Table(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(Table)))
+
+
+# Public tables.
+
+
+def prepare(folder: Path, out: Path) -> None:
+    """Write the usable layers of NeuSight and DeepBench to a file of arrays."""
+    arrays: dict[str, Any] = {}
+    for kind in KINDS:
+        layers_of_kind = table([*_neusight(folder, kind), *_deepbench(folder, kind)], kind)
+        for field in fields(Table):
+            arrays[f"{kind}.{field.name}"] = getattr(layers_of_kind, field.name)
+        gpus, counts = np.unique(layers_of_kind.gpu, return_counts=True)
+        print(kind, len(layers_of_kind), dict(zip(gpus.tolist(), counts.tolist(), strict=True)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(out, **arrays)
+
+
+def _neusight(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
+    names = {"linear": "linear", "bmm": "bmm", "conv2d": "conv"}
+    dimensions = {"linear": "b m n k", "bmm": "b m n k", "conv2d": "b in_size c_in c_out"}
+    if kind not in names:
+        return
+    frame = read_frame(folder / "neusight" / "ops.parquet")
+    frame = frame[(frame.op == names[kind]) & (frame.latency_ms >= NEUSIGHT_LEAST_S * 1e3)]
+    extra = ["ksize", "stride", "pad"] if kind == "conv2d" else []
+    columns = [*dimensions[kind].split(), *extra]
+    for *sizes, gpu, ms in frame[[*columns, "gpu", "latency_ms"]].itertuples(index=False):
+        sizes = [int(size) for size in sizes]
+        if kind == "linear":  # with bias, the batch in two dimensions
+            sizes = [1, sizes[0] * sizes[1], *sizes[2:]]
+        elif kind == "conv2d":
+            sizes = [0, *sizes]
+        yield tuple(sizes), NEUSIGHT[gpu], ms * 1e-3, float("nan")
+
+
+def _deepbench(folder: Path, kind: str) -> Iterator[tuple[tuple[int, ...], str, float, float]]:
+    """Square convolutions, and LSTMs. The LSTMs skip the product with the input, so they get an
+    input of width 1."""
+    names = {"conv2d": "conv", "lstm": "rnn"}
+    if kind not in names:
+        return
+    frame = read_frame(folder / "deepbench" / "ops.parquet")
+    bad = frame.qc.fillna("").astype(str).str.contains("coarse|cross_gpu_outlier")
+    frame = frame[(frame.kind == names[kind]) & (frame.input_type == "fp32") & ~bad]
+    times: dict[tuple[tuple[int, ...], str], dict[str, float]] = {}
+    sizes: tuple[int, ...]
+    for row in frame.to_dict("records"):
+        if kind == "lstm" and row["cell"] == "lstm":
+            sizes = (1, 0, row["batch"], row["timesteps"], 1, row["hidden"], 1)
+        elif kind == "conv2d" and all(
+            row[a] == row[b]
+            for a, b in (("w", "h"), *((f"{n}_w", f"{n}_h") for n in ("filter", "stride", "pad")))
+        ):
+            shape = row["batch"], row["w"], row["c"], row["filters"]
+            sizes = (0, *shape, row["filter_w"], row["stride_w"], row["pad_w"])
+        else:
+            continue
+        key = tuple(int(size) for size in sizes), DEEPBENCH[row["gpu"]]
+        times.setdefault(key, {})[row["pass"]] = row["latency_ms"] * 1e-3
+    for (sizes, gpu), passes in times.items():
+        forward_s = passes.get("fw", float("nan"))
+        backward_s = passes.get("bw_input", float("nan")) + passes.get("bw_weight", float("nan"))
+        if forward_s >= DEEPBENCH_LEAST_S:
+            yield sizes, gpu, forward_s, backward_s
+
+
+def public(path: Path, kind: str) -> Table:
+    """The layers of a kind that `prepare` wrote."""
+    with np.load(path, allow_pickle=False) as stored:
+        return Table(*(stored[f"{kind}.{field.name}"] for field in fields(Table)))
+
+
+# Our own measurements.
+
+
+def collected(paths: Sequence[Path], kind: str) -> Table:
+    """The rows of a kind in files of measurements/h200/layers."""
+    rows = [row for path in paths for row in read_rows(path) if kind == row.layer.KIND]
+    done = [row for row in rows if row.time.status is LayerStatus.OK]
+    times = [(row.time.forward_s or np.nan, row.time.backward_s or np.nan) for row in done]
+    return table(
+        [(row.layer.features(), row.gpu, *t) for row, t in zip(done, times, strict=True)], kind
+    )

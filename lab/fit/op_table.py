@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import Part, parts_of
 from wavecast.predictors.learned.columns import Columns, Row, columns_of

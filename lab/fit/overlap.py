@@ -11,7 +11,6 @@ efficiency, in points. Of slowdowns that fit almost equally well, the smallest i
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -99,15 +98,22 @@ class ScaledStep:
         return self.efficiency(constants) - self.row.efficiency
 
 
-def steps_of(rows: Iterable[ScaledRow], cache: Path) -> list[ScaledStep]:
-    """The rows whose steps can be traced. Equal steps share their times."""
-    rows, traces, kernels = list(rows), Traces(cache), default_predictor()
-    traces.make_missing([row.case for row in rows])
+def steps_of(rows: Iterable[ScaledRow], cache: Path | None = None) -> list[ScaledStep]:
+    """The rows whose steps can be traced. Equal steps share their times.
+
+    Args:
+        rows: the rows.
+        cache: a folder that keeps the traces.
+    """
+    rows, kernels = list(rows), default_predictor()
     steps = []
-    for row in rows:
-        trace = traces.find(row.case)
-        if trace is not None:
-            steps.append(ScaledStep(row, trace, kernels))
+    with tempfile.TemporaryDirectory() as folder:
+        traces = Traces(cache or Path(folder))
+        traces.make_missing([row.case for row in rows])
+        for row in rows:
+            trace = traces.find(row.case)
+            if trace is not None:
+                steps.append(ScaledStep(row, trace, kernels))
     return steps
 
 
@@ -160,19 +166,13 @@ def to_toml(constants: OverlapConstants, rows: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parser_of(about: str | None, *sets: str) -> argparse.ArgumentParser:
-    """The options of commands that rebuild published steps on several GPUs."""
-    parser = needs.parser(about)
-    needs.add_data(parser, *sets)
-    parser.add_argument("--cache", type=Path, help="folder that keeps the traces")
-    return parser
-
-
 def main(given: Sequence[str] = ()) -> None:
     """Fit the constants and write them."""
-    args = parser_of(__doc__, "lambda").parse_args(given)
-    with tempfile.TemporaryDirectory() as folder:
-        steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
+    parser = needs.parser(__doc__)
+    needs.add_data(parser, "lambda")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the traces")
+    args = parser.parse_args(given)
+    steps = steps_of(lambda_rows(args.data), args.cache)
     constants, stated = fit(steps), [step for step in steps if step.row.is_stated]
     write_whole(OUT, to_toml(constants, len(stated)))
     print(f"{constants}: {100 * mean_error(stated, constants):.2f} points")

@@ -28,7 +28,7 @@ from lab.fit.issued_steps import (
     machine_factor,
     of_blind_test,
 )
-from lab.markdown import heading
+from lab.pages import heading
 from wavecast.hardware.hosts import RECOMPUTED
 
 
@@ -92,10 +92,11 @@ def _by_machine(steps: Iterable[CheckpointedStep]) -> Mapping[str, list[Checkpoi
 def table(steps: Sequence[CheckpointedStep]) -> Iterator[str]:
     """A line for each step."""
     yield from heading("step | machine | factor | host | forward ops for a block | error")
-    for one in steps:
+    for step in steps:
         yield (
-            f"| {one.step.name} | {one.step.machine} | {one.factor:.2f} "
-            f"| {one.step.seconds * 1e3:.1f} ms | {one.needed:.0f} | {one.error(RECOMPUTED):+.0%} |"
+            f"| {step.step.name} | {step.step.machine} | {step.factor:.2f} "
+            f"| {step.step.seconds * 1e3:.1f} ms | {step.needed:.0f} "
+            f"| {step.error(RECOMPUTED):+.0%} |"
         )
 
 

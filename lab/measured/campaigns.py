@@ -11,7 +11,7 @@ sweep of single layers. Read one:
 `python -m lab collect campaigns` packs the traces of a folder into a campaign, and unpacks one.
 
 A campaign's file is a .npz with LZMA compression, so `numpy.load` can open it, too. It holds the
-columns of `lab.measured.trace_columns` and two JSON texts: `texts.json` (names) and `traces.json`
+columns of `lab.measured.packed_traces` and two JSON texts: `texts.json` (names) and `traces.json`
 (the data of each trace as a whole, such as its framework and its measurement).
 """
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,8 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.measured.packed_traces import PackedTraces
-from lab.measured.trace_columns import Tables, encode
+from lab.measured.packed_traces import PackedTraces, Tables, encode
 from lab.places import H200
 from wavecast import Trace, load_trace
 from wavecast.errors import InvalidInput
@@ -38,6 +38,8 @@ from wavecast.files import write_whole
 
 FOLDER = H200 / "traces"
 """The folder of campaigns, one file NAME.npz for each."""
+TRACED = H200 / "traced"
+"""The folder of traces that were made without a GPU, packed like campaigns."""
 SUFFIX = ".json.gz"
 VERSION = 1
 _OLDEST = (1980, 1, 1, 0, 0, 0)
@@ -157,3 +159,13 @@ def describe(name: str) -> str:
     nbytes = (FOLDER / f"{name}.npz").stat().st_size
     counted = f"{len(campaign):4} traces {calls:8,} calls {kernels:8,} kernels"
     return f"{name:12} {counted} {nbytes:10,} bytes"
+
+
+# Traces of steps that were made without a GPU, before the steps were measured: one tar file.
+
+
+def read_traces(archive: Path) -> dict[str, Trace]:
+    """The traces of an archive with one file NAME.json.gz for each step, by name."""
+    with tempfile.TemporaryDirectory() as folder, tarfile.open(archive) as file:
+        file.extractall(folder, filter="data")
+        return loose_traces(Path(folder))

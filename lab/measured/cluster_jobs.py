@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from wavecast.planning.cost import Ranged, exactly
@@ -71,12 +72,12 @@ def trace_jobs(path: Path, gpus: int) -> tuple[Fleet, list[Job], int]:
     fleet = Fleet((Pool("gpu", "gpu", gpus, usd_per_hour=1.0),))
     jobs, lost = [], 0
     for row in rows_of(path):
-        wanted = int(row["n_gpu"] or 0)
-        if not row["duration_s"] or not 0 < wanted <= gpus:
+        gpu_count = int(row["n_gpu"] or 0)
+        if not row["duration_s"] or not 0 < gpu_count <= gpus:
             lost += 1
             continue
         seconds = max(1.0, float(row["duration_s"]))
-        option = RunOption("gpu", wanted, exactly(seconds), seconds * wanted / HOUR_S)
+        option = RunOption("gpu", gpu_count, exactly(seconds), seconds * gpu_count / HOUR_S)
         due = float(row["deadline_s"]) if row["deadline_s"] else None
         jobs.append(Job(row["job_id"], (option,), "", float(row["submit_s"]), due))
     return fleet, jobs, lost
@@ -140,3 +141,111 @@ def recorded(folder: Path, trace: str, metric: str) -> Mapping[str, float]:
         for row in rows_of(folder / "anchors.csv")
         if row["trace"] == trace and row["metric"] == metric
     }
+
+
+# Measured steps of the job types of Gavel and Sia: how long, on which GPU, and how repeatably.
+
+
+SOURCES = {
+    **dict.fromkeys(("gavel_sim", "gavel_phys", "gavel_motivation"), "gavel"),
+    "sia": "sia",
+}
+"""The system of each table of measured speeds. Gavel's three are of the same steps."""
+_OTHER_UNIT = ("gavel_motivation", "Recommendation")
+"""Rows in another unit, as the notes of the set say."""
+_MOST_BATCHES = 6
+
+Seconds = Mapping[str, float]
+"""The seconds of a step on each GPU."""
+
+
+@dataclass(frozen=True)
+class JobType:
+    """A job type at a batch: the measured seconds of a step on each GPU."""
+
+    source: str
+    """The table."""
+    name: str
+    batch: int
+    measured_s: Seconds
+    spread: float = 1.0
+    """The longest over the shortest measurement of the step on one GPU, the worst of its GPUs:
+    over the placements of Sia, and over the tables of Gavel."""
+
+    @property
+    def system(self) -> str:
+        """Gavel or Sia."""
+        return SOURCES[self.source]
+
+
+@dataclass(frozen=True)
+class _MeasuredStep:
+    source: str
+    step: tuple[str, str, int]
+    gpu: str
+    gpus: int
+    seconds: float
+
+
+def job_types(
+    data: Path, kinds: Collection[tuple[str, str]], gpus: Collection[str]
+) -> list[JobType]:
+    """Job types of some kinds, at batches measured on two GPUs or more.
+
+    Args:
+        data: the folder of the set.
+        kinds: systems and names of job types.
+        gpus: the GPUs that take part.
+    """
+    rows = [row for row in _rows(data, gpus) if row.step[:2] in kinds]
+    spreads = _spreads(rows)
+    types = []
+    for source in SOURCES:
+        own = [row for row in rows if row.source == source]
+        for kind in kinds:
+            steps = sorted({row.step for row in own if row.step[:2] == kind})
+            for step in steps:
+                times = _times([row for row in own if row.step == step])
+                if len(times) > 1:
+                    spread = max(spreads[step, gpu] for gpu in times)
+                    types.append(JobType(source, step[1], step[2], times, spread))
+    return [job for source in SOURCES for kind in kinds for job in _some(types, source, kind[1])]
+
+
+def _rows(data: Path, gpus: Collection[str]) -> list[_MeasuredStep]:
+    measured = []
+    for row in rows_of(data / "throughputs.csv"):
+        source, speed = row["set"], float(row["iterations_per_s"] or 0)
+        if source not in SOURCES or not speed or row["gpu"] not in gpus:
+            continue
+        if row["placement"] == "unconsolidated" or (source, row["job_type"]) == _OTHER_UNIT:
+            continue
+        if source != "sia" and row["n_gpu"] != "1":
+            continue
+        # Without the gradients' way: Sia measured most GPUs only in groups.
+        seconds = 1 / speed - float(row["sync_s"] or 0)
+        step = SOURCES[source], row["job_type"], int(float(row["batch"] or 1))
+        if seconds > 0:
+            measured.append(_MeasuredStep(source, step, row["gpu"], int(row["n_gpu"]), seconds))
+    return measured
+
+
+def _times(rows: Sequence[_MeasuredStep]) -> Seconds:
+    """The time on each GPU, with as few of them as were measured."""
+    fewest = {row.gpu: row for row in sorted(rows, key=lambda row: (row.gpu, -row.gpus))}
+    return {gpu: row.seconds for gpu, row in fewest.items()}
+
+
+def _spreads(rows: Sequence[_MeasuredStep]) -> Mapping[tuple[tuple[str, str, int], str], float]:
+    times: dict[tuple[tuple[str, str, int], str], list[float]] = {}
+    for row in rows:
+        times.setdefault((row.step, row.gpu), []).append(row.seconds)
+    return {key: max(own) / min(own) for key, own in times.items()}
+
+
+def _some(types: Sequence[JobType], source: str, name: str) -> Sequence[JobType]:
+    """A few batches of a job type, from the smallest to the largest."""
+    own = [job for job in types if (job.source, job.name) == (source, name)]
+    if len(own) <= _MOST_BATCHES:
+        return own
+    return [own[round(at * (len(own) - 1) / (_MOST_BATCHES - 1))] for at in range(_MOST_BATCHES)]

@@ -21,8 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lab.measured.published_gpus import KERNELS
-from lab.measured.tables import read_frame
+from lab.measured.tables import KERNELS, read_frame
 from wavecast.hardware.clusters import (
     Cluster,
     LinkKind,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import wavecast
-from lab.measured.figures import Figures, figures
+from lab.figures import Figures, figures
 from lab.measured.public_steps.case import Case, Traces
 from wavecast import Prediction, Predictor, Trace, ops
 from wavecast.predictors.base import Scaler
@@ -211,8 +211,8 @@ def parts(rows: Sequence[Scored]) -> tuple[list[ErrorPart], float]:
 def kendall_tau(pairs: Sequence[tuple[float, float]]) -> float:
     """Kendall's tau-a of two orders: 1 if they are the same, 0 if unrelated, -1 if reversed."""
     signs = [
-        _sign(one[0] - other[0]) * _sign(one[1] - other[1])
-        for one, other in itertools.combinations(pairs, 2)
+        _sign(pair[0] - other[0]) * _sign(pair[1] - other[1])
+        for pair, other in itertools.combinations(pairs, 2)
     ]
     return sum(signs) / len(signs) if signs else 1.0
 

@@ -16,8 +16,7 @@ from typing import Any
 import wavecast
 from lab.measured.public_steps import neusight, timm_steps
 from lab.measured.public_steps.case import Case, MakeStep, Options
-from lab.measured.published_gpus import NEUSIGHT
-from lab.measured.tables import read_rows
+from lab.measured.tables import NEUSIGHT, read_rows
 
 Row = Mapping[str, Any]
 

@@ -9,18 +9,10 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import wavecast
-from lab.measured.expert_steps import (
-    NEMO,
-    NotExpressible,
-    completed,
-    decoder_options,
-    is_mixture,
-    kind_of,
-)
 from wavecast.errors import UnknownName, WavecastError
 from wavecast.hardware.clusters import Cluster, NetworkKind, NodeNetwork, usual_cluster
 from wavecast.hardware.devices import Device, device
@@ -338,3 +330,228 @@ def traced(sizes: Sizes) -> Trace:
     trace = wavecast.trace(make, samples=sizes.micro_batch, gpu=sizes.gpu)
     assert isinstance(trace, Trace)
     return trace
+
+
+# Rows with mixtures of experts or adapters: options of their decoders, and what rows leave out.
+#
+# What a row does not state is filled in where its framework has a default, and the rest is
+# refused.
+
+
+NEMO = re.compile(r"nemo|megatron-bridge", re.IGNORECASE)
+"""Frameworks whose recipes have micro-batches of one sequence unless they say otherwise."""
+RANK = 8
+"""The rank of adapters in NeMo's recipes for benchmarks."""
+_ADAPTED = ("query", "key", "value")
+"""The layers with adapters in NeMo's recipes for benchmarks (`linear_qkv`)."""
+_ACCUMULATED = re.compile(r"gradient_accumulation_steps=(\d+)")
+
+
+class NotExpressible(Exception):
+    """A model that the suite's decoders cannot be; the message says why."""
+
+
+def completed(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with its micro-batches, where they follow from a log or from NeMo's recipes.
+
+    MLPerf's logs state the micro-batches of a step. NeMo's recipes for fine-tuning have
+    micro-batches of one sequence.
+    """
+    if row["micro_batch"] is not None or None in (row["dp"], row["global_batch"]):
+        return row
+    logged = _ACCUMULATED.search(str(row.get("notes") or ""))
+    if logged is not None:
+        count = int(logged[1])
+    elif NEMO.search(str(row["framework"])):
+        count = int(row["global_batch"]) // int(row["dp"])
+    else:
+        return row
+    samples, rest = divmod(int(row["global_batch"]), int(row["dp"]) * count)
+    return {**row, "micro_batch": samples, "grad_accum": count} if samples and not rest else row
+
+
+def is_mixture(row: Mapping[str, Any]) -> bool:
+    """Whether a row's model has experts."""
+    return (row["n_experts"] or 1) > 1
+
+
+def kind_of(row: Mapping[str, Any]) -> str:
+    """What kind of training a row is, for tables."""
+    if is_mixture(row):
+        return "mixture of experts"
+    return "LoRA" if row["task"] == "lora" else "dense"
+
+
+def decoder_options(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The options of a row's decoder, beside its plain sizes.
+
+    Raises:
+        NotExpressible: the model has other layers, or misses the stated number of parameters.
+    """
+    options: dict[str, Any] = {}
+    if row["task"] == "lora":
+        options |= {"lora": RANK, "adapted": _ADAPTED}
+    if not is_mixture(row):
+        return tuple(options.items())
+    model = str(row["model"])
+    facts = facts_of(model)
+    if has_other_layers(model):
+        raise NotExpressible("a mixture of experts with layers other than attention")
+    if row["top_k"] is None:
+        raise NotExpressible("a mixture of experts whose experts of a word are not stated")
+    if facts.head_size is None and int(row["hidden"]) % int(row["heads"]):
+        raise NotExpressible("a mixture of experts whose heads have a size that is not stated")
+    if row["params_b"] is not None:
+        parameters = parameters_of(row, facts)
+        if abs(parameters / (1e9 * row["params_b"]) - 1) > TOLERANCE:
+            raise NotExpressible("a mixture of experts whose sizes miss its parameters")
+    options |= facts.options()
+    # The middle one of three traced blocks is repeated, so at most the first one is dense.
+    options["dense_layers"] = min(facts.dense_layers, 1)
+    return tuple({**options, "experts": int(row["n_experts"]), "top_k": int(row["top_k"])}.items())
+
+
+# What public configurations say about models, beside the columns of a table of measured steps.
+#
+# A table names the layers, widths, heads and experts. The size of a head, experts that all words
+# go to, blocks without experts and the ranks of DeepSeek's attention are from the `config.json` of
+# the models on Hugging Face. The number of parameters that the table states is the check: a model
+# that misses it is not rebuilt.
+
+
+TOLERANCE = 0.05
+"""How far the number of parameters may be from the stated one."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Sizes that a table does not state. They are options of `wavecast.suite.decoders`."""
+
+    head_size: int | None = None
+    shared_experts: int = 0
+    dense_layers: int = 0
+    dense_ffn: int | None = None
+    kv_rank: int = 0
+    q_rank: int = 0
+
+    def options(self) -> dict[str, Any]:
+        """The sizes that differ from the decoder's defaults."""
+        return {name: value for name, value in asdict(self).items() if value}
+
+
+_DEEPSEEK = {"head_size": 128, "kv_rank": 512}
+_FACTS: tuple[tuple[str, ModelFacts], ...] = (
+    (r"qwen-?3", ModelFacts(head_size=128)),
+    (r"gpt-?oss", ModelFacts(head_size=64)),
+    (
+        r"deepseek-?v2-?lite",
+        ModelFacts(**_DEEPSEEK, shared_experts=2, dense_layers=1, dense_ffn=10_944),
+    ),
+    (
+        r"deepseek-?v2",
+        ModelFacts(**_DEEPSEEK, q_rank=1536, shared_experts=2, dense_layers=1, dense_ffn=12_288),
+    ),
+    (
+        r"deepseek-?(v3|r1)",
+        ModelFacts(**_DEEPSEEK, q_rank=1536, shared_experts=1, dense_layers=3, dense_ffn=18_432),
+    ),
+    (
+        r"kimi-?k2",
+        ModelFacts(**_DEEPSEEK, q_rank=1536, shared_experts=1, dense_layers=1, dense_ffn=18_432),
+    ),
+    (
+        r"deepseek-?moe",
+        ModelFacts(shared_experts=2, dense_layers=1, dense_ffn=10_944),
+    ),
+    (r"llama-?4-?scout", ModelFacts(shared_experts=1)),
+)
+_OTHER_LAYERS = re.compile(r"mamba|jamba|qwen3-?next|nemotron-?(h|3)\b|-h-", re.IGNORECASE)
+
+
+def facts_of(model: str) -> ModelFacts:
+    """What is known about a model, by its name; nothing for others."""
+    matches = (facts for name, facts in _FACTS if re.search(name, model, re.IGNORECASE))
+    return next(matches, ModelFacts())
+
+
+def has_other_layers(model: str) -> bool:
+    """Whether a model has layers other than attention, such as state spaces."""
+    return _OTHER_LAYERS.search(model) is not None
+
+
+def parameters_of(row: Mapping[str, Any], facts: ModelFacts) -> float:
+    """The parameters of a mixture of experts, its embeddings not tied."""
+    hidden, layers, ffn = int(row["hidden"]), int(row["layers"]), int(row["ffn"])
+    heads = int(row["heads"])
+    size = facts.head_size or hidden // heads
+    if facts.kv_rank:
+        turned = size // 2
+        queries = (facts.q_rank or hidden) * heads * (size + turned) + hidden * facts.q_rank
+        narrow = hidden * (facts.kv_rank + turned) + facts.kv_rank * heads * 2 * size
+        attention = queries + narrow + heads * size * hidden
+    else:
+        attention = 2 * hidden * size * (heads + int(row["kv_heads"] or heads))
+    experts = int(row["n_experts"])
+    mixture = hidden * experts + 3 * hidden * ffn * (experts + facts.shared_experts)
+    usual = (int(row["top_k"] or 1) + facts.shared_experts) * ffn
+    dense = 3 * hidden * (facts.dense_ffn or usual)
+    blocks = (layers - facts.dense_layers) * mixture + facts.dense_layers * dense
+    return float(layers * attention + blocks + 2 * int(row["vocab"]) * hidden)
+
+
+# The command with which a user predicts a published step.
+
+
+def command_of(step: MeasuredStep) -> str | None:
+    """The command, in one line; None if the row's cluster is not the GPU's usual machine."""
+    if step.cluster != usual_cluster(step.device):
+        return None
+    options = " ".join(_options(step.sizes))
+    name = "mixtral" if _options_of(step.sizes).get("experts") else _plain_name(step.sizes)
+    return (
+        f"wavecast predict {name} {options} --gpu {step.device.id} "
+        f"--parallel {strategy_text(step.strategy)}"
+    )
+
+
+def strategy_text(strategy: Parallel) -> str:
+    """A strategy as `--parallel` takes it."""
+    given = []
+    for field in fields(Parallel):
+        value = getattr(strategy, field.name)
+        if value != field.default:
+            given.append(field.name if value is True else f"{field.name}={value}")
+    return ",".join(given)
+
+
+def _plain_name(sizes: Sizes) -> str:
+    return "llama" if sizes.gated else "gpt"
+
+
+def _options_of(sizes: Sizes) -> dict[str, Any]:
+    return dict(sizes.options)
+
+
+def _options(sizes: Sizes) -> list[str]:
+    more = _options_of(sizes)
+    given: dict[str, Any] = {
+        "batch": sizes.micro_batch,
+        "precision": sizes.precision,
+        "weights": sizes.weights,
+        "layers": sizes.layers,
+        "hidden": sizes.hidden,
+        "heads": sizes.heads,
+        "kv-heads": sizes.kv_heads,
+        "ffn": sizes.ffn,
+        "vocab": sizes.vocab,
+        "seq": sizes.seq,
+    }
+    if more.get("lora"):
+        given |= {"lora": f"r={more.pop('lora')}", "targets": ",".join(more.pop("adapted"))}
+    given |= {name.replace("_", "-"): value for name, value in more.items() if value}
+    if sizes.recompute != "none":
+        given["recompute"] = sizes.recompute
+    switches = ["--unfused-attention"] * (not sizes.fused_attention)
+    switches += ["--joint"] * sizes.joint
+    switches += ["--untied"] * (sizes.gated and not more.get("experts"))
+    return [*(f"--{name} {value}" for name, value in given.items()), *switches]

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from lab.measured.compiled import FusedKernel
 from lab.places import H200
-from lab.steps.jax_steps import HOST, step_named
 from wavecast import ops
 from wavecast.frameworks.jax.assembly import Schedule, scheduled
 from wavecast.frameworks.jax.hlo import read_hlo
@@ -22,7 +21,35 @@ from wavecast.predictors.learned.autotuned import CHOSEN
 from wavecast.traces.step import Op
 
 FOLDER = H200 / "jax"
+GROUPS = ("fit", "more", "blind", "second", "odd")
+"""What is fitted, and three blind tests."""
 Row = dict[str, Any]
+
+HOST = "host"
+"""The family of steps in which the host does most of the work."""
+_FAMILIES = {
+    "contrastive": "towers_bf16",
+    "decoder": "gpt_bf16 gpt_fp32 gpt_long llama_bf16 llama_cudnn llama_scan llama_remat "
+    "llama_small pair_gpt2",
+    "dense": "mlp_wide_bf16 mlp_fp32 mlp_dropout mlp_small mlp_tanh",
+    "depthwise": "convnext_bf16 convnext_fp32 depthwise_0 depthwise_1 depthwise_2",
+    "diffusion": "unet_bf16 unet_fp32",
+    "encoder": "vit_bf16 vit_fp32 vit_dropout vit_sgd pair_vit",
+    "graph": "graph_fp32",
+    HOST: "host_few",
+    "layers": "dense_0 dense_1",
+    "mixer": "mixer_bf16",
+    "mixture": "moe_bf16 moe_fp32",
+    "plain_conv": "vgg_bf16 vgg_fp32",
+    "recommender": "dlrm_sgd dlrm_adam",
+    "recurrent": "lstm_fp32 lstm_bf16 gru_fp32",
+    "residual": "resnet50_bf16 basic_bf16 basic_fp32 basic_group basic_layer pair_resnet50",
+    "sound": "wavenet_bf16",
+    "state_space": "ssm_bf16",
+    "volume": "volume_bf16",
+}
+FAMILY = {name: family for family, names in _FAMILIES.items() for name in names.split()}
+"""The kind of network of each fitted step; validation leaves out all steps of a family."""
 
 
 class JaxKernel(NamedTuple):
@@ -41,8 +68,8 @@ class JaxKernel(NamedTuple):
 @cache
 def steps(group: str = "fit") -> dict[str, Row]:
     """The measured steps of a group, by name; those that failed are left out."""
-    found = json.loads(gzip.decompress((FOLDER / f"{group}-steps.json.gz").read_bytes()))
-    return {row["name"]: row for row in found if "error" not in row}
+    rows = json.loads(gzip.decompress((FOLDER / f"{group}-steps.json.gz").read_bytes()))
+    return {row["name"]: row for row in rows if "error" not in row}
 
 
 @cache
@@ -90,24 +117,25 @@ def fitted() -> Iterator[JaxKernel]:
     """The instructions that are fitted: of the steps of "fit" and of "more", but for the host's."""
     for group in ("fit", "more"):
         for kernel in kernels(group):
-            if step_named(kernel.step).family != HOST:
+            if FAMILY[kernel.step] != HOST:
                 yield kernel
 
 
 def fused_kernels() -> list[FusedKernel]:
     """The fused kernels that are fitted; equal ones of a step once."""
-    found: dict[tuple[str, Op], list[JaxKernel]] = defaultdict(list)
+    by_op: dict[tuple[str, Op], list[JaxKernel]] = defaultdict(list)
     for kernel in fitted():
         if kernel.op.name in XLA_FUSED:
-            found[kernel.step, kernel.op].append(kernel)
+            by_op[kernel.step, kernel.op].append(kernel)
     return [
         FusedKernel(
-            step_named(step).family,
+            FAMILY[step],
             step,
             op,
-            sum(one.seconds * one.runs for one in each) / sum(one.runs for one in each),
-            sum(one.runs for one in each),
+            sum(kernel.seconds * kernel.runs for kernel in each)
+            / sum(kernel.runs for kernel in each),
+            sum(kernel.runs for kernel in each),
             each[0].instruction,
         )
-        for (step, op), each in found.items()
+        for (step, op), each in by_op.items()
     ]

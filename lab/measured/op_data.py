@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.measured import campaigns
-from lab.measured.layer_ops import ops_of
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow, ops_of
 from lab.measured.public_ops import public_rows
 from lab.places import H200
 from wavecast import ops

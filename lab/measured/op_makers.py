@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wavecast import ops
+from wavecast.ops import Kind
+from wavecast.predictors.mlp import Bmm, Conv2d, Layer, Linear, Lstm
 from wavecast.traces.step import Op, Scalar, TensorSpec
 
 IEEE = (("precision", "ieee"),)
@@ -57,7 +64,7 @@ def convolution(
     stride: tuple[int, int],
     padding: tuple[int, int],
     dtype: str = "float32",
-    wanted: tuple[bool, bool] | None = None,
+    output_mask: tuple[bool, bool] | None = None,
     bias: bool = False,
     tuned: bool = False,
 ) -> Op:
@@ -92,10 +99,10 @@ def convolution(
         *((("benchmark", True),) if tuned else ()),
     )
     added = (tensor(weight[0], dtype=dtype),) if bias else ()
-    if wanted is None:
+    if output_mask is None:
         return Op("aten.convolution", (source, filters, *added), (out,), shared)
-    gradients = [spec for spec, want in zip((source, filters), wanted, strict=True) if want]
-    mask = ("output_mask", (*wanted, bias))
+    gradients = [spec for spec, want in zip((source, filters), output_mask, strict=True) if want]
+    mask = ("output_mask", (*output_mask, bias))
     return Op(
         "aten.convolution_backward", (out, source, filters), (*gradients, *added), (*shared, mask)
     )
@@ -156,7 +163,7 @@ def recurrent(
     bidirectional: bool = False,
     bias: bool = True,
     dtype: str = "float32",
-    wanted: tuple[bool, bool] | None = None,
+    output_mask: tuple[bool, bool] | None = None,
 ) -> Op:
     """cuDNN's recurrent layers.
 
@@ -193,7 +200,102 @@ def recurrent(
     )
     states = (state, state) if mode == 2 else (state,)
     operands = (sequence, *weights, *states)
-    if wanted is None:
+    if output_mask is None:
         return Op("aten._cudnn_rnn", operands, (out, *states), attrs)
-    mask = ("output_mask", (wanted[0], False, False, wanted[1]))
+    mask = ("output_mask", (output_mask[0], False, False, output_mask[1]))
     return Op("aten._cudnn_rnn_backward", (*operands, out), (sequence, *weights), (*attrs, mask))
+
+
+# The measured time of an op, from any source.
+
+
+@dataclass(frozen=True)
+class OpRow:
+    """Ops that were timed together (nearly always one), the GPU, the time and the source."""
+
+    ops: tuple[Op, ...]
+    gpu: str
+    seconds: float
+    source: str
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the ops, which is the same for all of them."""
+        kind = ops.kind(self.ops[0])
+        assert kind is not None
+        return kind
+
+
+def digest(rows: Sequence[OpRow]) -> str:
+    """A hash of everything that a fit sees."""
+    hasher = hashlib.sha256()
+    for row in rows:
+        hasher.update(repr((row.ops, row.gpu, float(f"{row.seconds:.6g}"), row.source)).encode())
+    return hasher.hexdigest()
+
+
+# The ops that torch runs for a layer (`wavecast.predictors.mlp`), forward and backward.
+
+
+def op_of(layer: Layer, target: str = "forward") -> Op:
+    """The op that the networks recognise as a layer (`wavecast.predictors.mlp.layer_of`).
+
+    Args:
+        layer: the layer.
+        target: "forward" or "backward". Linear layers and batched products have no network for the
+            backward pass; for them both targets return the forward op.
+    """
+    match layer:
+        case Linear(bias, batch, inwards, out):
+            added = (tensor(out),) if bias else ()
+            operands = (*added, tensor(batch, inwards), tensor(inwards, out))
+            name = "aten.addmm" if bias else "aten.mm"
+            return Op(name, operands, (tensor(batch, out),), IEEE)
+        case Bmm(batch, left, middle, right):
+            return batched(batch, left, middle, right)
+        case Conv2d():
+            return _convolution(layer, target == "backward")
+        case Lstm():
+            return _lstm(layer, target == "backward")
+
+
+def ops_of(layer: Layer, *, backward: bool) -> tuple[Op, ...]:
+    """All ops that torch runs for one pass of a layer."""
+    match layer:
+        case Linear(bias, batch, inwards, out):
+            if backward:
+                return linear_backward(batch, inwards, out)
+            return (linear(batch, inwards, out, bias=bias),)
+        case Bmm(batch, left, middle, right):
+            if backward:
+                return batched_backward(batch, left, middle, right)
+            return (batched(batch, left, middle, right),)
+        case Conv2d():
+            return (_convolution(layer, backward),)
+        case Lstm():
+            return (_lstm(layer, backward),)
+
+
+def _convolution(layer: Conv2d, backward: bool) -> Op:
+    return convolution(
+        (layer.batch, layer.in_channels, layer.image, layer.image),
+        (layer.out_channels, layer.in_channels, layer.kernel, layer.kernel),
+        (layer.stride, layer.stride),
+        (layer.padding, layer.padding),
+        output_mask=(True, True) if backward else None,
+        bias=bool(layer.bias),
+    )
+
+
+def _lstm(layer: Lstm, backward: bool) -> Op:
+    return recurrent(
+        2,
+        layer.sequence,
+        layer.batch,
+        layer.inputs,
+        layer.hidden,
+        layer.layers,
+        bidirectional=bool(layer.bidirectional),
+        bias=bool(layer.bias),
+        output_mask=(True, True) if backward else None,
+    )

@@ -21,15 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.measured import op_makers as make
-from lab.measured.op_row import OpRow
-from lab.measured.published_gpus import (
+from lab.measured.op_makers import OpRow
+from lab.measured.tables import (
     DEEPBENCH_NVIDIA,
     KERNELS,
     NEUSIGHT,
     NEUSIGHT_NVIDIA,
     VIDUR,
+    read_frame,
 )
-from lab.measured.tables import read_frame
 from wavecast.hardware.devices import device
 from wavecast.traces.step import Op
 
@@ -85,8 +85,8 @@ def _neusight(path: Path) -> Iterator[OpRow]:
     for op, part in table.groupby("op", sort=True):
         part = part[part.latency_ms >= NEUSIGHT_LEAST_MS.get(str(op), NEUSIGHT_LEAST_OTHER_MS)]
         for row in _sample(part, ["gpu"], NEUSIGHT_ROWS.get(str(op), NEUSIGHT_ROWS_OTHER)):
-            made = _neusight_op(str(op), row)
-            yield OpRow((made,), NEUSIGHT[row.gpu], row.latency_ms * 1e-3, "neusight")
+            neusight_op = _neusight_op(str(op), row)
+            yield OpRow((neusight_op,), NEUSIGHT[row.gpu], row.latency_ms * 1e-3, "neusight")
 
 
 def _neusight_op(op: str, row: Any) -> Op:
@@ -200,10 +200,10 @@ def _deepbench_conv(row: dict[str, Any], dtype: str) -> Op:
     image = tuple(int(row[name]) for name in ("batch", "c", "h", "w"))
     weight = tuple(int(row[name]) for name in ("filters", "c", "filter_h", "filter_w"))
     stride, padding = ((int(row[f"{name}_h"]), int(row[f"{name}_w"])) for name in ("stride", "pad"))
-    wanted = {"fw": None, "bw_input": (True, False), "bw_weight": (False, True)}[row["pass"]]
+    output_mask = {"fw": None, "bw_input": (True, False), "bw_weight": (False, True)}[row["pass"]]
     # For float32 the fastest algorithm was published, for float16 a fixed one.
     tuned = dtype == "float32"
-    return make.convolution(image, weight, stride, padding, dtype, wanted, tuned=tuned)  # type: ignore[arg-type]
+    return make.convolution(image, weight, stride, padding, dtype, output_mask, tuned=tuned)  # type: ignore[arg-type]
 
 
 def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
@@ -214,8 +214,8 @@ def _deepbench_rnn(row: dict[str, Any], dtype: str) -> Op:
     if row["pass"] == "bw_weight":  # one product over all steps
         gates = {0: 1, 2: 4, 3: 3}[mode] * hidden
         return make.product(gates, steps * batch, hidden, dtype, ta=True)
-    wanted = None if row["pass"] == "fw" else (True, False)
-    return make.recurrent(mode, steps, batch, 1, hidden, dtype=dtype, wanted=wanted)
+    output_mask = None if row["pass"] == "fw" else (True, False)
+    return make.recurrent(mode, steps, batch, 1, hidden, dtype=dtype, output_mask=output_mask)
 
 
 # Fewer and longer rows, for the shares of the roofline.

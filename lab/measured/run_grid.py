@@ -13,8 +13,8 @@ from wavecast.runs.regression.end_to_end import BATCHES, NETS
 
 ITERATIONS = (10, 12, 15, 17, 20, *range(25, 96, 5))
 """What was measured before section 4.3 of the paper was read to its end. 13 of these 20 are a tenth
-of the printed ones (`wavecast.runs.regression.end_to_end.ITERATIONS`), which `lab.collect.run_grid`
-measures."""
+of the printed ones (`wavecast.runs.regression.end_to_end.ITERATIONS`), which
+measurements/h200/run_grid.csv has."""
 __all__ = ["BATCHES", "ITERATIONS", "NETS", "VARIANTS", "GridRow", "Variant", "layer_key", "read"]
 SHORT = 5
 """How many of the shortest lengths are separate runs."""

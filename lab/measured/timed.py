@@ -10,14 +10,20 @@ on them, and nothing is fitted on them.
 from __future__ import annotations
 
 import json
+import random
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import wavecast
+from lab.measured import campaigns
 from lab.places import H200
+from wavecast import Trace, suite
+from wavecast.hardware.hosts import COSTS, demands
 
 FOLDER = H200 / "iterations"
 BLIND = H200 / "blind"
@@ -134,3 +140,96 @@ def documents(folder: Path) -> dict[str, dict[str, Any]]:
     """The files of a folder by name, one for each machine, in the order of measurement."""
     paths = sorted(folder.glob("*.json"), key=lambda path: ORDER.index(path.stem))
     return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}
+
+
+# Traces of the steps that were timed on our H200 machines, and how often they need host costs.
+
+
+GPU = "h200-sxm"
+
+
+def file_name(title: str) -> str:
+    """The name of a step in file names."""
+    return title.replace(" ", "-")
+
+
+def blind_trace(title: str) -> Trace | None:
+    """The trace of a step of the blind test, made before the measurement. None for other steps."""
+    return campaigns.traces("blind").get(file_name(title))
+
+
+def asked_of(trace: Trace) -> dict[str, int]:
+    """How often a step needs each of the host's costs."""
+    counts = demands(trace.calls).sum(axis=0).tolist()
+    return {name: int(count) for name, count in zip(COSTS, counts, strict=True) if count}
+
+
+def traced(cache: Path, title: str, *, search: bool) -> Trace:
+    """The trace of a step of the blind test or of the suite.
+
+    Args:
+        cache: a folder that keeps traces; missing ones are made. Traces of the blind test are in
+            its campaign.
+        title: the name of the step.
+        search: whether cuDNN searched for its algorithms.
+    """
+    kept = blind_trace(title)
+    if kept is not None and not search:
+        return kept
+    name = f"{'search' if search else 'suite'}-{file_name(title)}.json.gz"
+    path = cache / "iterations" / name
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        make = dict((*suite_steps(), *blind_steps()))[title]
+        wavecast.trace(partial(_searching, make) if search else make, gpu=GPU).save(path)
+    return wavecast.load_trace(path)
+
+
+def _searching(make: MakeStep) -> Step:
+    import torch
+
+    step = make()
+
+    def run() -> None:
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = True
+        step()
+        torch.backends.cudnn.benchmark = before
+
+    return run
+
+
+# Steps by name: those of the suite, to compare machines, and those of the blind test.
+
+
+SEED = 5
+BLIND_PREFIXES = ("torchvision", "transformers", "perceptron", "lstm language", "blocks")
+"""The prefixes of the steps of `lab.steps.memory` whose models are not in the suite."""
+
+Step = Callable[[], Any]
+MakeStep = Callable[[], Step]
+
+
+def suite_steps() -> Iterator[tuple[str, MakeStep]]:
+    """Every benchmark of the suite in every precision, at its default batch and a quarter of it.
+
+    The order is random, with a fixed seed.
+    """
+    steps = []
+    for benchmark in suite.benchmarks():
+        quarter = max(benchmark.default_batch // 4, benchmark.smallest_batch)
+        for batch in sorted({quarter, benchmark.default_batch}):
+            for precision in suite.PRECISIONS:
+                make = partial(benchmark.make_step, batch, precision)
+                steps.append((f"{benchmark.name} b{batch} {precision}", make))
+    random.Random(SEED).shuffle(steps)
+    yield from steps
+
+
+def blind_steps() -> Iterator[tuple[str, MakeStep]]:
+    """The steps of the blind test that were also timed while cuDNN searched for algorithms."""
+    from lab.steps.memory import STEPS
+
+    for name, step in STEPS.items():
+        if name.startswith(BLIND_PREFIXES):
+            yield name, step.make

@@ -2,7 +2,7 @@
 
     python -m lab score advice
 
-Reads measurements/h200/advice.csv (`lab collect advice`). Each change is made by `wavecast.advise`
+Reads measurements/h200/advice.csv. Each change is made by `wavecast.advise`
 in the step before; the gain is then compared with that of the step after, written by hand.
 """
 
@@ -64,24 +64,24 @@ def _scored(pair: Pair, row: dict[str, str]) -> ScoredAdvice:
             wavecast.predict(wavecast.trace(make, gpu=GPU, samples=samples), GPU)
             for make, samples in zip((pair.before, pair.after), pair.samples, strict=True)
         )
-        found = proposal((pair.change,), before, after)
+        suggestion = proposal((pair.change,), before, after)
     else:
         advice = wavecast.advise(pair.before, GPU, samples=pair.samples[0], changes=[pair.change])
-        found = advice.proposals[0]
-    assert found.gain is not None, found.reason
-    assert found.after is not None
-    assert found.before.memory is not None
-    assert found.after.memory is not None
+        suggestion = advice.proposals[0]
+    assert suggestion.gain is not None, suggestion.reason
+    assert suggestion.after is not None
+    assert suggestion.before.memory is not None
+    assert suggestion.after.memory is not None
     measured = 1 - float(row["after_s"]) / float(row["before_s"])
-    saved = 1 - found.after.memory.peak_bytes / found.before.memory.peak_bytes
+    saved = 1 - suggestion.after.memory.peak_bytes / suggestion.before.memory.peak_bytes
     saved_measured = 1 - float(row["after_bytes"]) / float(row["before_bytes"])
     return ScoredAdvice(
         pair.name,
         pair.change,
-        found.gain,
+        suggestion.gain,
         measured,
-        found.gain_low,
-        found.gain_high,
+        suggestion.gain_low,
+        suggestion.gain_high,
         saved,
         saved_measured,
     )

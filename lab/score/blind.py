@@ -4,25 +4,24 @@
 
 Reads measurements/h200/blind (one file for each machine) and the campaign `blind`, and prints
 predicted against measured GPU times. `--write` puts the tables into
-docs/appendix/accuracy-blind.md. `lab.collect.blind` measured the files: each step was first traced
-without using the GPU, then measured on it. These steps are in no fit of ops and must stay out of
+docs/appendix/accuracy-blind.md. Each step of these files was first traced without using the GPU,
+then measured on it. These steps are in no fit of ops and must stay out of
 all fits. Their iterations were timed again without a profiler, for `lab.score.iterations`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.measured.comparison import gpu_range_s
-from lab.measured.figures import Figures, figures, percent, record
-from lab.measured.timed import BLIND, documents
-from lab.measured.timed_traces import GPU, blind_trace
-from lab.score import pages
+from lab.measured.timed import BLIND, GPU, blind_trace, documents
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast import Prediction
 
 MARK = "begin: python -m lab score blind"
@@ -53,14 +52,14 @@ class BlindRow:
 @cache
 def rows() -> tuple[BlindRow, ...]:
     """Every measured step with its prediction."""
-    found = []
+    blind_rows = []
     for machine, document in documents(BLIND).items():
         for name, step in document["steps"].items():
             trace = blind_trace(name)
             assert trace is not None
             prediction = wavecast.predict(trace, GPU, host="reference")
-            found.append(BlindRow(name, prediction, step["gpu_s"], machine))
-    return tuple(found)
+            blind_rows.append(BlindRow(name, prediction, step["gpu_s"], machine))
+    return tuple(blind_rows)
 
 
 def step_table() -> Iterator[str]:
@@ -91,13 +90,8 @@ def figures_of(some: Iterable[BlindRow]) -> Figures:
     return figures((row.gpu_error for row in chosen), (row.gpu_within for row in chosen))
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write them into the page")
-    args = parser.parse_args(given)
-    text = "\n".join(table())
-    print(*step_table(), "", text, sep="\n")
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-blind.md", MARK, text)
-        record({"h200 GPU time, blind models": figures_of(rows())})
+def tables() -> Iterator[ScoreTable]:
+    """A line for each step, and the table of the page."""
+    yield ScoreTable("\n".join(step_table()))
+    scores = {"h200 GPU time, blind models": figures_of(rows())}
+    yield ScoreTable("\n".join(table()), pages.APPENDIX / "accuracy-blind.md", MARK, scores)

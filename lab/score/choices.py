@@ -17,18 +17,18 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import wavecast
-from lab import needs
+from lab import pages
 from lab.fit.generations import LeftOut
-from lab.markdown import heading
 from lab.measured import public_steps
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast import Prediction, Trace, TrainingPlan, training_cost
 from wavecast.hardware.devices import device
 from wavecast.planning.prices import PriceBook, price_book
@@ -99,7 +99,7 @@ def shared_error(tasks: Mapping[str, Sequence[Judged]]) -> float:
     for rows in tasks.values():
         errors = [row.error for row in rows]
         squares += [error**2 for error in errors]
-        products += [one * other for one, other in itertools.combinations(errors, 2)]
+        products += [error * other for error, other in itertools.combinations(errors, 2)]
     return statistics.mean(products) / statistics.mean(squares)
 
 
@@ -122,7 +122,7 @@ def choice_table(tasks: Mapping[str, Sequence[Judged]], aim: Aim) -> tuple[str, 
         chosen, best = selection.best.device.id, min(real, key=real.__getitem__)
         loss = real[chosen] / real[best] - 1
         right += loss <= NEAR
-        equal = ", ".join(one.device.id for one in selection.as_good) or "none"
+        equal = ", ".join(candidate.device.id for candidate in selection.as_good) or "none"
         lines.append(f"| {task} | {len(usable)} | {chosen} | {best} | {loss:.1%} | {equal} |")
     return "\n".join(lines), right, len(lines) - 2
 
@@ -132,11 +132,11 @@ def told_apart(tasks: Mapping[str, Sequence[Judged]], aim: Aim) -> str:
     pairs = apart = right = 0
     for rows in tasks.values():
         usable = [row for row in rows if math.isfinite(row.measured(aim))]
-        for one, other in itertools.permutations(usable, 2):
-            pairs += one.case.gpu < other.case.gpu
-            if is_better(one.candidate, other.candidate, aim):
+        for judged_gpu, other in itertools.permutations(usable, 2):
+            pairs += judged_gpu.case.gpu < other.case.gpu
+            if is_better(judged_gpu.candidate, other.candidate, aim):
                 apart += 1
-                right += one.measured(aim) < other.measured(aim)
+                right += judged_gpu.measured(aim) < other.measured(aim)
     share = right / apart if apart else math.nan
     return f"{apart} of {pairs} pairs of GPUs are told apart, {share:.1%} of them rightly"
 
@@ -159,22 +159,18 @@ def report(rows: Sequence[Judged]) -> dict[str, str]:
     return parts
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Judge the choices, and print or write the tables."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.OPS_AND_STEPS)
-    parser.add_argument("--cache", type=Path, required=True, help="folder of traces and fits")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    cases = [case for case in public_steps.cases(args.data) if case.set == SET]
-    traces = Traces(args.cache)
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
+    """The choices that were judged, and how far speeds and prices were off."""
+    cases = [case for case in public_steps.cases(data) if case.set == SET]
+    traces = Traces(cache)
     traces.make_missing(cases)
-    fit, book, rows = LeftOut(args.data, args.cache), price_book(), []
+    fit, book, rows = LeftOut(data, cache), price_book(), []
     for case, trace in fastest(read(cases, traces)):
         predictor = fit.aged(case.gpu, case.era) if case.era else fit(case.gpu)
         prediction = wavecast.predict(trace, case.gpu, predictor=predictor)
         rows.append(judged(case, prediction, book))
     for name, text in report(rows).items():
-        print(f"{name}\n\n{text}\n")
-        if args.write:  # the page has the sums, without a line for each task
-            pages.write(PAGE, f"{MARK} '{name}'", text.partition("\n")[0])
+        # The page has the sums, without a line for each task.
+        yield ScoreTable(
+            text, PAGE, f"{MARK} '{name}'", title=name, on_page=text.partition("\n")[0]
+        )

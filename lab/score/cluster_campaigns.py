@@ -21,9 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lab import needs
-from lab.markdown import heading
-from lab.score import pages
+from lab import needs, pages
+from lab.pages import heading
 from wavecast.campaigns.campaign_files import Campaign, make_campaign
 from wavecast.campaigns.progress import CampaignRun
 from wavecast.campaigns.ray_workers import RayWorkers
@@ -119,27 +118,27 @@ def kills(number: int) -> Iterator[str]:
         done: list[int] = [0]
         workers = RayWorkers(nodes.cluster.address)
         with ThreadPoolExecutor(1) as thread:
-            told = partial(
+            run = partial(
                 run_campaign, campaign, results, workers, progress=lambda now: done.append(now.done)
             )
-            running = thread.submit(told)
+            running = thread.submit(run)
             nodes.kill_some(running, lambda: done[-1])
-            found = running.result()
+            outcome = running.result()
         workers.close()
         rows = list(results.results())
         runs = list(store.runs())
         attempts = len(results.failed())
     yield from heading("what | number")
-    yield f"| tasks: 500 layers and 50 whole runs | {found.tasks} |"
+    yield f"| tasks: 500 layers and 50 whole runs | {outcome.tasks} |"
     yield f"| nodes killed | {len(nodes.killed)} |"
-    yield f"| bundles lost with them, and given away again | {found.lost} |"
+    yield f"| bundles lost with them, and given away again | {outcome.lost} |"
     yield f"| attempts that failed or were lost | {attempts} |"
     yield f"| results in the store | {len(rows)} |"
-    yield f"| tasks without a result | {found.tasks - len({row.task for row in rows})} |"
+    yield f"| tasks without a result | {outcome.tasks - len({row.task for row in rows})} |"
     yield f"| tasks with two results | {len(rows) - len({row.task for row in rows})} |"
     yield f"| whole runs in the run store (50 expected) | {len(runs)} |"
     yield f"| nodes that gave results | {len({row.node for row in rows})} |"
-    yield f"| minutes | {found.seconds / 60:.1f} |"
+    yield f"| minutes | {outcome.seconds / 60:.1f} |"
 
 
 def speed(_: int) -> Iterator[str]:
@@ -166,9 +165,9 @@ def speed(_: int) -> Iterator[str]:
     )
 
 
-def _speed(how: str, one: CampaignRun, load: float) -> str:
-    pace = one.new / one.seconds
-    return f"| {how} | {one.new} | {one.seconds:.0f} | {pace:.0f} | {load:.1f} |"
+def _speed(how: str, run: CampaignRun, load: float) -> str:
+    pace = run.new / run.seconds
+    return f"| {how} | {run.new} | {run.seconds:.0f} | {pace:.0f} | {load:.1f} |"
 
 
 TABLES: dict[str, Callable[[int], Iterator[str]]] = {"kills": kills, "speed": speed}

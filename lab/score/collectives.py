@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
-from lab import needs
 from lab.fit.collectives import (
     LeftOutLinks,
     Vector,
@@ -26,8 +26,9 @@ from lab.fit.collectives import (
     machines_of,
     usable,
 )
-from lab.markdown import heading
 from lab.measured.collectives import MeasuredCollective, measured_collectives
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.predictors.collectives import Collectives, shipped_constants
 
 LONG = 1 << 20
@@ -71,24 +72,17 @@ def lines(title: str, parts: Sequence[LeftOutLinks]) -> Iterator[str]:
     yield line(title, f"**{target}**", rows, errors)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "kernels", "distributed")
-    args = parser.parse_args(given)
-    rows = measured_collectives(args.data)
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """The errors without each GPU count, GPU and cluster of several machines."""
+    rows = measured_collectives(data)
     near = fit(usable(rows), shipped_constants())
-    print(
-        *heading(
-            "left out | which | rows | median | of these from 1 MiB | 9 in 10 | in the range", "ll"
-        ),
-        sep="\n",
-    )
+    names = "left out | which | rows | median | of these from 1 MiB | 9 in 10 | in the range"
+    shown = [*heading(names, "ll")]
     keys = {"GPU count": count_of, "GPU": chip_of, "several machines": machines_of}
     for title, key in keys.items():
-        for text in lines(title, left_out(rows, near, key)):
-            print(text, flush=True)
+        shown += lines(title, left_out(rows, near, key))
     unstated = [row for row in rows if row.source == "vidur, two machines"]
-    print(line("network not stated", "vidur", unstated, log_errors(near, unstated)))
+    shown.append(line("network not stated", "vidur", unstated, log_errors(near, unstated)))
     errors = log_errors(near, usable(rows))
-    print(line("nothing", "the rows of the fit", usable(rows), errors))
+    shown.append(line("nothing", "the rows of the fit", usable(rows), errors))
+    yield ScoreTable("\n".join(shown))

@@ -24,10 +24,8 @@ from pathlib import Path
 import wavecast
 from lab import needs
 from lab.fit import fused
-from lab.markdown import heading
-from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels
-from lab.measured.compiled_calls import traced
-from lab.measured.compiled_hosts import unslowed
+from lab.measured.compiled import GPU, FusedKernel, Row, by_name, kernels, traced, unslowed
+from lab.pages import heading
 from lab.score.compiled_calls import agreement, followed
 from wavecast import ops
 from wavecast.ops import Kind
@@ -60,12 +58,12 @@ def trace(folder: Path, names: list[str]) -> None:
 def predicted(step: Trace) -> Row:
     """What is predicted for a traced step on our GPU."""
     prediction = wavecast.predict(step, GPU)
-    made = [call for call in step if ops.kind(call.op) is Kind.FUSED]
+    fused = [call for call in step if ops.kind(call.op) is Kind.FUSED]
     calls = [call for call in step if call.op.name not in HOST_CALLS]
     return {
         "seconds": prediction.seconds,
         "gpu_s": prediction.gpu_s,
-        "fused": len(made),
+        "fused": len(fused),
         "kernels": sum(ops.kernels(call.op) for call in calls),
         "peak_bytes": wavecast.memory(step, GPU).peak_bytes,
         "followed": followed(step),
@@ -111,12 +109,12 @@ def compared(name: str, said: Row, row: Row) -> Row:
     """The relative errors of one step, and the share of its GPU time that the trace has."""
     real, eager = row["compiled"], row["eager"]
     mine, before = said["compiled"], said["eager"]
-    made = sum(kernel["name"] in row["ops"] for kernel in real["kernels"])
+    kernel_count = sum(kernel["name"] in row["ops"] for kernel in real["kernels"])
     gain = eager["busy_s"] / real["busy_s"]
     return {
         "step": name,
         "family": row["family"],
-        "fused": mine["fused"] / max(made, 1) - 1,
+        "fused": mine["fused"] / max(kernel_count, 1) - 1,
         "found": said.get("found", math.nan),
         "gpu": mine["gpu_s"] / real["busy_s"] - 1,
         "left out": said.get("left_out_gpu_s", math.nan) / real["busy_s"] - 1,

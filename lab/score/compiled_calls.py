@@ -17,9 +17,8 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
-from lab.measured.compiled import GPU, Row, by_name
-from lab.measured.compiled_calls import LISTS, MAIN, PRODUCTS, Calls, Key, ran, traced
+from lab.measured.compiled import GPU, LISTS, MAIN, PRODUCTS, Calls, Key, Row, by_name, ran, traced
+from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import device
 from wavecast.ops import Kind, convolution
@@ -94,8 +93,8 @@ def add_times(
     """Add the library calls that both the step and its trace have."""
     shared = [key for key in real if key in said and key[0] != "fused"]
     shared = [key for key in shared if key[0] not in MERGED and not _is_list(key)]
-    found = [op for key in shared for op in said[key].ops]
-    answers = iter(Learned.shipped().predict_all(found, device(GPU)))
+    shared_ops = [op for key in shared for op in said[key].ops]
+    answers = iter(Learned.shipped().predict_all(shared_ops, device(GPU)))
     for key in shared:
         calls, kind = real[key], kinds[kind_of(said[key].ops[0])]
         each_s = [a.seconds if (a := next(answers)) else 0.0 for _ in said[key].ops]

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
-from lab.measured.compiled import GPU
-from lab.measured.compiled_hosts import Timing, profiled, timing, unprofiled
+from lab.measured.compiled import GPU, Timing, profiled, timing, unprofiled
+from lab.pages import heading
 from lab.score.compiled_calls import followed
 
 TINY = "host"

@@ -15,8 +15,8 @@ from typing import Any
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
 from lab.measured.compiled import GPU, by_name, lines
+from lab.pages import heading
 from wavecast.footprint.convolution_workspaces import NAMES, Convolution
 from wavecast.footprint.workspaces import Constants, on_tensor_cores, workspaces_of
 from wavecast.hardware.devices import device
@@ -99,14 +99,14 @@ def transposed(folder: Path) -> str:
         ops = [call.op for call in step if call.op.base in NAMES]
         real = called(recorded[name]) if name in recorded else []
         if len(ops) == len(real):
-            seen |= {op: workspace(op, made) for op, made in zip(ops, real, strict=True)}
+            seen |= {op: workspace(op, memory) for op, memory in zip(ops, real, strict=True)}
     right = count = 0
     for op, nbytes in seen.items():
         shapes = Convolution.of(op, on_tensor_cores(op, gpu))
         if shapes.source.channels_last and not shapes.tensor and shapes.groups == 1:
-            made = max((w.nbytes for w in workspaces_of(op, gpu, constants)), default=0)
+            largest = max((w.nbytes for w in workspaces_of(op, gpu, constants)), default=0)
             count += 1
-            right += abs(made - nbytes) < NEAR_BYTES
+            right += abs(largest - nbytes) < NEAR_BYTES
     return f"channels-last convolutions without tensor cores: {right} of {count} as recorded"
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
 from lab.measured.compiled_rows import CompiledRow, neusight_rows, timm_rows
 from lab.measured.public_steps.case import Case, Traces
+from lab.pages import heading
 from lab.score.compiled_calls import followed
 from wavecast import Trace
 
@@ -87,13 +87,14 @@ def table(results: Sequence[ScoredCompiled]) -> str:
         )
     ]
     groups: dict[tuple[str, str], list[ScoredCompiled]] = defaultdict(list)
-    for one in results:
-        case = one.row.compiled
-        groups[case.set, case.gpu].append(one)
+    for result in results:
+        case = result.row.compiled
+        groups[case.set, case.gpu].append(result)
         lines.append(
             f"| {case.set.split()[0]} {case.model}, batch {case.batch} | {case.gpu} "
-            f"| {case.software} | {one.compiled:+.1%} | {_percent(one.eager)} "
-            f"| {_times(one.row.gain)} | {_times(one.predicted_gain)} | {_percent(one.gain)} |"
+            f"| {case.software} | {result.compiled:+.1%} | {_percent(result.eager)} "
+            f"| {_times(result.row.gain)} | {_times(result.predicted_gain)} "
+            f"| {_percent(result.gain)} |"
         )
     for (source, gpu), own in groups.items():
         compiled, eager = _mean(o.compiled for o in own), _mean(o.eager for o in own)

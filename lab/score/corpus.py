@@ -25,10 +25,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS, MEASUREMENTS, ROOT
-from lab.score import pages
 from lab.steps.corpus import CorpusScript, corpus
 
 GPU = "a100-sxm-80gb"
@@ -81,9 +80,9 @@ def judge(script: CorpusScript, path: Path) -> ScriptVerdict:
     if done.returncode != 0:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         return ScriptVerdict(script, False, lines[-1], wall_s, cpu_s)
-    found = json.loads(done.stdout)
-    seconds = found["predictions"][0]["seconds"]
-    said = f"{1e3 * seconds:.1f} ms; {found['script']['holds']}; {found['script']['choice']}"
+    answer = json.loads(done.stdout)
+    seconds = answer["predictions"][0]["seconds"]
+    said = f"{1e3 * seconds:.1f} ms; {answer['script']['holds']}; {answer['script']['choice']}"
     return ScriptVerdict(script, True, said, wall_s, cpu_s)
 
 
@@ -104,23 +103,23 @@ def _breakable(path: str) -> list[str]:
     return [*parts[:-1], parts[-1].removesuffix("/")]
 
 
-def row(one: ScriptVerdict) -> str:
+def row(verdict: ScriptVerdict) -> str:
     """The row of the table for a script."""
     cells = (
-        cell(one.script),
-        "answered" if one.answered else "no answer",
-        re.sub(r"\S+/", "", one.said).replace("|", "/")[:160],  # files without their folders
-        f"{one.wall_s:.0f}",
-        f"{one.cpu_s:.0f}",
+        cell(verdict.script),
+        "answered" if verdict.answered else "no answer",
+        re.sub(r"\S+/", "", verdict.said).replace("|", "/")[:160],  # files without their folders
+        f"{verdict.wall_s:.0f}",
+        f"{verdict.cpu_s:.0f}",
     )
     return f"| {' | '.join(cells)} |"
 
 
 def summary(rows: Iterable[str], missing: Sequence[str]) -> Iterator[str]:
     """How many were answered, and what was not tried."""
-    cells = [[text.strip() for text in one.strip("|").split(" | ")] for one in rows]
-    answered = sum(one[1] == "answered" for one in cells)
-    slow = [one for one in cells if float(one[-1]) > _LONGEST_CPU_S]
+    cells = [[text.strip() for text in line.strip("|").split(" | ")] for line in rows]
+    answered = sum(line[1] == "answered" for line in cells)
+    slow = [line for line in cells if float(line[-1]) > _LONGEST_CPU_S]
     yield ""
     yield (
         f"{answered} of {len(cells)} scripts were answered; {len(slow)} took more than "
@@ -134,9 +133,11 @@ def summary(rows: Iterable[str], missing: Sequence[str]) -> Iterator[str]:
 def by_origin(rows: Iterable[str]) -> Iterator[str]:
     """How many scripts of each origin were answered, and those that were not."""
     groups: dict[str, list[list[str]]] = {}
-    for one in rows:
-        cells = [text.strip() for text in one.strip("|").split(" | ")]
-        origin = next((words for start, words in _ORIGINS if one.startswith(f"| `{start}")), _OTHER)
+    for line in rows:
+        cells = [text.strip() for text in line.strip("|").split(" | ")]
+        origin = next(
+            (words for start, words in _ORIGINS if line.startswith(f"| `{start}")), _OTHER
+        )
         groups.setdefault(origin, []).append(cells)
     yield from heading("scripts of | number | answered | CPU s, median | CPU s, most")
     for origin, group in groups.items():
@@ -162,23 +163,23 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--only", default="", help="scripts whose names have this word in them")
     parser.add_argument("--write", action="store_true", help="write it into the page")
     args = parser.parse_args(given)
-    found: dict[str, str] = {}
+    judged: dict[str, str] = {}
     first = list(heading("script | verdict | step, or reason | wall s | CPU s", "lll"))
     print(*first, sep="\n", flush=True)
     for script in corpus():
         path = (args.repositories or Path("/nowhere")) / script.path
         if args.only in script.name and path.is_file():
-            found[cell(script)] = row(judge(script, path.resolve()))
-            print(found[cell(script)], flush=True)
-    known = (written() if args.only else {}) | found
+            judged[cell(script)] = row(judge(script, path.resolve()))
+            print(judged[cell(script)], flush=True)
+    known = (written() if args.only else {}) | judged
     table = [known[cell(script)] for script in corpus() if cell(script) in known]
-    missing = dict.fromkeys(f"`{one.name}`" for one in corpus() if cell(one) not in known)
+    missing = dict.fromkeys(f"`{script.name}`" for script in corpus() if cell(script) not in known)
     end = list(summary(table, list(missing)))
     print(*end, sep="\n")
     if args.write:
         pages.write(ROWS, MARK, "\n".join((*first, *table, *end)))
         pages.write(PAGE, MARK, "\n".join(by_origin(table)))
-    if sum("| answered |" in one for one in table) < _ANSWERED * len(table):
+    if sum("| answered |" in line for line in table) < _ANSWERED * len(table):
         raise SystemExit(1)
 
 

@@ -20,8 +20,8 @@ from dataclasses import replace
 
 from lab import needs
 from lab.fit.corrections import SWEEPS
-from lab.markdown import heading
 from lab.measured import campaigns
+from lab.pages import heading
 from wavecast import Predictor, Trace, device, predict
 from wavecast.predictors.corrected import Corrected, Corrections, learn
 from wavecast.predictors.learned.gpus import chip_name

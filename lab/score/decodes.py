@@ -1,13 +1,12 @@
 """How long prompts and single tokens take with language models, predicted against measured.
 
-    python -m lab score decodes [--rows] [--predict OUT.json] [--task NAME...]
+    python -m lab score decodes [--rows]
 
-Needs transformers. Reads measurements/h200/decodes (`lab collect decodes`): `first.json`, which was
-measured before the host's cost of forward passes was repaired, `second.json` and `third.json`.
-Prints the tables of docs/howto/predict-text-generation.md. Steps of a round that the GPU limits,
-whose time is the GPU's, are apart from those that the host limits. `--predict` writes predictions
-instead, of all models or of some; `predicted.json` and `predicted_third.json` were committed before
-the second and the third round were measured.
+Needs transformers. Reads measurements/h200/decodes: `first.json`, which was measured before the
+host's cost of forward passes was repaired, `second.json` and `third.json`. Prints the tables of
+docs/howto/predict-text-generation.md. Steps of a round that the GPU limits, whose time is the
+GPU's, are apart from those that the host limits. `predicted.json` and `predicted_third.json` were
+committed before the second and the third round were measured.
 """
 
 from __future__ import annotations
@@ -15,14 +14,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
 import wavecast
 from lab import needs
-from lab.collect.decodes import InferenceCase, recipe, tasks
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import H200
 from wavecast.frameworks.pytorch.huggingface.inference import (
     InferenceStep,
@@ -38,6 +35,36 @@ HOST_SHARE = 0.7
 FOLDER = H200 / "decodes"
 COMPILED: Mapping[str, bool | str] = {"compiled": True, "reduce-overhead": "reduce-overhead"}
 """How tracing compiles a step, by the way in which it runs."""
+
+
+@dataclass(frozen=True)
+class InferenceCase:
+    """One step of a model."""
+
+    model: str
+    task: str
+    batch: int
+    seq: int
+    """The tokens of the prompt, or in the cache."""
+    cache: str = "dynamic"
+    way: str = "eager"
+    """How it runs: "eager", "graph" (one CUDA graph), "compiled", or "reduce-overhead" (compiled,
+    with CUDA graphs)."""
+
+    @property
+    def key(self) -> str:
+        """The step in one word."""
+        return f"{self.model}-{self.task}-b{self.batch}-s{self.seq}-{self.cache}-{self.way}"
+
+
+def recipe(case: InferenceCase) -> Any:
+    """The recipe of a case's step."""
+    from wavecast.frameworks.pytorch.huggingface.options import ModelOptions
+    from wavecast.frameworks.pytorch.huggingface.recipes import recipe_of
+
+    cache = "static" if case.cache == "static" else None
+    options = ModelOptions(task=case.task, seq=case.seq, cache=cache)
+    return recipe_of(case.model, case.batch, None, options)
 
 
 class CroppingStep(InferenceStep):
@@ -60,11 +87,6 @@ class Round:
     """The predictions that were committed before; empty if there were none."""
     step: type[InferenceStep] = InferenceStep
 
-    @property
-    def is_measured(self) -> bool:
-        """Whether its measurements are there."""
-        return (FOLDER / self.file).exists()
-
 
 ROUNDS = (
     Round("first round", "first.json", step=CroppingStep),
@@ -75,17 +97,19 @@ ROUNDS = (
 
 def predict(case: InferenceCase, kind: type[InferenceStep]) -> wavecast.Prediction:
     """The prediction of a step."""
-    made, compiled = recipe(case), COMPILED.get(case.way, False)
-    trace = captured(lambda: kind(**vars(make_step(made))), gpu=device(GPU), compiled=compiled)
+    step_recipe, compiled = recipe(case), COMPILED.get(case.way, False)
+    trace = captured(
+        lambda: kind(**vars(make_step(step_recipe))), gpu=device(GPU), compiled=compiled
+    )
     return wavecast.predict(trace, GPU, graphed=case.way == "graph")
 
 
 def row_of(case: InferenceCase, kind: type[InferenceStep]) -> dict[str, Any]:
     """A step with its predicted time, range, GPU time and memory."""
-    found = predict(case, kind)
-    assert found.memory is not None
-    times = {name: getattr(found, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
-    return {**asdict(case), **times, "peak_bytes": found.memory.peak_bytes}
+    prediction = predict(case, kind)
+    assert prediction.memory is not None
+    times = {name: getattr(prediction, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
+    return {**asdict(case), **times, "peak_bytes": prediction.memory.peak_bytes}
 
 
 def measured(name: str) -> Iterator[tuple[InferenceCase, dict[str, Any]]]:
@@ -105,28 +129,22 @@ def _host_bound(row: Mapping[str, Any]) -> bool:
     return bool(row["issued_s"] > HOST_SHARE * row["seconds"])
 
 
-def _write(out: Path, wanted: Sequence[str]) -> None:
-    rows = []
-    for case in (case for name in wanted for case in tasks()[name]):
-        rows.append(row_of(case, ROUNDS[-1].step))
-        print(case.key, f"{rows[-1]['seconds'] * 1e3:.2f} ms", flush=True)
-        out.write_text(json.dumps({"steps": rows}, indent=1) + "\n", encoding="utf-8")
-
-
 def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], rows: bool) -> None:
     """Print the errors of some steps, and each step if wanted."""
     if rows:
         names = "model | task | batch | tokens | way | measured ms | predicted ms | error | memory"
         print(*heading(names, "lllll"), sep="\n")
-    for told, found in pairs if rows else ():
-        step = " | ".join(str(found[name]) for name in ("model", "task", "batch", "seq", "way"))
-        error, memory = (told[n] / found[n] - 1 for n in ("seconds", "peak_bytes"))
-        times = f"{found['seconds'] * 1e3:.2f} | {told['seconds'] * 1e3:.2f} | {error:+.0%}"
+    for prediction, row in pairs if rows else ():
+        step = " | ".join(str(row[name]) for name in ("model", "task", "batch", "seq", "way"))
+        error, memory = (prediction[n] / row[n] - 1 for n in ("seconds", "peak_bytes"))
+        times = f"{row['seconds'] * 1e3:.2f} | {prediction['seconds'] * 1e3:.2f} | {error:+.0%}"
         print(f"| {step} | {times} | {memory:+.1%} |")
-    errors = [abs(told["seconds"] / found["seconds"] - 1) for told, found in pairs]
-    memory = [abs(told["peak_bytes"] / found["peak_bytes"] - 1) for told, found in pairs]
-    ranged = [(told, found) for told, found in pairs if told["low_s"] is not None]
-    inside = sum(told["low_s"] <= found["seconds"] <= told["high_s"] for told, found in ranged)
+    errors = [abs(prediction["seconds"] / row["seconds"] - 1) for prediction, row in pairs]
+    memory = [abs(prediction["peak_bytes"] / row["peak_bytes"] - 1) for prediction, row in pairs]
+    ranged = [(prediction, row) for prediction, row in pairs if prediction["low_s"] is not None]
+    inside = sum(
+        prediction["low_s"] <= row["seconds"] <= prediction["high_s"] for prediction, row in ranged
+    )
     print(
         f"\n{title}: {len(pairs)} steps, time {mean(errors):.1%} on average (median "
         f"{median(errors):.1%}), memory {mean(memory):.1%}, "
@@ -134,43 +152,41 @@ def _print(title: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], r
     )
 
 
-def _print_versions(one: Round) -> None:
+def _print_versions(test: Round) -> None:
     """Say whether the code that is traced is that which was measured: attention may differ."""
     import transformers
 
-    ran = json.loads((FOLDER / one.file).read_text(encoding="utf-8")).get("transformers")
+    ran = json.loads((FOLDER / test.file).read_text(encoding="utf-8")).get("transformers")
     if ran not in (None, transformers.__version__):
-        print(f"{one.title}: traced with transformers {transformers.__version__}, ran with {ran}")
+        print(f"{test.title}: traced with transformers {transformers.__version__}, ran with {ran}")
 
 
-def _print_round(one: Round, rows: bool) -> None:
-    _print_versions(one)
-    found = list(measured(one.file))
-    now = [(row_of(case, one.step), row) for case, row in found]
-    if not one.committed:
-        return _print(one.title, now, rows)
-    told = json.loads((FOLDER / one.committed).read_text(encoding="utf-8"))["steps"]
+def _print_round(test: Round, rows: bool) -> None:
+    _print_versions(test)
+    measurements = list(measured(test.file))
+    now = [(row_of(case, test.step), row) for case, row in measurements]
+    if not test.committed:
+        return _print(test.title, now, rows)
+    steps = json.loads((FOLDER / test.committed).read_text(encoding="utf-8"))["steps"]
     blind = {
         InferenceCase(**{f: row[f] for f in InferenceCase.__dataclass_fields__}).key: row
-        for row in told
+        for row in steps
     }
-    _print(f"{one.title}, as committed", [(blind[case.key], row) for case, row in found], False)
+    _print(
+        f"{test.title}, as committed",
+        [(blind[case.key], row) for case, row in measurements],
+        False,
+    )
     for title, holds in (("GPU time", False), ("host-bound iterations", True)):
         chosen = [pair for pair in now if _host_bound(pair[1]) is holds]
-        _print(f"{one.title}, {title}", chosen, rows)
-    return _print(one.title, now, False)
+        _print(f"{test.title}, {title}", chosen, rows)
+    return _print(test.title, now, False)
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Print the errors of all rounds, or write predictions."""
+    """Print the errors of all rounds."""
     parser = needs.parser(__doc__)
     parser.add_argument("--rows", action="store_true", help="print each step")
-    parser.add_argument("--predict", type=Path, metavar="OUT.json")
-    parser.add_argument("--task", action="append", choices=tasks(), metavar="NAME")
-    asked = parser.parse_args(given)
-    if asked.predict is not None:
-        return _write(asked.predict, asked.task or list(tasks()))
-    for one in ROUNDS:
-        if one.is_measured:
-            _print_round(one, asked.rows)
-    return None
+    rows = parser.parse_args(given).rows
+    for test in ROUNDS:
+        _print_round(test, rows)

@@ -14,7 +14,7 @@ import csv
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
-from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, rebuilt
-from lab.measured.expert_steps import kind_of
+from lab.measured.distributed_steps import MeasuredStep, NotRebuilt, command_of, kind_of, rebuilt
 from lab.measured.tables import read_rows
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.errors import WavecastError
 from wavecast.hardware.clusters import Cluster
 from wavecast.hardware.devices import Device
@@ -164,7 +164,7 @@ def table(title: str, groups: Mapping[str, tuple[int, Sequence[ScoredStep]]]) ->
         if not scored:
             lines.append(f"| {name} | {count} | 0 | | | | |")
             continue
-        ratios = np.array([one.ratio for one in scored])
+        ratios = np.array([row.ratio for row in scored])
         errors = np.abs(ratios - 1)
         usual = [abs(s.baseline_s / s.step.seconds - 1) for s in scored if s.baseline_s]
         plain = f"{np.mean(usual):.0%}" if usual else ""
@@ -182,31 +182,31 @@ def ranking(scored: Sequence[ScoredStep]) -> list[str]:
     the best ones, most of which are runs on an unstable cluster.
     """
     groups: dict[tuple[str, int], list[ScoredStep]] = defaultdict(list)
-    for one in scored:
-        if one.step.source.startswith("nanotron"):
-            groups[str(one.step.row["model"]), int(one.step.row["n_gpu"])].append(one)
+    for row in scored:
+        if row.step.source.startswith("nanotron"):
+            groups[str(row.step.row["model"]), int(row.step.row["n_gpu"])].append(row)
     head = "strategies | Kendall's tau | predicted best slower by"
     lines = [*heading(f"nanotron, model and GPUs | {head} | {head}")]
-    found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    rankings: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for (model, gpus), own in sorted(groups.items()):
         cells = []
         for sound in (False, True):
-            kept = [one for one in own if not (sound and is_flagged(one.step.row))]
+            kept = [step for step in own if not (sound and is_flagged(step.step.row))]
             if len(kept) < 3:
                 cells.append(f"{len(kept)} | | ")
                 continue
-            found[sound].append(ranked(kept))
-            cells.append("{} | {:.2f} | {:.1%}".format(len(kept), *found[sound][-1]))
+            rankings[sound].append(ranked(kept))
+            cells.append("{} | {:.2f} | {:.1%}".format(len(kept), *rankings[sound][-1]))
         lines.append(f"| {model}, {gpus} | {' | '.join(cells)} |")
-    means = [_mean_ranking(found[sound]) for sound in (False, True)]
+    means = [_mean_ranking(rankings[sound]) for sound in (False, True)]
     lines.append(f"| **mean** | {' | '.join(means)} |")
     return lines if groups else []
 
 
 def ranked(some: Sequence[ScoredStep]) -> tuple[float, float]:
     """Kendall's tau of strategies, and by how much the predicted best is slower than the best."""
-    best = min(some, key=lambda one: one.seconds)
-    slower = best.step.seconds / min(one.step.seconds for one in some) - 1
+    best = min(some, key=lambda step: step.seconds)
+    slower = best.step.seconds / min(step.step.seconds for step in some) - 1
     return kendall([o.seconds for o in some], [o.step.seconds for o in some]), slower
 
 
@@ -215,11 +215,11 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
     return "far_below_best" in str(row["qc"] or "")
 
 
-def _mean_ranking(found: Sequence[tuple[float, float]]) -> str:
-    if not found:
+def _mean_ranking(rankings: Sequence[tuple[float, float]]) -> str:
+    if not rankings:
         return "0 | | "
-    good = sum(slower <= 0.1 for _, slower in found)
-    return f"{len(found)} | {np.mean([tau for tau, _ in found]):.2f} | 10% or less in {good}"
+    good = sum(slower <= 0.1 for _, slower in rankings)
+    return f"{len(rankings)} | {np.mean([tau for tau, _ in rankings]):.2f} | 10% or less in {good}"
 
 
 def kendall(some: Sequence[float], others: Sequence[float]) -> float:
@@ -285,7 +285,7 @@ def print_tables(
     for title, key in keys.items():
         counts = Counter(key(row) for row in rows)
         groups = {
-            name: (count, [one for one in scored if key(one.step.row) == name])
+            name: (count, [step for step in scored if key(step.step.row) == name])
             for name, count in counts.items()
         }
         print("\n".join(table(title, groups)), end="\n\n")
@@ -308,17 +308,17 @@ def save(path: Path, scored: Sequence[ScoredStep], plain: Sequence[ScoredStep]) 
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for stated, steps in (("yes", scored), ("no", plain)):
-            for one in steps:
-                row = one.step.row
+            for step in steps:
+                row = step.step.row
                 writer.writerow(
                     {
                         "row_id": row["row_id"],
-                        "source": one.step.source,
+                        "source": step.step.source,
                         "stated": stated,
-                        "predicted_s": one.seconds,
-                        "measured_s": one.step.seconds,
+                        "predicted_s": step.seconds,
+                        "measured_s": step.step.seconds,
                         "flags": row["qc"] or "",
-                        **_range_columns(one.parts),
+                        **_range_columns(step.parts),
                     }
                 )
 
@@ -363,3 +363,35 @@ def scored(data: Path, cache: Path) -> list[Path]:
             main(["--data", str(data), "--save", str(file), *options.split()])
         files.append(file)
     return files
+
+
+def _smallest(rows: Iterable[Mapping[str, Any]]) -> dict[str, MeasuredStep]:
+    """The step of the smallest model of each source that a command can predict."""
+    smallest: dict[str, MeasuredStep] = {}
+    for row in rows:
+        try:
+            step = rebuilt(row)
+        except NotRebuilt:
+            continue
+        if command_of(step) is None or "far_below_best" in str(row["qc"] or ""):
+            continue
+        known = smallest.get(step.source)
+        if known is None or _size(step) < _size(known):
+            smallest[step.source] = step
+    return smallest
+
+
+def _size(step: MeasuredStep) -> int:
+    return step.sizes.layers * step.sizes.hidden**2
+
+
+def commands(data: Path) -> Iterator[ScoreTable]:
+    """One step of each source, of the smallest model whose cluster is the GPU's usual one.
+
+    For docs/parallel.md: what was measured and predicted, and the command that predicts it.
+    """
+    rows = read_rows(data / "distributed" / "steps.parquet")
+    for source, step in sorted(_smallest(rows).items()):
+        scored = PublishedSteps({}).score_step(step)
+        times = f"{step.seconds:.4g} s measured, {scored.seconds:.4g} s predicted"
+        yield ScoreTable(f"# {source}, {step.row['model']}: {times}\n{command_of(step)}")

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
 from lab.measured.tables import read_rows
+from lab.pages import heading
 from lab.score.distributed import group_of, is_flagged
 
 TUNED = ("llm-foundry", "torchtitan", "dgxc-benchmarking", "NeMo", "Megatron-Bridge", "MLPerf")

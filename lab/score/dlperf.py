@@ -11,17 +11,17 @@ compared with the same steps.
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from lab.fit.overlap import ScaledStep, parser_of, steps_of
-from lab.markdown import heading
+from lab import pages
+from lab.fit.overlap import ScaledStep, steps_of
 from lab.measured.scaled_rows import dlperf_rows
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
+from lab.scores import ScoreTable
 from wavecast.steps.op_times import shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -61,11 +61,8 @@ def table(steps: Sequence[ScaledStep]) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    args = parser_of(__doc__, "dlperf").parse_args(given)
-    with tempfile.TemporaryDirectory() as folder:
-        steps = steps_of(dlperf_rows(args.data), args.cache or Path(folder))
+def tables(data: Path, cache: Path | None) -> Iterator[ScoreTable]:
+    """All rows; the page has the sum of PyTorch's."""
+    steps = steps_of(dlperf_rows(data), cache)
     own = table([step for step in steps if step.row.source in PYTORCH])
-    pages.write(PAGE, MARK, pages.sums(own))
-    print(table(steps))
+    yield ScoreTable(table(steps), PAGE, MARK, on_page=pages.sums(own))

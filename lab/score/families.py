@@ -18,16 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from lab import needs
+from lab import pages
+from lab.figures import Figures, figures, percent
 from lab.fit.learned import kept_fit, rows_of
-from lab.markdown import heading
 from lab.measured import own_steps
 from lab.measured.comparison import Contender, Scored, groups, read, score, summary
-from lab.measured.figures import Figures, figures, percent, record
 from lab.measured.op_data import OUR_STEPS, fitted_traces
-from lab.measured.op_row import OpRow, digest
+from lab.measured.op_makers import OpRow, digest
 from lab.measured.public_steps.case import Case, Traces
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op
 
@@ -123,29 +123,19 @@ def _always(model: Learned, _: str) -> Learned:
     return model
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Fit without each group, predict its steps, and print the tables."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument(
-        "--cache", type=Path, required=True, help="folder that keeps fits and traces"
-    )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
+    """Fit without each group, and predict its steps."""
     cases = list(own_steps.cases())
-    traces = Traces(args.cache)
+    traces = Traces(cache)
     traces.make_missing(cases)
     rows: list[Scored] = []
-    for model, own in folds(cases, args.data, args.cache):
+    for model, own in folds(cases, data, cache):
         rows += score(read(own, traces), [Contender(NAME, partial(_always, model))])
     shipped = list(score(read(cases, traces), [Contender("shipped", lambda _: Learned.shipped())]))
-    text = table(rows, shipped, gpu_figures)
-    print(f"GPU time\n\n{text}\n\nIterations\n\n{table(rows, shipped, summary)}")
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-families.md", MARK, text)
-        record(
-            {
-                "h200 GPU time, in the fit": gpu_figures(shipped),
-                "h200 GPU time, families left out": gpu_figures(rows),
-            }
-        )
+    scores = {
+        "h200 GPU time, in the fit": gpu_figures(shipped),
+        "h200 GPU time, families left out": gpu_figures(rows),
+    }
+    page = pages.APPENDIX / "accuracy-families.md"
+    yield ScoreTable(table(rows, shipped, gpu_figures), page, MARK, scores, title="GPU time")
+    yield ScoreTable(table(rows, shipped, summary), title="Iterations")

@@ -1,7 +1,6 @@
 """Which is faster for the same model, torch or JAX? Predicted for our H200, and measured.
 
 python -m lab score framework_pairs                committed predictions, and what was measured
-python -m lab score framework_pairs --write FILE   predict anew, before anything is measured
 python -m lab score framework_pairs --suite FILE   what was measured, for `wavecast suite observe`
 """
 
@@ -17,49 +16,30 @@ import numpy as np
 from lab import needs
 from lab.measured.compiled import GPU
 from lab.measured.jax_steps import FOLDER, steps
-from lab.steps.framework_pairs import FRAMEWORKS, PAIRS, FrameworkPair
 from wavecast.runs.suite_results import SuiteResult, write_results
 
 PREDICTED, MEASURED = FOLDER / "pairs-predictions.json", FOLDER / "pairs.json"
 SOFTWARE = {"torch": "torch 2.11.0", "jax": "jax 0.11.2"}
-_FIELDS = ("gpu_s", "seconds", "low_s", "high_s", "memory_bytes")
+FRAMEWORKS = ("torch", "jax")
+PAIRS = {
+    "mlp": (2048, "fp32"),
+    "vgg": (96, "bf16"),
+    "resnet50": (64, "bf16"),
+    "gpt2": (4, "bf16"),
+    "vit": (64, "bf16"),
+    "lstm": (64, "fp32"),
+}
+"""Models that were written in both frameworks, with their batches and precisions."""
 
 
-def predicted(pair: FrameworkPair) -> Iterator[dict[str, Any]]:
-    """What is predicted for a model in both frameworks."""
-    import wavecast
-    from lab.score import jax
-    from lab.steps.jax_steps import JaxCase
-
-    trace = wavecast.trace(pair.torch, gpu=GPU)
-    step = wavecast.predict(trace, GPU)
-    yield {
-        "name": pair.name,
-        "framework": "torch",
-        "version": trace.framework,
-        "gpu_s": step.gpu_s,
-        "seconds": step.seconds,
-        "low_s": step.low_s,
-        "high_s": step.high_s,
-        "memory_bytes": wavecast.memory(trace, GPU).peak_bytes,
-    }
-    row = jax.predicted(JaxCase(f"pair_{pair.name}", "pair", pair.make_jax))
-    yield {
-        "name": pair.name,
-        "framework": "jax",
-        "version": row["framework"],
-        **{name: row[name] for name in _FIELDS},
-    }
-
-
-def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> Iterator[str]:
+def lines(rows: Sequence[dict[str, Any]], measurements: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A table of predictions and measurements, and how often the faster one is named."""
     said = {(row["framework"], row["name"]): row for row in rows}
-    true = {(row["framework"], row["name"]): row for row in found}
+    true = {(row["framework"], row["name"]): row for row in measurements}
     yield f"{'model':10} {'torch ms':>18} {'JAX ms':>18} {'torch / JAX':>14}  faster"
     right, off = [], {name: list[float]() for name in FRAMEWORKS}
-    for pair in PAIRS:
-        keys = [(name, pair.name) for name in FRAMEWORKS]
+    for model in PAIRS:
+        keys = [(name, model) for name in FRAMEWORKS]
         if not all(key in true for key in keys):
             continue
         said_s, true_s = ([table[key]["seconds"] for key in keys] for table in (said, true))
@@ -71,7 +51,7 @@ def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> It
             f"{a * 1e3:9.3f} {b * 1e3:8.3f}" for a, b in zip(said_s, true_s, strict=True)
         )
         verdict = "right" if right[-1] else "wrong"
-        yield f"{pair.name:10} {times} {ratios[0]:7.2f} {ratios[1]:6.2f}  {verdict}"
+        yield f"{model:10} {times} {ratios[0]:7.2f} {ratios[1]:6.2f}  {verdict}"
     for name, errors in off.items():
         if errors:
             yield f"{name}: mean error of the iteration {np.mean(errors):.1%}, {len(errors)} steps"
@@ -80,23 +60,22 @@ def lines(rows: Sequence[dict[str, Any]], found: Sequence[dict[str, Any]]) -> It
 
 def measured() -> list[dict[str, Any]]:
     """What was measured; three of the JAX steps on a later day, with other JAX steps."""
-    found: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
+    rows: list[dict[str, Any]] = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
     later = steps("more")
-    for pair in PAIRS:
-        if (row := later.get(f"pair_{pair.name}")) is not None:
-            found.append({"name": pair.name, "framework": "jax", **row["default"]})
-    return found
+    for model in PAIRS:
+        if (row := later.get(f"pair_{model}")) is not None:
+            rows.append({"name": model, "framework": "jax", **row["default"]})
+    return rows
 
 
 def suite_rows() -> Iterator[SuiteResult]:
     """What was measured, as results of the suite."""
     rows = {(row["framework"], row["name"]): row for row in measured()}
-    for pair in PAIRS:
-        batch, precision = pair.arguments[0], pair.arguments[-1]
+    for model, (batch, precision) in PAIRS.items():
         for framework in FRAMEWORKS:
-            seconds = rows[framework, pair.name]["seconds"]
+            seconds = rows[framework, model]["seconds"]
             yield SuiteResult(
-                pair.name,
+                model,
                 batch,
                 precision,
                 GPU,
@@ -108,17 +87,12 @@ def suite_rows() -> Iterator[SuiteResult]:
 
 
 def main(given: Sequence[str] = ()) -> None:
-    """Predict the pairs, or compare predictions with measurements."""
+    """Compare predictions with measurements, or write these as results of the suite."""
     parser = needs.parser(__doc__)
-    parser.add_argument("--write", type=Path, help="predict, and write the predictions here")
     parser.add_argument("--suite", type=Path, help="write what was measured as suite results")
     options = parser.parse_args(given)
     if options.suite:
         write_results(options.suite, tuple(suite_rows()))
-        return
-    if options.write:
-        rows = [row for pair in PAIRS for row in predicted(pair)]
-        options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
         return
     rows = json.loads(PREDICTED.read_text(encoding="utf-8"))
     print("\n".join(lines(rows, measured())))

@@ -10,12 +10,11 @@ machine, predictions included: both sides saw the same releases of torch and of 
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from statistics import median
 
-from lab import needs
 from lab.places import DOCS, MEASUREMENTS
-from lab.score import pages
+from lab.scores import ScoreTable
 
 SCRIPTS = DOCS / "howto" / "run-your-script.md"
 MODELS = DOCS / "howto" / "predict-a-hugging-face-model.md"
@@ -100,14 +99,8 @@ def models_table() -> str:
     return _table(("measured on the GPU", *heads), lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, or write them into their pages."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
-    for page, table in ((SCRIPTS, scripts_table()), (MODELS, models_table())):
-        if parser.parse_args(given).write:
-            pages.write(page, MARK, table)
-        else:
-            print(table, end="\n\n")
-    print("scripts:", summary("scripts"))
-    print("models:", summary("huggingface"))
+def tables() -> Iterator[ScoreTable]:
+    """The tables of both pages, and how many steps lie in their ranges."""
+    yield ScoreTable(scripts_table(), SCRIPTS, MARK)
+    yield ScoreTable(models_table(), MODELS, MARK)
+    yield ScoreTable(f"scripts: {summary('scripts')}\nmodels: {summary('huggingface')}")

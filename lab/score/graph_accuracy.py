@@ -11,19 +11,22 @@ steps that were timed before any profiler.
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 import wavecast
-from lab import needs
-from lab.markdown import heading
-from lab.measured.figures import figures, record
+from lab.figures import figures
+from lab.pages import heading
 from lab.places import H200
-from lab.steps.graphed import GRAPHED, make_capturable, named
-from wavecast import Prediction
+from lab.scores import ScoreTable
+from lab.steps.reality import STEPS
+from wavecast import Prediction, suite
 
 MEASURED = H200 / "host"
 GPU = "h200-sxm"
@@ -77,18 +80,54 @@ def lines(some: Iterable[GraphRow]) -> Iterator[str]:
         )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table of each machine, and record the figures if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="record the figures")
-    args = parser.parse_args(given)
-    every = []
+def tables() -> Iterator[ScoreTable]:
+    """The table of each machine, and the figures of all."""
+    errors = []
     for name, run in runs().items():
         if "graphed" in run:
-            some = list(rows(run))
-            every += some
-            print(f"{name}:\n")
-            print("\n".join(lines(some)))
-    if args.write:
-        scores = figures(row.error for row in every)
-        record({"h200 CUDA graphs": scores})
+            replayed = list(rows(run))
+            errors += [row.error for row in replayed]
+            yield ScoreTable("\n".join(lines(replayed)), title=f"{name}:")
+    yield ScoreTable("", figures={"h200 CUDA graphs": figures(errors)})
+
+
+# Steps by model, batch and precision, and those that are captured as CUDA graphs.
+
+
+GRAPHED = (
+    ("dcgan", 64, "bf16"),
+    ("resnet50", 2, "fp32"),
+    ("bert-base", 16, "bf16"),
+    ("mobilenet_v3", 32, "bf16"),
+    ("vit", 2, "bf16"),
+    ("suite/googlenet", 8, "bf16"),
+    ("resnet50", 32, "bf16"),
+)
+Step = Callable[[], Any]
+Key = tuple[str, int, str]
+
+
+def make_step(key: Key) -> Step:
+    """The step of a model, a batch and a precision."""
+    name, batch, precision = key
+    if name.startswith("suite/"):
+        return suite.benchmark(name.removeprefix("suite/")).make_step(batch, precision)
+    step: Step = STEPS[name][0](batch, precision)
+    return step
+
+
+def make_capturable(key: Key) -> Step:
+    """The step with optimizers whose step counter is on the GPU, which a CUDA graph needs."""
+    step = make_step(key)
+    for candidate in gc.get_objects():
+        # type() and not isinstance: reading __class__ of some objects warns.
+        if issubclass(type(candidate), torch.optim.Optimizer) and not candidate.state:
+            for group in candidate.param_groups:
+                if "capturable" in group:
+                    group["capturable"] = True
+    return step
+
+
+def named(key: Key) -> str:
+    """The key of a step as one word."""
+    return "-".join(map(str, key))

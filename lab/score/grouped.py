@@ -11,14 +11,14 @@ docs/appendix/accuracy-ops.md.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from lab import needs
-from lab.markdown import heading
-from lab.measured.experts import GPU, ExpertRow, measured_s, op_of, read
-from lab.measured.figures import Figures, figures, percent, record
-from lab.score import pages
+from lab import pages
+from lab.figures import Figures, figures, percent
+from lab.fit.grouped import GPU, ExpertRow, measured_s, op_of, read
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast import Predictor, device
 from wavecast.predictors.attainable import Attainable, Roofline
 from wavecast.predictors.learned.model import OpModel
@@ -125,13 +125,7 @@ def recorded_figures() -> dict[str, Figures]:
     return {"op grouped products": figures_of(one_kernel, lambda row: learned[row.model])}
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    text = report()
-    print(text, by_model(), sep="\n\n")
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-ops.md", MARK, text)
-        record(recorded_figures())
+def tables() -> Iterator[ScoreTable]:
+    """The table of the page, and one by model."""
+    yield ScoreTable(report(), pages.APPENDIX / "accuracy-ops.md", MARK, recorded_figures())
+    yield ScoreTable(by_model())

@@ -10,13 +10,13 @@ with these figures beside docs/papers.md.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import permutations
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured import campaigns
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast import Scaler, Trace, device, predict
 from wavecast.predictors.habitat import MixedPrecision
 
@@ -29,14 +29,16 @@ def errors(
     traces: Mapping[str, Trace], scaler: Scaler, before: str = "fp32", after: str = "bf16"
 ) -> dict[str, float]:
     """The error of the GPU's time of each step that was measured in both precisions."""
-    found = {}
+    by_name = {}
     for name, measured in traces.items():
-        wanted = traces.get(name.replace(before, after))
-        if before not in name or wanted is None or measured.measurement is None:
+        target = traces.get(name.replace(before, after))
+        if before not in name or target is None or measured.measurement is None:
             continue
-        measured_s = sum(kernel.seconds for call in wanted for kernel in call.kernels)
-        found[name] = predict(measured, device("h200-sxm"), predictor=scaler).gpu_s / measured_s - 1
-    return found
+        measured_s = sum(kernel.seconds for call in target for kernel in call.kernels)
+        by_name[name] = (
+            predict(measured, device("h200-sxm"), predictor=scaler).gpu_s / measured_s - 1
+        )
+    return by_name
 
 
 def contenders() -> Iterator[tuple[str, str, str, Scaler]]:
@@ -51,17 +53,14 @@ def table() -> str:
     lines = [*heading("way | from | to | steps | mean error | worst | ResNet-50, batch 32", "lll")]
     traces = dict(campaigns.traces("measured"))  # each is decoded once, not for every way
     for title, before, after, scaler in contenders():
-        found = errors(traces, scaler, before, after)
-        sizes = [abs(error) for error in found.values()]
+        by_name = errors(traces, scaler, before, after)
+        sizes = [abs(error) for error in by_name.values()]
         cells = f"{len(sizes)} | {statistics.mean(sizes):.0%} | {max(sizes):.0%}"
-        resnet = f"{found[f'resnet50_b32-{before}']:+.0%}"
+        resnet = f"{by_name[f'resnet50_b32-{before}']:+.0%}"
         lines.append(f"| {title} | {before} | {after} | {cells} | {resnet} |")
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    needs.parser(__doc__).parse_args(given)
-    shown = table()
-    print(shown)
-    pages.write(PAGE, MARK, shown)
+def tables() -> Iterator[ScoreTable]:
+    """The table of the page."""
+    yield ScoreTable(table(), PAGE, MARK)

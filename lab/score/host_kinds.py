@@ -20,7 +20,7 @@ from statistics import mean, median
 
 import numpy as np
 
-from lab import needs
+from lab import pages
 from lab.fit.issued_steps import (
     IssuedStep,
     advised,
@@ -30,8 +30,8 @@ from lab.fit.issued_steps import (
     machine_factor,
     of_blind_test,
 )
-from lab.markdown import heading
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast import Trace, ops
 from wavecast.hardware.hosts import COSTS, RECOMPUTED, REFERENCE_HOST, demands
 from wavecast.ops import Kind
@@ -108,35 +108,32 @@ def errors(steps: Iterable[IssuedStep]) -> Iterator[HostError]:
                     yield HostError(kind, machine, ratio - 1, ratio * machine_factor(others) - 1)
 
 
-def table(found: Sequence[HostError]) -> Iterator[str]:
+def table(errors: Sequence[HostError]) -> Iterator[str]:
     """A line for each kind: its bias, and the mean error with the machine's factor."""
     yield from heading(
         "kind of step | machines | steps | bias, reference host | bias, machine's factor "
         "| median of machines | mean error"
     )
-    kinds = sorted({one.kind for one in found}, key=lambda kind: (kind.startswith("of all"), kind))
+    kinds = sorted(
+        {error.kind for error in errors}, key=lambda kind: (kind.startswith("of all"), kind)
+    )
     for kind in kinds:
-        own = [one for one in found if one.kind == kind]
+        own = [error for error in errors if error.kind == kind]
         by_machine = defaultdict(list)
-        for one in own:
-            by_machine[one.machine].append(one.factored)
+        for error in own:
+            by_machine[error.machine].append(error.factored)
         middles = median(median(some) for some in by_machine.values())
         yield (
             f"| {kind} | {len(by_machine)} | {len(own)} "
-            f"| {median(one.reference for one in own):+.0%} "
-            f"| {median(one.factored for one in own):+.0%} | {middles:+.0%} "
-            f"| {mean(abs(one.factored) for one in own):.0%} |"
+            f"| {median(error.reference for error in own):+.0%} "
+            f"| {median(error.factored for error in own):+.0%} | {middles:+.0%} "
+            f"| {mean(abs(error.factored) for error in own):.0%} |"
         )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--cache", type=Path, help="folder that keeps traces")
-    parser.add_argument("--write", action="store_true", help="put the table into docs/appendix")
-    args = parser.parse_args(given)
-    steps = (*by_iterations(), *of_blind_test(), *later(args.cache), *decoders(), *advised())
-    text = "\n".join(table(list(errors(steps))))
-    print(text)
-    if args.write:
-        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, text)
+def tables(cache: Path | None) -> Iterator[ScoreTable]:
+    """The table of the page."""
+    steps = (*by_iterations(), *of_blind_test(), *later(cache), *decoders(), *advised())
+    yield ScoreTable(
+        "\n".join(table(list(errors(steps)))), pages.APPENDIX / "accuracy-hosts.md", MARK
+    )

@@ -23,19 +23,16 @@ from pathlib import Path
 from typing import Any
 
 import wavecast
-from lab import needs
-from lab.fit.host import Steps, host_without
+from lab import pages
+from lab.figures import Figures, figures, percent
+from lab.fit.host import Steps, host_without, machine_factor, model_of, reference_of
 from lab.fit.host import read as read_steps
-from lab.fit.host_reference import machine_factor, model_of, reference_of
-from lab.markdown import heading
 from lab.measured import own_steps
 from lab.measured.comparison import is_within
-from lab.measured.figures import Figures, figures, percent, record
-from lab.measured.timed import Machine, machines, unseen_machines
-from lab.measured.timed_traces import GPU, traced
-from lab.score import pages
+from lab.measured.timed import GPU, Machine, machines, suite_steps, traced, unseen_machines
+from lab.pages import heading
 from lab.score.families import folds
-from lab.steps.by_name import suite_steps
+from lab.scores import ScoreTable
 from wavecast import Host
 from wavecast.hardware.kept_hosts import factor_of, reference_times
 from wavecast.predictors.learned.predictor import Learned
@@ -182,19 +179,10 @@ def noise() -> Iterator[str]:
         yield f"| {machine.name} | {cells} | {f'{statistics.mean(apart):.1%}' if apart else ''} |"
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page if asked."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument(
-        "--cache", type=Path, required=True, help="folder that keeps traces and fits"
-    )
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/appendix")
-    args = parser.parse_args(given)
-    predicted = list(rows(args.data, args.cache))
-    lines = list(table(predicted))
-    print(*lines, "", *noise(), sep="\n")
-    if args.write:  # the page has no line for each machine
-        lines = [line for line in lines if " machine | " not in line]
-        pages.write(pages.APPENDIX / "accuracy-hosts.md", MARK, "\n".join((*lines, "", *noise())))
-        record(figures_of(predicted))
+def tables(data: Path, cache: Path) -> Iterator[ScoreTable]:
+    """The tables of the page, which has no line for each machine."""
+    predicted = list(rows(data, cache))
+    text = "\n".join((*table(predicted), "", *noise()))
+    on_page = "\n".join(line for line in text.splitlines() if " machine | " not in line)
+    page = pages.APPENDIX / "accuracy-hosts.md"
+    yield ScoreTable(text, page, MARK, figures_of(predicted), on_page=on_page)

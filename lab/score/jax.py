@@ -2,12 +2,14 @@
 
 python -m lab score jax            steps of the fit (kernels of their families were seen)
 python -m lab score jax blind      steps of the blind test (second: of the second one)
-python -m lab score jax blind --write FILE     predictions only, before anything is measured
+python -m lab score jax blind --read FILE      as was predicted before they were measured
+python -m lab score jax_functions  steps of several jitted functions, from their script
+
+Without --read, today's models predict what XLA compiled on our GPU.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -19,53 +21,32 @@ import numpy as np
 from lab import needs
 from lab.measured import jax_steps
 from lab.measured.compiled import GPU
-from lab.places import ROOT
-from lab.steps.jax_steps import GROUPS, JaxCase, steps_of
-from wavecast.frameworks.jax.driver import CompiledModule
+from lab.measured.jax_steps import FOLDER
+from lab.scores import ScoreTable
 
-CACHE = ROOT / ".cache" / "lab" / "jax"
 FIELDS = ("gpu_s", "seconds", "memory_bytes", "kernels")
 
 
-def compiled(case: JaxCase) -> CompiledModule:
-    """A step as XLA compiles it here for our GPU; kept, since it takes a while."""
-    from wavecast.frameworks.jax import driver, releases
-    from wavecast.frameworks.jax.tracing import lowered_step
-    from wavecast.hardware.devices import device
-
-    path = CACHE / f"{case.name}-{releases.versions().replace(' ', '-')}.json.gz"
-    if not path.exists():
-        gpu, training = device(GPU), case.make()
-        lowered = lowered_step(training.step, training.shapes(), {}, gpu, {})
-        (made,) = driver.compiled_for(releases.bytecode(lowered), [gpu])
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(json.dumps([made.text, dict(made.sizes)]).encode()))
-    text, sizes = json.loads(gzip.decompress(path.read_bytes()))
-    return CompiledModule(text, sizes)
-
-
-def predicted(case: JaxCase) -> dict[str, Any]:
-    """What is predicted for a step, compiled here."""
+def predicted(name: str, group: str) -> dict[str, Any]:
+    """What is predicted for a measured step, as XLA compiled it on the GPU."""
     import wavecast
-    from wavecast.frameworks.jax.releases import versions
+    from wavecast.frameworks.jax.driver import CompiledModule
     from wavecast.frameworks.jax.tracing import trace_of
     from wavecast.hardware.devices import device
     from wavecast.predictors.learned.autotuned import kernels_of
 
-    gpu = device(GPU)
-    trace = trace_of(compiled(case), gpu, framework=versions())
+    gpu, row = device(GPU), jax_steps.steps(group)[name]
+    module = CompiledModule(jax_steps.hlo_texts(group)[name], row["memory"])
+    trace = trace_of(module, gpu, framework=f"jax {row['jax']}")
     prediction = wavecast.predict(trace, gpu)
     return {
-        "name": case.name,
-        "family": case.family,
-        "framework": trace.framework,
+        "name": name,
         "gpu_s": prediction.gpu_s,
         "seconds": prediction.seconds,
         "low_s": prediction.low_s,
         "high_s": prediction.high_s,
         "memory_bytes": wavecast.memory(trace, gpu).peak_bytes,
         "kernels": round(sum(kernels_of(call.op) for call in trace)),
-        "unpredicted": sorted(str(one) for one in prediction.unpredicted),
     }
 
 
@@ -83,14 +64,14 @@ def measured(row: jax_steps.Row) -> dict[str, float]:
 
 def lines(rows: Sequence[dict[str, Any]], group: str) -> Iterator[str]:
     """A table of predictions and measurements, and mean errors."""
-    found = jax_steps.steps(group)
+    steps = jax_steps.steps(group)
     off: dict[str, list[float]] = {name: [] for name in FIELDS}
     held = []
     yield f"{'step':20} {'GPU ms':>17} {'iteration ms':>17} {'MiB':>15} {'kernels':>13}  in range"
     for row in rows:
-        if row["name"] not in found:
+        if row["name"] not in steps:
             continue
-        true = measured(found[row["name"]])
+        true = measured(steps[row["name"]])
         for name in FIELDS:
             off[name].append(row[name] / true[name] - 1)
         inside = row["low_s"] <= true["seconds"] <= row["high_s"]
@@ -115,30 +96,58 @@ def needed_exponent(rows: Sequence[dict[str, Any]], group: str) -> float:
 
     Split conformal prediction: of n steps, the one of rank 0.9 (n + 1).
     """
-    found, needed = jax_steps.steps(group), []
+    steps, needed = jax_steps.steps(group), []
     for row in rows:
-        if row["name"] in found:
-            off = math.log(measured(found[row["name"]])["seconds"] / row["seconds"])
+        if row["name"] in steps:
+            off = math.log(measured(steps[row["name"]])["seconds"] / row["seconds"])
             end = row["low_s"] if off < 0 else row["high_s"]
             needed.append(off / math.log(end / row["seconds"]))
     rank = min(math.ceil(0.9 * (len(needed) + 1)), len(needed))
     return sorted(needed)[rank - 1]
 
 
+def of_functions() -> Iterator[ScoreTable]:
+    """Steps of several jitted functions, as predicted from their script before they ran."""
+    yield ScoreTable("\n".join(_functions()))
+
+
+def _functions() -> Iterator[str]:
+    """A row for each step, and the mean errors."""
+    files = (FOLDER / f"functions{name}.json" for name in ("-predictions", ""))
+    rows, measured_rows = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    by_kind = {row["kind"]: row for row in measured_rows}
+    errors, memory = [], []
+    yield "| step | calls | predicted | measured | error | memory, predicted | measured |"
+    yield "|---|---|---:|---:|---:|---:|---:|"
+    for row in rows:
+        true = by_kind[row["kind"]]
+        errors.append(row["seconds"] / true["seconds"] - 1)
+        memory.append(row["peak_bytes"] / true["peak_bytes"] - 1)
+        yield (
+            f"| {row['kind']} | {row['holds']} | {row['seconds'] * 1e3:.2f} ms "
+            f"| {true['seconds'] * 1e3:.2f} ms | {errors[-1]:+.0%} "
+            f"| {row['peak_bytes'] / 2**20:.0f} MiB | {true['peak_bytes'] / 2**20:.0f} MiB |"
+        )
+    inside = sum(row["low_s"] <= by_kind[row["kind"]]["seconds"] <= row["high_s"] for row in rows)
+    yield ""
+    yield (
+        f"Mean size of the error: {_mean(errors):.1%} of the step, {_mean(memory):.1%} of its "
+        f"memory; {inside} of {len(rows)} in range."
+    )
+
+
+def _mean(errors: Sequence[float]) -> float:
+    return sum(map(abs, errors)) / len(errors)
+
+
 def main(given: Sequence[str] = ()) -> None:
     """Predict the steps of a group and compare them with what was measured."""
     parser = needs.parser(__doc__)
-    parser.add_argument("group", nargs="?", default="fit", choices=GROUPS)
-    parser.add_argument("--write", type=Path, help="write the predictions here")
+    parser.add_argument("group", nargs="?", default="fit", choices=jax_steps.GROUPS)
     parser.add_argument("--read", type=Path, help="take predictions that were written before")
-    parser.add_argument("--steps", nargs="*", help="only these")
     options = parser.parse_args(given)
     if options.read:
         rows = json.loads(options.read.read_text(encoding="utf-8"))
     else:
-        cases = [c for c in steps_of(options.group) if not options.steps or c.name in options.steps]
-        rows = [predicted(case) for case in cases]
-    if options.write:
-        options.write.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    else:
-        print("\n".join(lines(rows, options.group)))
+        rows = [predicted(name, options.group) for name in jax_steps.steps(options.group)]
+    print("\n".join(lines(rows, options.group)))

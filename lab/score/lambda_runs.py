@@ -20,10 +20,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.public_steps.lambda_steps import GPUS
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.hardware.devices import device
 from wavecast.predictors.base import Estimate
 from wavecast.runs.regression.extrapolation import Extrapolation, power_of
@@ -139,15 +139,8 @@ def _rows(path: Path) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write both tables, and print them."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "lambda")
-    arguments = parser.parse_args(given)
-    for name, errors in (
-        ("more GPUs", more_gpus(arguments.data)),
-        ("stronger GPUs", stronger_gpus(arguments.data)),
-    ):
-        shown = f"{table(list(errors))}\n\nThe slides of Gianniti et al. report {PUBLISHED[name]}."
-        pages.write(PAGE, f"{MARK} '{name}'", shown)
-        print(f"{name}\n\n{shown}\n")
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """The errors on more GPUs and on stronger ones."""
+    for name, errors in (("more GPUs", more_gpus(data)), ("stronger GPUs", stronger_gpus(data))):
+        text = f"{table(list(errors))}\n\nThe slides of Gianniti et al. report {PUBLISHED[name]}."
+        yield ScoreTable(text, PAGE, f"{MARK} '{name}'", title=name)

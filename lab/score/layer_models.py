@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 import wavecast
-from lab.markdown import heading
 from lab.measured import campaigns
 from lab.measured.run_grid import LAYER_BATCHES, LAYER_PRECISIONS, layer_key
+from lab.pages import heading
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import least_squares as least_squares
 from wavecast.runs.regression.complexities import LayerCategory, Network, NetworkLayer, Pass
@@ -270,9 +270,9 @@ def _chosen(rows: Sequence[Mapping[Transfer, float]]) -> list[float]:
 def _tried(which: Transfer, precision: str, names: Sequence[str], method: Method) -> float:
     sources, target, batch = which
     fitted = _table([(name, size) for name in sources for size in LAYER_BATCHES], precision, names)
-    wanted = _table([(target, batch)], precision, names)
+    targets = _table([(target, batch)], precision, names)
     predicted = actual = 0.0
-    for key, (rows, seconds) in wanted.items():
+    for key, (rows, seconds) in targets.items():
         if key in fitted:
             predicted += float((rows @ _coefficients(*fitted[key], method)).sum())
             actual += float(seconds.sum())

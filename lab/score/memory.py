@@ -18,11 +18,11 @@ from functools import cache, partial
 from typing import Any
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
-from lab.measured.figures import figures
+from lab import needs, pages
+from lab.figures import figures
+from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.score import pages, workspaces
+from lab.score import workspaces
 from lab.steps.memory import GROWING, STEPS
 from wavecast.footprint.largest_batch import largest_batch
 from wavecast.traces.step import Trace

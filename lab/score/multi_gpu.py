@@ -14,11 +14,12 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
+from lab.pages import heading
 from lab.places import H200
-from lab.score import lambda_runs, pages
+from lab.score import lambda_runs
 from lab.score.lambda_runs import PAGE
+from lab.scores import ScoreTable
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression.extrapolation import Extrapolation
 from wavecast.runs.regression.layer_times import errors_of, published_errors
@@ -129,10 +130,7 @@ def _from_page(mark: str) -> list[str]:
 TABLES = {"beside the slides": beside_the_slides, "modules": modules, "batches": batches}
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the tables, and print them."""
-    needs.parser(__doc__).parse_args(given)
+def tables() -> Iterator[ScoreTable]:
+    """The tables of the page."""
     for name, table in TABLES.items():
-        shown = table()
-        pages.write(PAGE, f"{MARK} '{name}'", shown)
-        print(f"{name}\n\n{shown}\n")
+        yield ScoreTable(table(), PAGE, f"{MARK} '{name}'", title=name)

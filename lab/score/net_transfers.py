@@ -12,8 +12,8 @@ from functools import cache
 from itertools import permutations
 
 import wavecast
-from lab.markdown import heading
 from lab.measured import campaigns
+from lab.pages import heading
 from lab.score.layer_models import GPU, WAYS, Way, summed
 from wavecast.errors import InvalidInput
 from wavecast.predictors.learned.predictor import Learned
@@ -81,7 +81,7 @@ def batches(net: str) -> tuple[int, int]:
 def transferred(source: str, target: str, batch: int, precision: str, way: Way) -> float | None:
     """The error over the layers for which the source gives a line; None for a time below 0."""
     timed = [times(source, size, precision, way.predicted) for size in batches(source)]
-    model = PerLayer(way.method).fit(time for one in timed for time in one)
+    model = PerLayer(way.method).fit(time for layer_times in timed for time in layer_times)
     given = work(target, batch, precision) if way.predicted else None
     try:
         predicted = model.predict(network(target, batch, precision), batch, work=given)
@@ -95,7 +95,7 @@ def transferred(source: str, target: str, batch: int, precision: str, way: Way) 
 def covered(source: str, target: str, batch: int, precision: str) -> float:
     """The share of forward and backward time for which the source gives a line."""
     timed = [times(source, size, precision, predicted=False) for size in batches(source)]
-    model = PerLayer().fit(time for one in timed for time in one)
+    model = PerLayer().fit(time for layer_times in timed for time in layer_times)
     actual = timed_network(target, times(target, batch, precision, predicted=False).times)
     known = sum(seconds for key, seconds in actual.parts.items() if key in model.lines)
     passes = (Phase.FORWARD, Phase.BACKWARD)

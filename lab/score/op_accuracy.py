@@ -10,15 +10,16 @@ the other GPUs. Kinds of op that were measured on only one GPU are left out. The
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 
-from lab import needs
+from lab.figures import Figures, percent
 from lab.fit.learned import ScoredOps, covered, fit_all, grouped, left_out, rows_of
-from lab.fit.op_table import tables
-from lab.markdown import heading
-from lab.measured.figures import Figures, percent, record
+from lab.fit.op_table import tables as op_tables
+from lab.pages import heading
+from lab.scores import ScoreTable
 
 
 def figures_of(scored: ScoredOps) -> Figures:
@@ -54,14 +55,8 @@ def table(kinds: Mapping[str, Figures]) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Fit without each chip, and print the figures."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, *needs.SINGLE_OPS)
-    parser.add_argument("--write", action="store_true", help="record the figures in docs/appendix")
-    args = parser.parse_args(given)
-    op_tables = tables(rows_of(args.data))
-    kinds = by_kind(left_out(op_tables, fit_all(op_tables)))
-    print(table(kinds))
-    if args.write:
-        record(kinds)
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """Fit without each chip; the figures of each kind of op."""
+    ops = op_tables(rows_of(data))
+    kinds = by_kind(left_out(ops, fit_all(ops)))
+    yield ScoreTable(table(kinds), figures=kinds)

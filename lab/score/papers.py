@@ -14,28 +14,29 @@ computes the figures of its requirement. It is one of
     gpu     a command that needs a GPU: shown, never run
 
 A mutation changes a formula or a rule of the package, and some check of its requirement must fail
-then (`lab.score.mutations`). `pages` and `tests` of a record say where to read on; they check
+then (`lab.score.papers`). `pages` and `tests` of a record say where to read on; they check
 nothing.
 """
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import re
 import shlex
+import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from contextlib import chdir, redirect_stdout
+from contextlib import chdir, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import DOCS, ROOT
-from lab.score.mutations import Mutation
 
 PAGE = DOCS / "papers.md"
 FOLDER = Path(__file__).with_name("requirements")
@@ -151,7 +152,7 @@ def _requirement(record: dict[str, Any]) -> Requirement:
     texts = {name: " ".join(str(record.pop(name, "")).split()) for name in _TEXTS}
     lists = {name: tuple(record.pop(name, ())) for name in ("pages", "tests")}
     checks = tuple(map(_check, record.pop("check", ())))
-    mutations = tuple(Mutation(**one) for one in record.pop("mutation", ()))
+    mutations = tuple(Mutation(**mutation) for mutation in record.pop("mutation", ()))
     assert record["status"] in STATUSES, f"{record['id']}: {record['status']}"
     given: dict[str, Any] = {**record, **texts, **lists}
     return Requirement(**given, checks=checks, mutations=mutations)
@@ -208,36 +209,44 @@ def rendered() -> str:
         parts.append(f"| {status} | {meaning} | {len(links)} | {', '.join(links)} |")
     for chapter in chapters():
         parts += ["", f"## {chapter.title}", "", chapter.about]
-        for one in chapter.requirements:
-            parts += ["", *_section(one)]
+        for requirement in chapter.requirements:
+            parts += ["", *_section(requirement)]
     parts += ["", *_mutations()]
     return "\n".join(parts) + "\n"
 
 
-def _anchor(one: Requirement) -> str:
+def _anchor(requirement: Requirement) -> str:
     """The anchor that mkdocs gives the heading of a requirement."""
-    words = re.sub(r"[^\w\s-]", "", f"{one.id}: {one.title}".lower()).strip()
+    words = re.sub(r"[^\w\s-]", "", f"{requirement.id}: {requirement.title}".lower()).strip()
     return re.sub(r"[-\s]+", "-", words)
 
 
-def _section(one: Requirement) -> Iterator[str]:
-    yield from (f"### {one.id}: {one.title}", "")
-    yield from (f"**The paper.** {one.paper}", "", f"**Wavecast** ({one.status}). {one.ours}")
-    if one.differs:
-        yield from ("", f"**What differs.** {one.differs}")
-    for check in one.checks:
+def _section(requirement: Requirement) -> Iterator[str]:
+    yield from (f"### {requirement.id}: {requirement.title}", "")
+    yield from (
+        f"**The paper.** {requirement.paper}",
+        "",
+        f"**Wavecast** ({requirement.status}). {requirement.ours}",
+    )
+    if requirement.differs:
+        yield from ("", f"**What differs.** {requirement.differs}")
+    for check in requirement.checks:
         if check.kind == "run":
             yield from ("", "```sh", check.what, "```", "")
             yield f"prints {', '.join(map(_code, check.prints))}."
         elif check.kind == "gpu":
             yield from ("", "```sh", check.what, "```", "", "needs a GPU.")
-    if one.pages:
-        yield from ("", f"More: {', '.join(map(_link, one.pages))}.")
+    if requirement.pages:
+        yield from ("", f"More: {', '.join(map(_link, requirement.pages))}.")
 
 
 def _mutations() -> Iterator[str]:
-    every = [(one, mutation) for one in requirements() for mutation in one.mutations]
-    having = len({one.id for one, _ in every})
+    every = [
+        (requirement, mutation)
+        for requirement in requirements()
+        for mutation in requirement.mutations
+    ]
+    having = len({requirement.id for requirement, _ in every})
     yield from ("## Do the checks notice a changed formula?", "")
     yield (
         f"{len(every)} changes of formulas and rules were made to the package, one at a time "
@@ -260,18 +269,21 @@ def _link(page: str) -> str:
     return f"[{title}]({path.relative_to(DOCS)})"
 
 
-def _verdicts(one: Requirement) -> Iterator[bool]:
+def _verdicts(requirement: Requirement) -> Iterator[bool]:
     """Whether each check holds and each mutation is noticed; prints what does not."""
-    for name in one.missing:
-        print(f"{one.id}: there is no {name}", flush=True)
+    for name in requirement.missing:
+        print(f"{requirement.id}: there is no {name}", flush=True)
         yield False
-    for check in one.checks:
+    for check in requirement.checks:
         missing = check.failures()
         verdict = f"MISSING {missing}" if missing else "ok"
-        print(f"{one.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}", flush=True)
+        print(
+            f"{requirement.id} {check.kind}: {check.what.splitlines()[0][:70]}: {verdict}",
+            flush=True,
+        )
         yield not missing
-    for mutation in one.survivors():
-        print(f"{one.id}: no check noticed: {mutation.what}", flush=True)
+    for mutation in requirement.survivors():
+        print(f"{requirement.id}: no check noticed: {mutation.what}", flush=True)
         yield False
 
 
@@ -282,11 +294,69 @@ def main(given: Sequence[str] = ()) -> None:
     chosen = parser.parse_args(given).requirements
     os.environ.setdefault("COLUMNS", "200")
     failed = 0
-    for one in requirements():
-        if chosen and not any(f"{one.id}-".startswith(f"{name}-") for name in chosen):
+    for requirement in requirements():
+        if chosen and not any(f"{requirement.id}-".startswith(f"{name}-") for name in chosen):
             continue
-        failed += sum(1 for verdict in _verdicts(one) if not verdict)
+        failed += sum(1 for verdict in _verdicts(requirement) if not verdict)
     if failed:
         raise SystemExit(1)
     if not chosen:
         PAGE.write_text(rendered(), encoding="utf-8")
+
+
+# Changes to formulas and rules of the package, which the checks of the papers must notice.
+#
+# A mutation names an attribute as `module:name` or `module:Class.name`, and the Python expression
+# that takes its place. The expression sees the names of the module, and what it replaces as
+# `original`. Every module that imported the attribute by name gets the changed one too, so that
+# nothing goes on with the old formula.
+
+
+_OURS = ("wavecast", "lab")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One change, as a record of lab/score/requirements has it."""
+
+    what: str
+    """The change in words."""
+    where: str
+    """The attribute that is changed."""
+    to: str
+    """The expression that takes its place."""
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """The package with this change, until the end of the block."""
+        name, _, path = self.where.partition(":")
+        module = importlib.import_module(name)
+        *owners, attribute = path.split(".")
+        owner: Any = module
+        for part in owners:
+            owner = getattr(owner, part)
+        original = vars(owner)[attribute]
+        changed = eval(self.to, {**vars(module), "original": original})
+        places = [(owner, attribute)]
+        if owner is module:
+            places += _importers(original)
+        try:
+            for place, known_as in places:
+                setattr(place, known_as, changed)
+            yield
+        finally:
+            for place, known_as in places:
+                setattr(place, known_as, original)
+
+
+def _importers(original: object) -> list[tuple[Any, str]]:
+    """The modules of ours that hold an object, and the names by which they know it."""
+    if isinstance(original, (int, float, str)):  # equal numbers may be the same object by chance
+        return []
+    return [
+        (module, known_as)
+        for name, module in list(sys.modules.items())
+        if module is not None and name.partition(".")[0] in _OURS
+        for known_as, value in list(vars(module).items())
+        if value is original
+    ]

@@ -35,9 +35,9 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
-from lab.measured.figures import percent
+from lab.figures import percent
 from lab.measured.tables import read_rows
+from lab.pages import heading
 from lab.score.range_widths import ALPHA, LEAST_WIDTH, interval_score
 from wavecast.files import shipped, write_whole
 from wavecast.predictors.base import Spread
@@ -194,9 +194,10 @@ def judged(steps: Sequence[RangedStep]) -> list[JudgedParallelStep]:
 def table(every: Sequence[JudgedParallelStep]) -> Iterator[str]:
     """The figures by source, of rows as they were rebuilt, and of all."""
     yield from heading("source left out | steps | in range | given / needed | score")
-    rebuilt = [one for one in every if one.step.rebuilt]
-    for owner in sorted({one.step.owner for one in rebuilt}):
-        yield f"| {owner} | {_cells([one for one in rebuilt if one.step.owner == owner])} |"
+    rebuilt = [judged for judged in every if judged.step.rebuilt]
+    for owner in sorted({judged.step.owner for judged in rebuilt}):
+        own = [judged for judged in rebuilt if judged.step.owner == owner]
+        yield f"| {owner} | {_cells(own)} |"
     for name, said in (("as rebuilt", True), ("once more without options", False)):
         own = [o for o in every if o.step.owner != APART and o.step.rebuilt is said]
         if own:
@@ -204,26 +205,26 @@ def table(every: Sequence[JudgedParallelStep]) -> Iterator[str]:
 
 
 def _cells(own: Sequence[JudgedParallelStep]) -> str:
-    width = float(np.mean([one.below + one.above for one in own]))
-    factor = float(np.quantile([one.needed for one in own], 1 - ALPHA, method="higher"))
-    inside = percent(float(np.mean([one.needed <= 1 for one in own])))
-    score = float(np.mean([one.score for one in own]))
+    width = float(np.mean([judged.below + judged.above for judged in own]))
+    factor = float(np.quantile([judged.needed for judged in own], 1 - ALPHA, method="higher"))
+    inside = percent(float(np.mean([judged.needed <= 1 for judged in own])))
+    score = float(np.mean([judged.score for judged in own]))
     ends = f"{math.exp(width):.2f} / {math.exp(width * max(factor, 0.0)):.2f}"
     return f"{len(own)} | {inside} | {ends} | {score:.2f}"
 
 
 def to_toml(steps: Sequence[RangedStep]) -> str:
     """The content of the shipped file: the width that all sources give."""
-    made = fitted(steps)
-    rows = sum(step.rebuilt for step in made.steps)
-    sources = len({step.owner for step in made.steps})
+    ranges = fitted(steps)
+    rows = sum(step.rebuilt for step in ranges.steps)
+    sources = len({step.owner for step in ranges.steps})
     lines = [
         "# Written by python -m lab score parallel_ranges: how far the ranges of steps on several",
         "# GPUs reach for what no op shows, in logarithms (wavecast.steps.ranges).",
         f"# From {rows} published steps of {sources} sources.",
         f'fitted = "{datetime.now(UTC).date()}"',
     ]
-    below, above = made.widened
+    below, above = ranges.widened
     return "\n".join([*lines, f"below = {below:.3f}", f"above = {above:.3f}"]) + "\n"
 
 

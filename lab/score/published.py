@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.score.wave import ABOVE_FLOOR_S, CONTRACTED, Runs, op_of, runs
 from wavecast.hardware.devices import Device, device
 from wavecast.predictors.base import Scaler
@@ -44,21 +44,21 @@ class ScaledCall:
 
 def scaled_calls(measured: Runs) -> list[ScaledCall]:
     """The calls that two of the GPUs ran for long enough, in both directions."""
-    made = []
+    calls = []
     for key, by_gpu in measured.items():
         for origin, target in permutations(sorted(GPUS.keys() & by_gpu.keys()), 2):
             kernel, target_s = by_gpu[origin].kernel, by_gpu[target].kernel.seconds
             if min(kernel.seconds, target_s) > ABOVE_FLOOR_S:
                 call = Call(op_of(key), Phase.FORWARD, kernels=(kernel,))
                 pair = GPUS[origin], GPUS[target]
-                made.append(ScaledCall(key[0], call, *pair, target_s))
-    return made
+                calls.append(ScaledCall(key[0], call, *pair, target_s))
+    return calls
 
 
 def drawn(calls: Sequence[ScaledCall], most: int = ROWS) -> list[ScaledCall]:
     """At most `most` calls of each op."""
     draw = np.random.default_rng(0)
-    names = np.array([one.op for one in calls])
+    names = np.array([call.op for call in calls])
     chosen = []
     for name in sorted(set(names.tolist())):
         at = draw.permutation(np.flatnonzero(names == name))[:most]
@@ -70,8 +70,8 @@ def error(calls: Sequence[ScaledCall], scaler: Scaler) -> float:
     """The mean relative error of a scaler in per cent, of the calls that it answers."""
     off = []
     for origin, target in permutations(GPUS.values(), 2):
-        some = [one for one in calls if (one.origin, one.target) == (origin, target)]
-        answers = scaler.scale_all([one.call for one in some], origin, target)
+        some = [call for call in calls if (call.origin, call.target) == (origin, target)]
+        answers = scaler.scale_all([call.call for call in some], origin, target)
         off += [abs(a.seconds / c.target_s - 1) for a, c in zip(answers, some, strict=True) if a]
     return float(np.mean(off)) * 100
 
@@ -88,8 +88,8 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--data", type=needs.tables("neusight"), required=True)
     folder: Path = parser.parse_args(given).data
     calls = drawn(scaled_calls(runs(folder)))
-    groups = {name: [one for one in calls if one.op == name] for name in CONTRACTED}
-    waves = [one for one in calls if one.op not in CONTRACTED]
+    groups = {name: [call for call in calls if call.op == name] for name in CONTRACTED}
+    waves = [call for call in calls if call.op not in CONTRACTED]
     scalers = {
         "as published": _setup().scaler(),
         "default": Habitat.shipped(),

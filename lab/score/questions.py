@@ -13,11 +13,10 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from lab import needs
 from lab.places import DOCS
-from lab.score import pages
+from lab.scores import ScoreTable
 
 PAGE = DOCS / "howto" / "questions.md"
 _GPUS = " ".join(
@@ -56,14 +55,7 @@ def shown(command: str, said: str) -> str:
     return f"```sh\nwavecast {command}\n```\n\n```text\n{said}\n```"
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Ask the questions, and print or write the answers."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("names", nargs="*", help=f"{', '.join(QUESTIONS)}; all by default")
-    parser.add_argument("--write", action="store_true", help="write them into the page")
-    args = parser.parse_args(given)
-    for name in args.names or QUESTIONS:
-        text = shown(QUESTIONS[name], answer(QUESTIONS[name]))
-        print(text, end="\n\n", flush=True)
-        if args.write:
-            pages.write(PAGE, f"answer: {name}", text)
+def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
+    """Ask the questions."""
+    for name in names:
+        yield ScoreTable(shown(QUESTIONS[name], answer(QUESTIONS[name])), PAGE, f"answer: {name}")

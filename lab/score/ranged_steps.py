@@ -15,10 +15,10 @@ import wavecast
 from lab.fit.kept_apart import KeptApart, owner_of
 from lab.fit.learned import chip_of
 from lab.measured import own_steps, public_steps
+from lab.measured.campaigns import read_traces
 from lab.measured.comparison import read
 from lab.measured.public_steps.case import Case, Traces
-from lab.measured.timed_traces import GPU
-from lab.measured.traced_steps import read_traces
+from lab.measured.timed import GPU
 from lab.score import blind, blind_torch, iterations
 from lab.score.families import folds
 from wavecast import Prediction
@@ -136,11 +136,11 @@ def never_seen() -> Iterator[OffStep]:
     for row in blind.rows():
         yield _unseen_model(row.prediction, row.prediction.gpu_s / (1 + row.gpu_error), "blind")
     for test in blind_torch.TESTS:
-        for folder in (one for one in test.folders if (one / blind_torch.TRACED).exists()):
-            found = blind_torch.measured(folder)
+        for folder in (path for path in test.folders if (path / blind_torch.TRACED).exists()):
+            rows = blind_torch.measured(folder)
             for name, trace in read_traces(folder / blind_torch.TRACED).items():
-                if name in found:
-                    gpu_s = min(found[name]["busy_s"], found[name]["wall_s"])
+                if name in rows:
+                    gpu_s = min(rows[name]["busy_s"], rows[name]["wall_s"])
                     prediction = wavecast.predict(trace, GPU, host="reference")
                     yield _unseen_model(prediction, gpu_s, f"{test.name} blind test")
 

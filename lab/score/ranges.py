@@ -49,17 +49,18 @@ from typing import Any
 
 import numpy as np
 
-from lab import needs
+from lab import needs, pages
+from lab.figures import percent
 from lab.fit.kept_apart import KeptApart
-from lab.markdown import heading
-from lab.measured.figures import percent
+from lab.pages import heading
 from lab.places import DOCS, MODELS
-from lab.score import pages, ranged_steps
-from lab.score.judged_ranges import (
+from lab.score import ranged_steps
+from lab.score.range_widths import (
     CLASSES,
     KINDS,
     JudgedRange,
     Key,
+    Widths,
     WidthTree,
     by_set,
     given,
@@ -68,7 +69,6 @@ from lab.score.judged_ranges import (
     share,
     widening,
 )
-from lab.score.range_widths import Widths
 from lab.score.ranged_steps import OffStep
 from wavecast.files import shipped_toml
 from wavecast.predictors.base import Familiarity
@@ -98,13 +98,15 @@ class Ranges:
         wider: dict[Key, float] = {}
         kept: list[JudgedRange] = []
         for key in CLASSES:
-            same = [one for one in apart if one.key == key]
+            same = [ranged for ranged in apart if ranged.key == key]
             if len(same) >= LEAST:
                 reach = tree.widths(*key).reach
-                ships = [JudgedRange(one.step, one.weight, *reach(one.step)) for one in same]
+                ships = [
+                    JudgedRange(ranged.step, ranged.weight, *reach(ranged.step)) for ranged in same
+                ]
                 same = ships if key in FEW_SOURCES else same
                 wider[key] = max(widening(same), widening(ships))
-                kept += [one.times(wider[key]) for one in same]
+                kept += [ranged.times(wider[key]) for ranged in same]
         # Where only some of the steps were predicted, others that gave ranges before still count.
         traced = (step.modelled for step in steps if step.part in ("gpu", "host"))
         modelled = min([least_modelled(), *traced])
@@ -143,10 +145,10 @@ class Ranges:
             else:
                 named = zip(KINDS, values[:-1], strict=True)  # the last one is of old software
                 yield f"{side} = {{ {', '.join(f'{name} = {x:.3f}' for name, x in named)} }}"
-        same = [one for one in self.judged if one.key == (part, known)]
+        same = [step for step in self.judged if step.key == (part, known)]
         sets = [share(same), *(share(own) for own in by_set(same).values() if len(own) >= LEAST)]
         if known == ScaledTo.OTHER:
-            modelled = min(one.step.modelled for one in same)
+            modelled = min(ranged.step.modelled for ranged in same)
             yield f"modelled = {math.floor(1000 * modelled) / 1000:.3f}"
         yield f"steps = {len(same)}"
         for name, value in (("held", share(same)), ("least", min(sets)), ("most", max(sets))):
@@ -171,15 +173,15 @@ COLUMNS = "steps | in range | given / needed | score"
 def table(every: Sequence[JudgedRange]) -> Iterator[str]:
     """The figures by class and by set."""
     yield from heading(f"class | set | {COLUMNS}", "ll")
-    for known in dict.fromkeys(one.step.known for one in every):
-        same = [one for one in every if one.step.known == known]
+    for known in dict.fromkeys(ranged.step.known for ranged in every):
+        same = [ranged for ranged in every if ranged.step.known == known]
         for name in [*by_set(same), "**all**"]:
-            group = [one for one in same if name in (one.step.set, "**all**")]
+            group = [ranged for ranged in same if name in (ranged.step.set, "**all**")]
             yield f"| {known} | {name} | {_cells(group)} |"
 
 
 def _cells(some: Sequence[JudgedRange]) -> str:
-    score = float(np.mean([one.score for one in some]))
+    score = float(np.mean([ranged.score for ranged in some]))
     ratios = f"{given(some):.2f} / {needed(some):.2f}"
     return f"{len(some)} | {percent(share(some))} | {ratios} | {score:.2f}"
 
@@ -189,7 +191,7 @@ def report(every: Sequence[JudgedRange]) -> str:
     parts = {"gpu": "Steps that keep the GPU busy", "host": "Steps that wait for the host"}
     lines: list[str] = []
     for part, title in parts.items():
-        same = [one for one in every if one.step.part == part]
+        same = [ranged for ranged in every if ranged.step.part == part]
         if same:
             lines += [f"## {title}", "", *table(same), ""]
     return "\n".join(lines).strip()
@@ -198,20 +200,20 @@ def report(every: Sequence[JudgedRange]) -> str:
 def summary(every: Sequence[JudgedRange]) -> str:
     """The figures by class alone, for docs/accuracy.md."""
     lines = [*heading(f"class | {COLUMNS}", "l")]
-    for part, known in dict.fromkeys(one.key for one in every):
-        same = [one for one in every if one.key == (part, known)]
+    for part, known in dict.fromkeys(ranged.key for ranged in every):
+        same = [ranged for ranged in every if ranged.key == (part, known)]
         lines.append(f"| {part.replace('gpu', 'GPU')}: {known} | {_cells(same)} |")
     return "\n".join(lines)
 
 
-def widths_table(made: Ranges) -> str:
+def widths_table(ranges: Ranges) -> str:
     """How far down and up ranges reach for each part of a step's time, for the page on ranges."""
     lines = [*heading(f"class | {' | '.join(KINDS)} | steps | held | by set", "l")]
-    for part, known in made.wider:
-        widths = made.widths(part, known)
+    for part, known in ranges.wider:
+        widths = ranges.widths(part, known)
         pairs = zip(widths.below[:-1], widths.above[:-1], strict=True)
         ends = [f"-{below:.2f} +{above:.2f}" for below, above in pairs]
-        row = tomllib.loads("\n".join(made.row(part, known)))
+        row = tomllib.loads("\n".join(ranges.row(part, known)))
         held = f"{row['held']:.0%} | {row['least']:.0%} to {row['most']:.0%}"
         cells = ends if part != "host" else ["", "", "", f"(host) {ends[0]}"]
         title = f"{part.replace('gpu', 'GPU')}: {known}"

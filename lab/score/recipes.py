@@ -1,11 +1,10 @@
 """Do the recipes of `wavecast choose` take as long as it says?
 
-    python -m lab score recipes [--predict]
+    python -m lab score recipes
 
-Compares the steps of four recipes with measurements/h200/recipes.json (`lab collect recipes`),
-prints the table and writes it into docs/appendix/choices.md.
-`--predict` writes measurements/h200/recipes_predicted.json instead, as was done before they were
-measured. The questions, each for our GPU alone:
+Compares what was predicted of the steps of four recipes, before they were measured, with
+measurements/h200/recipes.json, prints the table and writes it into docs/appendix/choices.md. The
+questions, each for our GPU alone:
 
     choose hf:llama-3.1-8b --weights bf16 --lora r=16 --seq 2048 --samples 50000
     choose hf:llama-3.1-8b --precision bf16 --weights bf16 --seq 2048 --samples 50000
@@ -16,29 +15,33 @@ measured. The questions, each for our GPU alone:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-import wavecast
-from lab import needs
-from lab.collect.recipes import RECIPES, MeasuredRecipe
-from lab.markdown import heading
+from lab import pages
+from lab.pages import heading
 from lab.places import H200
-from lab.score import pages
-from wavecast.hardware.devices import device
-from wavecast.targets.sources import captured
+from lab.scores import ScoreTable
 
-GPU = "h200-sxm"
 PAGE = pages.APPENDIX / "choices.md"
 PREDICTED, MEASURED = H200 / "recipes_predicted.json", H200 / "recipes.json"
 
 
-def predicted(recipe: MeasuredRecipe) -> dict[str, float]:
-    """The iteration of a recipe with its range, and its memory."""
-    found = wavecast.predict(captured(recipe.make_step, gpu=device(GPU)), GPU)
-    assert found.memory is not None
-    times = {name: getattr(found, name) for name in ("seconds", "low_s", "high_s", "gpu_s")}
-    return {**times, "peak_bytes": found.memory.peak_bytes}
+@dataclass(frozen=True)
+class MeasuredRecipe:
+    """The step that a recipe runs, and the samples of the whole training."""
+
+    batch: int
+    samples: int
+
+
+RECIPES = {
+    "lora": MeasuredRecipe(4, 50_000),
+    "full": MeasuredRecipe(4, 50_000),
+    "resnet": MeasuredRecipe(512, 90 * 1_281_167),
+    "diffusion": MeasuredRecipe(64, 1_000_000),
+}
 
 
 def lines() -> Iterator[str]:
@@ -53,28 +56,24 @@ def lines() -> Iterator[str]:
         yield _line(name, recipe, before[name], after[name])
 
 
-def _line(name: str, recipe: MeasuredRecipe, told: dict[str, Any], found: dict[str, Any]) -> str:
-    if "seconds" not in found:
-        return f"| {name} | {recipe.batch} | {told['seconds']:.3f} s | not measured | | | | | |"
+def _line(
+    name: str, recipe: MeasuredRecipe, prediction: dict[str, Any], row: dict[str, Any]
+) -> str:
+    if "seconds" not in row:
+        return (
+            f"| {name} | {recipe.batch} | {prediction['seconds']:.3f} s | not measured | | | | | |"
+        )
     hours = recipe.samples / recipe.batch / 3600
-    held = "yes" if told["low_s"] <= found["seconds"] <= told["high_s"] else "no"
+    held = "yes" if prediction["low_s"] <= row["seconds"] <= prediction["high_s"] else "no"
     cells = [
-        *(name, str(recipe.batch), f"{told['seconds']:.3f} s", f"{found['seconds']:.3f} s"),
-        *(f"{told['seconds'] / found['seconds'] - 1:+.0%}", held),
-        *(f"{told['seconds'] * hours:.2f} h", f"{found['seconds'] * hours:.2f} h"),
-        f"{told['peak_bytes'] / found['peak_bytes'] - 1:+.1%}",
+        *(name, str(recipe.batch), f"{prediction['seconds']:.3f} s", f"{row['seconds']:.3f} s"),
+        *(f"{prediction['seconds'] / row['seconds'] - 1:+.0%}", held),
+        *(f"{prediction['seconds'] * hours:.2f} h", f"{row['seconds'] * hours:.2f} h"),
+        f"{prediction['peak_bytes'] / row['peak_bytes'] - 1:+.1%}",
     ]
     return f"| {' | '.join(cells)} |"
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print and write the table, or write the predictions."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--predict", action="store_true", help="write the predictions")
-    if parser.parse_args(given).predict:
-        rows = {name: predicted(recipe) for name, recipe in RECIPES.items()}
-        PREDICTED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-        return
-    table = "\n".join(lines())
-    print(table)
-    pages.write(PAGE, "begin: python -m lab score recipes", table)
+def tables() -> Iterator[ScoreTable]:
+    """The table of the page."""
+    yield ScoreTable("\n".join(lines()), PAGE, "begin: python -m lab score recipes")

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from pathlib import Path
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
-from lab.measured.cluster_jobs import GAVEL_USD
-from lab.measured.cluster_steps import JobType, Seconds, job_types
-from lab.score import pages
+from lab import pages
+from lab.measured.cluster_jobs import GAVEL_USD, JobType, Seconds, job_types
+from lab.pages import heading
+from lab.scores import ScoreTable
 from lab.steps.cluster_jobs import JOBS
 from wavecast.hardware.hosts import processors, reference_processor
 from wavecast.planning.candidates import is_verified
@@ -116,12 +116,12 @@ def judge(predictions: Predictions) -> list[Regret]:
 
 def _factors(job: JobType, predictions: Predictions) -> Mapping[str, float]:
     """Measured to predicted time on each machine, the median of the other job types there."""
-    found: dict[str, list[float]] = {}
+    by_gpu: dict[str, list[float]] = {}
     for other, own in predictions:
         if other.source == job.source and other.name != job.name:
             for gpu, seconds in other.measured_s.items():
-                found.setdefault(gpu, []).append(seconds / own[gpu].value)
-    return {gpu: statistics.median(values) for gpu, values in found.items()}
+                by_gpu.setdefault(gpu, []).append(seconds / own[gpu].value)
+    return {gpu: statistics.median(values) for gpu, values in by_gpu.items()}
 
 
 def _judged(job: JobType, own: Predicted, factors: Mapping[str, float]) -> Regret:
@@ -163,10 +163,10 @@ def _is_odd(times: Seconds) -> bool:
     """Whether a GPU was measured to be slower than one that is worse on both data sheets."""
 
     def betters(gpu: str, other: str) -> bool:
-        one, two = wavecast.device(GPUS[gpu]), wavecast.device(GPUS[other])
+        first, second = wavecast.device(GPUS[gpu]), wavecast.device(GPUS[other])
         return (
-            one.memory_bytes_per_s > _CLEARLY * two.memory_bytes_per_s
-            and one.fp32_flops > _CLEARLY * two.fp32_flops
+            first.memory_bytes_per_s > _CLEARLY * second.memory_bytes_per_s
+            and first.fp32_flops > _CLEARLY * second.fp32_flops
         )
 
     return any(betters(a, b) and times[a] > times[b] for a, b in permutations(times, 2))
@@ -179,18 +179,18 @@ def table(regrets: Sequence[Regret]) -> Iterator[str]:
         "| known GPUs | with factors | sure | best among alike"
     )
     groups: dict[str, list[Regret]] = {}
-    for one in regrets:
-        groups.setdefault(f"{one.job.source} {one.job.name}", []).append(one)
+    for regret in regrets:
+        groups.setdefault(f"{regret.job.source} {regret.job.name}", []).append(regret)
     groups["all"] = [*regrets]
-    settled = groups["all that are settled"] = [one for one in regrets if one.is_settled]
+    groups["all that are settled"] = settled = [regret for regret in regrets if regret.is_settled]
     for name, own in groups.items():
         if own:
             yield f"| {name} | {len(own)} | {_figures(own)} |"
     yield ""
     for word, sure in {"sure": True, "not sure": False}.items():
-        left = [one.plain for one in settled if one.is_sure is sure]
+        left = [regret.plain for regret in settled if regret.is_sure is sure]
         yield f"- Settled, and the ranges are {word}: {len(left)}, mean regret {_mean(left)}."
-    others = list(_by_other_tables([one.job for one in regrets]))
+    others = list(_by_other_tables([regret.job for regret in regrets]))
     yield (
         f"- Choosing by the speeds of one of Gavel's tables, and paying by another: {len(others)}, "
         f"mean regret {_mean(others)}."
@@ -215,15 +215,15 @@ def ratios(regrets: Sequence[Regret]) -> Iterator[str]:
         "measured | job type | batch | best | chosen | predicted / measured ms | ratio | repeats",
         "lllll",
     )
-    for one in regrets:
-        times = one.job.measured_s
+    for regret in regrets:
+        times = regret.job.measured_s
         both = ", ".join(
-            f"{gpu} {_ms(one.predicted[gpu].value)} / {_ms(times[gpu])}" for gpu in times
+            f"{gpu} {_ms(regret.predicted[gpu].value)} / {_ms(times[gpu])}" for gpu in times
         )
-        off = ", ".join(f"{one.predicted[gpu].value / times[gpu]:.2f}" for gpu in times)
+        off = ", ".join(f"{regret.predicted[gpu].value / times[gpu]:.2f}" for gpu in times)
         yield (
-            f"| {one.job.source} | {one.job.name} | {one.job.batch} | {one.best} | {one.chosen} "
-            f"| {both} | {off} | {one.job.spread:.1f}x |"
+            f"| {regret.job.source} | {regret.job.name} | {regret.job.batch} | {regret.best} "
+            f"| {regret.chosen} | {both} | {off} | {regret.job.spread:.1f}x |"
         )
 
 
@@ -232,42 +232,36 @@ def _ms(seconds: float) -> str:
 
 
 def _mean(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{statistics.mean(found):.1%}" if found else "none"
+    numbers = list(values)
+    return f"{statistics.mean(numbers):.1%}" if numbers else "none"
 
 
 def _figures(own: Sequence[Regret]) -> str:
     means = (
-        _mean(getattr(one, name) for one in own)
+        _mean(getattr(regret, name) for regret in own)
         for name in ("plain", "verified", "known", "factored")
     )
     return " | ".join(
         (
-            str(sum(one.is_settled for one in own)),
-            f"{sum(one.plain == 0 for one in own)} of {len(own)}",
+            str(sum(regret.is_settled for regret in own)),
+            f"{sum(regret.plain == 0 for regret in own)} of {len(own)}",
             *means,
-            str(sum(one.is_sure for one in own)),
-            str(sum(one.holds_best for one in own)),
+            str(sum(regret.is_sure for regret in own)),
+            str(sum(regret.holds_best for regret in own)),
         )
     )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "cluster")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args(given)
-    jobs = job_types(options.data / "cluster", JOBS, GPUS)
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """The speed lost by choosing with predictions, and how far ratios of GPUs are off."""
+    jobs = job_types(data / "cluster", JOBS, GPUS)
     known: dict[tuple[str, str, int], Predicted] = {}
     for job in jobs:
         step = job.system, job.name, job.batch
         if step not in known:
-            own = [one for one in jobs if (one.system, one.name, one.batch) == step]
-            known[step] = predict(job, sorted({gpu for one in own for gpu in one.measured_s}))
+            own = [other for other in jobs if (other.system, other.name, other.batch) == step]
+            known[step] = predict(job, sorted({gpu for other in own for gpu in other.measured_s}))
             print(*step, flush=True)
     regrets = judge([(job, known[job.system, job.name, job.batch]) for job in jobs])
-    shown = "\n".join(table(regrets))
-    print(*ratios(regrets), "", shown, sep="\n", flush=True)
-    if options.write:
-        pages.write(PAGE, "begin: python -m lab score regret", shown)
+    yield ScoreTable("\n".join(ratios(regrets)))
+    yield ScoreTable("\n".join(table(regrets)), PAGE, "begin: python -m lab score regret")

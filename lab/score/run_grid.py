@@ -3,20 +3,20 @@
     python -m lab score run_grid
 
 Fits measurements/h200/run_grid.csv, which has a tenth of the iterations that section 4.3 of
-Gianniti, Zhang and Ardagna 2019 prints (`lab.collect.run_grid` measured it), and writes the sums
+Gianniti, Zhang and Ardagna 2019 prints, and writes the sums
 into docs/appendix/runs-whole.md. A network of which not all 160 runs were measured is not judged.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
+from lab.pages import heading
 from lab.places import H200
-from lab.score import pages
+from lab.scores import ScoreTable
 from wavecast.campaigns.run_grids import scaled, scaled_split
 from wavecast.runs.readers import read_runs
 from wavecast.runs.regression import end_to_end as end_to_end
@@ -103,9 +103,7 @@ def table() -> str:
     return "\n".join((*lines, "", f"Not judged: {', '.join(lacking)}.") if lacking else lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write its sums."""
-    needs.parser(__doc__).parse_args(given)
-    shown = table()
-    print(shown)
-    pages.write(PAGE, MARK, pages.sums(shown))
+def tables() -> Iterator[ScoreTable]:
+    """The table, of which the page has the sums."""
+    text = table()
+    yield ScoreTable(text, PAGE, MARK, on_page=pages.sums(text))

@@ -17,12 +17,13 @@ from typing import Protocol
 import numpy as np
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.run_grid import BATCHES, NETS, VARIANTS, GridRow, Variant, read
+from lab.pages import heading
 from lab.places import H200
-from lab.score import layer_models, net_transfers, pages
+from lab.score import layer_models, net_transfers
 from lab.score.layer_models import GPU
+from lab.scores import ScoreTable
 from wavecast.campaigns.run_grids import scaled
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.runs.regression import end_to_end as splits
@@ -148,7 +149,7 @@ def _work(net: str, variant: Variant) -> BatchWork:
 
 
 def end_to_end(startup: bool = False) -> str:
-    """Table 4 of the paper on our GPU, beside the printed values."""
+    """ScoreTable 4 of the paper on our GPU, beside the printed values."""
     lines = [*heading("net | method | all 160 runs | from 6 | from 12 | from 20", "ll")]
     every: dict[str, list[float]] = {"default": [], "ordinary": [], "paper": []}
     for net in NETS:
@@ -226,9 +227,9 @@ def synthetic(beta: Sequence[float]) -> tuple[Times, RunDraw]:
     """Runs of the printed grid that are made from a law: their true times, and noisy draws."""
 
     def seconds(batch: int, iterations: int) -> float:
-        one, by_batch, by_iteration, both = beta
+        constant, by_batch, by_iteration, both = beta
         i = 10 * iterations
-        return one + by_batch * batch + by_iteration * i + both * batch * i
+        return constant + by_batch * batch + by_iteration * i + both * batch * i
 
     lengths = scaled(splits.ITERATIONS, 0.1)
 
@@ -268,11 +269,11 @@ def _design_rows(name: str, seconds: Times, drawn: RunDraw) -> Iterator[str]:
             mapes = []
             for seed in range(REPLICATES if "synthetic" in name else 1):
                 times = drawn(seed)
-                made = [
+                timed = [
                     Run(name, run.batch, run.iterations, times[run.batch, run.iterations])
                     for run in runs
                 ]
-                model = EndToEnd().fit(made)
+                model = EndToEnd().fit(timed)
                 left = [run for run in test if run not in runs]
                 mapes.append(
                     np.abs(
@@ -316,20 +317,17 @@ LEFT_OUT = {"variants by predicted work": "testing", "rates": "googlenet"}
 """A word of the lines that the page of a table leaves out."""
 
 
-def on_the_page(name: str) -> str:
+def on_the_page(name: str, text: str) -> str:
     """What its page has of a table."""
-    shown = TABLES[name]()
     if name in LEFT_OUT:
-        return "\n".join(line for line in shown.splitlines() if LEFT_OUT[name] not in line)
-    return pages.sums(shown) if name in SUMMED else shown
+        return "\n".join(line for line in text.splitlines() if LEFT_OUT[name] not in line)
+    return pages.sums(text) if name in SUMMED else text
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Make the tables that were asked for, and write them."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("tables", nargs="*", help=f"of {', '.join(TABLES)}; all by default")
-    for name in parser.parse_args(given).tables or TABLES:
-        print(f"{name}\n\n{TABLES[name]()}\n", flush=True)
-        if name in ON_PAGES:
-            page = pages.APPENDIX / ON_PAGES[name]
-            pages.write(page, f"{MARK} '{name}'", on_the_page(name))
+def tables(names: Sequence[str]) -> Iterator[ScoreTable]:
+    """Make the tables that were asked for."""
+    for name in names:
+        text = TABLES[name]()
+        page = pages.APPENDIX / ON_PAGES[name] if name in ON_PAGES else None
+        shown = on_the_page(name, text)
+        yield ScoreTable(text, page, f"{MARK} '{name}'", title=name, on_page=shown)

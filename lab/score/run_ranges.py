@@ -12,7 +12,7 @@ with which nine in ten runs of every other source are within their ranges.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf, log2
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,10 @@ from unittest import mock
 
 import numpy as np
 
-from lab import needs
-from lab.markdown import heading
 from lab.measured.tables import read_frame
-from lab.score import pages
+from lab.pages import heading
 from lab.score.lambda_runs import PAGE, beyond, scaled_runs
+from lab.scores import ScoreTable
 from wavecast.runs.regression import extrapolation as extrapolation
 from wavecast.runs.run import Run
 
@@ -82,27 +81,23 @@ def table(needed: Mapping[str, Sequence[float]]) -> str:
     lines = [*heading(f"{names} | within that range")]
     within_chosen = 0.0
     for name, own in needed.items():
-        others = [one for other, ones in needed.items() if other != name for one in ones]
+        others = [factor for other, ones in needed.items() if other != name for factor in ones]
         chosen = next(c for c in _CONSTANTS if _within(others, c) >= _WANTED)
         within_chosen += _within(own, chosen) * len(own)
         lines.append(
             f"| {name} | {len(own)} | {_within(own, shipped):.0%} | {chosen:.0%} "
             f"| {_within(own, chosen):.0%} |"
         )
-    every = [one for own in needed.values() for one in own]
+    every = [factor for own in needed.values() for factor in own]
     total = within_chosen / len(every)
     lines.append(f"| all sources | {len(every)} | {_within(every, shipped):.0%} | | {total:.0%} |")
     return "\n".join(lines)
 
 
 def _within(needed: Sequence[float], constant: float) -> float:
-    return float(np.mean([one <= constant for one in needed]))
+    return float(np.mean([factor <= constant for factor in needed]))
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "lambda", "dlperf")
-    shown = table(needed_constants(parser.parse_args(given).data))
-    pages.write(PAGE, MARK, shown)
-    print(shown)
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """The table of the page."""
+    yield ScoreTable(table(needed_constants(data)), PAGE, MARK)

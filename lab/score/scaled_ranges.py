@@ -26,13 +26,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import wavecast
-from lab import needs
+from lab import needs, pages
 from lab.fit.kept_apart import KeptApart, hidden_for
 from lab.measured import campaigns, public_steps
 from lab.measured.public_steps.case import Case, Traces
 from lab.places import DOCS, H200, MODELS
-from lab.score import pages
-from lab.score.judged_ranges import judged, widening
+from lab.score.range_widths import judged, widening
 from lab.score.ranged_steps import MARGIN, OffStep, bound, of_prediction
 from lab.score.ranges import Ranges, table, widths_table
 from lab.score.scaled_steps import CAMPAIGN, HOST, ORIGIN
@@ -73,12 +72,12 @@ def published(pairs: Iterable[tuple[Case, Trace]], apart: KeptApart) -> Iterator
 
 def without_factor(steps: Sequence[OffStep]) -> tuple[int, int]:
     """How many scaled steps lie in ranges whose factor was chosen without their GPU and source."""
-    made = [one for one in judged(steps) if one.step.known == ScaledTo.OTHER]
+    judged_steps = [step for step in judged(steps) if step.step.known == ScaledTo.OTHER]
     inside = [
-        one.times(
-            widening([o for o in made if o.step.is_apart(one.step.owner, one.step.chip)])
+        step.times(
+            widening([o for o in judged_steps if o.step.is_apart(step.step.owner, step.step.chip)])
         ).inside
-        for one in made
+        for step in judged_steps
     ]
     return sum(inside), len(inside)
 

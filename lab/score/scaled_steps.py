@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from lab.markdown import heading
+from lab.figures import percent
 from lab.measured import campaigns
 from lab.measured.comparison import Contender, Scored, groups, summary
-from lab.measured.figures import percent
 from lab.measured.public_steps.case import Case, Traces
+from lab.pages import heading
 from wavecast import Trace, ops
 from wavecast.predictors.habitat import Habitat
 from wavecast.predictors.learned.predictor import Learned

@@ -10,18 +10,17 @@ speed of n GPUs, divided by n times that of one. The GPU of a row is left out of
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, median
 
-from lab.fit.overlap import ScaledStep, mean_error, parser_of, steps_of, without
-from lab.markdown import heading
+from lab.fit.overlap import ScaledStep, mean_error, steps_of, without
 from lab.measured.scaled_rows import lambda_rows
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
 from lab.score.lambda_runs import more_gpus
+from lab.scores import ScoreTable
 from wavecast.steps.op_times import OverlapConstants, shipped_overlap
 
 PAGE = DOCS / "parallel.md"
@@ -143,8 +142,10 @@ def beside_the_regression(steps: Sequence[ScaledStep], data: Path) -> str:
     lines = [*heading(names)]
     for name in (*sorted(regressed), ALL):
         some = [name] if name != ALL else sorted(regressed)
-        past = [e for one in some for e in regressed[one]]
-        from_one, from_none = ([e for one in some for e in errors[one][kind]] for kind in (0, 1))
+        past = [e for network in some for e in regressed[network]]
+        from_one, from_none = (
+            [e for network in some for e in errors[network][kind]] for kind in (0, 1)
+        )
         assert len(past) == len(from_one)
         lines.append(
             f"| {name} | {len(past)} | {fmean(past):.1%} | {fmean(from_one):.1%} "
@@ -163,14 +164,11 @@ ON_THE_PAGE = ("scaling", "more GPUs")
 """The tables that the page has; the others are printed only."""
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write those of the page."""
-    args = parser_of(__doc__, "lambda").parse_args(given)
-    with tempfile.TemporaryDirectory() as folder:
-        steps = steps_of(lambda_rows(args.data), args.cache or Path(folder))
-    tables = {name: make(steps) for name, make in TABLES.items()}
-    tables["more GPUs"] = beside_the_regression(steps, args.data)
-    for name, shown in tables.items():
-        print(f"{name}\n\n{shown}\n")
-        if name in ON_THE_PAGE:
-            pages.write(PAGE, f"{MARK} '{name}'", shown)
+def tables(data: Path, cache: Path | None) -> Iterator[ScoreTable]:
+    """All tables, and the pages of some."""
+    steps = steps_of(lambda_rows(data), cache)
+    texts = {name: make(steps) for name, make in TABLES.items()}
+    texts["more GPUs"] = beside_the_regression(steps, data)
+    for name, text in texts.items():
+        page = PAGE if name in ON_THE_PAGE else None
+        yield ScoreTable(text, page, f"{MARK} '{name}'", title=name)

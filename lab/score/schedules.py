@@ -1,6 +1,6 @@
 """How good are plans and policies? Measured speeds and job traces of published schedulers.
 
-    python -m lab score schedules --data FOLDER [--only NAME ...] [--write]
+    python -m lab score schedules --data FOLDER [NAME ...] [--write]
 
 Needs ortools, scipy and the public set cluster (docs/sources.md). Writes the tables of
 docs/appendix/schedules.md. Jobs of types whose speeds are not in the set are left out, and counted.
@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured.cluster_jobs import (
     ClusterSpeeds,
     drawn_instance,
@@ -25,7 +24,8 @@ from lab.measured.cluster_jobs import (
     rows_of,
     trace_jobs,
 )
-from lab.score import pages
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.planning.capacity import DAY_S, CapacitySearch, from_trace
 from wavecast.planning.schedule.jobs import HOUR_S, Aims, Job
 from wavecast.planning.schedule.planner import Effort, make_schedule
@@ -49,11 +49,11 @@ def exact(_: Path) -> Iterator[str]:
         pools = [(n * factor, usd, speed) for n, usd, speed in FOUR]
         fleet, jobs = drawn_instance(count, pools, sizes=sizes)
         for name, aim in aims.items():
-            made = make_schedule(fleet, jobs, aim, effort=Effort(limit, 2))
-            wrong = len(faults(fleet, jobs, made.runs))
+            schedule = make_schedule(fleet, jobs, aim, effort=Effort(limit, 2))
+            wrong = len(faults(fleet, jobs, schedule.runs))
             yield (
-                f"| {count} | {fleet.gpus} | {min(sizes)} to {max(sizes)} | {name} | {made.method} "
-                f"| {made.gap:.1%} | {made.solve_s:.1f} | {wrong} |"
+                f"| {count} | {fleet.gpus} | {min(sizes)} to {max(sizes)} | {name} "
+                f"| {schedule.method} | {schedule.gap:.1%} | {schedule.solve_s:.1f} | {wrong} |"
             )
 
 
@@ -71,23 +71,23 @@ def gavel(data: Path) -> Iterator[str]:
             simulate(fleet, jobs, policy_of(name, fleet, Aims(makespan=1))).makespan_s / HOUR_S
             for name in names
         ]
-        made = make_schedule(fleet, jobs, Aims(makespan=1), effort=Effort(60.0, 2))
-        assert not faults(fleet, jobs, made.runs)
+        schedule = make_schedule(fleet, jobs, Aims(makespan=1), effort=Effort(60.0, 2))
+        assert not faults(fleet, jobs, schedule.runs)
         known = _published(data, count)
-        told = " | ".join(f"{value:.0f} h" for value in (*runs, made.value, made.bound))
+        cells = " | ".join(f"{value:.0f} h" for value in (*runs, schedule.value, schedule.bound))
         yield (
-            f"| {count} | {told} | {runs[2] / made.value:.2f} | {known[0]:.0f} h "
+            f"| {count} | {cells} | {runs[2] / schedule.value:.2f} | {known[0]:.0f} h "
             f"| {known[1]:.0f} h | {known[0] / known[1]:.2f} |"
         )
 
 
 def _published(data: Path, count: int) -> tuple[float, float]:
-    found = {
+    hours = {
         row["policy"]: float(row["value"])
         for row in rows_of(data / "anchors.csv")
         if row["trace"] == "static-multiple" and row["n_jobs"] == str(count)
     }
-    return found["FIFO"], found["Gavel"]
+    return hours["FIFO"], hours["Gavel"]
 
 
 def solving(data: Path) -> Iterator[str]:
@@ -111,11 +111,11 @@ def solving(data: Path) -> Iterator[str]:
 _ROW = "policy | mean completion | p99 | makespan | in use"
 
 
-def _row(found: Simulation, name: str) -> str:
+def _row(simulation: Simulation, name: str) -> str:
     return (
-        f"| {name} | {found.mean_completion_s / HOUR_S:.2f} h "
-        f"| {found.p99_completion_s / HOUR_S:.1f} h | {found.makespan_s / HOUR_S:.2f} h "
-        f"| {found.utilisation:.0%} |"
+        f"| {name} | {simulation.mean_completion_s / HOUR_S:.2f} h "
+        f"| {simulation.p99_completion_s / HOUR_S:.1f} h | {simulation.makespan_s / HOUR_S:.2f} h "
+        f"| {simulation.utilisation:.0%} |"
     )
 
 
@@ -136,11 +136,11 @@ def _traced(
         *((("ours", Aims(makespan=1), True),) if longest_stops else ()),
     ):
         policy = policy_of(name, fleet, aims, stops=stops, round_s=120.0)
-        found = simulate(fleet, jobs, policy, restart_s=10.0)
-        told = found.policy
+        simulation = simulate(fleet, jobs, policy, restart_s=10.0)
+        title = simulation.policy
         if name == "ours":
-            told = f"ours, by {'makespan' if aims.makespan else 'completion'}"
-        yield _row(found, f"{told}, stops" if stops else told)
+            title = f"ours, by {'makespan' if aims.makespan else 'completion'}"
+        yield _row(simulation, f"{title}, stops" if stops else title)
     mean, last = recorded(data, trace, "average JCT"), recorded(data, trace, "makespan")
     for name in published:
         yield (
@@ -189,10 +189,11 @@ def philly(data: Path) -> Iterator[str]:
     fleet, jobs, _ = trace_jobs(data / "jobs_philly_2017-10.csv", 400)
     yield from heading("policy | jobs | mean completion | makespan | processor time")
     for name in ("fifo", "shortest", "ours"):
-        found = simulate(fleet, jobs, policy_of(name, fleet, Aims(completion=1)))
+        simulation = simulate(fleet, jobs, policy_of(name, fleet, Aims(completion=1)))
         yield (
-            f"| {found.policy} | {len(found.outcomes)} | {found.mean_completion_s / HOUR_S:.2f} h "
-            f"| {found.makespan_s / HOUR_S:.0f} h | {found.cpu_s:.1f} s |"
+            f"| {simulation.policy} | {len(simulation.outcomes)} "
+            f"| {simulation.mean_completion_s / HOUR_S:.2f} h "
+            f"| {simulation.makespan_s / HOUR_S:.0f} h | {simulation.cpu_s:.1f} s |"
         )
 
 
@@ -235,15 +236,8 @@ TABLES: dict[str, Callable[[Path], Iterator[str]]] = {
 }
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the page."""
-    parser = needs.parser(__doc__)
-    needs.add_data(parser, "cluster")
-    parser.add_argument("--only", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args(given)
-    for name in options.only:
-        text = "\n".join(TABLES[name](options.data / "cluster"))
-        print(f"# {name}\n\n{text}\n", flush=True)
-        if options.write:
-            pages.write(PAGE, f"begin: python -m lab score schedules {name!r}", text)
+def tables(data: Path, names: Sequence[str]) -> Iterator[ScoreTable]:
+    """The tables of the page that were asked for."""
+    for name in names:
+        text = "\n".join(TABLES[name](data / "cluster"))
+        yield ScoreTable(text, PAGE, f"begin: python -m lab score schedules {name!r}", title=name)

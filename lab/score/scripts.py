@@ -23,7 +23,7 @@ import torch
 
 import wavecast
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import ROOT
 from lab.steps.scripts import CASES, ScriptCase, prepare
 

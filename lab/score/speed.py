@@ -19,7 +19,7 @@ from time import process_time
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 
 CASES = (
     *("import", "import-numpy", "bert-base", "llama-8", "llama-32", "llama-128", "memory-70b"),
@@ -216,7 +216,7 @@ def _llama_70b_step() -> Any:
     import torch
     import torch.nn.functional as F
 
-    from lab.steps.llama import PlainLlama
+    from lab.steps.hand_written import PlainLlama
 
     with torch.device("cuda"):
         model = PlainLlama(layers=70, width=8192, inner=28672, heads=64, vocabulary=128256)
@@ -238,7 +238,7 @@ def _llama_step(layers: int) -> Any:
     import torch
     import torch.nn.functional as F
 
-    from lab.steps.llama import PlainLlama
+    from lab.steps.hand_written import PlainLlama
 
     model = PlainLlama(layers=layers, width=4096, inner=11008, heads=32, vocabulary=32000).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from random import Random
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
 from wavecast.errors import InvalidInput
 from wavecast.frameworks.pytorch.huggingface.options import NO_OPTIONS, ModelOptions
 from wavecast.hardware.hosts import host_of
@@ -102,12 +101,12 @@ class StrategyComparison:
         return self.margin >= -_ROUNDING and not self.broken_bounds
 
 
-def compare(case: StrategyCase, wanted: int, seed: int = 0) -> StrategyComparison:
+def compare(case: StrategyCase, count: int, seed: int = 0) -> StrategyComparison:
     """Search, then try random strategies and, where asked, all of them."""
     source, device = case.source(), wavecast.device(case.gpu)
     predictor = on_cluster(device, Parallel())
-    found = _searched(case, 1, source, predictor)
-    best_s = found[0].seconds
+    layouts = _searched(case, 1, source, predictor)
+    best_s = layouts[0].seconds
     if best_s is None:
         raise InvalidInput(f"{case.target} does not fit on {case.gpus} x {case.gpu}")
     host = host_of(predictor.cluster)
@@ -116,7 +115,7 @@ def compare(case: StrategyCase, wanted: int, seed: int = 0) -> StrategyCompariso
         for micro in case.micro_batches
     }
     times = []
-    for strategy, micro in _drawn(case, Random(seed), wanted):
+    for strategy, micro in _drawn(case, Random(seed), count):
         try:
             step = steps[micro].predict(steps[micro].spread(strategy))
         except InvalidInput:
@@ -124,10 +123,10 @@ def compare(case: StrategyCase, wanted: int, seed: int = 0) -> StrategyCompariso
         if step.fits:
             times.append((step.seconds, strategy))
     nearest_s, nearest = min(times, key=lambda pair: pair[0])
-    broken = _broken_bounds(case, found, source, predictor) if case.exhaustive else None
+    broken = _broken_bounds(case, layouts, source, predictor) if case.exhaustive else None
     margin = nearest_s / best_s - 1
-    played = sum(one.seconds is not None for one in found)
-    return StrategyComparison(found[0], len(found), played, len(times), margin, nearest, broken)
+    played = sum(layout.seconds is not None for layout in layouts)
+    return StrategyComparison(layouts[0], len(layouts), played, len(times), margin, nearest, broken)
 
 
 def _searched(
@@ -139,23 +138,23 @@ def _searched(
 
 
 def _broken_bounds(
-    case: StrategyCase, found: Sequence[Layout], source: StepSource, predictor: ClusterPredictor
+    case: StrategyCase, layouts: Sequence[Layout], source: StepSource, predictor: ClusterPredictor
 ) -> int:
     """The strategies, of all played, that are faster than the best or than their bound."""
     every = _searched(case, None, source, predictor)
-    times = {(one.strategy, one.micro_batch): one.seconds for one in every}
-    least = {(one.strategy, one.micro_batch): one.least_s for one in found}
-    best_s = found[0].seconds or 0.0
+    times = {(layout.strategy, layout.micro_batch): layout.seconds for layout in every}
+    least = {(layout.strategy, layout.micro_batch): layout.least_s for layout in layouts}
+    best_s = layouts[0].seconds or 0.0
     return sum(
         seconds is not None and seconds < max(least.get(key) or 0.0, best_s) * (1 - _ROUNDING)
         for key, seconds in times.items()
     )
 
 
-def _drawn(case: StrategyCase, chance: Random, wanted: int) -> Iterator[tuple[Parallel, int]]:
+def _drawn(case: StrategyCase, chance: Random, number: int) -> Iterator[tuple[Parallel, int]]:
     """So many random strategies that `--parallel` takes, with their micro-batches."""
-    made = 0
-    while made < wanted:
+    drawn = 0
+    while drawn < number:
         tensor = chance.choice(_divisors(min(case.gpus, 8)))
         context = chance.choice(_divisors(case.gpus // tensor))
         pipeline = chance.choice(_divisors(case.gpus // tensor // context))
@@ -182,7 +181,7 @@ def _drawn(case: StrategyCase, chance: Random, wanted: int) -> Iterator[tuple[Pa
             )
         except InvalidInput:
             continue
-        made += 1
+        drawn += 1
         yield strategy, micro
 
 
@@ -190,16 +189,19 @@ def _divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def table(found: dict[str, StrategyComparison]) -> str:
+def table(comparisons: dict[str, StrategyComparison]) -> str:
     """The comparisons as a table."""
     names = "case | fastest found | step | strategies | played | random, fit | fastest of them"
     rows = [*heading(f"{names} | all played", "ll")]
-    for name, one in found.items():
-        broken = "-" if one.broken_bounds is None else f"{one.broken_bounds} better"
-        option = f"`{option_of(one.best.strategy)}`, micro-batch {one.best.micro_batch}"
+    for name, comparison in comparisons.items():
+        broken = "-" if comparison.broken_bounds is None else f"{comparison.broken_bounds} better"
+        best = comparison.best
+        option = f"`{option_of(best.strategy)}`, micro-batch {best.micro_batch}"
         rows.append(
-            f"| {name} | {option} | {(one.best.seconds or 0.0) * 1e3:.1f} ms | {one.strategies:,} "
-            f"| {one.played:,} | {one.random} | {one.margin:+.1%} | {broken} |"
+            f"| {name} | {option} | {(best.seconds or 0.0) * 1e3:.1f} ms "
+            f"| {comparison.strategies:,} "
+            f"| {comparison.played:,} | {comparison.random} | {comparison.margin:+.1%} "
+            f"| {broken} |"
         )
     return "\n".join(rows)
 
@@ -211,16 +213,16 @@ def main(given: Sequence[str] = ()) -> None:
     parser.add_argument("--strategies", type=int, default=200, help="random ones for each model")
     parser.add_argument("--write", action="store_true", help="write the table into the page")
     args = parser.parse_args(given)
-    found = {}
+    comparisons = {}
     for name in args.names or CASES:
-        found[name] = compare(CASES[name], args.strategies)
-        print(table(found), end="\n\n", flush=True)
+        comparisons[name] = compare(CASES[name], args.strategies)
+        print(table(comparisons), end="\n\n", flush=True)
     if args.write:
-        pages.write(PAGE, "table: strategies", table(found))
+        pages.write(PAGE, "table: strategies", table(comparisons))
     missed = [
-        f"{name}: {option_of(one.nearest)} ({one.margin:+.2%})"
-        for name, one in found.items()
-        if not one.holds
+        f"{name}: {option_of(comparison.nearest)} ({comparison.margin:+.2%})"
+        for name, comparison in comparisons.items()
+        if not comparison.holds
     ]
     if missed:
         raise SystemExit(f"the search missed something better, or a bound is broken: {missed}")

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import csv
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+from lab import pages
 from lab.measured import campaigns
+from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.score import pages
+from lab.scores import ScoreTable
 from wavecast import device
 from wavecast.campaigns.suite_runs import predict_there
 from wavecast.footprint.memory import TBD_KINDS
@@ -177,19 +177,15 @@ def utilisation(path: Path) -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables of single steps, and write the others into their pages."""
-    needs.parser(__doc__).parse_args(given)
+def tables() -> Iterator[ScoreTable]:
+    """The tables of single steps, and those of the pages."""
     steps = pairs()
     rows = [row for row, _ in steps]
     seen = (*observe(rows), observe_kernels(campaigns.traces("suite"), device(rows[0].gpu)))
     ordered = sorted(seen, key=lambda observation: observation.number)
-    tables = (
-        (PAGE, "observations", observations(ordered)),
-        (PAGE, "summary", summary(steps)),
-        (STEPS, "by model", by_model(largest(steps))),
-    )
-    whole = (per_model(largest(steps)), memory_by_kind(largest(steps)))
-    print(*whole, utilisation(H200 / "utilisation.csv"), sep="\n\n")
-    for page, name, shown in tables:
-        pages.write(page, f"{MARK}, {name}", shown)
+    yield ScoreTable(per_model(largest(steps)))
+    yield ScoreTable(memory_by_kind(largest(steps)))
+    yield ScoreTable(utilisation(H200 / "utilisation.csv"))
+    yield ScoreTable(observations(ordered), PAGE, f"{MARK}, observations")
+    yield ScoreTable(summary(steps), PAGE, f"{MARK}, summary")
+    yield ScoreTable(by_model(largest(steps)), STEPS, f"{MARK}, by model")

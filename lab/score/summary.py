@@ -9,15 +9,14 @@ to the page of the appendix that names the command which makes its figures.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lab import needs
-from lab.markdown import heading
-from lab.measured.figures import Figures, percent, recorded
+from lab.figures import Figures, percent, recorded
+from lab.pages import heading
 from lab.places import DOCS, ROOT
-from lab.score import pages
 from lab.score.iterations import MODEL_OUT, REFERENCE, THROUGHOUT
+from lab.scores import ScoreTable
 
 PAGE = DOCS / "accuracy.md"
 README = ROOT / "README.md"
@@ -131,16 +130,9 @@ def in_short(sets: Mapping[str, Figures]) -> str:
     return "\n".join(shown)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the tables, and write them into the pages if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write them into the pages")
-    args = parser.parse_args(given)
+def tables() -> Iterator[ScoreTable]:
+    """The tables of docs/accuracy.md and of the README."""
     sets = recorded()
     for name, lines in TABLES.items():
-        text = table(lines, sets)
-        print(text, end="\n\n")
-        if args.write:
-            pages.write(PAGE, f"{MARK}, {name}", text)
-    if args.write:
-        pages.write(README, SHORT, in_short(sets))
+        yield ScoreTable(table(lines, sets), PAGE, f"{MARK}, {name}")
+    yield ScoreTable(in_short(sets), README, SHORT)

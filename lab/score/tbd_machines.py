@@ -9,15 +9,14 @@ not published as data, so the shapes are compared: which configuration is faster
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import DOCS
-from lab.score import pages
+from lab.scores import ScoreTable
 from wavecast.suite import benchmark
 from wavecast.traces.step import Trace
 
@@ -78,9 +77,6 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Write the table, and print it."""
-    needs.parser(__doc__).parse_args(given)
-    shown = table()
-    pages.write(PAGE, MARK, shown)
-    print(shown)
+def tables() -> Iterator[ScoreTable]:
+    """The table of the page."""
+    yield ScoreTable(table(), PAGE, MARK)

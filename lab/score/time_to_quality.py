@@ -4,8 +4,8 @@
     python -m lab score time_to_quality --predict   predicts the trainings on an H200 from nothing
     python -m lab score time_to_quality --seeds     how many steps do five other seeds take?
 
-`lab.collect.time_to_quality` measured measurements/cpu/time_to_quality.json and
-measurements/h200/time_to_quality.json. Predictions from nothing (the time of a step from its code,
+Measured were measurements/cpu/time_to_quality.json and measurements/h200/time_to_quality.json.
+Predictions from nothing (the time of a step from its code,
 times the steps that such trainings take on a CPU) were committed before the H200 ran them.
 """
 
@@ -20,10 +20,9 @@ from typing import Any
 import torch
 
 import wavecast
-from lab import needs
-from lab.markdown import heading
+from lab import needs, pages
+from lab.pages import heading
 from lab.places import DOCS, H200, ROOT
-from lab.score import pages
 from wavecast.planning.prices import price_book
 from wavecast.suite.demonstrations import (
     DEMONSTRATIONS,
@@ -45,27 +44,27 @@ MARK = "begin: python -m lab score time_to_quality"
 
 def predicted() -> Iterator[dict[str, Any]]:
     """The time of a step of each training on an H200, and of all its steps, from its code."""
-    for name, one in {"full": FULL_SIZE, **{d.model: d for d in DEMONSTRATIONS}}.items():
-        step_s = wavecast.predict(_trace(one), GPU, host="reference").seconds
+    for name, demonstration in {"full": FULL_SIZE, **{d.model: d for d in DEMONSTRATIONS}}.items():
+        step_s = wavecast.predict(_trace(demonstration), GPU, host="reference").seconds
         yield {
             "training": name,
             "step_s": step_s,
-            "steps": one.usual_steps or None,
-            "seconds": one.usual_steps * step_s or None,
+            "steps": demonstration.usual_steps or None,
+            "seconds": demonstration.usual_steps * step_s or None,
         }
 
 
-def _trace(one: Demonstration) -> wavecast.Trace:
+def _trace(demonstration: Demonstration) -> wavecast.Trace:
     def make_step() -> TrainingStep:
         with torch.device("cuda"):  # the data too, as `train_to_quality` makes them
-            return one.make(None, "cuda").step
+            return demonstration.make(None, "cuda").step
 
     return wavecast.trace(make_step)
 
 
-def usual_steps(one: Demonstration) -> list[int]:
+def usual_steps(demonstration: Demonstration) -> list[int]:
     """The steps that other seeds take to the needed quality, on this machine's CPU."""
-    return [train_to_quality(one, seed=seed).steps for seed in OTHER_SEEDS]
+    return [train_to_quality(demonstration, seed=seed).steps for seed in OTHER_SEEDS]
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -78,25 +77,25 @@ def table(path: Path) -> Iterator[str]:
     """What was predicted from a few steps, beside what it took."""
     titles = "training | seed | steps, usual | steps, needed | a few steps | predicted | took"
     yield from heading(f"{titles} | error | of the steps' time", "l")
-    for one in read(path):
-        if not one["usual_steps"]:
+    for row in read(path):
+        if not row["usual_steps"]:
             continue
-        spent = one["startup_s"] + one["steps"] * one["few_steps_s"]
-        spent += one["steps"] // EVERY * one["test_s"]
+        spent = row["startup_s"] + row["steps"] * row["few_steps_s"]
+        spent += row["steps"] // EVERY * row["test_s"]
         yield (
-            f"| {_called(one['training'])} | {one['seed']} | {one['usual_steps']} | {one['steps']} "
-            f"| {1e3 * one['few_steps_s']:.1f} ms | {one['predicted_s']:.2f} s "
-            f"| {one['seconds']:.2f} s | {one['predicted_s'] / one['seconds'] - 1:+.0%} "
-            f"| {spent / one['seconds'] - 1:+.0%} |"
+            f"| {_called(row['training'])} | {row['seed']} | {row['usual_steps']} | {row['steps']} "
+            f"| {1e3 * row['few_steps_s']:.1f} ms | {row['predicted_s']:.2f} s "
+            f"| {row['seconds']:.2f} s | {row['predicted_s'] / row['seconds'] - 1:+.0%} "
+            f"| {spent / row['seconds'] - 1:+.0%} |"
         )
 
 
 def from_nothing() -> Iterator[str]:
     """The time of a step that was predicted before, beside that of the first steps."""
     yield from heading("training | predicted step | measured step | error", "l")
-    before = {one["training"]: one["step_s"] for one in read(PREDICTED)}
+    before = {row["training"]: row["step_s"] for row in read(PREDICTED)}
     for name, step_s in before.items():
-        times = [one["step_s"] for one in read(GPU_TIMES) if one["training"] == name]
+        times = [row["step_s"] for row in read(GPU_TIMES) if row["training"] == name]
         if times:
             measured_s = statistics.median(times)
             yield (
@@ -107,11 +106,11 @@ def from_nothing() -> Iterator[str]:
 
 def cost() -> str:
     """What the trainings at the published size cost on an H200, predicted and actual."""
-    trainings = [one for one in read(GPU_TIMES) if one["training"] == "full" and one["usual_steps"]]
+    trainings = [row for row in read(GPU_TIMES) if row["training"] == "full" and row["usual_steps"]]
     price = price_book().cheapest(GPU)
     assert price is not None
-    usd = [f"{price.usd_per_hour * one['predicted_s'] / 36:.3f}" for one in trainings]
-    spent = [f"{price.usd_per_hour * one['seconds'] / 36:.3f}" for one in trainings]
+    usd = [f"{price.usd_per_hour * row['predicted_s'] / 36:.3f}" for row in trainings]
+    spent = [f"{price.usd_per_hour * row['seconds'] / 36:.3f}" for row in trainings]
     return (
         f"At ${price.usd_per_hour:.2f}/h, the cheapest offer of an H200, those at the published "
         f"size cost {' and '.join(spent)} cents ({' and '.join(usd)} predicted)."
@@ -120,8 +119,8 @@ def cost() -> str:
 
 def mean_error(path: Path) -> str:
     """The mean and the largest error of predictions from a few steps, in words."""
-    trainings = [one for one in read(path) if one["usual_steps"]]
-    errors = [abs(one["predicted_s"] / one["seconds"] - 1) for one in trainings]
+    trainings = [row for row in read(path) if row["usual_steps"]]
+    errors = [abs(row["predicted_s"] / row["seconds"] - 1) for row in trainings]
     worst = f"{statistics.mean(errors):.0%} on average, {max(errors):.0%} at worst"
     return f"the error is {worst}, over {len(errors)} trainings."
 
@@ -147,9 +146,11 @@ def main(given: Sequence[str] = ()) -> None:
     if args.predict:
         PREDICTED.write_text(json.dumps(list(predicted()), indent=1) + "\n", encoding="utf-8")
     elif args.seeds:
-        for one in DEMONSTRATIONS:
-            steps = usual_steps(one)
-            print(f"{one.model}: {steps}, median {statistics.median(steps):g}", flush=True)
+        for demonstration in DEMONSTRATIONS:
+            steps = usual_steps(demonstration)
+            print(
+                f"{demonstration.model}: {steps}, median {statistics.median(steps):g}", flush=True
+            )
     else:
         print(*table(CPU_TIMES), "", *table(GPU_TIMES), "", sums(), sep="\n")
         pages.write(PAGE, MARK, sums())

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.steps.libraries import import_timm
 from wavecast import ops
 from wavecast.errors import CaptureError

@@ -3,7 +3,7 @@
     python -m lab score unchanged_scripts [--write]
 
 Reads measurements/h200/unchanged_scripts.csv and unchanged_predictions.csv, which was committed
-before the scripts were measured (`lab collect unchanged_scripts`), and the predictions of a later
+before the scripts were measured, and the predictions of a later
 version (unchanged_predictions_again.csv), made with the measured times known. Data loading is not
 predicted; scripts that wait for it are counted with that error. `--write` puts the table into
 docs/howto/run-your-script.md.
@@ -12,16 +12,14 @@ docs/howto/run-your-script.md.
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import mean, median
 
-from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 from lab.places import DOCS, H200
-from lab.score import pages
-from lab.steps.large_scripts import LARGE
-from lab.steps.scripts import CASES
+from lab.scores import ScoreTable
+from lab.steps.scripts import CASES, LARGE
 
 MARK = "unchanged scripts"
 PAGE = DOCS / "howto" / "run-your-script.md"
@@ -65,11 +63,11 @@ def scripts() -> Iterator[TimedScript]:
     measured = _read("unchanged_scripts.csv")
     again = _read("unchanged_predictions_again.csv")
     for name, row in _read("unchanged_predictions.csv").items():
-        found = measured.get(name, {}).get("measured_s")
-        if found and row["predicted_s"]:
+        measured_s = measured.get(name, {}).get("measured_s")
+        if measured_s and row["predicted_s"]:
             predicted, *ends = (float(row[key] or 0) for key in ("predicted_s", "low_s", "high_s"))
             later = float(again[name]["predicted_s"])
-            yield TimedScript(name, float(found), predicted, ends[0], ends[1], later)
+            yield TimedScript(name, float(measured_s), predicted, ends[0], ends[1], later)
 
 
 def table() -> Iterator[str]:
@@ -77,28 +75,23 @@ def table() -> Iterator[str]:
     kinds = {case.name: case.like for case in (*LARGE, *CASES)}
     every = list(scripts())
     yield from heading("script | measured | predicted | error | range | later version | error", "l")
-    for one in every:
-        times = f"{one.measured_s * 1e3:.1f} ms | {one.predicted_s * 1e3:.1f} ms"
-        spread = f"{one.low_s * 1e3:.1f} to {one.high_s * 1e3:.1f} ms"
-        later = f"{one.again_s * 1e3:.1f} ms | {one.later_error:+.0%}"
-        yield f"| {kinds[one.name]} | {times} | {one.error:+.0%} | {spread} | {later} |"
-    errors = [abs(one.error) for one in every]
-    later_errors = [abs(one.later_error) for one in every]
+    for script in every:
+        times = f"{script.measured_s * 1e3:.1f} ms | {script.predicted_s * 1e3:.1f} ms"
+        spread = f"{script.low_s * 1e3:.1f} to {script.high_s * 1e3:.1f} ms"
+        later = f"{script.again_s * 1e3:.1f} ms | {script.later_error:+.0%}"
+        yield f"| {kinds[script.name]} | {times} | {script.error:+.0%} | {spread} | {later} |"
+    errors = [abs(script.error) for script in every]
+    later_errors = [abs(script.later_error) for script in every]
+    inside = sum(script.within for script in every)
     yield ""
     yield (
         f"{len(every)} scripts: {mean(errors):.0%} on average, median {median(errors):.0%}, worst "
-        f"{max(errors):.0%}; {sum(one.within for one in every)} are in their range. The later "
+        f"{max(errors):.0%}; {inside} are in their range. The later "
         f"version: {mean(later_errors):.0%}, median {median(later_errors):.0%}, worst "
         f"{max(later_errors):.0%}."
     )
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print the table, and write it into the page if asked."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--write", action="store_true", help="write it into the page")
-    args = parser.parse_args(given)
-    text = "\n".join(table())
-    print(text)
-    if args.write:
-        pages.write(PAGE, MARK, text)
+def tables() -> Iterator[ScoreTable]:
+    """The table of the page."""
+    yield ScoreTable("\n".join(table()), PAGE, MARK)

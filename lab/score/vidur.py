@@ -20,13 +20,12 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from lab import needs
-from lab.markdown import heading
 from lab.measured import op_makers as make
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow
 from lab.measured.public_ops import VIDUR_LEAST_MS, public_rows_of_vidur
-from lab.measured.published_gpus import VIDUR
-from lab.measured.tables import read_frame
+from lab.measured.tables import VIDUR, read_frame
+from lab.pages import heading
+from lab.scores import ScoreTable
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.predictor import Learned
 from wavecast.traces.step import Op, TensorSpec
@@ -88,23 +87,21 @@ def _attention(folder: Path) -> Iterator[tuple[str, OpRow]]:
         yield "attention of a chunk after a prefix", _row(op, row)
 
 
-def main(given: Sequence[str] = ()) -> None:
-    """Print a table in Markdown."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    folder = parser.parse_args(given).data
-    learned, found = Learned.shipped(), dict[tuple[str, str], list[tuple[float, bool]]]()
-    for what, row in rows(folder):
+def tables(data: Path) -> Iterator[ScoreTable]:
+    """The errors of each kind of kernel on each GPU."""
+    learned, groups = Learned.shipped(), dict[tuple[str, str], list[tuple[float, bool]]]()
+    for what, row in rows(data):
         estimate = learned.predict(row.ops[0], device(row.gpu))
         assert estimate is not None
         within = estimate.low_s <= row.seconds <= estimate.high_s
-        found.setdefault((what, row.gpu), []).append((estimate.seconds / row.seconds, within))
-    print(*heading("op | GPU | rows | mean error | median | ratio | in range", "ll"), sep="\n")
-    for (what, gpu), ratios in found.items():
+        groups.setdefault((what, row.gpu), []).append((estimate.seconds / row.seconds, within))
+    lines = [*heading("op | GPU | rows | mean error | median | ratio | in range", "ll")]
+    for (what, gpu), ratios in groups.items():
         errors = [abs(ratio - 1) for ratio, _ in ratios]
         middle = median(ratio for ratio, _ in ratios)
         inside = mean(within for _, within in ratios)
-        print(
+        lines.append(
             f"| {what} | {gpu} | {len(ratios)} | {mean(errors):.0%} | {median(errors):.0%} | "
             f"{middle:.2f} | {inside:.0%} |"
         )
+    yield ScoreTable("\n".join(lines))

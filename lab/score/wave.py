@@ -27,9 +27,8 @@ from typing import Any
 import numpy as np
 
 from lab import needs
-from lab.markdown import heading
-from lab.measured.published_gpus import NEUSIGHT
-from lab.measured.tables import read_frame
+from lab.measured.tables import NEUSIGHT, read_frame
+from lab.pages import heading
 from wavecast import ops
 from wavecast.hardware.devices import Device, device
 from wavecast.hardware.occupancy import kernel_blocks_per_sm
@@ -203,14 +202,14 @@ def _float(*shape: int) -> TensorSpec:
 
 def cases(measured: Runs, gpus: Iterable[str]) -> list[WaveCase]:
     """Every call that two of these GPUs ran, scaled in both directions."""
-    chosen, made = set(gpus), []
+    chosen, wave_cases = set(gpus), []
     for key, by_gpu in measured.items():
         op = op_of(key)
         kind, intensity = ops.kind(op), work_of(op).intensity
         for origin, target in permutations(sorted(chosen & by_gpu.keys()), 2):
             kernel, target_s = by_gpu[origin].kernel, by_gpu[target].kernel.seconds
-            made.append(WaveCase(key[0], kind, intensity, origin, target, kernel, target_s))
-    return made
+            wave_cases.append(WaveCase(key[0], kind, intensity, origin, target, kernel, target_s))
+    return wave_cases
 
 
 # Errors.

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import needs
-from lab.markdown import heading
+from lab.pages import heading
 
 GPUS = ("h100-sxm-80gb", "a100-sxm-80gb", "l4", "rtx-4090", "t4", "v100-sxm-16gb", "l40s")
 MODELS = {"resnet50": 64, "gpt2": 8, "bert-base": 16, "dcgan": 64, "vit": 32}
@@ -160,14 +160,14 @@ class LoadClient:
             f"POST {_PATH} HTTP/1.1\r\nHost: 127.0.0.1:{self._port}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
-        begun = time.perf_counter()
+        start_s = time.perf_counter()
         try:
             status = await self._exchange(head.encode() + body)
         except (OSError, EOFError, ValueError) as error:
             answers.statuses[type(error).__name__] += 1
             self._streams = None
             return
-        answers.seconds.append(time.perf_counter() - begun)
+        answers.seconds.append(time.perf_counter() - start_s)
         answers.statuses[status] += 1
         answers.by_client[self._number] += status == 200
 
@@ -224,5 +224,5 @@ def memory_of(pid: int) -> int:
     pids = [pid]
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     pids += map(int, children)
-    pages = (int(Path(f"/proc/{one}/statm").read_text().split()[1]) for one in pids)
+    pages = (int(Path(f"/proc/{process}/statm").read_text().split()[1]) for process in pids)
     return sum(pages) * os.sysconf("SC_PAGE_SIZE")

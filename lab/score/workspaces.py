@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from lab.fit.workspaces import GPU, fit, observations, traces
-from lab.markdown import heading
+from lab.pages import heading
 from wavecast import device
 from wavecast.footprint.memory import peak_bytes
 from wavecast.footprint.workspaces import Constants, with_workspaces

@@ -29,7 +29,7 @@ import torch
 
 from lab import needs
 from lab.needs import require
-from lab.score.pages import APPENDIX
+from lab.pages import APPENDIX
 from lab.score.timm_zoo import ZooResult, by_kind, summary
 from lab.steps.torchvision_models import torchvision_names, torchvision_step
 from lab.steps.transformers_models import MODELS, preload, transformers_step

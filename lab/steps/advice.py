@@ -131,16 +131,16 @@ def decoder_step(
     tokens, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     run = torch.compile(model) if compiled else model
 
-    def part(hidden: Tensor, wanted: Tensor) -> Tensor:
-        return F.cross_entropy(model.head(hidden), wanted, reduction="sum")
+    def part(hidden: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(model.head(hidden), target, reduction="sum")
 
     def loss_of() -> Tensor:
         if not chunks:
             return F.cross_entropy(run(tokens).view(-1, vocabulary), targets.view(-1))
-        hidden, wanted = model.hidden(tokens).flatten(0, 1), targets.flatten()
-        pairs = zip(hidden.chunk(chunks), wanted.chunk(chunks), strict=True)
+        hidden, labels = model.hidden(tokens).flatten(0, 1), targets.flatten()
+        pairs = zip(hidden.chunk(chunks), labels.chunk(chunks), strict=True)
         sums = [checkpoint(part, *pair, use_reentrant=False) for pair in pairs]
-        return torch.stack(sums).sum() / wanted.numel()
+        return torch.stack(sums).sum() / labels.numel()
 
     def step() -> None:
         update.zero_grad()

@@ -81,8 +81,8 @@ class LanguageModel(nn.Module):
         self.decoder = nn.Linear(width, words)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found, _ = self.lstm(self.dropout(self.embedding(tokens)))
-        return self.decoder(self.dropout(found)).flatten(0, 1)
+        outputs, _ = self.lstm(self.dropout(self.embedding(tokens)))
+        return self.decoder(self.dropout(outputs)).flatten(0, 1)
 
 
 def language_model(batch: int, precision: str) -> Step:
@@ -124,7 +124,7 @@ class Collaborative(nn.Module):
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         a, b, c, d = (
-            table(one) for table, one in zip(self.tables, (user, item, user, item), strict=True)
+            table(index) for table, index in zip(self.tables, (user, item, user, item), strict=True)
         )
         deep = self.layers(torch.cat((c, d), -1))
         return self.out(torch.cat((a * b, deep), -1)).squeeze(-1)
@@ -184,7 +184,7 @@ class Yolo(nn.Module):
         for stage in self.stages:
             x = stage(x)
             kept.append(x)
-        found, before = [], None
+        outputs, before = [], None
         for level, (neck, head, turn) in enumerate(
             zip(self.necks, self.heads, self.turns, strict=True)
         ):
@@ -192,9 +192,9 @@ class Yolo(nn.Module):
             if before is not None:
                 x = torch.cat((F.interpolate(before, scale_factor=2.0), x), 1)
             x = neck(x)
-            found.append(head(x))
+            outputs.append(head(x))
             before = turn(x)
-        return found
+        return outputs
 
 
 def yolo(batch: int, precision: str) -> Step:
@@ -257,13 +257,13 @@ def cycle_gan(batch: int, precision: str) -> Step:
         making.zero_grad()
         loss = F.l1_loss(back(made_b), a) + F.l1_loss(there(made_a), b)
         loss = loss + F.l1_loss(there(b), b) + F.l1_loss(back(a), a)
-        for judge, made in zip(judges, (made_a, made_b), strict=True):
-            loss = loss + (judge(made) - 1).square().mean()
+        for judge, fake in zip(judges, (made_a, made_b), strict=True):
+            loss = loss + (judge(fake) - 1).square().mean()
         loss.backward()
         making.step()
         judging.zero_grad()
-        for judge, real, made in zip(judges, (a, b), (made_a, made_b), strict=True):
-            right = (judge(real) - 1).square().mean() + judge(made.detach()).square().mean()
+        for judge, real, fake in zip(judges, (a, b), (made_a, made_b), strict=True):
+            right = (judge(real) - 1).square().mean() + judge(fake.detach()).square().mean()
             right.backward()
         judging.step()
 

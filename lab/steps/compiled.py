@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lab.steps.hand_written import Denoiser, Detector, PlainLlama, SequenceNet, Tower, focal_loss
 from lab.steps.libraries import import_torchvision
-from lab.steps.llama import PlainLlama
-from lab.steps.small_nets import Denoiser, Detector, SequenceNet, Tower, focal_loss
 from wavecast import suite
 from wavecast.suite.training import Minimizer
 

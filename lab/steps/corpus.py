@@ -12,9 +12,8 @@ from pathlib import Path
 
 from lab.places import ROOT
 from lab.steps import made_up_data as made
-from lab.steps.large_scripts import LARGE
 from lab.steps.made_up_data import Generator
-from lab.steps.scripts import CASES, prepare
+from lab.steps.scripts import CASES, LARGE, prepare
 
 
 @dataclass(frozen=True)

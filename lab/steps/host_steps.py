@@ -26,8 +26,7 @@ from lab.steps.compiled import (
     trained,
     vision,
 )
-from lab.steps.hand_written import Messages, NewtonSchulz, RotaryNet, adapt
-from lab.steps.llama import PlainLlama
+from lab.steps.hand_written import Messages, NewtonSchulz, PlainLlama, RotaryNet, adapt
 from wavecast.suite.decoders import gpt, llama
 
 Settings = Callable[[Any], Any]

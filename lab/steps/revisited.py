@@ -28,10 +28,9 @@ from lab.steps.compiled import (
     trained,
     vision,
 )
-from lab.steps.hand_written import Messages, NewtonSchulz, RotaryNet, adapt
+from lab.steps.hand_written import Messages, NewtonSchulz, PlainLlama, RotaryNet, adapt
 from lab.steps.host_steps import Settings, of_transformers, pictures, tokens
 from lab.steps.libraries import import_timm, import_torchvision
-from lab.steps.llama import PlainLlama
 
 _SIZES = {"vocab_size": 32_000, "hidden_size": 1024, "num_attention_heads": 16,
           "num_key_value_heads": 8, "intermediate_size": 2816, "pad_token_id": 0}  # fmt: skip

@@ -1,4 +1,7 @@
-"""The sets of steps that `lab.collect.step_times` measures, by name."""
+"""The sets of steps that `lab.collect.step_times` measures, by name.
+
+The networks of blind tests that are done are not kept, but their traces and measurements are.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,6 @@ from lab.steps.compiled import CompiledStep
 
 SETS = {
     "host": ("lab.steps.host_steps", "HOST_STEPS"),
-    "blind_3": ("lab.steps.blind_3", "BLIND_3"),
-    "blind_4": ("lab.steps.blind_4", "BLIND_4"),
-    "blind_5": ("lab.steps.blind_5", "BLIND_5"),
-    "blind_6": ("lab.steps.blind_6", "BLIND_6"),
-    "blind_7": ("lab.steps.blind_7", "BLIND_7"),
-    "blind_8": ("lab.steps.blind_8", "BLIND_8"),
-    "blind_9": ("lab.steps.blind_9", "BLIND_9"),
-    "repaired": ("lab.steps.repaired", "REPAIRED"),
     "revisited": ("lab.steps.revisited", "REVISITED"),
 }
 """The module and the name of each set."""

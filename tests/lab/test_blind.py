@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from lab.figures import percent, recorded
 from lab.fit.host import LEASES
-from lab.measured.figures import percent, recorded
 from lab.measured.op_data import HELD_OUT
 from lab.measured.timed import BLIND
 from lab.places import DOCS
-from lab.score import blind_tests, blind_torch, pages, revisited
 from lab.score.blind import figures_of, rows, table
 from wavecast import ops
 from wavecast.ops import Kind
-
-MEASURED = [test for test in blind_torch.TESTS if test.folders]
 
 
 def test_no_fit_reads_them() -> None:
@@ -39,18 +36,3 @@ def test_the_pages_show_the_errors() -> None:
     assert scores.count == kept.count
     assert scores.cells()[0] == percent(kept.mean)
     assert scores.in_range == pytest.approx(kept.in_range, abs=1e-5)
-
-
-@pytest.mark.parametrize("test", MEASURED, ids=lambda test: test.name)
-def test_the_page_shows_each_test_of_torch(test: blind_torch.TorchTest) -> None:
-    page = DOCS / "appendix" / "accuracy-blind.md"
-    assert pages.section(page, test.mark) == blind_torch.tables(test)
-
-
-def test_the_page_shows_the_revisited_steps() -> None:
-    page = DOCS / "appendix" / "accuracy-blind.md"
-    assert pages.section(page, "revisited") == revisited.tables()
-
-
-def test_the_first_page_sums_up_all_blind_tests() -> None:
-    assert pages.section(blind_tests.PAGE, blind_tests.MARK) == blind_tests.table()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from made import call, mm, trace
 
 from lab.measured import campaigns
-from lab.measured.exact_times import compress, expand
 from lab.measured.op_data import HELD_OUT
+from lab.measured.packed_traces import compress, expand
 from lab.places import ROOT
 from wavecast import Trace, load_trace
 from wavecast.errors import InvalidInput

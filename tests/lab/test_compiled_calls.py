@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.measured.compiled_calls import key_of, library_key, ran, traced
+from lab.measured.compiled import key_of, library_key, ran, traced
 from lab.score.compiled_calls import agreement, kind_of
 from wavecast.traces.step import Call, Op, Phase, TensorSpec, Trace
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from lab.fit.compiled_host import fit, held, host_s, launches, left_out, read
-from lab.measured import compiled_hosts
-from lab.measured.compiled_hosts import FRESH, Timing, profiled, timing, unprofiled
+from lab.measured import compiled
+from lab.measured.compiled import FRESH, Timing, profiled, timing, unprofiled
 from lab.score.compiled_host import Compared, coverage, table
 from wavecast.hardware.hosts import COMPILED, REFERENCE_HOST
 
@@ -87,7 +87,7 @@ def test_iterations_after_a_profiler_are_used_only_where_nothing_else_is() -> No
     assert slowed.seconds == profiled()["efficientnet-tf32"]["compiled"]["wall_s"]
     assert timing("alexnet-fp32", "compiled").is_clean  # its GPU is always busy
     assert set(FRESH) <= set(profiled())
-    assert len(compiled_hosts.pieces()) > 15
+    assert len(compiled.pieces()) > 15
 
 
 def test_a_table_names_steps_outside_of_their_range() -> None:

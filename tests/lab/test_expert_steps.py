@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from published_rows import DEEPSEEK_V3, LORA, QWEN
 
-from lab.measured.distributed_steps import NotRebuilt, rebuilt
-from lab.measured.expert_steps import completed
-from lab.measured.model_facts import facts_of, parameters_of
+from lab.measured.distributed_steps import NotRebuilt, completed, facts_of, parameters_of, rebuilt
 
 
 def test_a_mixture_has_its_experts_its_heads_and_its_expert_ranks() -> None:

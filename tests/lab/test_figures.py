@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("torch")
 
+
+from lab import pages
+from lab.figures import Figures, figures, percent, record, recorded
 from lab.measured.comparison import Contender, Scored
-from lab.measured.figures import Figures, figures, percent, record, recorded
 from lab.measured.public_steps.case import Case
-from lab.score import accuracy, pages, summary
-from lab.score import timm_zoo as zoo
-from lab.score.iterations import EVERY, MARK
+from lab.score import accuracy, summary
 from wavecast.predictors.attainable import Roofline
 
 ROOT = Path(__file__).parents[2]
@@ -58,69 +58,10 @@ def test_recording_a_set_keeps_the_others(tmp_path: Path) -> None:
     assert list(kept) == ["first", "second"]
 
 
-@pytest.mark.parametrize("name", summary.TABLES)
-def test_the_page_shows_the_figures_of_the_file(name: str) -> None:
-    shown = pages.section(summary.PAGE, f"{summary.MARK}, {name}")
-    assert shown == summary.table(summary.TABLES[name], SETS)
-
-
-def test_the_readme_shows_the_figures_of_the_file() -> None:
-    assert pages.section(summary.README, summary.SHORT) == summary.in_short(SETS)
-
-
 def test_every_set_of_the_page_has_its_appendix() -> None:
     for lines in summary.TABLES.values():
         for line in lines:
             assert (pages.APPENDIX / f"{line.page}.md").exists()
-
-
-def test_the_file_repeats_the_table_of_sets() -> None:
-    text = pages.section(pages.APPENDIX / "accuracy-steps.md", accuracy.MARK)
-    table = rows_of(text.partition("\n\n")[2].partition("\n\n")[0])[2:]
-    assert len(table) == 12
-    for name, count, mean, _, bias, worst, held, _ in table:
-        scores = SETS[name]
-        assert int(count) == scores.count
-        assert mean == percent(scores.mean)
-        assert int(bias.strip("%")) == round(100 * (scores.bias or 0.0))
-        assert (worst, held) == (percent(scores.worst), percent(scores.in_range))
-
-
-def test_the_file_repeats_the_table_of_iterations() -> None:
-    table = rows_of(pages.section(pages.APPENDIX / "accuracy-hosts.md", MARK))
-    lines = {cells[0]: cells for cells in table if len(cells) == 7}
-    for title in EVERY:
-        for which in ("the suite", "the suite, machines in no fit", "models of the blind test"):
-            scores = SETS[f"h200 iterations, {title}: {which}"]
-            _, count, mean, _, bias, worst, held = lines[f"{title}: {which}"]
-            assert int(count) == scores.count
-            assert (mean, worst, held) == (
-                percent(scores.mean, 1),
-                percent(scores.worst),
-                percent(scores.in_range),
-            )
-            assert bias == percent(scores.bias, 1, signed=True)
-
-
-def test_the_file_repeats_the_tables_of_our_gpu_time() -> None:
-    families = rows_of((pages.APPENDIX / "accuracy-families.md").read_text(encoding="utf-8"))
-    _, count, mean, _, bias, worst, held, in_the_fit = next(
-        cells for cells in families if cells[0] == "**all**"
-    )
-    scores = SETS["h200 GPU time, families left out"]
-    assert (int(count), mean) == (scores.count, percent(scores.mean, 1))
-    assert bias == percent(scores.bias, 1, signed=True)
-    assert (worst, held) == (percent(scores.worst), percent(scores.in_range))
-    assert in_the_fit == percent(SETS["h200 GPU time, in the fit"].mean, 1)
-    blind = rows_of((pages.APPENDIX / "accuracy-blind.md").read_text(encoding="utf-8"))
-    every = next(cells for cells in blind if cells[0] == "all machines")
-    scores = SETS["h200 GPU time, blind models"]
-    assert (every[1], every[2], every[5]) == (
-        str(scores.count),
-        percent(scores.mean, 1),
-        percent(scores.worst),
-    )
-    assert (every[4], every[6]) == (percent(scores.bias, 1, signed=True), percent(scores.in_range))
 
 
 def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
@@ -137,19 +78,6 @@ def test_the_file_repeats_the_card_and_the_table_of_ops() -> None:
         assert cells[1] == f"{scores.count:,}"
         assert cells[5].startswith(f"{scores.mean:.0%} /")
         assert cells[6] == percent(scores.in_range)
-
-
-def test_the_short_page_of_traced_models_repeats_the_long_one() -> None:
-    bold_line = re.compile(r"^\*\*(.+)\*\*$", re.MULTILINE)
-    short, long = (ROOT / "docs" / name for name in ("zoo.md", "appendix/zoo-models.md"))
-    first = bold_line.search(short.read_text(encoding="utf-8"))
-    second = bold_line.search(long.read_text(encoding="utf-8"))
-    assert first is not None
-    assert second is not None
-    assert first[1] == second[1]
-    assert zoo.markdown([zoo.ZooResult("a", 1, 0.1, (), ())], "1.0").startswith(
-        long.read_text(encoding="utf-8").partition("\n")[0]
-    )
 
 
 def made_rows() -> list[Scored]:

@@ -130,8 +130,7 @@ def test_the_list_names_every_fit(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_fit_of_the_reference_host_gives_the_file_that_ships() -> None:
-    from lab.fit.host import fit, read, reference_costs
-    from lab.fit.host_reference import OUT, to_toml
+    from lab.fit.host import OUT, fit, read, reference_costs, to_toml
     from lab.measured.timed import machines
 
     costs, _ = fit(read())

@@ -55,7 +55,7 @@ def test_a_machine_without_other_steps_tells_nothing() -> None:
 @pytest.mark.slow
 def test_the_shipped_cost_of_checkpointing_is_that_of_the_fit() -> None:
     steps = recomputed.read()
-    assert len({one.step.machine for one in steps}) == 6
+    assert len({step.step.machine for step in steps}) == 6
     assert round(recomputed.fit(steps)) == RECOMPUTED
     apart = [abs(error) for own in left_out(steps).values() for error in own]
     assert mean(apart) < 0.10
@@ -67,7 +67,7 @@ def test_the_factor_is_the_median_of_steps() -> None:
 
 def test_the_machine_is_judged_by_other_families() -> None:
     steps = [issued("m", 1.5, family=family) for family in "bcd"] + [issued("m", 3.0)]
-    [odd] = [one for one in errors(steps) if one.factored < -0.1]
+    [odd] = [error for error in errors(steps) if error.factored < -0.1]
     assert odd.reference == pytest.approx(1 / 3 - 1)
     assert odd.factored == pytest.approx(0.5 - 1)
     assert list(errors(steps[:3])) == []  # two others are too few

@@ -8,12 +8,18 @@ import statistics
 import pytest
 
 import wavecast
-from lab.fit.host import LEASES, read
-from lab.fit.host_reference import host_bound, machine_factor, reference_of
+from lab.fit.host import LEASES, host_bound, machine_factor, read, reference_of
 from lab.measured import timed
 from lab.measured.op_data import HELD_OUT
-from lab.measured.timed import FOLDER, all_machines, machines, unseen_machines
-from lab.measured.timed_traces import asked_of, blind_trace
+from lab.measured.timed import (
+    FOLDER,
+    all_machines,
+    asked_of,
+    blind_trace,
+    machines,
+    suite_steps,
+    unseen_machines,
+)
 from lab.places import DOCS
 from lab.score.iterations import (
     AT_START,
@@ -24,7 +30,6 @@ from lab.score.iterations import (
     noise,
     table,
 )
-from lab.steps.by_name import suite_steps
 from wavecast import suite
 from wavecast.hardware.kept_hosts import factor_of
 

@@ -12,7 +12,7 @@ from made import call, mm, trace
 from lab.fit import kept_apart
 from lab.fit.generations import Aged, PublishedStep
 from lab.fit.kept_apart import Hidden, KeptApart, hidden_for
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow
 from lab.measured.public_steps.case import Case
 from lab.score.ranged_steps import OffStep, bound
 from wavecast.hardware.devices import device

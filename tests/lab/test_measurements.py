@@ -126,39 +126,3 @@ def test_the_memory_page_counts_every_step_and_every_search() -> None:
     large = sum(row["process_bytes"] > 2e9 for row in steps)
     assert f"| process above 2 GB | {large} |" in MEMORY
     assert f"{len(searches)} largest batches: " in MEMORY
-
-
-def test_the_memory_page_repeats_its_appendices() -> None:
-    page = " ".join(MEMORY.split())
-    line = next(x for x in appendix("memory-workspaces.md").splitlines() if "**all**" in x)
-    _, steps, _, mean, _, of_peak, worst = (cell.strip() for cell in line.strip("|").split("|"))
-    assert f"Over the {steps} steps of the suite" in page
-    assert f"within {mean} in the mean (median 0.0%)" in page
-    assert f"by {of_peak} in the mean" in page
-    assert f"up to {worst.strip('+-')} of a step's peak" in page
-    others = appendix("memory-others.md")
-    ours, tracker = re.findall(r"^\| (?:wavecast|MemTracker) \| 20 \| ([\d.]+%)", others, re.M)
-    assert f"the mean error of torch's MemTracker is {tracker}, and ours is {ours}" in page
-    means = re.search(r"mean error\*\* \| \| [\d.]+% \| ([\d.]+%) \| ([\d.]+%)", others)
-    assert means is not None
-    assert f"is {means[1]} off and torch-kitsune {means[2]}" in page
-
-
-def appendix(name: str) -> str:
-    return (DOCS / "appendix" / name).read_text(encoding="utf-8")
-
-
-def test_the_readme_repeats_the_memory_page() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    peak = r"\| allocated at the peak \| (\d+) \| ([\d.]+%) \| [\d.]+% \| \S+ \| ([\d.]+%) \|"
-    steps = re.search(peak, MEMORY)
-    assert steps is not None
-    count, mean, worst = steps.groups()
-    assert f"| memory at the peak | {count} steps on an H200 | {mean} | {worst} |" in readme
-    pattern = r"(\d+) largest batches: mean error ([\d.]+%).* -([\d.]+%) too small"
-    batches = re.search(pattern, MEMORY)
-    assert batches is not None
-    count, mean, worst = batches.groups()
-    line = next(line for line in readme.splitlines() if line.startswith("| largest batch |"))
-    assert f"| {count} pairs " in line
-    assert f"| {mean} | {worst} |" in line

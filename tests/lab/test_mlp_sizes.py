@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lab.fit.mlp_coverage import answered, ranges_by_gpu
+from lab.fit.mlp import answered, ranges_by_gpu
 from wavecast.hardware.devices import device
 from wavecast.predictors.mlp import device_features
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lab.score import papers
-from lab.score.mutations import Mutation
-from lab.score.papers import Requirement
+from lab.score.papers import Mutation, Requirement
 from wavecast.predictors import wave
 from wavecast.predictors import wave as importer
 
@@ -15,9 +14,9 @@ pytest.importorskip("torch")
 WITHOUT = {"MG-1", "HB-11", "HB-18", "TBD-3", "TBD-6"}
 """Requirements that state data or facts, and no equation or rule."""
 EVERY = [
-    pytest.param(one, mutation, id=f"{one.id} {mutation.what}")
-    for one in papers.requirements()
-    for mutation in one.mutations
+    pytest.param(requirement, mutation, id=f"{requirement.id} {mutation.what}")
+    for requirement in papers.requirements()
+    for mutation in requirement.mutations
 ]
 
 
@@ -30,7 +29,9 @@ def test_a_changed_formula_fails_a_check(
 
 
 def test_every_equation_and_rule_is_changed() -> None:
-    assert {one.id for one in papers.requirements() if not one.mutations} == WITHOUT
+    assert {
+        requirement.id for requirement in papers.requirements() if not requirement.mutations
+    } == WITHOUT
 
 
 def test_a_change_reaches_every_module_and_ends() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import subprocess
 import sys
@@ -11,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from lab.commands import main_of
 from lab.needs import FILES, SINGLE_OPS, check_tables, needing, require, tables
+from lab.scores import SCORES
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "sources.md").read_text(encoding="utf-8")
 READERS = sorted(
-    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-    for path in (ROOT / "lab").rglob("*.py")
-    if "needs.add_data(" in path.read_text(encoding="utf-8")
+    [
+        *(("score", name) for name, score in SCORES.items() if score.data),
+        *(
+            (path.parent.name, path.stem)
+            for path in (ROOT / "lab").glob("*/*.py")
+            if "needs.add_data(" in path.read_text(encoding="utf-8")
+        ),
+    ]
 )
 
 
@@ -78,14 +84,13 @@ def test_commands_that_read_tables_were_found() -> None:
     assert len(READERS) >= 12
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("kind", "name"), READERS)
 def test_every_command_refuses_an_empty_folder_at_once(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch")
-    command = importlib.import_module(name)
     with pytest.raises(SystemExit) as left:
-        command.main(["--data", str(tmp_path)])
+        main_of(kind, name)(["--data", str(tmp_path)])
     assert left.value.code == 2
     assert re.search(r"the folder .* is empty; docs/sources\.md says", capsys.readouterr().err)
 
@@ -94,8 +99,7 @@ def test_the_page_of_sources_has_every_file_and_every_command() -> None:
     for name, files in FILES.items():
         assert f"\n| {name}" in PAGE
         assert all(f"{name}/{file}" in PAGE for file in files)
-    for command in READERS:
-        assert command.rpartition(".")[2] in PAGE
+    assert all(name in PAGE for _, name in READERS)
 
 
 COLLECT = """

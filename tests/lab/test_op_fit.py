@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from made import relu, tensor
 
 from lab.fit.boosting import grow
-from lab.fit.chip_rows import with_rows_of_a_chip
-from lab.fit.group_lines import old_lines, renewed
-from lab.fit.learned import covered, is_short, spread
+from lab.fit.learned import covered, is_short, old_lines, renewed, spread, with_rows_of_a_chip
 from lab.fit.op_fit import shared_trees, trusted
-from lab.measured.op_row import OpRow
+from lab.measured.op_makers import OpRow
 from wavecast.hardware.devices import device
 from wavecast.predictors.learned.batch import batch_of, parts_of
 from wavecast.predictors.learned.columns import ConvolutionRow, StreamRow

@@ -61,7 +61,7 @@ def test_one_in_twenty_lie_beyond_each_end() -> None:
 
 def test_a_source_is_judged_by_the_others() -> None:
     steps = _source("calm", 1.05) + _source("wild", 3.0) + _source("other", 1.2)
-    reach = {one.step.owner: one.above for one in judged(steps)}
+    reach = {step.step.owner: step.above for step in judged(steps)}
     assert reach["calm"] > reach["wild"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.score import pages
+from lab import pages
 from lab.score.questions import PAGE, QUESTIONS
 
 

@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from lab.measured.cluster_steps import JobType, job_types
+from lab.measured.cluster_jobs import JobType, job_types
 from lab.score.regret import GPUS, judge, ratios, table
 from lab.steps.cluster_jobs import JOBS
 from wavecast.planning.cost import Ranged
@@ -56,7 +56,7 @@ def test_measurements_that_differ_settle_nothing(tmp_path: Path) -> None:
     assert {one.spread for one in found} == {2.0}
     fast = {"P100": Ranged(0.5), "V100": Ranged(0.25)}
     regrets = judge([(one, fast) for one in found])
-    assert not any(one.is_settled for one in regrets)
+    assert not any(regret.is_settled for regret in regrets)
     # By the first table the P100 is cheaper; by the second, the V100 is.
     assert any("paying by another: 2, mean regret" in line for line in table(regrets))
 

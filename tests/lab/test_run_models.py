@@ -7,16 +7,14 @@ import re
 
 import pytest
 
+from lab import pages
 from lab.measured import run_grid
 from lab.places import DOCS, ROOT
-from lab.score import half_precision, layer_models, multi_gpu, net_transfers, pages, run_models
-from lab.score import run_grid as run_grid_scores
+from lab.score import layer_models, net_transfers, run_models
 
 APPENDIX = DOCS / "appendix"
 WHOLE = (APPENDIX / "runs-whole.md").read_text(encoding="utf-8")
 LAYERS = (APPENDIX / "runs-layers.md").read_text(encoding="utf-8")
-GPUS = (APPENDIX / "runs-gpus.md").read_text(encoding="utf-8")
-SHORT = " ".join((DOCS / "runs.md").read_text(encoding="utf-8").split())
 
 
 VARIANTS = [variant.name for variant in run_grid.VARIANTS]
@@ -63,53 +61,7 @@ def test_predicted_work_in_the_place_of_the_batch_helps_where_the_batch_bends() 
 @pytest.mark.slow
 def test_the_page_has_the_tables_that_are_computed() -> None:
     for name in ("variants", "rates"):
-        assert run_models.on_the_page(name) in WHOLE + LAYERS
-
-
-@pytest.mark.parametrize(
-    ("mark", "variant", "title"),
-    [
-        ("variants", "training graph tf32", "ours: TF32, each iteration a CUDA graph"),
-        ("variants", "testing graph tf32", "the same, forward pass only"),
-        ("variants", "training eager tf32", "ours: plain PyTorch, which waits for the host"),
-        ("variants", "training graph fp32", "ours: without TF32"),
-        (
-            "variants by predicted work",
-            "training graph fp32",
-            "the same, predicted work in place of the batch",
-        ),
-    ],
-)
-def test_the_short_page_repeats_the_variants(mark: str, variant: str, title: str) -> None:
-    table = pages.section(APPENDIX / "runs-whole.md", f"{run_models.MARK} '{mark}'")
-    line = next(line for line in table.splitlines() if line.startswith(f"| **{variant}**"))
-    cells = re.search(r"mean ([\d.]+), worst ([\d.]+) \| (\d of 9)", line)
-    assert cells is not None
-    assert f"| {title} | {' | '.join(cells.groups())} |" in SHORT
-
-
-def test_the_short_page_repeats_the_layers_and_the_gpus() -> None:
-    titles = [
-        "operations, as published",
-        "operations, relative errors",
-        "predicted times, relative errors",
-        "predicted times, proportional errors",
-    ]
-    errors = [
-        re.findall(r"mean ([\d.]+%), worst ([\d.]+%)", line)
-        for line in LAYERS.splitlines()
-        if line.startswith("| **one net**")
-    ]
-    titles += [f"{titles[index]}, over everything" for index in (0, 3)]
-    for title, tf32, fp32 in zip(titles, *errors, strict=True):
-        assert f"| {title} | {', '.join(tf32)} | {', '.join(fp32)} |" in SHORT
-    for line in GPUS.splitlines():
-        if line.startswith("| **all** |"):
-            assert line.removeprefix("| **all** ").removesuffix(" |") in SHORT
-        if line.startswith("| all sources |"):
-            runs, within, chosen = re.findall(r"[\d%]+", line)
-            assert f"hold {within} of {runs} runs of Lambda and DLPerf; chosen again" in SHORT
-            assert f"without each source, {chosen}" in SHORT
+        assert run_models.on_the_page(name, run_models.TABLES[name]()) in WHOLE + LAYERS
 
 
 @pytest.mark.slow
@@ -125,7 +77,6 @@ def test_layers_of_one_net_predict_the_others_as_the_page_says(precision: str) -
         assert (mean <= 10, worst <= 23) == (True, True), "the paper's bounds"
     else:
         assert f"{mean:g}% on average and {worst:g}% at worst" in " ".join(LAYERS.split())
-        assert f"{mean:g}% on average and {worst:g}% at worst" in SHORT
 
 
 def test_the_page_says_which_layers_changed_their_algorithm() -> None:
@@ -143,21 +94,6 @@ def test_the_example_is_part_of_what_was_measured() -> None:
         assert float(row["seconds"]) == runs[int(row["batch"]), int(row["iterations"])]
 
 
-@pytest.mark.parametrize("name", multi_gpu.TABLES)
-def test_the_page_of_gpus_has_the_tables_beside_the_slides(name: str) -> None:
-    assert multi_gpu.TABLES[name]() == pages.section(
-        APPENDIX / "runs-gpus.md", f"{multi_gpu.MARK} '{name}'"
-    )
-
-
-def test_the_short_page_repeats_depth_and_batch() -> None:
-    lines = multi_gpu.beside_the_slides().splitlines()
-    for name, words in (("a deeper network", "0.6% (1.2% at worst)"), ("a larger batch", "2.7% (")):
-        cells = next(line for line in lines if name in line).strip("| ").split(" | ")
-        assert words.startswith(f"{cells[6]} ({cells[8] if 'worst' in words else ''}")
-        assert words in SHORT
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", net_transfers.PRECISIONS)
 def test_networks_of_today_predict_each_other_as_the_pages_say(precision: str) -> None:
@@ -170,16 +106,3 @@ def test_networks_of_today_predict_each_other_as_the_pages_say(precision: str) -
         for mean, worst in errors[2:]:
             assert float(mean) < 10, "the paper's bound on average, with predicted work"
             assert float(worst) < 23, "the paper's bound at worst"
-        for mean, worst in errors:
-            assert f"{mean}%, {worst}%" in SHORT
-
-
-def test_the_printed_grid_is_judged_as_the_page_says() -> None:
-    shown = pages.section(run_grid_scores.PAGE, run_grid_scores.MARK)
-    assert shown == pages.sums(run_grid_scores.table())
-
-
-@pytest.mark.slow
-def test_mixed_precision_has_one_record() -> None:
-    shown = pages.section(half_precision.PAGE, half_precision.MARK)
-    assert shown == half_precision.table()

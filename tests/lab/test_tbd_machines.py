@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.places import DOCS
-from lab.score import pages
-from lab.score.tbd_machines import BATCHES, CONFIGURATIONS, MARK, configured, table
+from lab.score.tbd_machines import BATCHES, CONFIGURATIONS, configured
 
 every_batch = pytest.mark.parametrize("batch", BATCHES)
 
@@ -45,7 +43,3 @@ def test_with_enough_bandwidth_a_gpu_works_and_needs_memory_as_one_alone() -> No
     alone, many = configured("1M1G", 32), configured("1M4G", 32)
     assert many.efficiency > 0.9
     assert many.memory_bytes < 1.05 * alone.memory_bytes
-
-
-def test_the_page_has_the_table() -> None:
-    assert pages.section(DOCS / "parallel.md", MARK) == table()

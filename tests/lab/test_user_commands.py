@@ -9,8 +9,7 @@ import pytest
 from published_rows import QWEN, VTRAIN
 from typer.testing import CliRunner
 
-from lab.measured.distributed_steps import rebuilt
-from lab.measured.user_commands import command_of
+from lab.measured.distributed_steps import command_of, rebuilt
 from lab.score.distributed import PublishedSteps
 from wavecast.cli.app import app
 

@@ -78,13 +78,3 @@ def test_each_listed_model_has_a_task_that_is_known() -> None:
     assert {task for tasks in MODELS.values() for task in tasks} == set(TASKS)
     listed = [n for tasks in MODELS.values() for names in tasks.values() for n in names.split()]
     assert len(set(listed)) >= 60
-
-
-@pytest.mark.parametrize("library", zoo.LIBRARIES)
-def test_the_short_page_repeats_the_summary_of_each_library(library: str) -> None:
-    long = (DOCS / "appendix" / f"zoo-{library}.md").read_text(encoding="utf-8")
-    bold = re.search(r"^\*\*(.+)\*\*$", long, re.MULTILINE)
-    assert bold is not None
-    assert bold[0] in (DOCS / "zoo.md").read_text(encoding="utf-8")
-    traced, listed = (int(n) for n in re.findall(r"^(\d+) of (\d+)", bold[1])[0])
-    assert traced >= 0.95 * listed

@@ -15,19 +15,20 @@ from made import call, mm, relu, trace
 from lab.measured import campaigns
 from lab.places import DOCS
 from lab.score import scaled_ranges
-from lab.score.judged_ranges import (
+from lab.score.range_widths import (
     CLASSES,
     HELD,
     PARTS,
     JudgedRange,
+    Widths,
     WidthTree,
+    fit,
     judged,
     needed,
     share,
     widening,
 )
-from lab.score.judged_ranges import given as given_width
-from lab.score.range_widths import Widths, fit
+from lab.score.range_widths import given as given_width
 from lab.score.ranged_steps import OffStep
 from lab.score.ranges import LEAST, Ranges, report, widths_table
 from wavecast.files import shipped_toml

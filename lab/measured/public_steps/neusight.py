@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.measured.public_steps.case import Case
-from lab.measured.published_gpus import NEUSIGHT
-from lab.measured.tables import read_rows
+from lab.measured.tables import NEUSIGHT, read_rows
 
 
 @dataclass(frozen=True)

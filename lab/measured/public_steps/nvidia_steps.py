@@ -37,9 +37,11 @@ def cases(folder: Path) -> Iterator[Case]:
     """The rows that can be rebuilt and are not in doubt."""
     for row in read_rows(folder / "nvidia_perf.csv"):
         example = row["example"].rpartition("/")[2]
-        one = row["framework"] == "PyTorch" and row["kind"] == "training" and row["n_gpu"] == 1
+        on_one_gpu = (
+            row["framework"] == "PyTorch" and row["kind"] == "training" and row["n_gpu"] == 1
+        )
         place = (row["system"], row["gpu_mem"])
-        if one and example in EXAMPLES and place in GPUS:
+        if on_one_gpu and example in EXAMPLES and place in GPUS:
             case = _case(example, GPUS[place], row)
             if case is not None:
                 yield case

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from made import tensor
 
-from lab.fit.grouped import fit, in_one_kernel, said
-from lab.measured.experts import measured_s, op_of, read
+from lab.fit.grouped import fit, in_one_kernel, measured_s, op_of, read, said
 from wavecast import ops
 from wavecast.hardware.devices import Device, Fact, device
 from wavecast.ops import matmul

@@ -357,8 +357,8 @@ def test_every_part_has_the_columns_of_its_model() -> None:
 def test_a_recurrent_layer_is_its_steps_and_the_products_over_all_of_them(layers: int) -> None:
     steps, batch, inputs, hidden = 7, 5, 32, 16
     forward = recurrent(2, steps, batch, inputs, hidden, layers)
-    backward = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, True))
-    data = recurrent(2, steps, batch, inputs, hidden, layers, wanted=(True, False))
+    backward = recurrent(2, steps, batch, inputs, hidden, layers, output_mask=(True, True))
+    data = recurrent(2, steps, batch, inputs, hidden, layers, output_mask=(True, False))
     models = [[part.model for part in parts_of(op)] for op in (forward, data, backward)]
     assert models == [["recurrent", *["product"] * count] for count in (1, 1, 2)]
     for op in (forward, backward):

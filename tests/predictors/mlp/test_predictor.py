@@ -14,7 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from made import mm, relu, tensor, unknown, view
 
-from lab.measured.layer_ops import op_of
+from lab.measured.op_makers import op_of
 from wavecast.errors import InvalidInput
 from wavecast.hardware.devices import device
 from wavecast.predictors.mlp import (

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from lab.measured import campaigns
-from lab.measured.agreement import RECORDED, compare, describe
+from lab.score.agreement import RECORDED, compare, describe
 from lab.steps.reality import PRECISIONS, STEPS
 from wavecast.frameworks.pytorch.capture import capture
 

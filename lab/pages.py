@@ -1,4 +1,4 @@
-"""Reads and writes the generated tables of the documentation, which stand between two marks."""
+"""Tables in Markdown, and their places on pages of the documents, between two marks."""
 
 from __future__ import annotations
 
@@ -28,3 +28,19 @@ def section(page: Path, mark: str) -> str:
     """The text between `<!-- mark -->` and `<!-- end -->` on a page."""
     text = page.read_text(encoding="utf-8")
     return text.partition(f"<!-- {mark} -->\n")[2].partition("\n<!-- end -->")[0]
+
+
+def heading(names: str, align: str = "l") -> tuple[str, str]:
+    """The first line of a table, and the line that aligns its columns.
+
+    ```python
+    heading("step | measured | error")    # the first column to the left, the others to the right
+    ```
+
+    Args:
+        names: the names of the columns, with " | " between.
+        align: "l" or "r" for the first columns; the others are numbers, to the right.
+    """
+    sides = align.ljust(len(names.split("|")), "r")
+    marks = ("---" if side == "l" else "---:" for side in sides)
+    return f"| {names} |", f"|{'|'.join(marks)}|"

@@ -1,7 +1,4 @@
-"""Is anything lost or stored twice if commands are killed at random moments?
-
-    python -m lab score kills               # 20 kills of each command
-    python -m lab score kills --kills 3     # a quick try
+"""Commands that are killed at random moments lose nothing and store nothing twice.
 
 `collect`, a campaign of the suite, `runs add` and `runs export` run in processes of their own, are
 killed with SIGKILL and started again. After each kill the file is read: what was there must still
@@ -16,21 +13,24 @@ import random
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab import needs
-from lab.markdown import heading
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("sqlalchemy", reason="needs wavecast[runs]")
+
 from wavecast.campaigns.layer_times import read_rows
 from wavecast.errors import InvalidInput
 from wavecast.runs.run import Run
 from wavecast.runs.store.store import RunStore, export
 from wavecast.runs.suite_results import read_results
 
-LAYERS, STEPS, RUNS = 400, 2000, 60_000
+KILLS = 2
+LAYERS, STEPS, RUNS = 60, 500, 25_000
 _LATEST_S = 0.5
 _ASK_AGAIN_S = 0.005
 _COMMAND = (sys.executable, "-m", "wavecast")
@@ -65,49 +65,22 @@ class Killable:
     """Forgets everything, when there is nothing left to do."""
 
 
-@dataclass(frozen=True)
-class Outlived:
-    """What was left after all kills of one command."""
-
-    name: str
-    kills: int
-    stored: int
-    lost: int
-    twice: int
-
-
-def main(given: Sequence[str] = ()) -> None:
-    """Kill every command, and print a table in Markdown."""
-    parser = needs.parser(__doc__)
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args(given)
-    print(*heading("command | kills | stored in the end | lost | twice", "lllll"), sep="\n")
-    with tempfile.TemporaryDirectory() as folder:
-        for tried in killables(Path(folder)):
-            result = outlive(tried, chosen.kills, random.Random(chosen.seed))
-            numbers = (result.kills, result.stored, result.lost, result.twice)
-            print(f"| {result.name} | {' | '.join(map(str, numbers))} |", flush=True)
-
-
-def killables(
-    folder: Path, layers: int = LAYERS, steps: int = STEPS, runs: int = RUNS
-) -> tuple[Killable, ...]:
+def killables(folder: Path) -> tuple[Killable, ...]:
     """The commands, with their files in a folder."""
     rows, results, out = folder / "bmm.csv", folder / "suite.csv", folder / "out.csv"
     store, full, table = folder / "new.sqlite", folder / "full.sqlite", folder / "runs.csv"
-    export(generated_runs(runs), table)
+    export(generated_runs(RUNS), table)
     with RunStore(full) as filled:
-        filled.add(generated_runs(runs))
-    collect = (*_COMMAND, "collect", "bmm", "--device", "cpu", "-n", str(layers), "-o", str(rows))
+        filled.add(generated_runs(RUNS))
+    collect = (*_COMMAND, "collect", "bmm", "--device", "cpu", "-n", str(LAYERS), "-o", str(rows))
     return (
-        Killable("collect", collect, rows, lambda: _rows(rows), layers, rows.unlink),
+        Killable("collect", collect, rows, lambda: _rows(rows), LAYERS, rows.unlink),
         Killable(
             "campaign of the suite",
-            (sys.executable, "-c", _CAMPAIGN, str(results), str(steps)),
+            (sys.executable, "-c", _CAMPAIGN, str(results), str(STEPS)),
             results,
             lambda: read_results(results) if results.exists() else (),
-            steps,
+            STEPS,
             results.unlink,
         ),
         Killable(
@@ -115,7 +88,7 @@ def killables(
             (*_COMMAND, "runs", "add", str(table), "--store", str(store)),
             store,
             lambda: _stored(store),
-            runs,
+            RUNS,
             lambda: _remove(store),
         ),
         Killable(
@@ -123,14 +96,17 @@ def killables(
             (*_COMMAND, "runs", "export", str(out), "--store", str(full)),
             out,
             lambda: out.read_text().splitlines()[1:] if out.exists() else (),
-            runs,
+            RUNS,
             lambda: None,  # the next export replaces the file, and must not lose it
         ),
     )
 
 
-def outlive(tried: Killable, kills: int, draw: random.Random) -> Outlived:
-    """Kill a command some times, look after each time, then let it end."""
+def outlive(tried: Killable, kills: int, draw: random.Random) -> tuple[int, int, int]:
+    """Kill a command some times, look after each time, then let it end.
+
+    Returns how much was stored in the end, and how much was lost and stored twice on the way.
+    """
     done = lost = twice = 0
     before: Sequence[object] = ()
     while done < kills:
@@ -147,7 +123,7 @@ def outlive(tried: Killable, kills: int, draw: random.Random) -> Outlived:
     subprocess.run(tried.command, check=True, capture_output=True)
     after = tried.content()
     lost += tried.whole - len(set(map(repr, after)))
-    return Outlived(tried.name, done, len(after), lost, twice)
+    return len(after), lost, twice
 
 
 def _kill(tried: Killable, draw: random.Random) -> bool:
@@ -214,3 +190,14 @@ def generated_runs(count: int) -> Iterator[Run]:
         seconds = 2 + 0.02 * batch + 0.02 * iterations + _SLOPES[model] * batch * iterations
         seconds *= draw.gauss(1, 0.02)
         yield Run(model, batch, iterations, seconds, gpu="m6000", source=f"made:{number}")
+
+
+COMMANDS = ("collect", "campaign of the suite", "runs add", "runs export")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(COMMANDS)), ids=COMMANDS)
+def test_a_killed_command_loses_nothing(number: int, tmp_path: Path) -> None:
+    tried = killables(tmp_path)[number]
+    assert tried.name == COMMANDS[number]
+    assert outlive(tried, KILLS, random.Random(1)) == (tried.whole, 0, 0)
