@@ -80,9 +80,9 @@ def _figures(version: str) -> Iterator[Finding]:
     try:
         for figure in known_figures():
             state = State.GOOD if figure.holds else State.BROKEN
-            found = f"{figure.found:.6g}, known {figure.known} ({figure.source})"
+            shown = f"{figure.found:.6g}, known {figure.known} ({figure.source})"
             advice = "" if figure.holds else "install Wavecast again, and tell its developers"
-            yield Finding(figure.what, state, found, advice)
+            yield Finding(figure.what, state, shown, advice)
     except MissingExtra as error:
         yield Finding("figures of models", State.ABSENT, "not computed", str(error))
 
@@ -315,8 +315,8 @@ class KnownFigure:
         return low if low == high else f"{low} to {high}"
 
 
-def _exact(what: str, known: float, found: float, source: str) -> KnownFigure:
-    return KnownFigure(what, known, known, found, source)
+def _exact(what: str, known: float, computed: float, source: str) -> KnownFigure:
+    return KnownFigure(what, known, known, computed, source)
 
 
 def known_figures() -> Iterator[KnownFigure]:

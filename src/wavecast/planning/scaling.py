@@ -91,7 +91,7 @@ def doubled_counts(strategy: Parallel, up_to: int) -> list[int]:
     sharing = strategy.expert // math.gcd(strategy.expert, strategy.tensor * strategy.sequence or 1)
     smallest = strategy.gpus // strategy.data * sharing
     if up_to < smallest:
-        one = "the replicas that share the experts, which have" if sharing > 1 else ""
+        who = "the replicas that share the experts, which have" if sharing > 1 else ""
         raise InvalidInput(
             f"--up-to {up_to} is less than {one or 'one replica, which has'} {smallest} GPUs"
         )

@@ -228,8 +228,8 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
     """
     of_memory = partial(_observed, list(sweeps(rows)), _namer(rows))
     rows, restless = _settled(rows)
-    found, name = list(sweeps(rows)), _namer(rows)
-    observation = partial(_observed, found, name)
+    all_sweeps, name = list(sweeps(rows)), _namer(rows)
+    observation = partial(_observed, all_sweeps, name)
     recurrent, plain = RECURRENT.__contains__, lambda model: model not in RECURRENT
     lstm, no_lstm = LSTM.__contains__, lambda model: model not in LSTM
     use, gains = between("gpu_utilisation"), each(gain, "{:+.0%}".format, name)
@@ -277,7 +277,7 @@ def observe(rows: Sequence[SuiteResult]) -> tuple[Observation, ...]:
             feature_map_shares,
         ),
         of_memory(11, "feature maps grow in proportion to the batch", proportional, disproportion),
-        _without(restless, _seventh(found, name)),
+        _without(restless, _seventh(all_sweeps, name)),
     )
 
 
@@ -606,7 +606,7 @@ def each(
     name: Callable[[SuiteResult], str],
 ) -> Callable[[Sequence[Sweep]], str]:
     """A function that tells a value of each sweep, with its name."""
-    return lambda found: ", ".join(f"{name(s[0])} {shown(value(s))}" for s in found)
+    return lambda every: ", ".join(f"{name(s[0])} {shown(value(s))}" for s in every)
 
 
 def feature_map_shares(every: Sequence[Sweep]) -> str:

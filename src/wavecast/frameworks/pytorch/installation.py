@@ -60,10 +60,10 @@ def loaded_twice(paths: Iterable[str]) -> tuple[str, ...]:
             places.setdefault(match[1], set()).add(path)
     # The three OpenMP libraries are different implementations of the same functions.
     openmp = {path for name in ("gomp", "iomp5", "omp") for path in places.pop(name, ())}
-    found = {f"lib{name}": paths for name, paths in places.items()} | {"OpenMP": openmp}
+    copies = {f"lib{name}": paths for name, paths in places.items()} | {"OpenMP": openmp}
     return tuple(
         f"{name}: {', '.join(sorted(paths))}"
-        for name, paths in sorted(found.items())
+        for name, paths in sorted(copies.items())
         if len(paths) > 1
     )
 

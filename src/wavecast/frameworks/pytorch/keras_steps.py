@@ -10,9 +10,9 @@ import torch
 from wavecast.frameworks.target_files import model_and_batch
 
 
-def train_step(made: Any) -> Callable[[], Any]:
+def train_step(built: Any) -> Callable[[], Any]:
     """The function that runs one train step of a model, or of `(model, (x, y))`, on the GPU."""
-    model, batch = model_and_batch(made)
+    model, batch = model_and_batch(built)
     data = torch.utils._pytree.tree_map(_on_gpu, batch)
     model._symbolic_build(data_batch=data)
     model.optimizer.build(model.trainable_variables)

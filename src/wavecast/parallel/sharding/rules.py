@@ -336,9 +336,9 @@ def _picked(op: Op) -> Dims | None:
             whole = frozenset(labels[kept : kept + len(indices)])
             listed = [chosen[len(shape) - len(t.shape) :] for t in indices]
             if puts:
-                made = labels
+                rows_put = labels
                 inputs = (labels, *listed, rows) if moved is op.inputs[-1] else (labels, *listed)
-                return Dims(inputs, (made,), whole, linear=True, rows=True)
+                return Dims(inputs, (rows_put,), whole, linear=True, rows=True)
             return Dims((labels, *listed), (rows,), whole, linear=True, rows=True)
     return None
 

@@ -90,12 +90,12 @@ class Pool:
 
     def closed(self, until_s: float) -> list[tuple[float, float]]:
         """When the GPUs cannot be had, up to a time."""
-        found, since = [], 0.0
+        gaps, since = [], 0.0
         for begin, end in self.windows:
             if begin > since:
-                found.append((since, begin))
+                gaps.append((since, begin))
             since = max(since, end)
-        return [*found, (since, until_s)] if self.windows and since < until_s else found
+        return [*gaps, (since, until_s)] if self.windows and since < until_s else gaps
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class Fleet:
 
     def holds(self, pool: str, gpus: int) -> bool:
         """Whether a job has room and power when nothing else runs."""
-        found, limit_w = self.by_name[pool], self.power_limit_w
-        return found.holds(gpus) and (limit_w is None or gpus * (found.power_w or 0.0) <= limit_w)
+        room, limit_w = self.by_name[pool], self.power_limit_w
+        return room.holds(gpus) and (limit_w is None or gpus * (room.power_w or 0.0) <= limit_w)
 
 
 @dataclass(frozen=True)

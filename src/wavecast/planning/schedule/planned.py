@@ -324,8 +324,8 @@ def explain(
         f"{names}{more} late, by {by / HOUR_S:.1f} h at most; deadlines that much later would be "
         "met"
     )
-    possible = [replace(job, deadline_s=None) if job.name in hopeless else job for job in jobs]
-    changes = remedies(fleet, possible, robust, effort)
+    hopeful = [replace(job, deadline_s=None) if job.name in hopeless else job for job in jobs]
+    changes = remedies(fleet, hopeful, robust, effort)
     if changes:
         yield f"these deadlines would also be met with {'; or '.join(changes)}"
     else:

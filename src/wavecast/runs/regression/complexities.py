@@ -408,14 +408,14 @@ def googlenet() -> Network:
 
 
 def _inception(net: _Builder, module: str) -> None:
-    one, before_three, three, before_five, five, last = _INCEPTIONS[module]
+    single, before_three, three, before_five, five, last = _INCEPTIONS[module]
     before, name = net.shape, f"inception_{module}"
 
     def conv(part: str, filters: int, kernel: int) -> None:
         net.conv(f"{name}/{part}", filters, kernel, pad=kernel // 2, relu=f"{name}/relu_{part}")
 
     outputs = []
-    conv("1x1", one, 1)
+    conv("1x1", single, 1)
     outputs.append(net.shape)
     for part, reduced, filters, kernel in (
         ("3x3", before_three, three, 3),

@@ -274,11 +274,11 @@ class _Problem:
         counts = counts.copy()
         while counts.sum() < self.most:
             left_s = self.budget_s * (1 + 1e-9) - counts @ self.costs - self._kept_back_s(counts)
-            possible = (self.costs <= left_s) & (counts < self.repeats)
-            if not possible.any():
+            affordable = (self.costs <= left_s) & (counts < self.repeats)
+            if not affordable.any():
                 break
             gains = self._gains(counts) / (self.costs if per_cost else 1.0)
-            counts[np.argmax(np.where(possible, gains, -np.inf))] += 1
+            counts[np.argmax(np.where(affordable, gains, -np.inf))] += 1
         return counts
 
     def _kept_back_s(self, counts: Array) -> float:

@@ -195,22 +195,22 @@ def read_caffe_time(path: str | Path, network: Network, batch: int) -> LayerTime
 
 def _caffe_seconds(lines: Iterable[str], source: str) -> Mapping[tuple[str, Pass], float]:
     seconds: dict[tuple[str, Pass], float] = {}
-    begun, ended = False, set()
+    in_list, ended = False, set()
     for number, line in enumerate(lines, start=1):
         where = f"{source}, line {number}"
         if _CAFFE_BEGIN in line:
-            if begun:
+            if in_list:
                 raise InvalidInput(
                     f"{where}: a second list of layers; give each log in a separate file"
                 )
-            begun = True
-        elif begun and (match := _CAFFE_LINE.search(line)):
+            in_list = True
+        elif in_list and (match := _CAFFE_LINE.search(line)):
             key = match["name"], Pass(match["which"])
             if key in seconds:
                 raise InvalidInput(f"{where}: {key[0]} {key[1]} is listed twice")
             seconds[key] = _milliseconds(match["time"], where)
-        ended |= {which for which, mark in _CAFFE_END.items() if begun and mark in line}
-    if not begun:
+        ended |= {which for which, mark in _CAFFE_END.items() if in_list and mark in line}
+    if not in_list:
         raise InvalidInput(f'{source}: no "{_CAFFE_BEGIN}"; this is not a log of `caffe time`')
     if Pass.FORWARD not in ended:
         raise InvalidInput(f"{source}: the log ends before its sums: it was cut off")

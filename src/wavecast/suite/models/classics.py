@@ -232,12 +232,12 @@ class Inception(nn.Module):
         super().__init__()
         self.width = width
         published = (single, *triple, *quintuple, pooled)
-        one, before_three, three, before_five, five, last = (_scaled(n, width) for n in published)
-        self.channels = one + three + five + last
+        first, before_three, three, before_five, five, last = (_scaled(n, width) for n in published)
+        self.channels = first + three + five + last
         self.branches = nn.ModuleList(
             nn.Sequential(*layers)
             for layers in (
-                _conv(inputs, one, 1),
+                _conv(inputs, first, 1),
                 _conv(inputs, before_three, 1) + _conv(before_three, three, 3, padding=1),
                 _conv(inputs, before_five, 1) + _conv(before_five, five, 5, padding=2),
                 [nn.MaxPool2d(3, stride=1, padding=1), *_conv(inputs, last, 1)],

@@ -317,9 +317,9 @@ def draw(positive: Tensor, negative: Tensor, size: int, most: int) -> tuple[Tens
     """
     size = min(size, positive.shape[1])
     luck = 1 - torch.rand(positive.shape, device=positive.device)  # above 0
-    wanted = luck * positive
-    last = wanted.topk(min(most, size), dim=1).values[:, -1:]
-    ranks = luck * negative + (1 + luck) * (positive & (wanted >= last))
+    draws = luck * positive
+    last = draws.topk(min(most, size), dim=1).values[:, -1:]
+    ranks = luck * negative + (1 + luck) * (positive & (draws >= last))
     best, places = ranks.topk(size, dim=1)
     return places, (best > 0).float()
 

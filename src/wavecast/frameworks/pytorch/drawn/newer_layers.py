@@ -453,11 +453,11 @@ def updated(draw: ShapeDraw) -> Layer:
     tensors = [torch.randn(shape, device=draw.device, dtype=dtype) for shape in shapes * layers]
     for tensor in tensors:
         tensor.requires_grad_().grad = torch.randn_like(tensor)
-    made = (
+    optimizers = (
         partial(torch.optim.AdamW, fused=True), partial(torch.optim.AdamW, foreach=True),
         partial(torch.optim.SGD, lr=0.1, momentum=0.9, foreach=True),
     )  # fmt: skip
-    optimizer = pick.choice(made)(tensors)
+    optimizer = pick.choice(optimizers)(tensors)
 
     def run() -> None:
         if clip:
