@@ -20,17 +20,17 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path(wavecast.__file__).parent
 
 BUDGETS = {
-    "lines of src": 112_500,
-    "files of src": 455,
-    "lines of lab": 36_500,
-    "lines of tests": 74_000,
-    "words of documents": 206_500,
-    "modules that --help loads": 290,
-    "modules that predict loads": 335,
+    "lines of src": 108_100,
+    "files of src": 370,
+    "lines of lab": 27_300,
+    "lines of tests": 72_500,
+    "words of documents": 95_400,
+    "modules that --help loads": 13,
+    "modules that predict loads": 188,
 }
 UNUSED = 0.03
 """The share of a budget that may be unused."""
-MOST_FOLDERS, MOST_FILES, MOST_ROOT_MODULES = 20, 16, 7
+MOST_FOLDERS, MOST_FILES, MOST_ROOT_MODULES = 20, 15, 7
 """Rooms at the first level, files side by side in one folder, and modules beside the rooms."""
 
 
@@ -74,7 +74,7 @@ def size(what: str) -> int:
 def test_the_house_keeps_to_its_budgets(what: str) -> None:
     used = size(what)
     assert used <= BUDGETS[what], "make room, or raise the budget with a reason in the commit"
-    assert used >= (1 - UNUSED) * BUDGETS[what], f"the house is smaller: lower the budget to {used}"
+    assert used + 1 >= (1 - UNUSED) * BUDGETS[what], f"the house is smaller: lower the budget to {used}"
 
 
 def test_the_tree_can_be_seen() -> None:

@@ -386,8 +386,8 @@ def export_results(results: CampaignResults, folder: Path) -> list[Path]:
     groups: dict[str, list[TaskResult]] = {}
     for result in results.results():
         groups.setdefault(_file_name(result), []).append(result)
-    for name, results in groups.items():
-        _write(folder / name, results)
+    for name, group in groups.items():
+        _write(folder / name, group)
     return [folder / name for name in groups]
 
 

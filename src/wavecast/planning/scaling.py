@@ -93,7 +93,7 @@ def doubled_counts(strategy: Parallel, up_to: int) -> list[int]:
     if up_to < smallest:
         who = "the replicas that share the experts, which have" if sharing > 1 else ""
         raise InvalidInput(
-            f"--up-to {up_to} is less than {one or 'one replica, which has'} {smallest} GPUs"
+            f"--up-to {up_to} is less than {who or 'one replica, which has'} {smallest} GPUs"
         )
     return list(doubles(smallest, up_to))
 
