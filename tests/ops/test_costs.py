@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -905,3 +908,13 @@ def test_values_tell_the_dimensions_of_indices(
 ) -> None:
     given = [f32(*target), *(i64(*shape) for shape in indices), f32(*values)]
     assert indexed_dims(op("index_put", given, [f32(*target)])) == dims
+
+
+def test_whoever_asks_for_a_cost_has_the_formulas_of_every_file() -> None:
+    folder = Path(ops.__file__).parent
+    code = "import sys, wavecast.ops; print(*(n for n in sys.modules if n.startswith('wavecast.ops.')))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    files = {f"wavecast.ops.{file.stem}" for file in folder.glob("*.py")} - {
+        "wavecast.ops.__init__"
+    }
+    assert set(run.stdout.split()) == files

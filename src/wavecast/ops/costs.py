@@ -21,7 +21,14 @@ from functools import reduce
 from operator import add
 
 from wavecast.files import shipped_toml
-from wavecast.ops import convolution, matmul
+from wavecast.ops import (  # noqa: F401  (importing them registers their formulas)
+    attention,
+    convolution,
+    fused,
+    indexing,
+    matmul,
+    pointwise,
+)
 from wavecast.ops.matmul import ADDING
 from wavecast.ops.registry import (
     Cost,
