@@ -1,1 +1,1 @@
-"""What a prediction says when it is looked at: profiles, comparisons, evaluations."""
+"""Profiles, comparisons and evaluations of predicted and measured steps."""

@@ -40,6 +40,7 @@ gpus = ["l4"]
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice, product
@@ -212,7 +213,7 @@ class _Suite:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Runs:
+class _Runs(ABC):
     """Whole runs of every combination of its lists."""
 
     models: Annotated[tuple[str, ...], texts]
@@ -235,8 +236,8 @@ class _Runs:
             }
             yield task("run", question, gpu)
 
-    def starts(self) -> Sequence[run_grids.Start]:
-        raise NotImplementedError
+    @abstractmethod
+    def starts(self) -> Sequence[run_grids.Start]: ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@ Code that may take long says so. A process does one such thing at a time."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -42,7 +43,7 @@ def stage(text: str) -> Iterator[None]:
         del _stages[depth - 1 :]
 
 
-class Watched:
+class Watched(ABC):
     """A training loop that is watched."""
 
     boundaries: list[Any]
@@ -68,6 +69,6 @@ class Watched:
         """Why it may not come to an end; empty if nothing is known of that."""
         return ""
 
+    @abstractmethod
     def cut(self, why: str) -> None:
         """Stop the script."""
-        raise NotImplementedError

@@ -381,7 +381,7 @@ def _whole_number(argument: Argument) -> int | None:
 
 
 def _extent(kind: str, values: list[int | None], tensors: list[TensorSpec]) -> tuple[int, int]:
-    """The points of a kernel and the terms of each sum."""
+    """How many points a kernel computes, and how many terms it adds for each of them."""
     sizes = [value for value in values if value]
     largest = max(tensor.numel for tensor in tensors)
     if kind == _LISTS or not sizes:

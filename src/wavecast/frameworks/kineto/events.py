@@ -600,7 +600,7 @@ def communications() -> Inherited[Node]:
 
 
 def launch_name(launch: str, kernels: tuple[str, ...]) -> str:
-    """The name of a launch that no op encloses, from its kernels; a CUDA graph launches many."""
+    """What a launch outside of any op is called: after its kernel, or as a graph if it has many."""
     if len(kernels) != 1:
         return f"kernel.{launch}"
     collective = kernel_names.collective_in(kernels[0])
